@@ -1,0 +1,29 @@
+# Everything a newcomer needs is `make serve` and `make test`; each sets up what is missing.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help setup serve test check bench format clean
+
+help:            ## this list
+	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup:           ## .venv, pinned dependencies, C++ extension
+	@$(PYTHON) server/bootstrap.py
+
+serve: setup     ## run Parley on http://127.0.0.1:8000
+	@exec $(BIN)/parley serve
+
+test: setup      ## all tests (Chromium's only where it is installed)
+	@$(BIN)/python -m pytest
+
+check: setup     ## ruff, mypy --strict, the direction of imports
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+format: setup    ## let ruff format and fix
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+bench: setup     ## decode, chats, time to first token and stop latency beside transformers
+	@$(BIN)/python -m bench
+
+clean:           ## remove the environment and built kernels; data/ stays
+	rm -rf .venv build

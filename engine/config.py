@@ -1,0 +1,33 @@
+"""`EngineConfig`: every setting of a core, decided once in the client half and sent to the core on stdin."""
+
+import msgspec
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Built by `AsyncEngineArgs.create_engine_config()`; `0` and `None` mean "the core decides"."""
+
+    model: str  # a local folder: config.json, safetensors, tokenizer.json
+    address: str  # ipc:// path of the ROUTER socket, in a 0700 directory
+    served_model_name: str
+    dtype: str = "auto"  # auto, float32, bfloat16, float16
+    device: str = "auto"  # auto, cpu, cuda
+    load_format: str = "auto"  # auto, dummy
+    seed: int = 0
+    max_model_len: int | None = None  # clamped to positions and to the cache
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    enable_prefix_caching: bool = True
+    max_num_batched_tokens: int = 512  # token budget of one step
+    max_num_seqs: int = 64
+    long_prefill_token_threshold: int = 0  # cap of one prompt's share of a step, 0 = none
+    scheduling_policy: str = "fcfs"  # fcfs, priority
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
+    max_queue_seconds: float | None = None
+    attn_backend: str = "auto"  # auto, cpu (csrc), torch (reference)
+    model_impl: str = "auto"  # auto, transformers, fused
+    pace: float = 0.0  # tokens/s per answer, 0 = as fast as possible
+    watchdog_seconds: float = 30.0
+    threads: int = 0  # of torch; 0 = torch's own choice
+    log_level: str = "INFO"

@@ -1,0 +1,153 @@
+"""The messages between the two halves of the engine, and nothing else: all that they know of each other.
+
+Many clients (web workers, or one script) share one core. Each client connects one ZeroMQ DEALER socket,
+whose identity is its `client_id`, to the core's ROUTER socket on a unix path. One frame is one msgpack
+message of the unions below. A client's messages arrive in the order sent, so an `Abort` can never
+overtake its `AddRequest`.
+
+Ids here are *internal* request ids (`"{external}-{8 hex}"`, made by the client): a reused external id can
+never meet the abort of its predecessor.
+"""
+
+from typing import Any
+
+import msgspec
+
+from engine.sampling_params import SamplingParams
+
+PROTOCOL_VERSION = 1
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+
+
+class Message(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """What every message has in common: a tagged msgpack array."""
+
+
+# ---- client → core ------------------------------------------------------------------------------
+
+
+class Hello(Message, tag="hello"):
+    """First message of a client, repeated until it is answered with `Ready`."""
+
+    client_id: str
+    pid: int  # watched with a pidfd: the requests of a dead client are ended
+    protocol: int = PROTOCOL_VERSION
+
+
+class AddRequest(Message, tag="add"):
+    """One sequence to generate. With `resume_token_ids` it goes on behind tokens already shown."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams  # with a seed: the client draws one if the caller gave none
+    arrival_time: float  # seconds since 1970
+    resume_token_ids: list[int] = []  # count as output tokens: penalties, max_tokens, random counter
+    priority: int = 0  # lower is earlier
+    cache_salt: str = ""
+
+
+class Abort(Message, tag="abort"):
+    """End these requests at the next step boundary. Unknown or ended ids are ignored."""
+
+    request_ids: list[str]
+    reason: str = "abort"  # or "stop", when the client found a stop string
+
+
+class Utility(Message, tag="utility"):
+    """A named call into the core, answered by `UtilityReply` from inside the step loop."""
+
+    call_id: int
+    name: str
+    args: list[Any] = []
+
+
+class Ping(Message, tag="ping"):
+    """Sign of life; answered with `Pong` by the core's IO thread."""
+
+    number: int
+
+
+ClientMessage = Hello | AddRequest | Abort | Utility | Ping
+
+# ---- core → client ------------------------------------------------------------------------------
+
+
+class Ready(Message, tag="ready"):
+    """Answer to `Hello`: what the client must know of the core and its model."""
+
+    epoch: int  # drawn at each start of a core; messages of another epoch are dropped
+    pid: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    vocab_size: int
+    eos_token_ids: list[int]
+    max_num_seqs: int
+    dtype: str
+    attn_backend: str
+    pace: float  # tokens/s per answer, 0 = as fast as possible
+
+
+class SequenceOutput(Message, tag="output"):
+    """What one step did for one request."""
+
+    request_id: str
+    new_token_ids: list[int] = []
+    finish_reason: str | None = None  # stop, length, abort, error; set exactly once, in the last
+    stop_reason: int | None = None  # the stop token id that ended it
+    error: tuple[str, str] | None = None  # (code, message), with finish_reason "error"
+    logprobs: list[Any] | None = None  # per new token: list of (token id, logprob, rank)
+    num_cached_tokens: int = 0
+    num_computed_tokens: int = 0  # prompt tokens with KV, to show the progress of a prefill
+    num_preemptions: int = 0
+    queue_position: int | None = None  # only while waiting: how many requests are ahead
+    scheduled_ts: float = 0.0  # time.monotonic() of the core when first scheduled, 0 = not yet
+    first_token_ts: float = 0.0
+
+
+class SchedulerStats(Message, tag="stats"):
+    """The core's load after a step."""
+
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int
+    num_blocks_total: int
+    num_blocks_free: int  # cached but evictable blocks count as free
+
+
+class StepOutputs(Message, tag="step"):
+    """One message per step and client, none if the client has nothing in it."""
+
+    epoch: int
+    step: int
+    outputs: list[SequenceOutput]
+    stats: SchedulerStats
+
+
+class UtilityReply(Message, tag="reply"):
+    """The result of a `Utility` call, or the error that it raised."""
+
+    call_id: int
+    value: Any = None
+    error: str | None = None
+
+
+class Pong(Message, tag="pong"):
+    """Answer to `Ping`; `loop_age_seconds` is the time since the step loop last came round."""
+
+    number: int
+    epoch: int
+    loop_age_seconds: float
+
+
+class Dead(Message, tag="dead"):
+    """The core is about to exit: no request of this epoch will produce anything more."""
+
+    reason: str
+
+
+CoreMessage = Ready | StepOutputs | UtilityReply | Pong | Dead
+
+encode = msgspec.msgpack.Encoder().encode
+decode_client_message = msgspec.msgpack.Decoder(ClientMessage).decode
+decode_core_message = msgspec.msgpack.Decoder(CoreMessage).decode

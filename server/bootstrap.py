@@ -1,0 +1,116 @@
+"""Set up `.venv` on a fresh machine: `python3 server/bootstrap.py`, called by `make`; standard library only.
+
+Nothing is installed yet when this runs, so it imports nothing of ours. Each step says what it does; a
+step that is done already is skipped, and a stamp in `.venv` makes the second run take milliseconds.
+"""
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+STAMP = VENV / ".parley"
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+TORCH_CPU_INDEX_TIMEOUT_SECONDS = 3.0
+
+
+class SetupError(Exception):
+    """One clear line for the user."""
+
+
+def check_python() -> None:
+    """Refuse an interpreter that is too old or has no venv module (Debian packages it apart)."""
+    if sys.version_info < (3, 11):
+        found = ".".join(map(str, sys.version_info[:3]))
+        raise SetupError(f"Parley needs Python 3.11 or newer, found {found}.")
+    if importlib.util.find_spec("ensurepip") is None or importlib.util.find_spec("venv") is None:
+        raise SetupError("Python's venv module is missing: sudo apt install python3-venv")
+
+
+def say(text: str) -> None:
+    print(f"parley setup: {text}", flush=True)
+
+
+def run(*command: str | Path) -> None:
+    """Run a command with its output shown."""
+    done = subprocess.run([str(part) for part in command], cwd=ROOT)
+    if done.returncode:
+        shown = " ".join(str(part) for part in command[:6])
+        raise SetupError(f"`{shown} …` failed with exit code {done.returncode} (its output is above).")
+
+
+def fingerprint() -> str:
+    """What the environment was made from: it is made again when any of this changes."""
+    content = hashlib.sha256(sys.version.encode())
+    for name in ("pyproject.toml", "constraints.txt", "server/bootstrap.py"):
+        content.update((ROOT / name).read_bytes())
+    return content.hexdigest()
+
+
+def has_nvidia_gpu() -> bool:
+    return shutil.which("nvidia-smi") is not None or Path("/dev/nvidia0").exists()
+
+
+def torch_requirement() -> str:
+    """The pinned torch of pyproject.toml, so that the version stands in one place."""
+    lines = (ROOT / "pyproject.toml").read_text().splitlines()
+    return next(line.strip(' ",') for line in lines if line.strip().startswith('"torch=='))
+
+
+def torch_index_options() -> list[str]:
+    """Choose the index for torch: on a machine without GPU the CPU build saves gigabytes."""
+    if has_nvidia_gpu():
+        say("NVIDIA GPU found: torch with CUDA, from pip's configured indexes")
+        return []
+    try:
+        with urllib.request.urlopen(f"{TORCH_CPU_INDEX}/torch/", timeout=TORCH_CPU_INDEX_TIMEOUT_SECONDS):
+            say(f"no NVIDIA GPU: torch for CPU, from {TORCH_CPU_INDEX}")
+            return ["--index-url", TORCH_CPU_INDEX]
+    except OSError:
+        say("no NVIDIA GPU, and PyTorch's CPU index does not answer: torch from pip's configured indexes")
+        return []
+
+
+def install() -> None:
+    if not PYTHON.exists():
+        say(f"[1/3] making a virtual environment in {VENV}")
+        run(sys.executable, "-m", "venv", VENV)
+    pip = (PYTHON, "-m", "pip", "install", "--disable-pip-version-check")
+    say("[2/3] installing torch (about 200 MB; the longest step)")
+    # Alone and first: a resolver that sees everything at once would pull the CUDA build.
+    run(*pip, *torch_index_options(), torch_requirement())
+    say("[3/3] installing Parley and its pinned dependencies")
+    run(*pip, "--constraint", "constraints.txt", "--editable", ".[dev]")
+
+
+def build_extension() -> None:
+    """Build the C++ kernels; without a compiler Parley runs on its torch reference paths."""
+    if shutil.which(os.environ.get("CXX", "g++")) is None and shutil.which("clang++") is None:
+        say("WARNING: no C++ compiler (sudo apt install g++): slower torch reference paths are used")
+        return
+    run(PYTHON, "-m", "csrc.build")
+
+
+def main() -> int:
+    try:
+        check_python()
+        wanted = fingerprint()
+        if not (STAMP.exists() and STAMP.read_text() == wanted):
+            install()
+            STAMP.write_text(wanted)
+        build_extension()
+    except SetupError as error:
+        print(f"parley setup: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
