@@ -1,0 +1,78 @@
+"""What can go wrong in the engine, as one small tree.
+
+    ValueError
+    └── ValidationError            a parameter is wrong: the caller's to fix
+    RuntimeError
+    └── EngineError
+        ├── EngineStartError       the core did not come up; carries its last log lines
+        ├── DownloadError          a hub id could not be turned into a local folder
+        ├── EngineDeadError        the core is gone: nothing more comes for open requests
+        ├── EngineGenerateError    one request failed, the engine lives
+        ├── RetryableRequestError  refused for now (no core, paused): try again later      503
+        ├── QueueOverflowError     too many requests are waiting                           503
+        └── MaxQueuedTokensError   too many prompt tokens are waiting                      503
+
+A request that was accepted never raises for a fault of its own: it ends with finish reason `error`
+and `output.error`. Exceptions are for what was not accepted and for the death of the core.
+"""
+
+from typing import ClassVar
+
+
+class ValidationError(ValueError):
+    """A parameter has a value that cannot be used. `parameter` and `value` say which and what."""
+
+    def __init__(self, message: str, parameter: str | None = None, value: object = None) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+        self.value = value
+
+
+class EngineError(RuntimeError):
+    """Base of everything the engine raises that is not the caller's mistake."""
+
+    http_status: ClassVar[int] = 500
+
+
+class EngineStartError(EngineError):
+    """The core ended or failed before it was ready; `log` holds the last lines it wrote."""
+
+    def __init__(self, message: str, log: str = "") -> None:
+        super().__init__(f"{message}\n{log}" if log else message)
+        self.reason = message
+        self.log = log
+
+
+class DownloadError(EngineError):
+    """A model could not be fetched from the hub; the message is one line for a person."""
+
+
+class EngineDeadError(EngineError):
+    """The core is gone. Raised in every open stream, and by every later call."""
+
+    http_status = 503
+
+    def __init__(self, message: str = "the engine core is dead") -> None:
+        super().__init__(message)
+
+
+class EngineGenerateError(EngineError):
+    """One request failed inside the engine; other requests do not notice."""
+
+
+class RetryableRequestError(EngineError):
+    """The engine cannot take a request right now; the same request may succeed later."""
+
+    http_status = 503
+
+
+class QueueOverflowError(EngineError):
+    """As many requests are waiting as the engine was told to queue."""
+
+    http_status = 503
+
+
+class MaxQueuedTokensError(EngineError):
+    """As many prompt tokens are waiting as the engine was told to queue."""
+
+    http_status = 503

@@ -1,0 +1,162 @@
+"""What a stream yields: `RequestOutput` with one or more `CompletionOutput`, and how two merge.
+
+A request holds at most one output that nobody has taken yet; `RequestOutput.add` joins the next one
+to it, so a slow reader costs memory for its text and not for its lateness.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+logger = logging.getLogger(__name__)
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """The logarithm of one token's probability, and its rank (1 is the most likely)."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputError:
+    """Why an accepted request ended with finish reason `error`."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestProgress:
+    """How far a request is before and during its prefill; given to `generate(on_progress=)`."""
+
+    queue_position: int | None  # requests ahead of it; None once scheduled
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_computed_tokens: int
+    scheduled: bool
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Times and counts of one request: `*_ts` monotonic, `arrival_time` wall clock, in seconds."""
+
+    arrival_time: float = 0.0
+    queued_ts: float = 0.0
+    scheduled_ts: float = 0.0
+    first_token_ts: float = 0.0
+    last_token_ts: float = 0.0
+    first_token_latency: float = 0.0
+    num_generation_tokens: int = 0
+    num_preemptions: int = 0
+    core_confirmed: bool = True  # False: the core was silent and the client ended the request alone
+    num_resubmits: int = 0
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One answer to a prompt: all of it, or what is new, as `SamplingParams.output_kind` says."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    routed_experts: Any = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the stop token id or stop string that ended it
+    lora_request: Any = None
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def extend(self, later: "CompletionOutput") -> None:
+        """Append a later delta of the same answer."""
+        self.text += later.text
+        self.token_ids.extend(later.token_ids)
+        if later.logprobs is not None:
+            self.logprobs = [*(self.logprobs or []), *later.logprobs]
+        self.cumulative_logprob = later.cumulative_logprob
+        self.finish_reason = later.finish_reason
+        self.stop_reason = later.stop_reason
+
+
+@dataclass(slots=True, init=False)
+class RequestOutput:
+    """One item of a stream. `finished` is True exactly once, on the last one."""
+
+    request_id: Any
+    prompt: str | None
+    prompt_token_ids: list[int] | None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics | None
+    lora_request: Any
+    encoder_prompt: str | None
+    encoder_prompt_token_ids: list[int] | None
+    num_cached_tokens: int | None
+    num_cache_creation_tokens: int | None
+    kv_transfer_params: dict[str, Any] | None
+    error: OutputError | None = field(default=None)
+
+    def __init__(
+        self,
+        request_id: Any,
+        prompt: str | None,
+        prompt_token_ids: list[int] | None,
+        prompt_logprobs: list[dict[int, Logprob] | None] | None,
+        outputs: list[CompletionOutput],
+        finished: bool,
+        metrics: RequestMetrics | None = None,
+        lora_request: Any = None,
+        encoder_prompt: str | None = None,
+        encoder_prompt_token_ids: list[int] | None = None,
+        num_cached_tokens: int | None = None,
+        num_cache_creation_tokens: int | None = None,
+        *,
+        kv_transfer_params: dict[str, Any] | None = None,
+        error: OutputError | None = None,
+        **unknown: Any,
+    ) -> None:
+        if unknown:
+            logger.warning("RequestOutput ignores %s", ", ".join(sorted(unknown)))
+        self.request_id = request_id
+        self.prompt = prompt
+        self.prompt_token_ids = prompt_token_ids
+        self.prompt_logprobs = prompt_logprobs
+        self.outputs = outputs
+        self.finished = finished
+        self.metrics = metrics
+        self.lora_request = lora_request
+        self.encoder_prompt = encoder_prompt
+        self.encoder_prompt_token_ids = encoder_prompt_token_ids
+        self.num_cached_tokens = num_cached_tokens
+        self.num_cache_creation_tokens = num_cache_creation_tokens
+        self.kv_transfer_params = kv_transfer_params
+        self.error = error
+
+    def add(self, later: "RequestOutput", aggregate: bool) -> None:
+        """Take up a later output of the same request: deltas join, others replace by index."""
+        self.finished |= later.finished
+        self.metrics = later.metrics or self.metrics
+        self.error = later.error or self.error
+        self.kv_transfer_params = later.kv_transfer_params or self.kv_transfer_params
+        if later.num_cached_tokens is not None:
+            self.num_cached_tokens = later.num_cached_tokens
+        for completion in later.outputs:
+            self._add_completion(completion, aggregate)
+
+    def _add_completion(self, later: CompletionOutput, aggregate: bool) -> None:
+        for place, earlier in enumerate(self.outputs):
+            if earlier.index == later.index:
+                if aggregate:
+                    earlier.extend(later)
+                else:
+                    self.outputs[place] = later
+                return
+        self.outputs.append(later)

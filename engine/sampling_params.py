@@ -1,0 +1,236 @@
+"""`SamplingParams`: how one request's tokens are chosen and where they end.
+
+Names, defaults and meanings are vLLM's. A value is validated where it is built and raises
+`ValidationError` naming the parameter. The struct goes over the wire as it is, so building it again
+in the core repeats the checks. What depends on the model (vocabulary, context) is checked when a
+request is added.
+"""
+
+import enum
+import logging
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from engine.errors import ValidationError
+
+logger = logging.getLogger(__name__)
+
+MIN_TEMPERATURE = 0.01  # below it, logits / temperature overflows in half precision
+GREEDY_EPSILON = 1e-5  # below it, sampling is greedy
+MAX_LOGPROB_TOKEN_IDS = 128
+MIN_SEED, MAX_SEED = -(1 << 63), (1 << 64) - 1  # what one msgpack integer holds
+
+
+class RequestOutputKind(enum.IntEnum):
+    """What each `RequestOutput` of a stream holds."""
+
+    CUMULATIVE = 0  # everything so far
+    DELTA = 1  # only what is new
+    FINAL_ONLY = 2  # one output, at the end
+
+
+class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
+    """Parameters of one request. Build with keywords; a wrong value raises `ValidationError`."""
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 and -1: off
+    min_p: float = 0.0
+    seed: int | None = None  # -1 is None; without one, the client draws one for each request
+    stop: str | list[str] | None = None  # a list after construction
+    stop_token_ids: list[int] | None = None  # a list without duplicates after construction
+    ignore_eos: bool = False
+    max_tokens: int | None = 16  # None: up to the end of the context
+    min_tokens: int = 0
+    logprobs: int | None = None  # -1: the whole vocabulary
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    flat_logprobs: bool = False
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    stream_interval: int | None = None
+    skip_clone: bool = False  # the caller promises not to change this object while the request runs
+    structured_outputs: Any = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    extra_args: dict[str, Any] | None = None
+    bad_words: list[str] | None = None
+    skip_reading_prefix_cache: bool | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: Any = None
+    trace_decode_token_ids: list[int] | None = None  # test hook: exactly these come out
+    watermarking: Any = None
+    routed_experts_prompt_start: int | None = None
+    prompt_logprob_token_ids: list[int] | None = None
+    prompt_logprob_start: int | None = None
+
+    def __post_init__(self) -> None:
+        self._normalize()
+        self._check_sampling()
+        self._check_lengths()
+        self._check_lists()
+        self._check_logprobs()
+        self._check_features()
+        if self.is_greedy:
+            self._make_greedy()
+
+    @classmethod
+    def from_optional(
+        cls, logit_bias: dict[int, float] | dict[str, float] | None = None, **values: Any
+    ) -> "SamplingParams":
+        """Like the constructor, but `None` means the default; biases are clamped to ±100.
+
+        An explicit `max_tokens=None` is kept, because there it has a meaning of its own.
+        """
+        given = {k: v for k, v in values.items() if v is not None or k == "max_tokens"}
+        if logit_bias is not None:
+            given["logit_bias"] = _clamp_bias(logit_bias)
+        return cls(**given)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_EPSILON
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop` as the list that construction made of it."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    def clone(self) -> "SamplingParams":
+        """A copy whose lists and dicts are its own."""
+        return msgspec.convert(msgspec.to_builtins(self), SamplingParams)
+
+    def _normalize(self) -> None:
+        if self.seed == -1:
+            self.seed = None
+        self.stop = self.stop_strings
+        self.stop_token_ids = list(dict.fromkeys(self.stop_token_ids or []))
+        self.bad_words = self.bad_words or []
+        self.logprobs = 1 if self.logprobs is True else self.logprobs
+        self.prompt_logprobs = 1 if self.prompt_logprobs is True else self.prompt_logprobs
+        if self.skip_reading_prefix_cache is None:
+            self.skip_reading_prefix_cache = self.prompt_logprobs is not None
+        try:
+            self.output_kind = RequestOutputKind(self.output_kind)
+        except ValueError:
+            raise _refuse("output_kind", self.output_kind, "is no RequestOutputKind") from None
+
+    def _check_sampling(self) -> None:
+        _check_number("presence_penalty", self.presence_penalty, -2, 2)
+        _check_number("frequency_penalty", self.frequency_penalty, -2, 2)
+        _check_number("repetition_penalty", self.repetition_penalty, 0, math.inf)
+        if self.repetition_penalty == 0:
+            raise _refuse("repetition_penalty", 0, "must be above 0")
+        _check_number("temperature", self.temperature, 0, 2)
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            logger.warning("temperature %g is computed as %g", self.temperature, MIN_TEMPERATURE)
+            self.temperature = MIN_TEMPERATURE
+        _check_number("top_p", self.top_p, 0, 1)
+        if self.top_p == 0:
+            raise _refuse("top_p", 0, "must be above 0")
+        _check_integer("top_k", self.top_k, -1)
+        _check_number("min_p", self.min_p, 0, 1)
+        if self.seed is not None:
+            _check_integer("seed", self.seed, MIN_SEED, MAX_SEED)
+
+    def _check_lengths(self) -> None:
+        _check_integer("n", self.n, 1)
+        _check_integer("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None:
+            _check_integer("max_tokens", self.max_tokens, 1)
+            if self.min_tokens > self.max_tokens:
+                raise _refuse("min_tokens", self.min_tokens, "must not exceed max_tokens")
+        if self.stream_interval is not None:
+            _check_integer("stream_interval", self.stream_interval, 1)
+
+    def _check_lists(self) -> None:
+        _check_strings("stop", self.stop)
+        _check_strings("bad_words", self.bad_words)
+        _check_ids("stop_token_ids", self.stop_token_ids)
+        _check_ids("allowed_token_ids", self.allowed_token_ids)
+        _check_ids("trace_decode_token_ids", self.trace_decode_token_ids)
+        if self.allowed_token_ids == []:
+            raise _refuse("allowed_token_ids", [], "must not be empty")
+        if self.stop and not self.detokenize:
+            raise _refuse("stop", self.stop, "needs detokenize=True")
+        _check_ids("logit_bias", self.logit_bias)
+        for bias in (self.logit_bias or {}).values():
+            _check_number("logit_bias", bias, -math.inf, math.inf)
+
+    def _check_logprobs(self) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _check_integer(name, value, -1)
+        _check_ids("logprob_token_ids", self.logprob_token_ids)
+        if len(self.logprob_token_ids or ()) > MAX_LOGPROB_TOKEN_IDS:
+            raise _refuse("logprob_token_ids", self.logprob_token_ids, "holds more than 128 ids")
+
+    def _check_features(self) -> None:
+        for name in _ABSENT_FEATURES:
+            if getattr(self, name) is not None:
+                raise NotImplementedError(f"SamplingParams.{name} is not implemented")
+
+    def _make_greedy(self) -> None:
+        if self.n > 1:
+            raise _refuse("n", self.n, "must be 1 when sampling is greedy")
+        self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
+
+
+_ABSENT_FEATURES = (
+    "watermarking",
+    "routed_experts_prompt_start",
+    "prompt_logprob_token_ids",
+    "prompt_logprob_start",
+)
+
+
+def _refuse(parameter: str, value: object, problem: str) -> ValidationError:
+    return ValidationError(f"{parameter} {problem}, got {value!r}", parameter, value)
+
+
+def _check_number(name: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _refuse(name, value, "must be a number")
+    if not math.isfinite(value) or not low <= value <= high:
+        raise _refuse(name, value, f"must be finite and between {low:g} and {high:g}")
+
+
+def _check_integer(name: str, value: object, low: int, high: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _refuse(name, value, "must be an integer")
+    if value < low or (high is not None and value > high):
+        limit = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise _refuse(name, value, f"must be {limit}")
+
+
+def _check_strings(name: str, values: object) -> None:
+    if not isinstance(values, list) or not all(isinstance(v, str) for v in values):
+        raise _refuse(name, values, "must be strings")
+    if "" in values:
+        raise _refuse(name, values, "must not hold an empty string")
+
+
+def _check_ids(name: str, values: Iterable[object] | None) -> None:
+    for value in values or ():
+        _check_integer(name, value, 0)
+
+
+def _clamp_bias(logit_bias: dict[int, float] | dict[str, float]) -> dict[int, float]:
+    clamped: dict[int, float] = {}
+    for key, bias in logit_bias.items():
+        try:
+            clamped[int(key)] = min(100.0, max(-100.0, bias))
+        except ValueError:
+            raise _refuse("logit_bias", key, "must have token ids as keys") from None
+    return clamped
