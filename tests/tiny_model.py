@@ -134,7 +134,7 @@ def build_tiny_model(
     seed: int = 0,
     chat_template: str | None = CHAT_TEMPLATE,
 ) -> Path:
-    """Write a random float32 model of `family` (3 layers, width 64) with a byte-level BPE tokenizer.
+    """Write a random float32 `family` model (3 layers, width 64) with a byte-level BPE tokenizer.
 
     The end-of-text logit is always 0, so in practice greedy answers end by length, not by chance.
     """
