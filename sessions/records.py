@@ -1,0 +1,471 @@
+"""What the store hands out: sessions, messages, runs, events, and the ids that name them.
+
+Everything here is frozen and can be encoded by orjson. Times (`*_at`) are integer milliseconds
+since 1970, lengths and offsets of text are UTF-16 code units, because a browser can compare those
+with `text.length`. Ids are made here and checked here by shape, so that a malformed one never
+reaches Redis; an id is never a permission.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Final, Literal
+
+import orjson
+
+LIVE_STATUSES: Final = frozenset({"queued", "in_progress"})
+MAX_EVENT_CONTENT_BYTES: Final = 2048  # a message.* event leaves longer content out
+
+MessageStatus = Literal["in_progress", "completed", "interrupted", "failed"]
+
+# ---- ids ----------------------------------------------------------------------------------------
+
+_SESSION_ID = re.compile(r"ses_[A-Za-z0-9_-]{22}\Z")
+_MESSAGE_ID = re.compile(r"msg_[A-Za-z0-9_-]{22}\Z")
+_RESPONSE_ID = re.compile(r"resp_[A-Za-z0-9_-]{33}\Z")
+_IDEMPOTENCY_KEY = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
+
+
+def new_session_id() -> str:
+    """A fresh random session id, for imports and forks; `create_session` derives its own."""
+    return "ses_" + secrets.token_urlsafe(16)
+
+
+def derived_session_id(uid: str, idempotency_key: str) -> str:
+    """The id that this user and key always give, so that a repeated create finds its session."""
+    digest = hashlib.sha256(f"session\0{uid}\0{idempotency_key}".encode()).digest()[:16]
+    return "ses_" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def new_message_id() -> str:
+    """A fresh random message id."""
+    return "msg_" + secrets.token_urlsafe(16)
+
+
+def new_response_id(session_id: str) -> str:
+    """A fresh response id that carries its session's, so that any worker finds it with no index."""
+    return "resp_" + session_id.removeprefix("ses_") + secrets.token_urlsafe(9)[:11]
+
+
+def session_of(response_id: str) -> str:
+    """The session id inside a well-formed response id."""
+    return "ses_" + response_id[5:27]
+
+
+def is_session_id(value: object) -> bool:
+    """Whether `value` has the shape of a session id."""
+    return isinstance(value, str) and _SESSION_ID.match(value) is not None
+
+
+def is_message_id(value: object) -> bool:
+    """Whether `value` has the shape of a message id."""
+    return isinstance(value, str) and _MESSAGE_ID.match(value) is not None
+
+
+def is_response_id(value: object) -> bool:
+    """Whether `value` has the shape of a response id."""
+    return isinstance(value, str) and _RESPONSE_ID.match(value) is not None
+
+
+def is_idempotency_key(value: object) -> bool:
+    """Whether `value` may be used as an idempotency key."""
+    return isinstance(value, str) and _IDEMPOTENCY_KEY.match(value) is not None
+
+
+def utf16_length(text: str) -> int:
+    """The number of UTF-16 code units of `text`: what JavaScript calls its length."""
+    return len(text) + sum(character > "\uffff" for character in text)
+
+
+class Unset(Enum):
+    """The type of `UNSET`, which is not None: None is the root of a session's message tree."""
+
+    UNSET = "unset"
+
+
+UNSET: Final = Unset.UNSET
+
+# ---- sessions and messages ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in a session's event log; offsets under different epochs are not comparable."""
+
+    epoch: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A conversation as Redis has it now."""
+
+    id: str
+    uid: str
+    title: str
+    model: str
+    settings: dict[str, Any]
+    revision: int
+    created_at: int
+    updated_at: int
+    epoch: str
+    offset: int
+    head: str | None
+    message_count: int
+    input_tokens: int
+    output_tokens: int
+    active_response_id: str | None
+    pinned: bool = False
+    locked: bool = False
+
+    @property
+    def position(self) -> Position:
+        """The newest entry of this session's log."""
+        return Position(self.epoch, self.offset)
+
+    def wire(self) -> dict[str, Any]:
+        """The `session` object of the protocol. It does not say whose session it is."""
+        return {
+            "id": self.id,
+            "title": self.title,
+            "model": self.model,
+            "settings": self.settings,
+            "revision": self.revision,
+            "created_at": self.created_at,
+            "updated_at": self.updated_at,
+            "message_count": self.message_count,
+            "head": self.head,
+            "active_response_id": self.active_response_id,
+            "pinned": self.pinned,
+            "locked": self.locked,
+            "usage": {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One utterance, stored as the JSON of its protocol object.
+
+    `text_length` is computed when it is not given. `sibling_ids` is filled in by `path`, in order
+    of creation and with the message itself, and never stored.
+    """
+
+    id: str
+    parent_id: str | None
+    role: Literal["user", "assistant"]
+    text: str
+    status: MessageStatus
+    created_at: int
+    response_id: str | None = None
+    text_length: int = -1
+    usage: dict[str, Any] | None = None
+    timings: dict[str, Any] | None = None
+    model: str | None = None
+    status_details: dict[str, Any] | None = None
+    sibling_ids: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.text_length < 0:
+            object.__setattr__(self, "text_length", utf16_length(self.text))
+
+    def wire(self) -> dict[str, Any]:
+        """The `message` object of the protocol, whole; absent fields are left out."""
+        message: dict[str, Any] = {
+            "id": self.id,
+            "parent_id": self.parent_id,
+            "role": self.role,
+            "content": [{"type": "text", "text": self.text}],
+            "status": self.status,
+            "text_length": self.text_length,
+            "created_at": self.created_at,
+        }
+        for name in ("response_id", "usage", "timings", "model", "status_details"):
+            if (value := getattr(self, name)) is not None:
+                message[name] = value
+        if len(self.sibling_ids) > 1:
+            message["sibling_ids"] = list(self.sibling_ids)
+        return message
+
+    def event_wire(self) -> dict[str, Any]:
+        """The `message` object inside a `message.*` event: content over 2 KiB is left out."""
+        message = self.wire()
+        if len(self.text.encode()) > MAX_EVENT_CONTENT_BYTES:
+            del message["content"]
+            message["content_omitted"] = True
+        return message
+
+    def with_parent(self, parent_id: str | None) -> Message:
+        """The same message under another parent."""
+        return self if parent_id == self.parent_id else replace(self, parent_id=parent_id)
+
+    @staticmethod
+    def from_wire(data: Mapping[str, Any]) -> Message:
+        """The message of a whole protocol object; unknown fields are ignored."""
+        return Message(
+            id=data["id"],
+            parent_id=data["parent_id"],
+            role=data["role"],
+            text="".join(part["text"] for part in data["content"]),
+            status=data["status"],
+            created_at=data["created_at"],
+            response_id=data.get("response_id"),
+            text_length=data["text_length"],
+            usage=data.get("usage"),
+            timings=data.get("timings"),
+            model=data.get("model"),
+            status_details=data.get("status_details"),
+        )
+
+
+# ---- runs and their events ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A response as Redis has it now; kept for ten minutes after its end.
+
+    The fields without default are set when the response begins. `status` is `queued` or
+    `in_progress` until `finish_response` writes the terminal one together with `reason`, `engine`
+    and `done_at`.
+    """
+
+    response_id: str
+    session_id: str
+    uid: str
+    status: str
+    fence: int
+    owner: str
+    lease_until: int
+    sequence_number: int
+    message_id: str
+    parent_id: str | None
+    created_at: int
+    model: str = ""
+    settings: dict[str, Any] | None = None
+    seed: int | None = None
+    prompt_from: str | None = None  # first message of the history that fitted the context
+    cancel: bool = False
+    cancel_by: str = ""
+    cancel_reason: str = ""
+    seen_sequence_number: int | None = None
+    cancel_at: int | None = None
+    started_at: int | None = None  # first append with status in_progress
+    first_token_at: int | None = None  # first append with token ids
+    aborted_at: int | None = None
+    done_at: int | None = None
+    num_tokens: int = 0
+    text_length: int = 0
+    reason: str = ""
+    engine: str = ""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the run has not ended yet."""
+        return self.status in LIVE_STATUSES
+
+
+@dataclass(frozen=True, slots=True)
+class TextEvent:
+    """New text of an answer; by far the most frequent entry, so it is stored as a short array."""
+
+    text_offset: int
+    delta: str
+    reasoning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectEvent:
+    """Any other entry of a response's log: the frame's own fields, without number and fence."""
+
+    data: dict[str, Any]
+
+
+Event = TextEvent | ObjectEvent
+
+
+def encode_event(event: Event) -> bytes:
+    """One log entry; a text event is `["t",text_offset,delta]`, `"r"` for reasoning."""
+    if isinstance(event, TextEvent):
+        return orjson.dumps(("r" if event.reasoning else "t", event.text_offset, event.delta))
+    return orjson.dumps(event.data)
+
+
+def decode_event(entry: bytes) -> Event:
+    """The event of one log entry."""
+    data = orjson.loads(entry)
+    if isinstance(data, list):
+        return TextEvent(text_offset=data[1], delta=data[2], reasoning=data[0] == "r")
+    return ObjectEvent(data)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEvent:
+    """One entry of a session's log."""
+
+    offset: int
+    data: dict[str, Any]
+
+
+# ---- replies of the store -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedSession:
+    """`replayed`: the session existed already, made by the same user with the same key."""
+
+    session: Session
+    replayed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedSession:
+    """`offset` of the last event; the runs whose keys are gone, so that their owners stop them."""
+
+    offset: int
+    response_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPage:
+    """Newest updated first; pass `next_cursor` on for older ones, None means no more."""
+
+    sessions: tuple[Session, ...]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePage:
+    """A part of one path through the tree, oldest first; `has_more`: older ones exist."""
+
+    messages: tuple[Message, ...]
+    has_more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LiveResponses:
+    """What a session is busy with: the active response and those waiting behind it, in order."""
+
+    active: str | None
+    queued: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BegunResponse:
+    """The answer to `begin_response`.
+
+    With `replayed` the key had begun `response_id` before, and the other fields describe that run
+    as far as it is still known (`fence` 0: no longer). `queued_behind` counts the responses that
+    come first. `offset` is the last session event. `cancel`: an early stop waited for this key, so
+    the run must end `cancelled`. `parent_id` is the parent that the user message (or, without
+    one, the assistant message) got.
+    """
+
+    replayed: bool
+    response_id: str
+    fence: int
+    queued_behind: int
+    offset: int
+    epoch: str
+    now_ms: int
+    cancel: bool
+    title_empty: bool
+    parent_id: str | None
+    lease_until: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AppendReply:
+    """`cancel`: somebody asked for a stop. `repeated`: an earlier try had stored these already."""
+
+    cancel: bool
+    lease_until: int
+    repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    """The stop can no longer lose. `first`: no stop of this run was stored before."""
+
+    owner: str
+    fence: int
+    lease_until: int
+    status: str
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """`sequence_number` of `response.done`, `offset` of `message.updated`, and who comes next."""
+
+    offset: int
+    sequence_number: int
+    next_response_id: str | None
+    repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """The run is ours from `sequence_number` on; `seen` is the asker's, None if not told."""
+
+    fence: int
+    sequence_number: int
+    status: str
+    cancel: bool
+    seen: int | None
+    old_owner: str
+    lease_until: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """The rate limit has room for `remaining` more now and is empty again after `reset_ms`."""
+
+    remaining: int
+    reset_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limited:
+    """Over the rate limit; nothing was taken."""
+
+    retry_after_ms: int
+
+
+# ---- live payloads ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSessionEvents:
+    """Session events as they were stored; `offset` is that of the last one."""
+
+    session_id: str
+    epoch: str
+    offset: int
+    events: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveResponseEvents:
+    """Entries `first` to `last` of a response's log as they were stored."""
+
+    response_id: str
+    fence: int
+    first: int
+    last: int
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFrame:
+    """An unnumbered frame: what `publish_user` and `publish_control` sent."""
+
+    data: dict[str, Any]
+
+
+LivePayload = LiveSessionEvents | LiveResponseEvents | LiveFrame
