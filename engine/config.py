@@ -1,4 +1,4 @@
-"""`EngineConfig`: every setting of a core, decided once in the client half and sent to the core on stdin."""
+"""`EngineConfig`: every setting of a core, decided in the client half and sent to it on stdin."""
 
 import msgspec
 

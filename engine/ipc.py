@@ -1,12 +1,12 @@
-"""The messages between the two halves of the engine, and nothing else: all that they know of each other.
+"""The messages between the two halves of the engine: all that they know of each other.
 
-Many clients (web workers, or one script) share one core. Each client connects one ZeroMQ DEALER socket,
-whose identity is its `client_id`, to the core's ROUTER socket on a unix path. One frame is one msgpack
-message of the unions below. A client's messages arrive in the order sent, so an `Abort` can never
-overtake its `AddRequest`.
+Many clients (web workers, or one script) share one core. Each client connects one ZeroMQ DEALER
+socket, whose identity is its `client_id`, to the core's ROUTER socket on a unix path. One frame is
+one msgpack message of the unions below. A client's messages arrive in the order sent, so an `Abort`
+can never overtake its `AddRequest`.
 
-Ids here are *internal* request ids (`"{external}-{8 hex}"`, made by the client): a reused external id can
-never meet the abort of its predecessor.
+Ids here are *internal* request ids (`"{external}-{8 hex}"`, made by the client): a reused external
+id can never meet the abort of its predecessor.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ class Message(msgspec.Struct, array_like=True, gc=False, frozen=True):
 # ---- client → core ------------------------------------------------------------------------------
 
 
-class Hello(Message, tag="hello"):
+class Hello(Message, frozen=True, tag="hello"):
     """First message of a client, repeated until it is answered with `Ready`."""
 
     client_id: str
@@ -34,26 +34,26 @@ class Hello(Message, tag="hello"):
     protocol: int = PROTOCOL_VERSION
 
 
-class AddRequest(Message, tag="add"):
+class AddRequest(Message, frozen=True, tag="add"):
     """One sequence to generate. With `resume_token_ids` it goes on behind tokens already shown."""
 
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams  # with a seed: the client draws one if the caller gave none
     arrival_time: float  # seconds since 1970
-    resume_token_ids: list[int] = []  # count as output tokens: penalties, max_tokens, random counter
+    resume_token_ids: list[int] = []  # count as output tokens: penalties, lengths, randomness
     priority: int = 0  # lower is earlier
     cache_salt: str = ""
 
 
-class Abort(Message, tag="abort"):
+class Abort(Message, frozen=True, tag="abort"):
     """End these requests at the next step boundary. Unknown or ended ids are ignored."""
 
     request_ids: list[str]
     reason: str = "abort"  # or "stop", when the client found a stop string
 
 
-class Utility(Message, tag="utility"):
+class Utility(Message, frozen=True, tag="utility"):
     """A named call into the core, answered by `UtilityReply` from inside the step loop."""
 
     call_id: int
@@ -61,7 +61,7 @@ class Utility(Message, tag="utility"):
     args: list[Any] = []
 
 
-class Ping(Message, tag="ping"):
+class Ping(Message, frozen=True, tag="ping"):
     """Sign of life; answered with `Pong` by the core's IO thread."""
 
     number: int
@@ -72,7 +72,7 @@ ClientMessage = Hello | AddRequest | Abort | Utility | Ping
 # ---- core → client ------------------------------------------------------------------------------
 
 
-class Ready(Message, tag="ready"):
+class Ready(Message, frozen=True, tag="ready"):
     """Answer to `Hello`: what the client must know of the core and its model."""
 
     epoch: int  # drawn at each start of a core; messages of another epoch are dropped
@@ -88,7 +88,7 @@ class Ready(Message, tag="ready"):
     pace: float  # tokens/s per answer, 0 = as fast as possible
 
 
-class SequenceOutput(Message, tag="output"):
+class SequenceOutput(Message, frozen=True, tag="output"):
     """What one step did for one request."""
 
     request_id: str
@@ -105,7 +105,7 @@ class SequenceOutput(Message, tag="output"):
     first_token_ts: float = 0.0
 
 
-class SchedulerStats(Message, tag="stats"):
+class SchedulerStats(Message, frozen=True, tag="stats"):
     """The core's load after a step."""
 
     num_running: int
@@ -115,7 +115,7 @@ class SchedulerStats(Message, tag="stats"):
     num_blocks_free: int  # cached but evictable blocks count as free
 
 
-class StepOutputs(Message, tag="step"):
+class StepOutputs(Message, frozen=True, tag="step"):
     """One message per step and client, none if the client has nothing in it."""
 
     epoch: int
@@ -124,7 +124,7 @@ class StepOutputs(Message, tag="step"):
     stats: SchedulerStats
 
 
-class UtilityReply(Message, tag="reply"):
+class UtilityReply(Message, frozen=True, tag="reply"):
     """The result of a `Utility` call, or the error that it raised."""
 
     call_id: int
@@ -132,15 +132,16 @@ class UtilityReply(Message, tag="reply"):
     error: str | None = None
 
 
-class Pong(Message, tag="pong"):
+class Pong(Message, frozen=True, tag="pong"):
     """Answer to `Ping`; `loop_age_seconds` is the time since the step loop last came round."""
 
     number: int
     epoch: int
     loop_age_seconds: float
+    stats: SchedulerStats | None = None  # so that an idle client knows the load as well
 
 
-class Dead(Message, tag="dead"):
+class Dead(Message, frozen=True, tag="dead"):
     """The core is about to exit: no request of this epoch will produce anything more."""
 
     reason: str
