@@ -1,0 +1,428 @@
+/**
+ * Everything the page knows, changed by frames only: the session list, the conversations that were
+ * opened, the messages on their way. No DOM and no clock, so it runs under `node --test`.
+ *
+ * Frames go in through `receive`, out through `send`; whoever draws is told by `onchange` what kind
+ * of thing changed. Commands (`say`, `stop`, `rename`, ...) only send: the answer changes the state.
+ */
+
+import { Conversation } from "./conversation.js";
+
+const MAX_CONVERSATIONS = 20; // kept in memory, so that going back to one shows it at once
+
+/**
+ * @typedef {object} Change
+ * @property {"sessions" | "conversation" | "text" | "refused" | "opened" | "gone" | "notice"} kind
+ * @property {string} [sessionId]
+ */
+
+export class Chat {
+  /** @type {Map<string, {session: object, active: boolean, unseen: boolean}>} the sidebar */
+  sessions = new Map();
+  /** @type {Map<string, Conversation>} */
+  conversations = new Map();
+  /** @type {string | null} the session on screen; null shows an empty new chat */
+  currentId = null;
+  /** @type {object | null} the last `connection.ready` */
+  ready = null;
+  /** What the server said is not well: `{store: "unavailable", engine: "stalled"}`; empty when all is. */
+  degraded = {};
+  stats = { applied: 0, dropped: 0, resumed: 0, replaced: 0 };
+  #send;
+  #refetch;
+  #onchange;
+
+  /**
+   * @param {object} parts
+   * @param {(frame: object) => void} parts.send does nothing while there is no connection
+   * @param {import("./outbox.js").Outbox} parts.outbox
+   * @param {(sessionId: string) => void} parts.refetch read stored messages over HTTP, then call `settle`
+   * @param {(change: Change) => void} parts.onchange
+   */
+  constructor({ send, outbox, refetch = () => {}, onchange = () => {} }) {
+    this.outbox = outbox;
+    this.#send = send;
+    this.#refetch = refetch;
+    this.#onchange = onchange;
+  }
+
+  // ---- what is on screen ----
+
+  /** @returns {Conversation | null} */
+  get current() {
+    return this.conversations.get(this.currentId) ?? null;
+  }
+
+  /** Sessions for the sidebar: pinned first, then the latest. */
+  get sessionList() {
+    return [...this.sessions.values()].sort(
+      (a, b) =>
+        Number(b.session.pinned ?? false) - Number(a.session.pinned ?? false) ||
+        b.session.updated_at - a.session.updated_at,
+    );
+  }
+
+  /** The messages on their way in a session (null: in the new chat) that have no bubble of the server's yet. */
+  sendsOf(sessionId) {
+    return [...this.outbox.sends.values()].filter((send) => send.sessionId === sessionId);
+  }
+
+  /** What the Send button may do: "idle", "sending" (no run yet), "running" or "stopping". */
+  activity(sessionId = this.currentId) {
+    const run = this.conversations.get(sessionId)?.activeRun;
+    if (run) return run.stopping ? "stopping" : "running";
+    const [send] = this.sendsOf(sessionId);
+    if (send) return send.stopped ? "stopping" : "sending";
+    return "idle";
+  }
+
+  // ---- commands ----
+
+  /** Show a session, or with null an empty new chat; viewers get its events until another is shown. */
+  open(sessionId) {
+    if (sessionId === this.currentId) return;
+    const left = this.current;
+    if (left && left.state !== "away") {
+      left.state = "away";
+      this.#send({ type: "session.unsubscribe", session_id: left.id });
+    }
+    this.currentId = sessionId;
+    if (sessionId !== null) this.#subscribe(this.#conversation(sessionId));
+    const entry = this.sessions.get(sessionId);
+    if (entry) entry.unseen = false;
+    this.#changed("conversation", sessionId);
+    this.#changed("sessions");
+  }
+
+  /** Send a message to the session on screen, making that session first if it is a new chat. */
+  say(text) {
+    const send = this.outbox.addSend(text, this.currentId);
+    this.outbox.framesOf(send).forEach(this.#send);
+    this.#changed("conversation", this.currentId);
+  }
+
+  /**
+   * Stop the answer on screen. `seen` is what the user saw of it: the text is frozen there at once,
+   * and the server cuts the stored text at the same place.
+   * @param {{length: number, number: number} | null} seen
+   */
+  stop(seen) {
+    const run = this.current?.activeRun;
+    if (run) this.#stopRun(run, seen);
+    else this.#stopSend(this.sendsOf(this.currentId)[0]);
+    this.#changed("conversation", this.currentId);
+  }
+
+  rename(sessionId, title) {
+    const entry = this.sessions.get(sessionId);
+    if (entry) entry.session = { ...entry.session, title };
+    this.#sendKept({ type: "session.update", session_id: sessionId, title });
+    this.#changed("sessions");
+  }
+
+  remove(sessionId) {
+    this.#sendKept({ type: "session.delete", session_id: sessionId });
+    this.#forget(sessionId);
+  }
+
+  /** A socket opened: take up the session on screen where it was, and send again what has no answer. */
+  connected() {
+    for (const conversation of this.conversations.values()) conversation.state = "away";
+    if (this.current) this.#subscribe(this.current);
+    this.outbox.unanswered().forEach(this.#send);
+  }
+
+  // ---- what comes over HTTP ----
+
+  /** A page of `GET /v1/sessions`. One that holds all of them also shows which are gone. */
+  listed(sessions, { complete = false } = {}) {
+    const listed = new Set(sessions.map((session) => session.id));
+    for (const id of complete ? [...this.sessions.keys()] : []) {
+      if (!listed.has(id) && id !== this.currentId) this.sessions.delete(id);
+    }
+    sessions.forEach((session) => this.#list(session));
+    this.#changed("sessions");
+  }
+
+  /** A page of `GET /v1/sessions/{id}/messages` before the oldest message held. */
+  earlier(sessionId, messages, hasMore) {
+    this.conversations.get(sessionId)?.prepend(messages, hasMore);
+    this.#changed("conversation", sessionId);
+  }
+
+  /** The stored messages, for texts that no frame brought. */
+  settle(sessionId, messages) {
+    this.conversations.get(sessionId)?.settle(messages);
+    this.#changed("conversation", sessionId);
+  }
+
+  // ---- frames from the server ----
+
+  receive(frame) {
+    this.outbox.settle(frame);
+    switch (frame.type) {
+      case "connection.ready":
+        this.ready = frame;
+        this.degraded = {};
+        return this.#changed("sessions");
+      case "connection.degraded":
+      case "connection.restored":
+        return this.#health(frame);
+      case "session.created":
+        return this.#sessionCreated(frame);
+      case "session.subscribed":
+        return this.#sessionSubscribed(frame);
+      case "session.updated":
+      case "session.deleted":
+      case "session.evicted":
+        return this.#sessionEvent(frame);
+      case "session.activity":
+        return this.#sessionActivity(frame);
+      case "message.created":
+      case "message.updated":
+        return this.#messageEvent(frame);
+      case "response.created":
+        return this.#responseCreated(frame);
+      case "viewer.changed":
+        return this.#viewers(frame);
+      case "error":
+        return this.#error(frame.error);
+      default:
+        if (frame.type.startsWith("response.")) this.#responseEvent(frame);
+    }
+  }
+
+  #sessionCreated(frame) {
+    this.#list(frame.session);
+    this.#changed("sessions");
+    const send = this.outbox.sends.get(frame.event_id);
+    if (!send || send.sessionId !== null) return;
+    const conversation = this.#conversation(frame.session.id);
+    conversation.subscribed({ ...frame, recovered: false, viewers: 1 });
+    const wasOnScreen = this.currentId === null;
+    if (wasOnScreen) this.currentId = conversation.id;
+    if (frame.replayed) this.#subscribe(conversation); // something may have happened in it since
+    this.outbox.updateSend(send, { sessionId: conversation.id });
+    this.outbox.framesOf(send).forEach(this.#send);
+    if (wasOnScreen) this.#changed("opened", conversation.id);
+  }
+
+  #sessionSubscribed(frame) {
+    const conversation = this.conversations.get(frame.session_id);
+    if (!conversation || conversation.state === "away") return;
+    conversation.subscribed(frame);
+    if (frame.snapshot) this.#list(frame.snapshot.session);
+    if (conversation.path.some((message) => !message.streaming && message.incomplete)) {
+      this.#refetch(conversation.id);
+    }
+    this.#bindSends(conversation);
+    this.#changed("conversation", conversation.id);
+    this.#changed("sessions");
+  }
+
+  #sessionEvent(frame) {
+    const id = frame.session?.id ?? frame.session_id;
+    this.#inOrder(id, frame);
+    if (frame.type === "session.updated") {
+      this.#list(frame.session);
+      return this.#changed("sessions");
+    }
+    const wasOnScreen = id === this.currentId;
+    this.#forget(id);
+    this.#changed("gone", id, { wasOnScreen, by: frame.by ?? "user", reason: frame.reason });
+  }
+
+  #sessionActivity({ session_id: id, active, status }) {
+    const entry = this.sessions.get(id);
+    if (!entry) return;
+    entry.active = active;
+    entry.unseen = !active && id !== this.currentId && (entry.unseen || status !== undefined);
+    this.#changed("sessions");
+  }
+
+  #messageEvent(frame) {
+    const conversation = this.conversations.get(frame.session_id);
+    if (!conversation || !this.#inOrder(frame.session_id, frame)) return;
+    if (frame.type === "message.created") this.#messageCreated(conversation, frame.message);
+    else this.#messageUpdated(conversation, frame.message);
+    this.#changed("conversation", conversation.id);
+  }
+
+  #messageCreated(conversation, wire) {
+    const message = conversation.add(wire);
+    this.#bindSends(conversation);
+    this.#touch(conversation.id, message.createdAt);
+    if (wire.content_omitted && message.incomplete) this.#refetch(conversation.id);
+  }
+
+  /** The end of a run comes first and settles the text; only a run we lost sight of is settled here. */
+  #messageUpdated(conversation, wire) {
+    const run = conversation.runs.get(wire.response_id);
+    const lost = wire.status !== "in_progress" && (!run || !run.ended);
+    const message = conversation.add(wire);
+    if (!run?.stopping) message.frozenAt = null;
+    message.durable = true;
+    if (!lost) return;
+    if (run && !wire.content_omitted) run.ended = true;
+    if (message.incomplete) this.#refetch(conversation.id);
+  }
+
+  #responseCreated(frame) {
+    const { response, idempotency_key: key } = frame;
+    const send = this.outbox.removeSend(key);
+    const conversation = this.conversations.get(response.session_id);
+    const run = conversation?.run(response.id, response);
+    if (!run) return this.#changed("sessions");
+    if (send?.stopped) run.freeze(run.message.text.length);
+    this.#follow(conversation, run, frame);
+    this.#changed("conversation", conversation.id);
+  }
+
+  #responseEvent(frame) {
+    const id = frame.response_id ?? frame.response?.id;
+    if (!id) return; // an early stop was heard; its send already shows it
+    const named = this.conversations.get(frame.response?.session_id);
+    for (const conversation of named ? [named] : this.conversations.values()) {
+      const run = conversation.state === "away" ? undefined : conversation.run(id, frame.response);
+      if (run) return this.#follow(conversation, run, frame);
+    }
+    this.stats.dropped += 1;
+  }
+
+  /** Apply a frame to its run, count what became of it, and ask for what is missing. */
+  #follow(conversation, run, frame) {
+    const outcome = run.receive(frame);
+    if (outcome === "applied" || outcome === "ended" || outcome === "refetch") this.stats.applied += 1;
+    if (outcome === "dropped") this.stats.dropped += 1;
+    if (outcome === "replaced") this.stats.replaced += 1;
+    if (outcome === "resume") {
+      this.stats.resumed += 1;
+      this.#send({ type: "response.resume", event_id: `resume:${run.id}`, ...run.position() });
+    }
+    if (outcome === "refetch") this.#refetch(conversation.id);
+    const isText = outcome === "applied" && frame.type.endsWith(".delta");
+    const change = isText ? "text" : "conversation";
+    this.#changed(change, conversation.id, { run, replaced: outcome === "replaced" });
+  }
+
+  #viewers(frame) {
+    const conversation = this.conversations.get(frame.session_id);
+    if (conversation) conversation.viewers = frame.viewers;
+  }
+
+  #health({ store, engine }) {
+    const states = { ...this.degraded, ...(store && { store }), ...(engine && { engine }) };
+    this.degraded = Object.fromEntries(Object.entries(states).filter(([, state]) => state !== "ok"));
+    this.#changed("sessions");
+  }
+
+  /** An error belongs to a message on its way, to a subscription, to a resume, or to the whole page. */
+  #error(error) {
+    const [purpose, id] = (error.event_id ?? "").split(":");
+    const send = this.outbox.removeSend(error.event_id);
+    if (send) return this.#changed("refused", send.sessionId, { send, error });
+    if (purpose === "subscribe" && error.code === "session_not_found") {
+      this.#forget(id);
+      return this.#changed("gone", id, { wasOnScreen: true, by: "user" });
+    }
+    if (purpose === "resume") return this.#refetchRun(id);
+    this.#changed("notice", undefined, { error });
+  }
+
+  // ---- helpers ----
+
+  #conversation(sessionId) {
+    const known = this.conversations.get(sessionId);
+    if (known) return known;
+    const oldest = [...this.conversations.values()].find((other) => other.state === "away");
+    if (oldest && this.conversations.size >= MAX_CONVERSATIONS) this.conversations.delete(oldest.id);
+    const conversation = new Conversation(sessionId);
+    this.conversations.set(sessionId, conversation);
+    return conversation;
+  }
+
+  #subscribe(conversation) {
+    const frame = conversation.subscribeFrame();
+    this.stats.resumed += frame.responses?.length ?? 0;
+    this.#send({ event_id: `subscribe:${conversation.id}`, ...frame });
+  }
+
+  /** Whether a session event is the next one of its log; after a hole, ask for what is missing. */
+  #inOrder(sessionId, frame) {
+    const conversation = this.conversations.get(sessionId);
+    if (!conversation) return false;
+    const place = conversation.place(frame);
+    if (place === "gap") this.#subscribe(conversation);
+    return place === "apply";
+  }
+
+  #list(session) {
+    const known = this.sessions.get(session.id);
+    if (known && (session.revision ?? 0) < (known.session.revision ?? 0)) return;
+    const active = known?.active ?? false;
+    this.sessions.set(session.id, {
+      session: { ...known?.session, ...session },
+      active: session.active_response_id === undefined ? active : session.active_response_id !== null,
+      unseen: known?.unseen ?? false,
+    });
+  }
+
+  /** A session with a new message moves up in the sidebar. */
+  #touch(sessionId, at) {
+    const entry = this.sessions.get(sessionId);
+    if (!entry || entry.session.updated_at >= at) return;
+    entry.session = { ...entry.session, updated_at: at };
+    this.#changed("sessions");
+  }
+
+  #forget(sessionId) {
+    this.sessions.delete(sessionId);
+    this.conversations.delete(sessionId);
+    for (const send of this.sendsOf(sessionId)) this.outbox.removeSend(send.key);
+    if (this.currentId === sessionId) this.currentId = null;
+    this.#changed("sessions");
+    this.#changed("conversation", this.currentId);
+  }
+
+  /** Once the server shows the message of a send, the optimistic bubble gives way to it in place. */
+  #bindSends(conversation) {
+    const answer = conversation.path.at(-1);
+    const question = answer?.role === "user" ? answer : conversation.path.at(-2);
+    if (question?.role !== "user" || (answer !== question && !answer.streaming)) return;
+    const [send] = this.sendsOf(conversation.id);
+    if (!send || conversation.path.some((message) => message.key === send.key)) return;
+    const sameText = question.text === send.text;
+    const omitted = question.text === "" && question.textLength === send.text.length;
+    if (!sameText && !omitted) return;
+    question.text = send.text;
+    question.key = send.key;
+  }
+
+  #stopRun(run, seen) {
+    if (run.stopping) return;
+    run.freeze(seen?.length ?? run.message.text.length);
+    const number = seen?.number ?? run.last;
+    this.#sendKept({ type: "stop", response_id: run.id, seen_sequence_number: number });
+  }
+
+  /** Before `response.created`: the server keeps the wish. Before the session exists, nothing was asked yet. */
+  #stopSend(send) {
+    if (!send || send.stopped) return;
+    this.outbox.updateSend(send, { stopped: true });
+    if (send.sessionId !== null) this.#send(this.outbox.framesOf(send).at(-1));
+  }
+
+  #refetchRun(responseId) {
+    for (const conversation of this.conversations.values()) {
+      if (conversation.runs.has(responseId)) this.#refetch(conversation.id);
+    }
+  }
+
+  #sendKept(frame) {
+    this.#send(this.outbox.addFrame(frame));
+  }
+
+  #changed(kind, sessionId, details = {}) {
+    this.#onchange({ kind, sessionId, ...details });
+  }
+}

@@ -1,0 +1,51 @@
+/**
+ * One message of a conversation, as this page holds it. `text` is what the server said so far;
+ * `frozenAt` hides what lies behind the point where the user pressed Stop, until the end settles it.
+ */
+
+import { contentText } from "./protocol.js";
+
+export class Message {
+  /** @param {object} wire the `message` object of the protocol */
+  constructor(wire) {
+    this.id = wire.id;
+    this.key = wire.id; // what the view keys its element by; an optimistic bubble keeps its own
+    this.role = wire.role;
+    this.text = "";
+    this.reasoningText = "";
+    /** @type {number | null} */
+    this.frozenAt = null;
+    this.durable = true;
+    this.omittedMessages = 0;
+    this.version = 0; // +1 per change, so that the view redraws only what changed
+    this.update(wire);
+  }
+
+  /** Take over what a wire message says; a missing or omitted content leaves the text alone. */
+  update(wire) {
+    this.parentId = wire.parent_id ?? this.parentId ?? null;
+    this.responseId = wire.response_id ?? this.responseId ?? null;
+    this.status = wire.status ?? this.status ?? "completed";
+    this.usage = wire.usage ?? this.usage ?? null;
+    this.timings = wire.timings ?? this.timings ?? null;
+    this.reason = wire.status_details?.reason ?? this.reason ?? null;
+    this.createdAt = wire.created_at ?? this.createdAt ?? 0;
+    this.textLength = wire.text_length ?? this.textLength ?? null;
+    if (wire.content?.length > 0 && !wire.content_omitted) this.text = contentText(wire.content);
+    this.version += 1;
+  }
+
+  get streaming() {
+    return this.role === "assistant" && this.status === "in_progress";
+  }
+
+  /** Whether the text is shorter or longer than the server says it is. */
+  get incomplete() {
+    return this.textLength !== null && this.text.length !== this.textLength;
+  }
+
+  /** What may be shown: after a stop, nothing behind the point the user had seen. */
+  get visibleText() {
+    return this.frozenAt === null ? this.text : this.text.slice(0, this.frozenAt);
+  }
+}

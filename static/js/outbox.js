@@ -1,0 +1,92 @@
+/**
+ * Frames that were sent, or wait to be sent, and have no answer yet; a new connection sends them again.
+ *
+ * A message is stored with its idempotency key before it is sent and forgotten at `response.created`,
+ * so that it survives a crash of the tab and still makes exactly one answer. Everything else is kept
+ * in memory, matched to its answer by `event_id`.
+ */
+
+import { newKey } from "./protocol.js";
+
+const PREFIX = "parley.unsent."; // one item per message: two tabs never overwrite each other's
+
+/**
+ * @typedef {object} Send one message on its way
+ * @property {string} key its idempotency key
+ * @property {string | null} sessionId null until a new session is created
+ * @property {string | null} sessionKey idempotency key of that `session.create`
+ * @property {string} text
+ * @property {boolean} stopped the user pressed Stop before `response.created`
+ */
+
+export class Outbox {
+  /** @type {Map<string, Send>} messages without a `response.created`, by key */
+  sends = new Map();
+  /** @type {Map<string, object>} other unanswered frames, by event id */
+  #frames = new Map();
+  #store;
+
+  /** @param {import("./storage.js").Store} store holds what an earlier life of the page left unsent */
+  constructor(store) {
+    this.#store = store;
+    for (const name of store.names(PREFIX)) {
+      const send = store.get(name);
+      if (send?.key) this.sends.set(send.key, send);
+    }
+  }
+
+  /** Store a message; the caller sends its frames afterwards. @returns {Send} */
+  addSend(text, sessionId) {
+    const sessionKey = sessionId === null ? newKey() : null;
+    const send = { key: newKey(), sessionId, sessionKey, text, stopped: false };
+    this.sends.set(send.key, send);
+    this.#store.set(PREFIX + send.key, send);
+    return send;
+  }
+
+  /** Change a stored message: its session came into being, or the user stopped it. */
+  updateSend(send, change) {
+    Object.assign(send, change);
+    this.#store.set(PREFIX + send.key, send);
+  }
+
+  removeSend(key) {
+    const send = this.sends.get(key);
+    this.sends.delete(key);
+    this.#store.remove(PREFIX + key);
+    return send;
+  }
+
+  /** The frames that bring a message forward: first its session, then itself, then its early stop. */
+  framesOf({ key, sessionId, sessionKey, text, stopped }) {
+    if (sessionId === null) {
+      return [{ type: "session.create", event_id: key, idempotency_key: sessionKey }];
+    }
+    const named = { session_id: sessionId, idempotency_key: key };
+    const create = { type: "response.create", event_id: key, ...named, input: text };
+    return stopped ? [create, { type: "stop", ...named }] : [create];
+  }
+
+  /** Keep any other frame until it is answered. @returns the frame with its `event_id` */
+  addFrame(frame) {
+    const kept = { ...frame, event_id: newKey() };
+    this.#frames.set(kept.event_id, kept);
+    return kept;
+  }
+
+  /** Forget the frame that this one answers. A stop is also answered by the end of what it stopped. */
+  settle(frame) {
+    this.#frames.delete(frame.event_id ?? frame.error?.event_id);
+    if (frame.type !== "response.cancelling" && frame.type !== "response.done") return;
+    const id = frame.response_id ?? frame.response?.id;
+    for (const [eventId, { type, response_id }] of this.#frames) {
+      if (type === "stop" && response_id === id) this.#frames.delete(eventId);
+    }
+  }
+
+  /** Everything a new connection must send again, in the order it was first sent. */
+  unanswered() {
+    const sends = [...this.sends.values()].flatMap((send) => this.framesOf(send));
+    return [...sends, ...this.#frames.values()];
+  }
+}

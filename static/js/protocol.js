@@ -1,0 +1,106 @@
+/**
+ * The words of `chat.v1` that both the state and the socket need: ids, close codes, error texts.
+ * Frames themselves are plain objects with the field names of the wire; nothing renames them.
+ */
+
+export const SUBPROTOCOL = "chat.v1";
+
+/** The ends of a response that the user did not ask for, as a reader should see them. */
+const REASON_TEXTS = {
+  client_cancelled: "stopped",
+  admin_cancelled: "stopped by an administrator",
+  superseded: "stopped by a newer question",
+  no_viewers: "stopped, nobody was watching",
+  session_deleted: "chat deleted",
+  max_output_tokens: "reached the length limit",
+  deadline: "ran out of time",
+  quota: "quota used up",
+  server_shutdown: "the server shut down",
+  owner_lost: "the server process was lost",
+  content_filter: "withheld by a filter",
+  engine_error: "the engine failed",
+  store_lost: "the storage failed",
+};
+
+/** What happened, and what to do about it. `{wait}` becomes a countdown where the server gave one. */
+const ERROR_TEXTS = {
+  invalid_json: "The server could not read that. Reload the page and try again.",
+  unknown_type: "This page and the server speak different versions. Reload the page.",
+  invalid_field: "The server refused that message. Change it and send it again.",
+  message_too_large: "That message is too long. Shorten it and send it again.",
+  context_length_exceeded: "That message does not fit the model's memory. Shorten it and send it again.",
+  too_many_subscriptions: "Too many chats are open here. Reload the page.",
+  not_subscribed: "This chat lost its connection. Reload the page.",
+  token_invalid: "You are not signed in any more. Open a new login URL.",
+  token_expired: "Your sign-in has expired. Open a new login URL.",
+  forbidden: "You may not do that here.",
+  session_locked: "An administrator locked this chat. Start a new one.",
+  session_not_found: "This chat no longer exists. Start a new one.",
+  message_not_found: "That message no longer exists. Reload the page.",
+  response_not_found: "That answer is already over.",
+  model_not_found: "The server does not have that model.",
+  response_in_progress: "An answer is still being written. Wait for it or stop it, then send again.",
+  idempotency_key_reused: "That message was already sent. Reload the page to see it.",
+  revision_conflict: "Somebody else changed this chat. Try again.",
+  rate_limited: "That was too fast. Send it again {wait}.",
+  quota_exceeded: "Your quota is used up. Send it again {wait}.",
+  queue_full: "The server is busy. Send it again {wait}.",
+  engine_unavailable: "The model is restarting. Send it again {wait}.",
+  store_unavailable: "The server cannot save right now. Send it again {wait}.",
+  draining: "The server is restarting. Send it again {wait}.",
+  internal: "Something broke on the server. Send it again.",
+};
+
+const CLOSE_TEXTS = {
+  1009: "The last message was too big for the server. Shorten it, then reconnect.",
+  4400: "The server could not read what this page sent. Reload the page.",
+  4403: "You may not connect to this server.",
+  4406: "This page and the server speak different versions. Reload the page.",
+  4408: "The server heard nothing from this page. Reconnect to go on.",
+  4410: "An administrator closed this chat.",
+};
+
+/** A new idempotency key: 1 to 128 of `[A-Za-z0-9_-]`. `randomUUID` exists on https and localhost only. */
+export function newKey() {
+  if (crypto.randomUUID) return crypto.randomUUID();
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/** @param {{code: string, message?: string, retry_after_ms?: number}} error @param {number} waitMs left to wait */
+export function errorText(error, waitMs = error.retry_after_ms ?? 0) {
+  const seconds = Math.ceil(waitMs / 1000);
+  const wait = seconds > 0 ? `in ${seconds} s` : "now";
+  const text = ERROR_TEXTS[error.code] ?? error.message ?? "Something went wrong. Try again.";
+  return text.replace("{wait}", wait);
+}
+
+/** Why an answer ended, in a reader's words; empty when it simply came to its end. */
+export function reasonText(reason) {
+  return REASON_TEXTS[reason] ?? "";
+}
+
+/**
+ * What a client does after a close: reconnect (perhaps after a stated wait), ask for a login, or stop.
+ * 1000, 1009 and 44xx stay closed, except 4401 (sign in again) and 4429 (wait); all others reconnect.
+ * @param {number} code @param {string} reason `code` or `code;key=value`
+ */
+export function closePolicy(code, reason = "") {
+  if (code === 4401) return { action: "login" };
+  if (code === 4429) {
+    const wait = Number(/retry_after_ms=(\d+)/.exec(reason)?.[1] ?? 5000);
+    return { action: "reconnect", afterMs: wait };
+  }
+  if (code === 4500) return { action: "reconnect", maxAttempts: 5 };
+  if ([1000, 1002, 1003, 1007, 1009].includes(code) || (code >= 4400 && code < 4500)) {
+    const text = CLOSE_TEXTS[code] ?? "The server closed the connection.";
+    const said = code === 4410 && reason ? ` It said: ${reason}` : "";
+    return { action: "stop", text: text + said };
+  }
+  return { action: "reconnect" };
+}
+
+/** The text of a wire message's content parts. */
+export function contentText(content = []) {
+  return content.map((part) => (part.type === "text" ? part.text : "")).join("");
+}

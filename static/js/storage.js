@@ -1,0 +1,49 @@
+/** Small JSON values that outlive the page. Where the browser forbids or fills up storage, memory serves. */
+
+export class Store {
+  #memory = new Map();
+  #storage;
+
+  /** @param {Storage | null} storage */
+  constructor(storage) {
+    this.#storage = storage;
+  }
+
+  /** The browser's own storage; merely naming `localStorage` throws where cookies are blocked. */
+  static open() {
+    try {
+      return new Store(globalThis.localStorage);
+    } catch {
+      return new Store(null);
+    }
+  }
+
+  get(name) {
+    try {
+      return JSON.parse(this.#storage?.getItem(name) ?? null) ?? this.#memory.get(name) ?? null;
+    } catch {
+      return this.#memory.get(name) ?? null;
+    }
+  }
+
+  set(name, value) {
+    this.#memory.set(name, value);
+    try {
+      this.#storage?.setItem(name, JSON.stringify(value));
+    } catch {
+      // full: the value lives as long as the page
+    }
+  }
+
+  remove(name) {
+    this.#memory.delete(name);
+    this.#storage?.removeItem(name);
+  }
+
+  /** The stored names that begin with `prefix`, sorted. */
+  names(prefix) {
+    const stored = Array.from({ length: this.#storage?.length ?? 0 }, (_, i) => this.#storage.key(i));
+    const names = new Set([...stored, ...this.#memory.keys()]);
+    return [...names].filter((name) => name.startsWith(prefix)).sort();
+  }
+}
