@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from redis import exceptions
 from redis.asyncio import ConnectionPool
@@ -116,9 +116,10 @@ class RedisClient:
         self._sender: asyncio.Task[None] | None = None
         self._closed = False
 
-    def new_connection(self) -> AbstractConnection:
-        """An unconnected connection of its own, for pub/sub."""
-        return cast(AbstractConnection, self._pool.make_connection())  # type: ignore[no-untyped-call]
+    def new_connection(self, *, protocol: int = 3) -> AbstractConnection:
+        """An unconnected connection of its own."""
+        arguments = {**self._pool.connection_kwargs, "protocol": protocol}
+        return self._pool.connection_class(**arguments)
 
     async def call(self, *command: Argument) -> Any:
         """Send one command and return its raw reply (RESP3, bytes not decoded)."""
