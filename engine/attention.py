@@ -1,0 +1,147 @@
+"""Paged attention for any transformers model: the function that its attention modules call.
+
+transformers looks the name of `attn_implementation` up in a registry and calls what it finds with
+queries, keys and values after their rotation. Ours writes keys and values into the layer's blocks
+and reads them back by block table, so causality, windows and packing are ours as well: there is no
+mask. A layer finds its cache, and the batch of this step, on an attribute of the calling module.
+
+A model that does not call the function would give plausible, wrong text; so the runner first
+*probes*: it runs a few tokens while each layer only notes what it is asked, and refuses the model
+unless every layer was called exactly once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from engine.batch import Batch
+from engine.ops import Ops
+
+NAME = "parley_paged"
+LAYER_ATTRIBUTE = "parley_layer"
+
+
+class UnsupportedModelError(ValueError):
+    """The model needs what paged attention does not do. The message is one line for a person."""
+
+
+@dataclass(slots=True)
+class StepContext:
+    """What all layers share: the ops, and the batch of the step in progress (None: probing)."""
+
+    ops: Ops
+    batch: Batch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What a layer asked for when it was probed; its cache is made to this measure."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_head_dim: int
+    dtype: torch.dtype
+    sliding_window: int
+    softcap: float
+    has_sinks: bool
+
+
+@dataclass(slots=True)
+class PagedLayer:
+    """One attention layer's cache. Found by the attention function on the module that calls it."""
+
+    context: StepContext
+    shapes: list[LayerShape] = field(default_factory=list)  # one per call while probing
+    key_cache: Tensor | None = None  # [num_blocks, block_size, num_kv_heads, head_dim]
+    value_cache: Tensor | None = None  # [num_blocks, block_size, num_kv_heads, value_head_dim]
+
+
+def paged_attention_forward(
+    module: nn.Module,
+    query: Tensor,  # [1, num_heads, num_tokens, head_dim]
+    key: Tensor,  # [1, num_kv_heads, num_tokens, head_dim]
+    value: Tensor,  # [1, num_kv_heads, num_tokens, value_head_dim]
+    attention_mask: Tensor | None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,  # [num_heads], attention sinks
+    is_causal: bool | None = None,
+    position_ids: Tensor | None = None,
+    use_cache: bool | None = None,
+    output_attentions: bool | None = None,
+    output_hidden_states: bool | None = None,
+    output_router_logits: bool | None = None,
+) -> tuple[Tensor, None]:  # [1, num_tokens, num_heads, value_head_dim]
+    """Attend over the blocks of each sequence of the batch.
+
+    Keywords are listed one by one on purpose: an ignored one would mean wrong text, so an unknown
+    one is a TypeError, which the probe turns into a refusal of the model.
+    """
+    layer: PagedLayer | None = getattr(module, LAYER_ATTRIBUTE, None)
+    if layer is None:
+        raise UnsupportedModelError(f"{type(module).__name__} has no layer_idx")
+    if attention_mask is not None or dropout or is_causal is False or query.shape[0] != 1:
+        raise UnsupportedModelError(f"{type(module).__name__} wants a mask of its own")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
+    out = torch.empty(
+        (queries.shape[0], queries.shape[1], values.shape[2]),
+        dtype=query.dtype,
+        device=query.device,
+    )
+    batch = layer.context.batch
+    if batch is None:
+        layer.shapes.append(
+            LayerShape(
+                num_heads=queries.shape[1],
+                num_kv_heads=keys.shape[1],
+                head_dim=keys.shape[2],
+                value_head_dim=values.shape[2],
+                dtype=key.dtype,
+                sliding_window=sliding_window or 0,
+                softcap=softcap or 0.0,
+                has_sinks=s_aux is not None,
+            )
+        )
+        return out.zero_()[None], None
+    assert layer.key_cache is not None and layer.value_cache is not None
+    ops = layer.context.ops
+    ops.store_kv(keys, values, layer.key_cache, layer.value_cache, batch.slot_mapping)
+    ops.paged_attention(
+        queries,
+        layer.key_cache,
+        layer.value_cache,
+        batch.block_tables,
+        batch.cu_seqlens_q,
+        batch.seq_lens,
+        out,
+        scale,
+        sliding_window or 0,
+        softcap or 0.0,
+        s_aux,
+    )
+    return out[None], None
+
+
+def register() -> None:
+    """Make `attn_implementation="parley_paged"` known to transformers; again is harmless."""
+    function: Callable[..., Any] = paged_attention_forward
+    ALL_ATTENTION_FUNCTIONS.register(NAME, function)
+
+
+def attach_layers(model: nn.Module, context: StepContext) -> list[PagedLayer]:
+    """Give every module that says which layer it belongs to the `PagedLayer` of that layer."""
+    layers: dict[int, PagedLayer] = {}
+    for module in model.modules():
+        index = getattr(module, "layer_idx", None)
+        if isinstance(index, int):
+            setattr(module, LAYER_ATTRIBUTE, layers.setdefault(index, PagedLayer(context)))
+    return [layers[index] for index in sorted(layers)]

@@ -1,0 +1,211 @@
+"""`IoThread`: the core's end of the socket, in a thread of its own.
+
+ZeroMQ sockets belong to one thread, and the step loop is busy for a whole forward pass at a time;
+so this thread receives, answers hellos and pings at once, and sends what the step loop leaves in
+its outbox. The step loop sees two plain queues:
+
+    inbox   everything in the order of arrival
+    aborts  aborts once more, for the moment between forward pass and update: an abort that arrives
+            while the last step of its request runs still wins
+"""
+
+import contextlib
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+import msgspec
+import zmq
+
+from engine.ipc import (
+    MAX_MESSAGE_BYTES,
+    Abort,
+    ClientMessage,
+    CoreMessage,
+    Dead,
+    Hello,
+    Ping,
+    Pong,
+    Ready,
+    decode_client_message,
+    encode,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_BACKLOG_BYTES = 64 * 1024 * 1024  # of one client; beyond it the client counts as dead
+RETRY_MS = 10  # while a client's pipe is full
+LINGER_MS = 1000  # for the last words of a core that exits
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGone:
+    """In the inbox: this client is dead, unreachable or talks nonsense."""
+
+    client_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """In the inbox: leave the step loop."""
+
+
+InboxItem = tuple[str, ClientMessage] | ClientGone | Shutdown
+
+
+@dataclass(slots=True)
+class _Client:
+    identity: bytes
+    pidfd: int | None = None
+    backlog: deque[bytes] = field(default_factory=deque)
+    num_backlog_bytes: int = 0
+
+
+class IoThread(threading.Thread):
+    """Binds `address` when it is built; `start()` lets clients in; `close()` ends it."""
+
+    def __init__(self, address: str, ready: Ready, pong: Callable[[Ping], Pong]) -> None:
+        super().__init__(name="core-io", daemon=True)
+        self.inbox: SimpleQueue[InboxItem] = SimpleQueue()
+        self.aborts: deque[tuple[str, Abort]] = deque()
+        self._ready = ready
+        self._pong = pong
+        self._outbox: deque[tuple[str, CoreMessage]] = deque()
+        self._clients: dict[str, _Client] = {}
+        self._pidfd_to_client_id: dict[int, str] = {}
+        self._last_words: str | None = None
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._context = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.set(zmq.ROUTER_MANDATORY, 1)  # else what cannot be delivered vanishes
+        self._router.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._router.set(zmq.LINGER, LINGER_MS)
+        self._router.bind(address)
+        self._poller = zmq.Poller()
+        self._poller.register(self._router, zmq.POLLIN)
+        self._poller.register(self._wake_fd, zmq.POLLIN)
+
+    # ---- called by the step loop ----------------------------------------------------------------
+
+    def send(self, client_id: str, message: CoreMessage) -> None:
+        """Leave a message for a client. Never waits; one for a client that is gone is dropped."""
+        self._outbox.append((client_id, message))
+        os.eventfd_write(self._wake_fd, 1)
+
+    def close(self, reason: str) -> None:
+        """Tell every client that the core is about to exit, and end the thread."""
+        self._last_words = reason
+        os.eventfd_write(self._wake_fd, 1)
+        self.join()
+        self._context.term()
+
+    # ---- the thread -----------------------------------------------------------------------------
+
+    def run(self) -> None:
+        while self._last_words is None:
+            is_congested = any(client.backlog for client in self._clients.values())
+            events = dict(self._poller.poll(RETRY_MS if is_congested else None))
+            if self._wake_fd in events:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wake_fd)
+            self._send_outbox()
+            if is_congested:
+                self._retry_backlogs()
+            if self._router in events:
+                self._receive()
+            for pidfd in self._pidfd_to_client_id.keys() & events.keys():
+                self._lose(self._pidfd_to_client_id[pidfd], "its process ended")
+        self._send_outbox()
+        for client_id in list(self._clients):
+            self._deliver(client_id, encode(Dead(self._last_words)))
+        self._router.close()
+
+    def _send_outbox(self) -> None:
+        while self._outbox:
+            client_id, message = self._outbox.popleft()
+            self._deliver(client_id, encode(message))
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                identity, *frames = self._router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            client_id = identity.decode(errors="replace")
+            try:
+                (payload,) = frames
+                message: ClientMessage = decode_client_message(payload)
+            except (ValueError, msgspec.MsgspecError) as error:
+                self._lose(client_id, f"unreadable message: {error}")
+                continue
+            self._dispatch(client_id, identity, message)
+
+    def _dispatch(self, client_id: str, identity: bytes, message: ClientMessage) -> None:
+        if isinstance(message, Hello):
+            self._greet(client_id, identity, message)
+        elif isinstance(message, Ping):  # also from strangers: the epoch says we are another core
+            self._send_to(identity, encode(self._pong(message)))
+        elif client_id in self._clients:
+            if isinstance(message, Abort):
+                self.aborts.append((client_id, message))
+            self.inbox.put((client_id, message))
+
+    def _greet(self, client_id: str, identity: bytes, hello: Hello) -> None:
+        if client_id not in self._clients:
+            client = self._clients[client_id] = _Client(identity)
+            try:
+                client.pidfd = pidfd = os.pidfd_open(hello.pid)
+                self._pidfd_to_client_id[pidfd] = client_id
+                self._poller.register(pidfd, zmq.POLLIN)
+            except OSError:  # ended already, or out of our sight in another container
+                logger.warning("client %s: process %d cannot be watched", client_id, hello.pid)
+            logger.info("client %s joined, process %d", client_id, hello.pid)
+        self._deliver(client_id, encode(self._ready))
+
+    def _deliver(self, client_id: str, payload: bytes) -> None:
+        client = self._clients.get(client_id)
+        if client is None:
+            return
+        if not client.backlog:
+            try:
+                if self._send_to(client.identity, payload):
+                    return
+            except zmq.ZMQError as error:
+                self._lose(client_id, str(error))
+                return
+        client.backlog.append(payload)
+        client.num_backlog_bytes += len(payload)
+        if client.num_backlog_bytes > MAX_BACKLOG_BYTES:
+            self._lose(client_id, "it does not read")
+
+    def _send_to(self, identity: bytes, payload: bytes) -> bool:
+        """False if the pipe is full. Raises ZMQError if there is no such client any more."""
+        try:
+            self._router.send_multipart([identity, payload], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _retry_backlogs(self) -> None:
+        for client_id, client in list(self._clients.items()):
+            try:
+                while client.backlog and self._send_to(client.identity, client.backlog[0]):
+                    client.num_backlog_bytes -= len(client.backlog.popleft())
+            except zmq.ZMQError as error:
+                self._lose(client_id, str(error))
+
+    def _lose(self, client_id: str, reason: str) -> None:
+        """Forget a client; the step loop ends its requests."""
+        client = self._clients.pop(client_id, None)
+        if client is None:
+            return
+        logger.info("client %s is gone: %s", client_id, reason)
+        if client.pidfd is not None:
+            del self._pidfd_to_client_id[client.pidfd]
+            self._poller.unregister(client.pidfd)
+            os.close(client.pidfd)
+        self.inbox.put(ClientGone(client_id))

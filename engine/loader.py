@@ -1,0 +1,230 @@
+"""From a Hugging Face folder to a model whose attention is ours, or to one clear line why not.
+
+Only safetensors, no code from the folder, no network. What paged attention cannot do is refused
+here, before the first request: a model that loads must give the text that transformers gives.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from engine import attention
+from engine.attention import PagedLayer, StepContext, UnsupportedModelError
+from engine.config import EngineConfig
+from engine.ops import Ops
+
+logger = logging.getLogger(__name__)
+
+ATTENTION_TYPES = {"full_attention", "sliding_attention"}
+LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}  # rotates all by the longest sequence of the batch
+FALLBACK_POSITIONS = 4096  # for a model that names no limit
+NUM_PROBE_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready for paged attention, and what the rest of the core must know of it."""
+
+    model: nn.Module
+    context: StepContext
+    layers: list[PagedLayer]
+    device: torch.device
+    dtype: torch.dtype
+    vocab_size: int
+    max_positions: int
+    eos_token_ids: list[int]
+
+
+def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
+    """Load `config.model`. Raises `UnsupportedModelError` with one line for a person."""
+    started = time.monotonic()
+    folder = Path(config.model)
+    hf_config = _read_config(folder)
+    _check_config(hf_config)
+    device = _choose_device(config.device)
+    dtype = _choose_dtype(config.dtype, hf_config, device)
+    if config.load_format != "dummy":
+        _check_weights(folder)
+    logger.info("loading %s as %s on %s", folder, str(dtype).removeprefix("torch."), device)
+    attention.register()
+    model = _build(folder, hf_config, dtype, config.load_format).to(device)
+    model.eval().requires_grad_(False)
+
+    context = StepContext(ops)
+    layers = attention.attach_layers(model, context)
+    _probe(model, layers, hf_config, device)
+    eos_sources = (getattr(model, "generation_config", None), hf_config)
+    loaded = LoadedModel(
+        model=model,
+        context=context,
+        layers=layers,
+        device=device,
+        dtype=dtype,
+        vocab_size=min(_num_rows(model, "input"), _num_rows(model, "output")),
+        max_positions=_max_positions(hf_config),
+        eos_token_ids=sorted(_token_ids(eos_sources)),
+    )
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    logger.info(
+        "loaded %.1fM parameters in %.1f s", num_parameters / 1e6, time.monotonic() - started
+    )
+    return loaded
+
+
+def _read_config(folder: Path) -> Any:
+    if not folder.is_dir():
+        raise UnsupportedModelError(f"{folder} is not a folder")
+    try:
+        plain = json.loads((folder / "config.json").read_text())
+    except FileNotFoundError:
+        raise UnsupportedModelError(f"{folder} has no config.json") from None
+    except (OSError, ValueError) as error:
+        raise UnsupportedModelError(f"{folder}/config.json is unreadable: {error}") from None
+    if not isinstance(plain, dict):
+        raise UnsupportedModelError(f"{folder}/config.json is not an object")
+    if "auto_map" in plain:
+        raise UnsupportedModelError(f"{folder} needs code of its own (auto_map), which never runs")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever a validator of transformers raises
+        raise UnsupportedModelError(f"{folder}/config.json: {_one_line(error)}") from None
+    return config.get_text_config()
+
+
+def _check_config(config: Any) -> None:
+    name = config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(f"{name} is an encoder-decoder")
+    others = set(getattr(config, "layer_types", None) or ()) - ATTENTION_TYPES
+    if others:
+        raise UnsupportedModelError(f"{name} has layers without paged attention: {sorted(others)}")
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise UnsupportedModelError(f"{name} shares keys and values between layers")
+    if getattr(config, "alibi", False):
+        raise UnsupportedModelError(f"{name} uses alibi positions")
+
+
+def _check_weights(folder: Path) -> None:
+    if any(folder.glob("*.safetensors")):
+        return
+    if any(file for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern)):
+        raise UnsupportedModelError(f"{folder} has only pickled weights; safetensors are needed")
+    raise UnsupportedModelError(f"{folder} has no safetensors")
+
+
+def _choose_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cpu")
+    if name != "cpu":
+        raise UnsupportedModelError(f"device {name!r} is not supported yet, only cpu")
+    return torch.device(name)
+
+
+def _choose_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
+    """The named dtype; for "auto" the checkpoint's, or float32 where the CPU would emulate it."""
+    if name != "auto":
+        chosen: torch.dtype = getattr(torch, name)
+        return chosen
+    dtype = getattr(config, "dtype", None) or torch.float32
+    if isinstance(dtype, str):
+        dtype = getattr(torch, dtype)
+    if device.type == "cpu" and dtype != torch.float32:
+        return torch.bfloat16 if _has_native_bfloat16() else torch.float32
+    return dtype
+
+
+def _has_native_bfloat16() -> bool:
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return any(flag in flags for flag in ("avx512_bf16", "amx_bf16", " bf16"))
+
+
+def _build(folder: Path, config: Any, dtype: torch.dtype, load_format: str) -> nn.Module:
+    transformers.utils.logging.disable_progress_bar()
+    if load_format == "dummy":
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=attention.NAME
+        )
+    else:
+        try:
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                attn_implementation=attention.NAME,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+        except Exception as error:  # broken files fail in many ways; each becomes one line
+            raise UnsupportedModelError(f"{folder}: {_one_line(error)}") from None
+        if report["missing_keys"] or report.get("mismatched_keys"):
+            missing = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
+            raise UnsupportedModelError(
+                f"{folder} lacks {len(missing)} weights of its model, first {missing[0]}"
+            )
+    if model.config.get_text_config()._attn_implementation != attention.NAME:
+        raise UnsupportedModelError(f"{config.model_type} does not take our attention")
+    built: nn.Module = model
+    return built
+
+
+def _probe(model: nn.Module, layers: list[PagedLayer], config: Any, device: torch.device) -> None:
+    """Run a few tokens to see each layer call our attention once, with nothing we do not know."""
+    ids = torch.zeros((1, NUM_PROBE_TOKENS), dtype=torch.int64, device=device)
+    positions = torch.arange(NUM_PROBE_TOKENS, device=device)[None]
+    try:
+        with torch.inference_mode():
+            model(input_ids=ids, position_ids=positions, use_cache=False)
+    except UnsupportedModelError:
+        raise
+    except Exception as error:
+        raise UnsupportedModelError(f"{config.model_type}: {_one_line(error)}") from error
+    num_layers = config.num_hidden_layers
+    num_right = sum(len(layer.shapes) == 1 for layer in layers)
+    if len(layers) != num_layers or num_right != num_layers:
+        raise UnsupportedModelError(
+            f"{config.model_type}: {num_right} of {num_layers} layers call our attention"
+        )
+
+
+def _max_positions(config: Any) -> int:
+    """The longest sequence whose positions the model has learned, and rotates as it learned."""
+    limit: int = getattr(config, "max_position_embeddings", None) or FALLBACK_POSITIONS
+    rope = getattr(config, "rope_parameters", None) or {}
+    for parameters in [rope, *rope.values()]:
+        if isinstance(parameters, dict) and parameters.get("rope_type") in LENGTH_DEPENDENT_ROPE:
+            original = parameters.get("original_max_position_embeddings")
+            original = original or getattr(config, "original_max_position_embeddings", None)
+            limit = min(limit, original or limit)
+    return limit
+
+
+def _num_rows(model: Any, side: str) -> int:
+    embeddings = getattr(model, f"get_{side}_embeddings")()
+    return int(embeddings.weight.shape[0])
+
+
+def _token_ids(sources: Iterable[Any]) -> set[int]:
+    ids: set[int] = set()
+    for source in sources:
+        value = getattr(source, "eos_token_id", None)
+        ids.update(value if isinstance(value, list) else [] if value is None else [value])
+    return ids
+
+
+def _one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:300]

@@ -1,0 +1,115 @@
+"""`ModelRunner`: weights, KV cache, one forward pass per step, and the choice of tokens.
+
+It is given parts of sequences and gives back tokens; why these and not others is the scheduler's.
+Logits are computed only for the last token of a sequence whose known tokens end in this step: a
+hook cuts the rows out before the output layer, which works for every architecture alike.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from engine.attention import LayerShape, PagedLayer, UnsupportedModelError
+from engine.batch import build_batch
+from engine.config import EngineConfig
+from engine.loader import LoadedModel
+from engine.sampler import Sampler
+from engine.sequence import SampledToken, ScheduledSequence
+
+logger = logging.getLogger(__name__)
+
+CACHE_MEMORY_SHARE = 0.25  # of the memory that is available when the core starts
+MAX_CACHE_BYTES = 4 << 30  # unless `kv_cache_memory_bytes` asks for more
+
+
+class ModelRunner:
+    """Runs steps. `config` is the given one with every size decided."""
+
+    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+        self.loaded = loaded
+        self.config = resolve_sizes(config, loaded)
+        self._context = loaded.context
+        self._sampler = Sampler()
+        _allocate_cache(loaded, self.config)
+        model: Any = loaded.model
+        output_layer: nn.Module = model.get_output_embeddings()
+        output_layer.register_forward_pre_hook(self._keep_sampled_rows)
+
+    def execute(self, scheduled: list[ScheduledSequence]) -> list[SampledToken | None]:
+        """Compute these parts; a token for each sequence that reached its last known token."""
+        batch = build_batch(scheduled, self.config.block_size, self.loaded.device)
+        self._context.batch = batch
+        with torch.inference_mode():
+            logits = self.loaded.model(
+                input_ids=batch.input_ids[None],
+                position_ids=batch.positions[None],
+                use_cache=False,
+            ).logits[0]
+            sampled = [item.sequence for item in scheduled if item.is_sampled]
+            tokens = iter(self._sampler.sample(logits.float(), sampled) if sampled else ())
+        return [next(tokens) if item.is_sampled else None for item in scheduled]
+
+    def _keep_sampled_rows(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Before the output layer: [1, num_tokens, width] → [1, num_sampled, width]."""
+        batch = self._context.batch
+        if batch is None or len(batch.logits_rows) == len(batch.input_ids):
+            return args
+        return (args[0][:, batch.logits_rows], *args[1:])
+
+
+def resolve_sizes(config: EngineConfig, loaded: LoadedModel) -> EngineConfig:
+    """Decide the cache's size and the longest sequence, each clamped to what the model allows."""
+    max_model_len = min(config.max_model_len or loaded.max_positions, loaded.max_positions)
+    block_size = config.block_size
+    per_sequence = -(-max_model_len // block_size)
+    num_blocks = config.num_blocks
+    if num_blocks is None:
+        memory = config.kv_cache_memory_bytes
+        if memory is None:
+            memory = min(int(_available_memory() * CACHE_MEMORY_SHARE), MAX_CACHE_BYTES)
+        num_blocks = memory // (block_size * sum(map(_bytes_per_token, loaded.layers)))
+        num_blocks = min(num_blocks, per_sequence * config.max_num_seqs)
+    if num_blocks < 1:
+        raise UnsupportedModelError("there is no memory for a single block of the KV cache")
+    max_model_len = min(max_model_len, num_blocks * block_size)
+    logger.info(
+        "KV cache: %d blocks of %d tokens; context %d", num_blocks, block_size, max_model_len
+    )
+    return msgspec.structs.replace(config, num_blocks=num_blocks, max_model_len=max_model_len)
+
+
+def _allocate_cache(loaded: LoadedModel, config: EngineConfig) -> None:
+    assert config.num_blocks is not None
+    for layer in loaded.layers:
+        shape = layer.shapes[0]
+        for name, width in (("key_cache", shape.head_dim), ("value_cache", shape.value_head_dim)):
+            cache = _zeros(
+                (config.num_blocks, shape.num_kv_heads, config.block_size, width), shape.dtype
+            )
+            setattr(layer, name, cache.to(loaded.device).transpose(1, 2))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros whose memory is taken page by page when it is first used, unlike `torch.zeros`.
+
+    Layout: a head's keys of one block lie together, which is how decoding reads them.
+    """
+    num_bytes = int(np.prod(shape)) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
+
+
+def _bytes_per_token(layer: PagedLayer) -> int:
+    shape: LayerShape = layer.shapes[0]
+    return shape.num_kv_heads * (shape.head_dim + shape.value_head_dim) * shape.dtype.itemsize
+
+
+def _available_memory() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/meminfo has no MemAvailable")

@@ -1,0 +1,101 @@
+"""The Python face of csrc: each op as its torch reference, its specification, and as built.
+
+`choose(backend)` returns one `Ops` with the same signatures either way, so that nothing else knows
+whether there was a compiler. The references run on any device and dtype; they are written to be
+read and to be right, and take the ops' arguments one by one as csrc/registration.cpp declares them.
+
+    key_cache    [num_blocks, block_size, num_kv_heads, head_dim]        last dimension contiguous
+    value_cache  [num_blocks, block_size, num_kv_heads, value_head_dim]  may be narrower than keys
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """One implementation of every op."""
+
+    name: str  # as in `EngineConfig.attn_backend`
+    store_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    paged_attention: Callable[
+        [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float, int, float, Tensor | None],
+        None,
+    ]
+
+
+def store_kv_reference(
+    key: Tensor,  # [num_tokens, num_kv_heads, head_dim]
+    value: Tensor,  # [num_tokens, num_kv_heads, value_head_dim]
+    key_cache: Tensor,  # written
+    value_cache: Tensor,  # written
+    slot_mapping: Tensor,  # [num_tokens] int64: block * block_size + offset, negative is skipped
+) -> None:
+    """Write each token's key and value to its slot."""
+    kept = slot_mapping >= 0
+    slots = slot_mapping[kept]
+    block_size = key_cache.shape[1]
+    blocks, offsets = slots // block_size, slots % block_size
+    key_cache[blocks, offsets] = key[kept].to(key_cache.dtype)
+    value_cache[blocks, offsets] = value[kept].to(value_cache.dtype)
+
+
+def paged_attention_reference(
+    query: Tensor,  # [num_tokens, num_heads, head_dim]
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,  # [num_seqs, max_blocks] int32
+    cu_seqlens_q: Tensor,  # [num_seqs + 1] int32
+    seq_lens: Tensor,  # [num_seqs] int32
+    out: Tensor,  # [num_tokens, num_heads, value_head_dim], written
+    scale: float,
+    sliding_window: int,  # a query sees itself and the sliding_window - 1 tokens before, 0 = all
+    softcap: float,  # scores become softcap * tanh(scores / softcap), 0 = off
+    sinks: Tensor
+    | None,  # [num_heads]: one more score per head that takes weight and gives nothing
+) -> None:
+    """Causal attention of the last tokens of each sequence over its blocks, in float32.
+
+    The queries of sequence i are its last `cu_seqlens_q[i + 1] - cu_seqlens_q[i]` tokens of
+    `seq_lens[i]`. Query head h reads key-value head `h // (num_heads / num_kv_heads)`.
+    """
+    block_size, num_kv_heads = key_cache.shape[1], key_cache.shape[2]
+    group = query.shape[1] // num_kv_heads
+    bounds, lengths = cu_seqlens_q.tolist(), seq_lens.tolist()
+    for row, length in enumerate(lengths):
+        begin, end = bounds[row], bounds[row + 1]
+        num_blocks = -(-length // block_size)
+        blocks = block_tables[row, :num_blocks].long()
+        keys = key_cache[blocks].flatten(0, 1)[:length].float()  # [length, kv_heads, head_dim]
+        values = value_cache[blocks].flatten(0, 1)[:length].float()
+        queries = query[begin:end].float().view(end - begin, num_kv_heads, group, -1)
+        scores = torch.einsum("tkgd,skd->kgts", queries, keys) * scale
+        if softcap:
+            scores = torch.tanh(scores / softcap) * softcap
+        query_places = torch.arange(length - (end - begin), length, device=query.device)[:, None]
+        key_places = torch.arange(length, device=query.device)
+        visible = key_places <= query_places
+        if sliding_window:
+            visible &= key_places > query_places - sliding_window
+        scores = scores.masked_fill(~visible, -torch.inf)
+        if sinks is not None:
+            column = sinks.float().view(num_kv_heads, group, 1, 1).expand(-1, -1, end - begin, 1)
+            weights = torch.cat([scores, column], dim=-1).softmax(-1)[..., :-1]
+        else:
+            weights = scores.softmax(-1)
+        result = torch.einsum("kgts,skd->tkgd", weights, values)
+        out[begin:end] = result.flatten(1, 2).to(out.dtype)
+
+
+REFERENCE = Ops("torch", store_kv_reference, paged_attention_reference)
+
+
+def choose(backend: str) -> Ops:
+    """The ops of `EngineConfig.attn_backend`. "auto" takes what was built, else the reference."""
+    return REFERENCE

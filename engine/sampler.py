@@ -1,0 +1,257 @@
+"""`Sampler`: logits and parameters to token ids, the same alone, in any batch and after a restart.
+
+A random choice has no state: the number that decides it is Philox-4x32-10 of (seed, position in
+the answer), so batching, chunking, preemption and resuming cannot shift it. One uniform number
+picks a token by inverting the cumulative distribution. The alternative, Gumbel noise per token,
+would need a random number for every word of the vocabulary at every step. Weights are summed in
+float64, so that the order of a sum does not decide on which side of a border the number falls.
+
+Rows cost what they ask for: greedy rows only the maximum, plain random rows one pass over the
+vocabulary, top-k and top-p rows the best few candidates unless those do not hold enough weight.
+"""
+
+import secrets
+from collections.abc import Sequence as Collection
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.sampling_params import SamplingParams
+from engine.sequence import SampledToken, Sequence
+
+NUM_CANDIDATES = 256  # looked at first for top-k and top-p; rows that need more are sorted whole
+NUM_UNIFORMS = 32  # random numbers made at once for one sequence
+
+Uints = npt.NDArray[np.uint64]
+
+_MASK = np.uint64(0xFFFFFFFF)
+_SHIFT = np.uint64(32)
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
+
+
+def philox_4x32(counter: Uints, key: Uints) -> Uints:
+    """Philox-4x32-10 (Salmon et al. 2011) of 32-bit words: counter [4, n], key [2, n] → [4, n]."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (
+            (product1 >> _SHIFT) ^ c1 ^ k0,
+            product1 & _MASK,
+            (product0 >> _SHIFT) ^ c3 ^ k1,
+            product0 & _MASK,
+        )
+        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+    return np.stack([c0, c1, c2, c3])
+
+
+def uniforms(seed: int, start: int, num: int) -> npt.NDArray[np.float64]:
+    """The random numbers in [0, 1) of output positions `start` to `start + num`, 53 bits each."""
+    positions = np.arange(start, start + num, dtype=np.uint64)
+    zeros = np.zeros(num, np.uint64)
+    counter = np.stack([positions & _MASK, positions >> _SHIFT, zeros, zeros])
+    words = np.array([[seed & 0xFFFFFFFF], [seed >> 32 & 0xFFFFFFFF]], np.uint64)
+    high, low, _, _ = philox_4x32(counter, np.broadcast_to(words, (2, num)))
+    bits = (high >> np.uint64(5) << np.uint64(26)) | (low >> np.uint64(6))
+    result: npt.NDArray[np.float64] = bits.astype(np.float64) * 2.0**-53
+    return result
+
+
+class RowState:
+    """What the sampler remembers of one sequence; all of it follows from tokens and parameters."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.is_greedy = params.is_greedy
+        self.is_truncated = params.top_k > 0 or params.top_p < 1
+        self.has_penalties = bool(
+            params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
+        )
+        self.edits_logits = bool(
+            self.has_penalties or params.min_tokens or params.logit_bias or params.allowed_token_ids
+        )
+        self.seed = secrets.randbits(64) if params.seed is None else params.seed
+        self._uniforms: list[float] = []
+        self._uniforms_start = 0
+        self._in_prompt: Tensor | None = None  # [vocab] bool
+        self._counts: Tensor | None = None  # [vocab] float32: times in the answer
+        self._num_counted = 0  # output tokens in `_counts`
+
+    def uniform(self, position: int) -> float:
+        """The random number of one output position."""
+        offset = position - self._uniforms_start
+        if not 0 <= offset < len(self._uniforms):
+            self._uniforms = uniforms(self.seed, position, NUM_UNIFORMS).tolist()
+            self._uniforms_start, offset = position, 0
+        return self._uniforms[offset]
+
+    def edit(self, logits: Tensor, sequence: Sequence) -> None:
+        """Apply everything that changes single logits, in place. logits: [vocab] float32."""
+        params = sequence.params
+        if params.allowed_token_ids:
+            allowed = torch.tensor(params.allowed_token_ids, device=logits.device)
+            kept = logits[allowed]
+            logits.fill_(-torch.inf)
+            logits[allowed] = kept
+        if sequence.num_output_tokens < params.min_tokens:
+            logits[list(sequence.stop_ids)] = -torch.inf
+        if params.logit_bias:
+            logits[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()))
+        if self.has_penalties:
+            self._penalize(logits, sequence)
+
+    def _penalize(self, logits: Tensor, sequence: Sequence) -> None:
+        params = sequence.params
+        if self._counts is None or self._in_prompt is None:
+            self._counts = torch.zeros_like(logits)
+            self._in_prompt = torch.zeros_like(logits, dtype=torch.bool)
+            self._in_prompt[sequence.token_ids[: sequence.num_prompt_tokens]] = True
+        for token in sequence.token_ids[sequence.num_prompt_tokens + self._num_counted :]:
+            self._counts[token] += 1
+        self._num_counted = sequence.num_output_tokens
+        in_answer = self._counts > 0
+        if params.repetition_penalty != 1:
+            weakened = torch.where(
+                logits > 0, logits / params.repetition_penalty, logits * params.repetition_penalty
+            )
+            torch.where(in_answer | self._in_prompt, weakened, logits, out=logits)
+        logits -= params.frequency_penalty * self._counts
+        logits -= params.presence_penalty * in_answer
+
+
+class Sampler:
+    """Chooses one token per row. Stateless: what it remembers lies in `sequence.sampler_state`."""
+
+    def sample(self, logits: Tensor, sequences: Collection[Sequence]) -> list[SampledToken]:
+        """Choose the next token of each sequence; row i of `logits` [n, vocab] float32 is its own.
+
+        A row without a finite maximum gives an error in its place and does not disturb the others.
+        """
+        states = [_state_of(sequence) for sequence in sequences]
+        edited = logits
+        if any(state.edits_logits for state in states):
+            edited = logits.clone()
+            for row, state in enumerate(states):
+                if state.edits_logits:
+                    state.edit(edited[row], sequences[row])
+        maxima, best = edited.max(dim=-1)
+        is_finite = torch.isfinite(maxima).tolist()
+        tokens = best.tolist()
+        random = [row for row, state in enumerate(states) if is_finite[row] and not state.is_greedy]
+        for truncated in (False, True):
+            rows = [row for row in random if states[row].is_truncated is truncated]
+            if rows:
+                chosen = self._choose(edited, maxima, rows, sequences, truncated)
+                for row, token in zip(rows, chosen, strict=True):
+                    tokens[row] = token
+        for row, sequence in enumerate(sequences):
+            if forced := sequence.params.trace_decode_token_ids:
+                tokens[row] = forced[min(sequence.num_output_tokens, len(forced) - 1)]
+        return [
+            SampledToken(tokens[row], _logprobs(logits[row], tokens[row], sequence.params))
+            if is_finite[row]
+            else SampledToken(-1, error="the model gave no finite logits")
+            for row, sequence in enumerate(sequences)
+        ]
+
+    def _choose(
+        self,
+        logits: Tensor,
+        maxima: Tensor,
+        rows: list[int],
+        sequences: Collection[Sequence],
+        truncated: bool,
+    ) -> list[int]:
+        params = [sequences[row].params for row in rows]
+        numbers = [
+            _state_of(sequences[row]).uniform(sequences[row].num_output_tokens) for row in rows
+        ]
+        if len(rows) < len(logits):
+            logits, maxima = logits[rows], maxima[rows]
+        temperature = torch.tensor([p.temperature for p in params]).unsqueeze(1)
+        weights = ((logits - maxima.unsqueeze(1)) / temperature).exp_()  # [n, vocab], the best is 1
+        if any(p.min_p for p in params):
+            floor = torch.tensor([p.min_p for p in params]).unsqueeze(1)
+            weights.masked_fill_(weights < floor, 0)
+        uniform = torch.tensor(numbers, dtype=torch.float64).unsqueeze(1)
+        if not truncated:
+            cumulative = weights.cumsum(-1, dtype=torch.float64)
+            return _invert(cumulative, cumulative[:, -1:], uniform).tolist()
+        top_k = torch.tensor([p.top_k if p.top_k > 0 else logits.shape[1] for p in params])
+        top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64)
+        return choose_truncated(weights, top_k.unsqueeze(1), top_p.unsqueeze(1), uniform)
+
+
+def choose_truncated(
+    weights: Tensor,  # [n, vocab] float32, not negative
+    top_k: Tensor,  # [n, 1] int64, the vocabulary's size is "off"
+    top_p: Tensor,  # [n, 1] float64, 1 is "off"
+    uniform: Tensor,  # [n, 1] float64
+    num_candidates: int = NUM_CANDIDATES,
+) -> list[int]:
+    """Keep the `top_k` heaviest tokens, of these the fewest that hold `top_p` of the weight; draw.
+
+    Only `num_candidates` tokens are sorted. A row that would need more is done again with all of
+    them, which depends on this row alone, so that its result does not depend on the batch.
+    """
+    vocab = weights.shape[1]
+    num_candidates = min(num_candidates, vocab)
+    heaviest, ids = weights.topk(num_candidates, dim=-1)  # [n, num_candidates], descending
+    kept = heaviest.double().masked_fill_(torch.arange(num_candidates) >= top_k, 0)
+    cumulative = kept.cumsum(-1)
+    total = torch.where(
+        top_k <= num_candidates,
+        cumulative[:, -1:],
+        weights.sum(-1, keepdim=True, dtype=torch.float64),
+    )
+    border = top_p * total
+    num_kept = (cumulative < border).sum(-1, keepdim=True).add_(1).clamp_(max=num_candidates)
+    choice = _invert(cumulative, cumulative.gather(1, num_kept - 1), uniform)
+    tokens: list[int] = ids.gather(1, choice.unsqueeze(1)).squeeze(1).tolist()
+    if num_candidates < vocab:
+        short = (top_k > num_candidates) & ((cumulative[:, -1:] < border) | (top_k < vocab))
+        rows = short.squeeze(1).nonzero().squeeze(1)
+        if len(rows):
+            again = choose_truncated(weights[rows], top_k[rows], top_p[rows], uniform[rows], vocab)
+            for row, token in zip(rows.tolist(), again, strict=True):
+                tokens[row] = token
+    return tokens
+
+
+def _invert(cumulative: Tensor, total: Tensor, uniform: Tensor) -> Tensor:
+    """The first index of each row whose cumulative weight is above `uniform * total`. [n]"""
+    choice = torch.searchsorted(cumulative, uniform * total, right=True)
+    last = torch.searchsorted(cumulative, total)  # if rounding carried the product to the total
+    return torch.minimum(choice, last).squeeze(1)
+
+
+def _state_of(sequence: Sequence) -> RowState:
+    state: RowState | None = sequence.sampler_state
+    if state is None:
+        state = sequence.sampler_state = RowState(sequence.params)
+    return state
+
+
+def _logprobs(
+    logits: Tensor, token: int, params: SamplingParams
+) -> list[tuple[int, float, int]] | None:
+    """(token id, logprob, rank) of the chosen token, then of the best and the asked for.
+
+    Of the model's own distribution, before penalties and temperature. logits: [vocab] float32.
+    """
+    if params.logprobs is None:
+        return None
+    logprobs = logits.log_softmax(-1)
+    vocab = len(logprobs)
+    num_best = vocab if params.logprobs == -1 else min(params.logprobs, vocab)
+    best = logprobs.topk(num_best).indices.tolist()
+    wanted = list(dict.fromkeys([token, *best, *(params.logprob_token_ids or ())]))
+    values = logprobs[wanted]
+    if num_best == vocab:
+        rank_of = {token_id: rank for rank, token_id in enumerate(best, start=1)}
+        ranks = [rank_of[token_id] for token_id in wanted]
+    else:
+        ranks = (logprobs > values.unsqueeze(1)).sum(-1).add(1).tolist()
+    return list(zip(wanted, values.tolist(), ranks, strict=True))

@@ -1,0 +1,401 @@
+"""`Scheduler`: which sequences the next step computes, and the one place where a sequence ends.
+
+A step has a budget of tokens. Running decodes take one each, running prefills take a chunk of what
+is left, then waiting requests are let in by (priority, arrival). A request is let in only with room
+for all its known tokens, so a prefill never stops half way for want of blocks; a decode that finds
+no block takes them from the latest running sequence, which starts over later (its full blocks stay
+in the prefix cache, so this is cheap while nobody else needs them).
+
+`finish()` serves every end from every state: it alone frees blocks and forgets a sequence, and it
+always emits one last output. The scheduler knows no tensors and never reads a clock.
+"""
+
+import math
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import count
+
+from engine.block_manager import BlockManager
+from engine.config import EngineConfig
+from engine.ipc import AddRequest, SchedulerStats, SequenceOutput
+from engine.sequence import (
+    RequestKey,
+    SampledToken,
+    ScheduledSequence,
+    Sequence,
+    SequenceStatus,
+)
+
+QUEUE_REPORT_SECONDS = 0.5  # how often waiting clients hear their position, at most
+ABSENT_FEATURES = (
+    "prompt_logprobs",
+    "structured_outputs",
+    "bad_words",
+    "thinking_token_budget",
+    "repetition_detection",
+)
+
+Problem = tuple[str, str]  # (code, message) of an answer that ends with "error"
+
+
+@dataclass(slots=True)
+class SchedulerTotals:
+    """Counts since the start of the core, for metrics."""
+
+    prompt_tokens: int = 0  # computed, so without cached ones, again after a preemption
+    generation_tokens: int = 0
+    preemptions: int = 0
+    requests: int = 0
+    aborts: int = 0
+
+
+class Scheduler:
+    """`config` must be resolved: `max_model_len` is set and fits the model and the cache."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        blocks: BlockManager,
+        vocab_size: int,
+        eos_token_ids: Iterable[int] = (),
+    ) -> None:
+        assert config.max_model_len is not None
+        self.config = config
+        self.blocks = blocks
+        self.vocab_size = vocab_size
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.max_model_len: int = config.max_model_len
+        self.totals = SchedulerTotals()
+        self.sequences: dict[RequestKey, Sequence] = {}  # all that are not finished
+        self.waiting: list[Sequence] = []  # both sorted by Sequence.order
+        self.running: list[Sequence] = []
+        self._num_waiting_tokens = 0
+        self._outputs: defaultdict[str, list[SequenceOutput]] = defaultdict(list)  # by client
+        self._numbers = count()
+        self._last_queue_report = -math.inf
+
+    # ---- requests come and go -------------------------------------------------------------------
+
+    def add(self, client_id: str, request: AddRequest, now: float) -> Sequence | None:
+        """Queue a request, or end it at once with an error. None if its id is in use already."""
+        sequence = Sequence(
+            client_id,
+            request.request_id,
+            request.prompt_token_ids,
+            request.params,
+            resume_token_ids=request.resume_token_ids,
+            arrival_time=request.arrival_time,
+            cache_salt=request.cache_salt,
+        )
+        if sequence.key in self.sequences:
+            return None
+        params = request.params
+        priority = request.priority if self.config.scheduling_policy == "priority" else 0
+        sequence.order = (priority, request.arrival_time, next(self._numbers))
+        sequence.queued_ts = now
+        sequence.stop_ids = frozenset(params.stop_token_ids or ())
+        if not params.ignore_eos:
+            sequence.stop_ids |= self.eos_token_ids
+        max_tokens = self.max_model_len if params.max_tokens is None else params.max_tokens
+        sequence.max_num_tokens = min(sequence.num_prompt_tokens + max_tokens, self.max_model_len)
+
+        problem = self._find_problem(sequence)
+        self.totals.requests += 1
+        self.sequences[sequence.key] = sequence
+        self._enqueue(sequence)
+        if problem is not None:
+            self.finish(sequence, "error", error=problem)
+        elif sequence.num_output_tokens and (end := self._end_reason(sequence)):
+            self.finish(sequence, *end)  # nothing was left to generate behind the resumed tokens
+        return sequence
+
+    def abort(self, client_id: str, request_ids: Iterable[str], reason: str = "abort") -> None:
+        """End these requests of this client. Unknown and ended ids are ignored."""
+        for request_id in request_ids:
+            sequence = self.sequences.get((client_id, request_id))
+            if sequence is not None:
+                self.totals.aborts += 1
+                self.finish(sequence, reason)
+
+    def drop_client(self, client_id: str) -> None:
+        """End everything of a client that is gone; nobody is left to hear of it."""
+        mine = [request_id for owner, request_id in self.sequences if owner == client_id]
+        self.abort(client_id, mine)
+        self._outputs.pop(client_id, None)
+
+    def finish(
+        self,
+        sequence: Sequence,
+        reason: str,
+        stop_reason: int | None = None,
+        *,
+        error: Problem | None = None,
+        token: SampledToken | None = None,
+    ) -> SequenceOutput | None:
+        """End a sequence in any state: free its blocks, forget it, emit its last output.
+
+        The second call for the same sequence does nothing and returns None. `token` is one that was
+        sampled in the step that ends the sequence and that its client has not seen yet.
+        """
+        if sequence.is_finished:
+            return None
+        output = self._output(sequence, token, reason, stop_reason, error)
+        if sequence.status is SequenceStatus.WAITING:
+            self._dequeue(sequence)
+        else:
+            self.running.remove(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        self.blocks.release(sequence)
+        del self.sequences[sequence.key]
+        self._outputs[sequence.client_id].append(output)
+        return output
+
+    # ---- one step -------------------------------------------------------------------------------
+
+    def schedule(self, now: float) -> list[ScheduledSequence]:
+        """Choose what to compute now; empty when nothing is due."""
+        self._report_queue(now)
+        budget = self.config.max_num_batched_tokens
+        scheduled: list[ScheduledSequence] = []
+        num_preemptions = self.totals.preemptions
+
+        for sequence in self.running.copy():
+            if budget and self._is_due(sequence, now) and self._make_room(sequence):
+                scheduled.append(ScheduledSequence(sequence, 1))
+                budget -= 1
+        for sequence in self.running:
+            if budget and not sequence.is_decoding:
+                scheduled.append(self._next_chunk(sequence, budget))
+                budget -= scheduled[-1].num_tokens
+        if self.totals.preemptions == num_preemptions:  # else room is short: let nobody in
+            while budget and (admitted := self._admit_next(now)):
+                scheduled.append(self._next_chunk(admitted, budget))
+                budget -= scheduled[-1].num_tokens
+        return scheduled
+
+    def update(
+        self,
+        scheduled: list[ScheduledSequence],
+        tokens: list[SampledToken | None],
+        now: float,
+    ) -> None:
+        """Take in what a step computed: one token, or None, per scheduled sequence."""
+        for item, token in zip(scheduled, tokens, strict=True):
+            sequence = item.sequence
+            if sequence.is_finished:  # aborted while the step ran: the abort wins
+                continue
+            if not sequence.is_decoding:
+                self.totals.prompt_tokens += item.num_tokens
+            sequence.num_computed_tokens += item.num_tokens
+            self.blocks.cache_full_blocks(sequence)
+            if token is None:
+                self._outputs[sequence.client_id].append(self._output(sequence))
+            elif token.error is not None:
+                self.finish(sequence, "error", error=("engine_error", token.error))
+            else:
+                self._append(sequence, token, now)
+
+    def next_due(self) -> float | None:
+        """Until when (monotonic seconds) the step loop may sleep after an empty `schedule()`.
+
+        None means until a message comes. A message always wakes the loop.
+        """
+        times = []
+        if self.config.pace and self.running:
+            times.append(min(sequence.due_tick for sequence in self.running) / self.config.pace)
+        if self.config.max_queue_seconds is not None and self.waiting:
+            times.append(self._last_queue_report + QUEUE_REPORT_SECONDS)
+        return min(times) if times else None
+
+    def take_outputs(self) -> dict[str, list[SequenceOutput]]:
+        """What has happened since the last call, by client, in order."""
+        outputs, self._outputs = self._outputs, defaultdict(list)
+        return outputs
+
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            num_waiting_tokens=self._num_waiting_tokens,
+            num_blocks_total=self.blocks.num_blocks,
+            num_blocks_free=self.blocks.num_free,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if maps, queues and blocks disagree."""
+        queued = [*self.waiting, *self.running]
+        assert len(queued) == len(self.sequences)
+        assert all(self.sequences.get(sequence.key) is sequence for sequence in queued)
+        assert self._num_waiting_tokens == sum(sequence.num_tokens for sequence in self.waiting)
+        assert not any(sequence.block_table for sequence in self.waiting)
+        self.blocks.check_integrity(self.running)
+
+    # ---- helpers, in the order of their use ------------------------------------------------------
+
+    def _find_problem(self, sequence: Sequence) -> Problem | None:
+        """Why a new request cannot be served, if so."""
+        num_prompt_tokens = sequence.num_prompt_tokens
+        if num_prompt_tokens == 0:
+            return ("invalid_request", "the prompt is empty")
+        if num_prompt_tokens >= self.max_model_len:
+            return (
+                "context_length_exceeded",
+                f"the prompt has {num_prompt_tokens} tokens, "
+                f"the context holds {self.max_model_len} with at least one of the answer",
+            )
+        for name in ABSENT_FEATURES:
+            if getattr(sequence.params, name):
+                return ("unsupported_parameter", f"{name} is not implemented")
+        if not all(0 <= token < self.vocab_size for token in _all_ids(sequence)):
+            return ("invalid_request", f"a token id is not below {self.vocab_size}")
+        limit = self.config.max_num_queued_reqs
+        if limit is not None and len(self.waiting) >= limit:
+            return ("queue_full", f"{len(self.waiting)} requests are waiting already")
+        limit = self.config.max_num_queued_tokens
+        if limit is not None and self._num_waiting_tokens + sequence.num_tokens > limit:
+            return ("queue_full", f"{self._num_waiting_tokens} tokens are waiting already")
+        return None
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        insort(self.waiting, sequence, key=_order)
+        self._num_waiting_tokens += sequence.num_tokens
+
+    def _dequeue(self, sequence: Sequence) -> None:
+        del self.waiting[bisect_left(self.waiting, sequence.order, key=_order)]
+        self._num_waiting_tokens -= sequence.num_tokens
+
+    def _report_queue(self, now: float) -> None:
+        """Tell waiting clients how many requests are ahead, and end those that waited too long."""
+        if not self.waiting or now < self._last_queue_report + QUEUE_REPORT_SECONDS:
+            return
+        self._last_queue_report = now
+        limit = self.config.max_queue_seconds
+        for position, sequence in enumerate(self.waiting.copy()):
+            if limit is not None and not sequence.scheduled_ts and now - sequence.queued_ts > limit:
+                message = f"not started within {limit:g} s"
+                self.finish(sequence, "error", error=("queue_timeout", message))
+            elif position != sequence.queue_position:
+                sequence.queue_position = position
+                self._outputs[sequence.client_id].append(self._output(sequence))
+
+    def _is_due(self, sequence: Sequence, now: float) -> bool:
+        """Whether a sequence, when its turn comes within a step, wants its next token now."""
+        if sequence.status is not SequenceStatus.RUNNING or not sequence.is_decoding:
+            return False
+        return not self.config.pace or sequence.due_tick <= now * self.config.pace
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Give the last token of a decode its slot; False if the sequence itself had to go."""
+        while self.blocks.needs_block(sequence) and not self.blocks.num_free:
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        self.blocks.grow(sequence)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to the queue, at its old place: blocks go, tokens stay and are computed again."""
+        self.running.remove(sequence)
+        self.blocks.release(sequence)
+        sequence.status = SequenceStatus.WAITING
+        sequence.num_preemptions += 1
+        self.totals.preemptions += 1
+        self._enqueue(sequence)
+
+    def _next_chunk(self, sequence: Sequence, budget: int) -> ScheduledSequence:
+        num_tokens = min(sequence.num_uncomputed_tokens, budget)
+        if self.config.long_prefill_token_threshold:
+            num_tokens = min(num_tokens, self.config.long_prefill_token_threshold)
+        return ScheduledSequence(sequence, num_tokens)
+
+    def _admit_next(self, now: float) -> Sequence | None:
+        """Let the head of the queue in, if it fits."""
+        num_running = len(self.running)
+        if not self.waiting or num_running >= self.config.max_num_seqs:
+            return None
+        # Each running decode may soon want a block: without this reserve the newcomer would be
+        # the next victim.
+        num_available = self.blocks.num_free - num_running
+        if num_available <= 0:
+            return None
+        sequence = self.waiting[0]
+        prefix = self.blocks.find_prefix(sequence)
+        if self.blocks.num_needed(sequence, prefix) > num_available:
+            return None
+        self._dequeue(sequence)
+        self.blocks.allocate(sequence, prefix)
+        sequence.status = SequenceStatus.RUNNING
+        sequence.queue_position = None
+        insort(self.running, sequence, key=_order)
+        if not sequence.scheduled_ts:
+            sequence.scheduled_ts = now
+            sequence.num_cached_tokens = sequence.num_computed_tokens
+        self._outputs[sequence.client_id].append(self._output(sequence))
+        return sequence
+
+    def _append(self, sequence: Sequence, token: SampledToken, now: float) -> None:
+        sequence.token_ids.append(token.token_id)
+        self.totals.generation_tokens += 1
+        if not sequence.first_token_ts:
+            sequence.first_token_ts = now
+        if end := self._end_reason(sequence):
+            self.finish(sequence, *end, token=token)
+            return
+        self._outputs[sequence.client_id].append(self._output(sequence, token))
+        if self.config.pace:
+            # All answers share one clock, so that those of one pace are computed in one batch. One
+            # that is late continues at the present tick: it neither stops nor rushes.
+            tick = int(now * self.config.pace)
+            sequence.due_tick = max((sequence.due_tick or tick) + 1, tick)
+
+    def _end_reason(self, sequence: Sequence) -> tuple[str, int | None] | None:
+        """Why the answer ends with its last token, if it does: (finish reason, stop reason)."""
+        params, token = sequence.params, sequence.token_ids[-1]
+        if token in sequence.stop_ids and sequence.num_output_tokens > params.min_tokens:
+            return ("stop", token if token in (params.stop_token_ids or ()) else None)
+        if sequence.num_tokens >= sequence.max_num_tokens:
+            return ("length", None)
+        return None
+
+    def _output(
+        self,
+        sequence: Sequence,
+        token: SampledToken | None = None,
+        finish_reason: str | None = None,
+        stop_reason: int | None = None,
+        error: Problem | None = None,
+    ) -> SequenceOutput:
+        return SequenceOutput(
+            request_id=sequence.request_id,
+            new_token_ids=[] if token is None else [token.token_id],
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            error=error,
+            logprobs=None if token is None or token.logprobs is None else [token.logprobs],
+            num_cached_tokens=sequence.num_cached_tokens,
+            num_computed_tokens=min(sequence.num_computed_tokens, sequence.num_prompt_tokens),
+            num_preemptions=sequence.num_preemptions,
+            queue_position=sequence.queue_position,
+            scheduled_ts=sequence.scheduled_ts,
+            first_token_ts=sequence.first_token_ts,
+        )
+
+
+def _order(sequence: Sequence) -> tuple[int, float, int]:
+    return sequence.order
+
+
+def _all_ids(sequence: Sequence) -> Iterator[int]:
+    """Every token id of a request that will index something as long as the vocabulary."""
+    params = sequence.params
+    yield from (min(sequence.token_ids), max(sequence.token_ids))
+    for ids in (
+        params.logit_bias,
+        params.allowed_token_ids,
+        params.logprob_token_ids,
+        params.trace_decode_token_ids,
+    ):
+        yield from ids or ()

@@ -1,0 +1,156 @@
+"""`Sequence`: one request as the scheduler tracks it, from its arrival to its last output.
+
+Tokens are numbered from the start of the prompt. Three counts split them:
+
+    |------ num_cached ------|-- computed now --|-- to compute --|
+    |---------- num_computed_tokens ------------|                |
+    |------------------------- num_tokens ----------------------|
+    |------ num_prompt_tokens ------|------ num_output_tokens ---|
+
+Keys and values exist for the first `num_computed_tokens`. A sequence decodes when exactly its last
+token is missing them, and prefills while more are: after a preemption also output tokens are.
+"""
+
+import enum
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from engine.sampling_params import SamplingParams
+
+RequestKey = tuple[str, str]  # (client id, internal request id)
+
+
+class SequenceStatus(enum.Enum):
+    """Where a sequence is; only `Scheduler` changes it."""
+
+    WAITING = "waiting"  # also after a preemption
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """Token ids, blocks and progress of one request."""
+
+    __slots__ = (
+        "arrival_time",
+        "block_table",
+        "cache_parent",
+        "cache_salt",
+        "client_id",
+        "due_tick",
+        "first_token_ts",
+        "max_num_tokens",
+        "num_blocks_cached",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "order",
+        "params",
+        "queue_position",
+        "queued_ts",
+        "request_id",
+        "sampler_state",
+        "scheduled_ts",
+        "status",
+        "stop_ids",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        client_id: str,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        resume_token_ids: list[int] | None = None,
+        arrival_time: float = 0.0,
+        cache_salt: str = "",
+    ) -> None:
+        self.client_id = client_id
+        self.request_id = request_id
+        self.params = params
+        self.token_ids = prompt_token_ids + (resume_token_ids or [])
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.arrival_time = arrival_time
+        self.cache_salt = cache_salt
+
+        # these fields are set by the scheduler
+        self.status = SequenceStatus.WAITING
+        self.order: tuple[int, float, int] = (0, arrival_time, 0)  # smaller is served earlier
+        self.max_num_tokens = 0  # num_tokens at which the answer ends by length
+        self.stop_ids: frozenset[int] = frozenset()  # end the answer: end-of-text and stop ids
+        self.due_tick = 0  # of the pace's clock, before which no further token is wanted
+        self.num_preemptions = 0
+        self.num_cached_tokens = 0  # found in the prefix cache when first scheduled
+        self.queue_position: int | None = None  # as last told to the client
+        self.queued_ts = 0.0  # monotonic, as are the next two; 0 = never
+        self.scheduled_ts = 0.0
+        self.first_token_ts = 0.0
+
+        # these by the block manager
+        self.num_computed_tokens = 0
+        self.block_table = array("i")  # [num_blocks]; an array, so that numpy reads it in place
+        self.num_blocks_cached = 0  # leading blocks of block_table that the prefix cache knows
+        self.cache_parent: int | str = cache_salt  # cache id of the last of these
+
+        # and this by the sampler: penalty counts, random numbers, ...
+        self.sampler_state: Any = None
+
+    @property
+    def key(self) -> RequestKey:
+        return (self.client_id, self.request_id)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        return len(self.token_ids) - self.num_computed_tokens == 1 and self.num_output_tokens > 0
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is SequenceStatus.FINISHED
+
+    def __repr__(self) -> str:  # counts only: logs never hold a user's tokens
+        return (
+            f"Sequence({self.request_id}, {self.status.value}, prompt={self.num_prompt_tokens}, "
+            f"computed={self.num_computed_tokens}, tokens={self.num_tokens})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """The part of one sequence that a step computes: its next `num_tokens` uncomputed tokens."""
+
+    sequence: Sequence
+    num_tokens: int
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether this step reaches the last known token, so that a new one can be chosen."""
+        return self.num_tokens == self.sequence.num_uncomputed_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """What the runner gives back for a sampled sequence: a token, or why there is none."""
+
+    token_id: int
+    logprobs: list[tuple[int, float, int]] | None = None  # (token id, logprob, rank)
+    error: str | None = None
+
+
+Execute = Callable[[list[ScheduledSequence]], list[SampledToken | None]]
