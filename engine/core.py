@@ -84,7 +84,7 @@ class EngineCore:
     def run(self) -> None:
         """Step until a `Shutdown` arrives. An exception of a step is not caught here."""
         while not self._is_stopping:
-            if not self.step():
+            if not self.step() and not self._is_stopping:
                 self.wait()
 
     def step(self) -> bool:
