@@ -1,0 +1,73 @@
+"""Parley's LLM engine: prompts in, text out. Importing it imports no torch; only the core does.
+
+from engine import AsyncEngineArgs, AsyncLLM, SamplingParams
+
+engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model="folder or hub id"))
+async for output in engine.generate("Once upon", SamplingParams(max_tokens=50), "request-1"):
+    print(output.outputs[0].text)
+"""
+
+from pathlib import Path
+
+from engine.args import AsyncEngineArgs
+from engine.async_llm import AsyncLLM, AsyncLLMEngine
+from engine.connection import CoreState
+from engine.errors import (
+    DownloadError,
+    EngineDeadError,
+    EngineError,
+    EngineGenerateError,
+    EngineStartError,
+    MaxQueuedTokensError,
+    QueueOverflowError,
+    RetryableRequestError,
+    ValidationError,
+)
+from engine.inputs import ModelConfig, TextPrompt, TokensPrompt
+from engine.launcher import CoreProcess, PrivateDirectory
+from engine.outputs import (
+    CompletionOutput,
+    Logprob,
+    OutputError,
+    RequestMetrics,
+    RequestOutput,
+    RequestProgress,
+)
+from engine.sampling_params import RequestOutputKind, SamplingParams
+from engine.tokenizer import Tokenizer
+
+__all__ = [
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
+    "CompletionOutput",
+    "CoreProcess",
+    "CoreState",
+    "DownloadError",
+    "EngineDeadError",
+    "EngineError",
+    "EngineGenerateError",
+    "EngineStartError",
+    "Logprob",
+    "MaxQueuedTokensError",
+    "ModelConfig",
+    "OutputError",
+    "PrivateDirectory",
+    "QueueOverflowError",
+    "RequestMetrics",
+    "RequestOutput",
+    "RequestOutputKind",
+    "RequestProgress",
+    "RetryableRequestError",
+    "SamplingParams",
+    "TextPrompt",
+    "Tokenizer",
+    "TokensPrompt",
+    "ValidationError",
+    "demo_model",
+]
+
+
+def demo_model() -> Path:
+    """The folder of the small checkpoint that comes with Parley."""
+    return Path(__file__).resolve().parent / "demo"

@@ -1,0 +1,194 @@
+"""`AsyncEngineArgs`: what a caller may say about an engine, in vLLM's names.
+
+An unknown name raises `TypeError`: a typo is never ignored. A feature that does not exist here
+raises `NotImplementedError` by name, a wrong value `ValidationError`.
+"""
+
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.errors import ValidationError
+
+VLLM_HINT = "; it is a feature of vLLM, which Parley can use as its engine instead"
+DTYPES = {"auto": "auto", "half": "float16", "float": "float32"}
+DTYPES |= {name: name for name in ("float16", "float32", "bfloat16")}
+
+
+@dataclass
+class AsyncEngineArgs:
+    """Arguments of an engine. Wrong values raise `ValidationError` here or when it starts."""
+
+    model: str  # a local folder, or a hub id
+    _: KW_ONLY
+    served_model_name: str | list[str] | None = None
+    tokenizer: str | None = None
+    tokenizer_mode: str = "auto"
+    skip_tokenizer_init: bool = False
+    revision: str | None = None
+    tokenizer_revision: str | None = None
+    trust_remote_code: bool = False  # True is refused: code from a checkpoint never runs
+    download_dir: str | None = None
+    load_format: str = "auto"  # auto, safetensors, dummy
+    dtype: str = "auto"
+    seed: int | None = 0
+    max_model_len: int | None = None
+    gpu_memory_utilization: float = 0.9
+    kv_cache_memory_bytes: int | None = None
+    kv_cache_dtype: str = "auto"
+    quantization: str | None = None
+    block_size: int | None = None
+    num_gpu_blocks_override: int | None = None
+    enable_prefix_caching: bool | None = None
+    prefix_caching_hash_algo: str = "builtin"
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    enable_chunked_prefill: bool | None = None
+    long_prefill_token_threshold: int = 0
+    scheduling_policy: str = "fcfs"
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
+    stream_interval: int = 1
+    async_scheduling: bool | None = None
+    enforce_eager: bool = False
+    max_logprobs: int = 20
+    generation_config: str = "auto"
+    shutdown_timeout: float = 5.0
+    disable_log_stats: bool = False
+    enable_log_requests: bool = False
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    # of earlier versions of vLLM
+    disable_log_requests: bool = False
+    max_log_len: int | None = None
+    worker_use_ray: bool = False
+    engine_use_ray: bool = False
+    # ours
+    device: str = "auto"
+    attn_backend: str = "auto"
+    model_impl: str = "auto"
+    batch_invariant: bool = False
+    pace: float = 0.0  # tokens/s per answer, 0 = as fast as possible
+    watchdog_seconds: float = 30.0
+    max_queue_seconds: float | None = None
+    threads: int = 0  # of torch, 0 = torch's own choice
+    log_level: str = "WARNING"  # of the core's own lines on stderr
+
+    def __post_init__(self) -> None:
+        self._refuse_unavailable()
+        self._check_choices()
+        self._check_numbers()
+
+    def create_engine_config(self, address: str, *, model: str | None = None) -> EngineConfig:
+        """The core's configuration. `model` is the local folder, when `self.model` is a hub id."""
+        given: dict[str, Any] = {
+            "block_size": self.block_size,
+            "enable_prefix_caching": self.enable_prefix_caching,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "max_num_seqs": self.max_num_seqs,
+        }
+        return EngineConfig(
+            model=str(Path(model or self.model).absolute()),
+            address=address,
+            served_model_name=self.model_name,
+            dtype=DTYPES[self.dtype],
+            device=self.device,
+            load_format=self.load_format,
+            seed=self.seed or 0,
+            max_model_len=self.max_model_len,
+            num_blocks=self.num_gpu_blocks_override,
+            kv_cache_memory_bytes=self.kv_cache_memory_bytes,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            scheduling_policy=self.scheduling_policy,
+            max_num_queued_reqs=self.max_num_queued_reqs,
+            max_num_queued_tokens=self.max_num_queued_tokens,
+            max_queue_seconds=self.max_queue_seconds,
+            attn_backend=self.attn_backend,
+            model_impl=self.model_impl,
+            pace=self.pace,
+            watchdog_seconds=self.watchdog_seconds,
+            threads=self.threads,
+            log_level=self.log_level,
+            **{name: value for name, value in given.items() if value is not None},
+        )
+
+    @property
+    def model_name(self) -> str:
+        """The name that clients see: the first served name, else the model as it was given."""
+        names = self.served_model_name
+        if isinstance(names, list):
+            names = names[0] if names else None
+        return names or self.model
+
+    def _refuse_unavailable(self) -> None:
+        if self.trust_remote_code:
+            raise ValidationError(
+                "trust_remote_code=True is refused: code from a checkpoint never runs",
+                "trust_remote_code",
+                True,
+            )
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+            if getattr(self, name) != 1:
+                raise NotImplementedError(f"{name} > 1 is not implemented{VLLM_HINT}")
+        for name in ("worker_use_ray", "engine_use_ray"):
+            if getattr(self, name):
+                raise NotImplementedError(f"{name} is not implemented{VLLM_HINT}")
+        for name, only in _ONLY_VALUES.items():
+            if getattr(self, name) not in only:
+                raise NotImplementedError(f"{name}={getattr(self, name)!r} is not implemented")
+
+    def _check_choices(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise ValidationError(
+                    f"{name} must be one of {', '.join(choices)}, got {value!r}", name, value
+                )
+
+    def _check_numbers(self) -> None:
+        if not self.model or not isinstance(self.model, str):
+            raise ValidationError("model must be a folder or a hub id", "model", self.model)
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValidationError(f"{name} must be above 0, got {value!r}", name, value)
+        if self.pace < 0:
+            raise ValidationError("pace must not be negative", "pace", self.pace)
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValidationError(
+                "gpu_memory_utilization must be above 0 and at most 1",
+                "gpu_memory_utilization",
+                self.gpu_memory_utilization,
+            )
+
+
+_CHOICES = {
+    "dtype": tuple(DTYPES),
+    "load_format": ("auto", "safetensors", "dummy"),
+    "scheduling_policy": ("fcfs", "priority"),
+    "device": ("auto", "cpu", "cuda"),
+    "model_impl": ("auto", "transformers", "fused"),
+}
+_ONLY_VALUES: dict[str, tuple[object, ...]] = {
+    "quantization": (None,),
+    "kv_cache_dtype": ("auto",),
+    "skip_tokenizer_init": (False,),
+    "enable_chunked_prefill": (None, True),  # a prefill is always chunked
+    "async_scheduling": (None, False),
+    "tokenizer_mode": ("auto", "hf"),
+}
+_POSITIVE = (
+    "max_model_len",
+    "kv_cache_memory_bytes",
+    "block_size",
+    "num_gpu_blocks_override",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "max_num_queued_reqs",
+    "max_num_queued_tokens",
+    "stream_interval",
+    "max_queue_seconds",
+    "watchdog_seconds",
+)

@@ -1,0 +1,147 @@
+"""What a request may look like when it comes in: forms of prompts, and checks against the model."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+from engine.errors import ValidationError
+from engine.ipc import Ready
+from engine.sampling_params import SamplingParams
+
+# Of a checkpoint's generation_config.json, what SamplingParams can take up, under our names.
+GENERATION_CONFIG_NAMES = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text; special tokens in it are parsed."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as ids, taken as they are. A text beside them is only echoed."""
+
+    prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
+
+Prompt = str | list[int] | TextPrompt | TokensPrompt | None
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedPrompt:
+    text: str | None
+    token_ids: list[int] | None  # they win over the text
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What is known of the served model."""
+
+    model: str  # its folder
+    served_model_name: str
+    max_model_len: int
+    vocab_size: int
+    dtype: str
+
+    def get_diff_sampling_param(self) -> dict[str, Any]:
+        """The sampling defaults that the checkpoint recommends, as `SamplingParams` names them."""
+        try:
+            config = json.loads((Path(self.model) / "generation_config.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        found = {ours: config.get(theirs) for theirs, ours in GENERATION_CONFIG_NAMES.items()}
+        if config.get("do_sample") is False:
+            found["temperature"] = 0.0
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def parse_prompt(
+    prompt: Any, prompt_token_ids: list[int] | None = None, prompt_text: str | None = None
+) -> ParsedPrompt:
+    """Any form of a prompt as text or ids. `ValidationError` says what is wrong with it."""
+    salt = ""
+    if isinstance(prompt, Mapping):
+        if "prompt_embeds" in prompt or "multi_modal_data" in prompt:
+            raise NotImplementedError("prompts other than text and token ids are not implemented")
+        salt = prompt.get("cache_salt") or ""
+        prompt_token_ids = prompt_token_ids or prompt.get("prompt_token_ids")
+        prompt = prompt.get("prompt")
+    elif isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes):
+        prompt_token_ids, prompt = prompt_token_ids or list(prompt), None
+    if prompt is not None and not isinstance(prompt, str):
+        raise NotImplementedError(f"a {type(prompt).__name__} as prompt is not implemented")
+    text = prompt if prompt is not None else prompt_text
+    if prompt_token_ids is None and text is None:
+        raise ValidationError("a prompt needs text or token ids", "prompt", prompt)
+    if not isinstance(salt, str):
+        raise ValidationError("cache_salt must be a string", "cache_salt", salt)
+    return ParsedPrompt(text, _checked_ids(prompt_token_ids), salt)
+
+
+def check_params(params: Any, lora_request: Any, max_logprobs: int) -> None:
+    """Refuse what no request to this engine can have."""
+    if not isinstance(params, SamplingParams):
+        raise NotImplementedError(f"{type(params).__name__} is not implemented")
+    if lora_request is not None:
+        raise NotImplementedError("lora_request is not implemented")
+    if params.n > 1:
+        raise NotImplementedError("SamplingParams.n > 1 is not implemented")
+    for name in _ABSENT_FEATURES:
+        if getattr(params, name):
+            raise NotImplementedError(f"SamplingParams.{name} is not implemented")
+    if params.prompt_logprobs is not None:
+        raise NotImplementedError("SamplingParams.prompt_logprobs is not implemented")
+    if params.logprobs is not None and not -1 <= params.logprobs <= max_logprobs:
+        problem = f"logprobs must be at most {max_logprobs}"
+        raise ValidationError(problem, "logprobs", params.logprobs)
+
+
+def check_prompt(token_ids: Sequence[int], resume_token_ids: Sequence[int], ready: Ready) -> None:
+    """Refuse a prompt that the model cannot read or the cache cannot hold."""
+    if not token_ids:
+        raise ValidationError("the prompt is empty", "prompt", "")
+    length = len(token_ids) + len(resume_token_ids)
+    if length >= ready.max_model_len:
+        raise ValidationError(
+            f"the prompt has {length} tokens, and the model's context {ready.max_model_len}",
+            "prompt",
+            length,
+        )
+    if length >= ready.num_blocks * ready.block_size:
+        num_slots = ready.num_blocks * ready.block_size
+        problem = f"the prompt has {length} tokens, and the KV cache {num_slots}"
+        raise ValidationError(problem, "prompt", length)
+    for ids in (token_ids, resume_token_ids):
+        if ids and not 0 <= min(ids) <= max(ids) < ready.vocab_size:
+            raise ValidationError("token ids must be of the model's vocabulary", "prompt", None)
+
+
+_ABSENT_FEATURES = (
+    "flat_logprobs",
+    "structured_outputs",
+    "bad_words",
+    "thinking_token_budget",
+    "repetition_detection",
+)
+
+
+def _checked_ids(token_ids: Any) -> list[int] | None:
+    if token_ids is None:
+        return None
+    ids = list(token_ids)
+    if not all(type(token_id) is int for token_id in ids):
+        raise ValidationError("prompt_token_ids must be integers", "prompt_token_ids", None)
+    return ids

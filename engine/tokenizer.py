@@ -1,0 +1,271 @@
+"""`Tokenizer`: text to token ids and back, with the methods people know from transformers.
+
+Over the `tokenizers` library alone: importing transformers would cost every worker 500 MiB.
+
+What a user types never becomes a control token: `apply_chat_template` keeps the contents of
+messages apart from the template's markers (`content_guard.py`). For a conversation without such
+texts the ids are those of transformers. Raw prompts (`encode`) are the caller's own, and parsed as
+there.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Self, overload
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
+
+from engine.chat_template import FALLBACK_STOP, FALLBACK_TEMPLATE, ChatTemplate, Message
+from engine.content_guard import ContentGuard, ControlTokens, Twin
+from engine.errors import ValidationError
+
+# Encoding a shorter text takes less time on the event loop than a trip to another thread.
+INLINE_CHARACTERS = 512
+SPECIAL_NAMES = (
+    *("bos_token", "eos_token", "unk_token", "sep_token"),
+    *("pad_token", "cls_token", "mask_token"),
+)
+
+
+class Tokenizer:
+    """The tokenizer of one checkpoint folder. Its methods may be called from any thread."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        self._config = _read_json(self._folder / "tokenizer_config.json")
+        self.special_tokens_map = self._read_special_tokens()
+        self._backend = self._load_backend()
+        source = self._read_chat_template()
+        self.has_chat_template = source is not None
+        self.chat_template = ChatTemplate(source or FALLBACK_TEMPLATE)
+        self._control = ControlTokens(self._backend, self.chat_template.source)
+        self._executor: ThreadPoolExecutor | None = None
+
+    def __await__(self) -> Generator[None, None, Self]:
+        """`await engine.get_tokenizer()` gives the same as `engine.get_tokenizer()`."""
+        return self
+        yield
+
+    def __len__(self) -> int:
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._backend.get_vocab_size(with_added_tokens=False)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._special_id("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        return self.special_tokens_map.get("eos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._special_id("eos_token")
+
+    @property
+    def pad_token_id(self) -> int | None:
+        return self._special_id("pad_token")
+
+    @cached_property
+    def all_special_ids(self) -> list[int]:
+        tokens = self._backend.get_added_tokens_decoder()
+        return sorted(token_id for token_id, token in tokens.items() if token.special)
+
+    @property
+    def chat_stop(self) -> tuple[str, ...]:
+        """Stop strings that answers in a chat need; none unless the fallback template is used."""
+        return () if self.has_chat_template else FALLBACK_STOP
+
+    # ---- text ↔ ids
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text. Special tokens in it are parsed, the model's own are put around it."""
+        return _encode(self._backend, text, add_special_tokens)
+
+    async def encode_async(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """As `encode`, in another thread when the text is long."""
+        if len(text) <= INLINE_CHARACTERS:
+            return self.encode(text, add_special_tokens)
+        return await self._in_thread(lambda: self.encode(text, add_special_tokens))
+
+    def decode(self, token_ids: Sequence[int] | int, skip_special_tokens: bool = False) -> str:
+        ids = [token_ids] if isinstance(token_ids, int) else token_ids
+        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def __call__(
+        self, text: str | list[str], add_special_tokens: bool = True
+    ) -> dict[str, list[int] | list[list[int]]]:
+        texts = [text] if isinstance(text, str) else text
+        ids = [self.encode(each, add_special_tokens) for each in texts]
+        masks = [[1] * len(each) for each in ids]
+        if isinstance(text, str):
+            return {"input_ids": ids[0], "attention_mask": masks[0]}
+        return {"input_ids": ids, "attention_mask": masks}
+
+    @overload
+    def convert_ids_to_tokens(self, ids: int) -> str: ...
+    @overload
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]: ...
+    def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> str | list[str]:
+        """The tokens as the vocabulary writes them; `""` for an id without one."""
+        if isinstance(ids, int):
+            return self._backend.id_to_token(ids) or ""
+        return [self._backend.id_to_token(i) or "" for i in ids]
+
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        return self._backend.token_to_id(token)
+
+    # ---- conversations
+
+    @overload
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Message],
+        *,
+        tokenize: Literal[True] = True,
+        add_generation_prompt: bool = False,
+        **variables: Any,
+    ) -> list[int]: ...
+    @overload
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Message],
+        *,
+        tokenize: Literal[False],
+        add_generation_prompt: bool = False,
+        **variables: Any,
+    ) -> str: ...
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Message],
+        *,
+        tokenize: bool = True,
+        add_generation_prompt: bool = False,
+        **variables: Any,
+    ) -> str | list[int]:
+        """Render a conversation as ids or, with `tokenize=False`, as text.
+
+        Only in the ids is what users typed kept apart from the template's tokens: in text it cannot
+        be. `variables` reach the template. Raises `ValidationError` when the template refuses.
+        """
+        variables |= {"add_generation_prompt": add_generation_prompt}
+        if tokenize:
+            return self._encode_chat(conversation, variables)
+        return self._render(conversation, variables)
+
+    def chat_token_ids(self, messages: Sequence[Message], **variables: Any) -> list[int]:
+        """The prompt that asks for the next answer in a conversation, as ids."""
+        return self._encode_chat(messages, {"add_generation_prompt": True, **variables})
+
+    async def apply_chat_template_async(
+        self, messages: Sequence[Message], **variables: Any
+    ) -> list[int]:
+        """As `chat_token_ids`, in another thread."""
+        return await self._in_thread(lambda: self.chat_token_ids(messages, **variables))
+
+    def _encode_chat(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> list[int]:
+        guard = ContentGuard(self._control, messages)
+        text = self._render(guard.messages, variables)
+        add_special_tokens = not self.has_chat_template  # templates write their own
+        if not guard.is_needed:
+            return _encode(self._backend, text, add_special_tokens)
+        text = guard.restore(self._twin.mark(text))
+        return _encode(self._twin.backend, text, add_special_tokens)
+
+    def _render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+        return self.chat_template.render(messages, **{**self.special_tokens_map, **variables})
+
+    @cached_property
+    def _twin(self) -> Twin:
+        return Twin(self._backend, self._control)
+
+    async def _in_thread(self, function: Callable[[], list[int]]) -> list[int]:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+
+    # ---- the folder
+
+    def _load_backend(self) -> tokenizers.Tokenizer:
+        path = self._folder / "tokenizer.json"
+        if path.is_file():
+            backend = tokenizers.Tokenizer.from_file(str(path))
+            backend.no_truncation()
+            backend.no_padding()
+        else:
+            backend = self._load_byte_level_bpe()
+        self._add_missing_tokens(backend)
+        return backend
+
+    def _load_byte_level_bpe(self) -> tokenizers.Tokenizer:
+        """GPT-2 and its kin were published before tokenizer.json was."""
+        vocabulary, merges = self._folder / "vocab.json", self._folder / "merges.txt"
+        if not vocabulary.is_file() or not merges.is_file():
+            problem = f"{self._folder} has no tokenizer.json"
+            raise ValidationError(problem, "tokenizer", str(self._folder))
+        backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        backend.post_processor = processors.ByteLevel(trim_offsets=False)
+        self.special_tokens_map.setdefault("eos_token", "<|endoftext|>")
+        return backend
+
+    def _add_missing_tokens(self, backend: tokenizers.Tokenizer) -> None:
+        """tokenizer_config.json may declare tokens that tokenizer.json does not have."""
+        known = {token.content for token in backend.get_added_tokens_decoder().values()}
+        declared = self._config.get("added_tokens_decoder") or {}
+        for _, token in sorted(declared.items(), key=lambda item: int(item[0])):
+            if token["content"] not in known:
+                flags = ("lstrip", "rstrip", "single_word", "normalized", "special")
+                options = {name: bool(token[name]) for name in flags if name in token}
+                known.add(token["content"])
+                backend.add_tokens([tokenizers.AddedToken(token["content"], **options)])
+        missing = [text for text in self.special_tokens_map.values() if text not in known]
+        backend.add_special_tokens([tokenizers.AddedToken(t, normalized=False) for t in missing])
+
+    def _read_special_tokens(self) -> dict[str, str]:
+        older = _read_json(self._folder / "special_tokens_map.json")
+        found: dict[str, str] = {}
+        for name in SPECIAL_NAMES:
+            token = self._config.get(name, older.get(name))
+            text = token.get("content") if isinstance(token, dict) else token
+            if isinstance(text, str) and text:
+                found[name] = text
+        return found
+
+    def _read_chat_template(self) -> str | None:
+        path = self._folder / "chat_template.jinja"
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+        source = self._config.get("chat_template")
+        if isinstance(source, list):
+            named = {each["name"]: each["template"] for each in source}
+            source = named.get("default")
+        return source if isinstance(source, str) else None
+
+    def _special_id(self, name: str) -> int | None:
+        text = self.special_tokens_map.get(name)
+        return None if text is None else self._backend.token_to_id(text)
+
+
+def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    # encode_batch lets other threads run meanwhile; encode keeps the interpreter lock
+    return list(backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        problem = f"{path} is not valid JSON: {error}"
+        raise ValidationError(problem, "tokenizer", str(path)) from None
+    return content if isinstance(content, dict) else {}
