@@ -88,10 +88,8 @@ export class Chat {
     }
     this.currentId = sessionId;
     if (sessionId !== null) this.#subscribe(this.#conversation(sessionId));
-    const entry = this.sessions.get(sessionId);
-    if (entry) entry.unseen = false;
+    this.#mark(sessionId, { unseen: false });
     this.#changed("conversation", sessionId);
-    this.#changed("sessions");
   }
 
   /** Send a message to the session on screen, making that session first if it is a new chat. */
@@ -114,10 +112,8 @@ export class Chat {
   }
 
   rename(sessionId, title) {
-    const entry = this.sessions.get(sessionId);
-    if (entry) entry.session = { ...entry.session, title };
+    this.#mark(sessionId, { session: { ...this.sessions.get(sessionId)?.session, title } });
     this.#sendKept({ type: "session.update", session_id: sessionId, title });
-    this.#changed("sessions");
   }
 
   remove(sessionId) {
@@ -233,11 +229,9 @@ export class Chat {
   }
 
   #sessionActivity({ session_id: id, active, status }) {
-    const entry = this.sessions.get(id);
-    if (!entry) return;
-    entry.active = active;
-    entry.unseen = !active && id !== this.currentId && (entry.unseen || status !== undefined);
-    this.#changed("sessions");
+    const ended = !active && status !== undefined;
+    const unseen = id !== this.currentId && (ended || (this.sessions.get(id)?.unseen ?? false));
+    this.#mark(id, { active, unseen });
   }
 
   #messageEvent(frame) {
@@ -300,9 +294,9 @@ export class Chat {
       this.#send({ type: "response.resume", event_id: `resume:${run.id}`, ...run.position() });
     }
     if (outcome === "refetch") this.#refetch(conversation.id);
-    const isText = outcome === "applied" && frame.type.endsWith(".delta");
-    const change = isText ? "text" : "conversation";
-    this.#changed(change, conversation.id, { run, replaced: outcome === "replaced" });
+    const isText = outcome === "applied" && frame.type === "response.output_text.delta";
+    const kind = isText ? "text" : "conversation";
+    this.#changed(kind, conversation.id, { run, frame, outcome });
   }
 
   #viewers(frame) {
@@ -371,7 +365,14 @@ export class Chat {
   #touch(sessionId, at) {
     const entry = this.sessions.get(sessionId);
     if (!entry || entry.session.updated_at >= at) return;
-    entry.session = { ...entry.session, updated_at: at };
+    this.#mark(sessionId, { session: { ...entry.session, updated_at: at } });
+  }
+
+  /** Change a sidebar entry. It is replaced, not edited, so that its row notices. */
+  #mark(sessionId, change) {
+    const entry = this.sessions.get(sessionId);
+    if (!entry) return;
+    this.sessions.set(sessionId, { ...entry, ...change });
     this.#changed("sessions");
   }
 

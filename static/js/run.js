@@ -46,6 +46,7 @@ export class Run {
     switch (frame.type) {
       case "response.queued":
         this.queue = this.ended ? null : frame;
+        this.message.version += 1;
         return "noted";
       case "response.cancelling":
         return this.#cancelling(frame);
@@ -122,6 +123,7 @@ export class Run {
     if (this.ended) return "dropped";
     const { by, owner, lease_ends_in_ms: endsInMs } = frame;
     this.stopping = { by, owner, endsInMs };
+    this.message.version += 1;
     return "noted";
   }
 

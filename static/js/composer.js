@@ -1,0 +1,72 @@
+/** Where a message is written. The button sends, and while an answer is being written it stops it. */
+
+import { useEffect, useRef } from "preact/hooks";
+import { useSignal } from "@preact/signals";
+
+import { html } from "./html.js";
+import { Send, Stop } from "./icons.js";
+import { errorText } from "./protocol.js";
+
+const GROWS_BY_ITSELF = CSS.supports("field-sizing", "content");
+
+export function Composer({ page }) {
+  page.tick.value;
+  const field = useRef(null);
+  const sessionId = page.chat.currentId;
+  const activity = page.chat.activity();
+  useEffect(() => {
+    if (matchMedia("(hover: hover)").matches) field.current.focus(); // on a phone it would open the keyboard
+  }, [sessionId]);
+  useEffect(() => grow(field.current), [page.draft.value]);
+
+  const send = () => {
+    if (page.say(field.current.value)) field.current.focus();
+  };
+  const onKeyDown = (event) => {
+    const newline = event.shiftKey || event.isComposing || matchMedia("(pointer: coarse)").matches;
+    if (event.key !== "Enter" || newline) return;
+    event.preventDefault();
+    send();
+  };
+  return html`<form class="composer" onSubmit=${(event) => (event.preventDefault(), send())}>
+    <${Refusal} page=${page} />
+    <div class="field">
+      <textarea ref=${field} rows="1" aria-label="Message" placeholder="Message Parley"
+        value=${page.draft.value} onInput=${(event) => page.setDraft(event.currentTarget.value)}
+        onKeyDown=${onKeyDown}></textarea>
+      <${Action} page=${page} activity=${activity} />
+    </div>
+  </form>`;
+}
+
+function Action({ page, activity }) {
+  if (activity === "idle") {
+    return html`<button type="submit" class="action" aria-label="Send" title="Send (Enter)"
+      disabled=${page.draft.value.trim() === ""}><${Send} /></button>`;
+  }
+  const stopping = activity === "stopping";
+  return html`<button type="button" class="action stop" aria-label=${stopping ? "Stopping…" : "Stop"}
+    title=${stopping ? "Stopping…" : "Stop (Esc)"} disabled=${stopping} onClick=${() => page.stop()}><${Stop} /></button>`;
+}
+
+/** Why the last message came back, counting down where the server said how long to wait. */
+function Refusal({ page }) {
+  const now = useSignal(Date.now());
+  const refusal = page.refusal.value;
+  useEffect(() => {
+    if (!refusal) return;
+    now.value = Date.now();
+    const timer = setInterval(() => (now.value = Date.now()), 500);
+    return () => clearInterval(timer);
+  }, [refusal]);
+  if (!refusal) return null;
+  const left = Math.max(0, refusal.until - now.value);
+  return html`<p class="refusal" role="alert">${errorText(refusal.error, left)}</p>`;
+}
+
+/** Browsers without `field-sizing` are told the height; the stylesheet bounds it. */
+function grow(field) {
+  if (GROWS_BY_ITSELF) return;
+  field.style.height = "auto";
+  field.style.height = `${field.scrollHeight}px`;
+}

@@ -1,0 +1,28 @@
+/** The page's few icons, drawn on a grid of 20 with one stroke width; decoration only, never a label. */
+
+import { html } from "./html.js";
+
+const icon = (paths) =>
+  html`<svg class="icon" viewBox="0 0 20 20" aria-hidden="true" focusable="false">${paths}</svg>`;
+
+export const Menu = () => icon(html`<path d="M3.5 6h13M3.5 10h13M3.5 14h13" />`);
+export const Close = () => icon(html`<path d="m5 5 10 10M15 5 5 15" />`);
+export const Plus = () => icon(html`<path d="M10 4v12M4 10h12" />`);
+export const More = () =>
+  icon(html`<g class="solid"><circle cx="4.5" cy="10" r="1.4" /><circle cx="10" cy="10" r="1.4" /><circle cx="15.5" cy="10" r="1.4" /></g>`);
+export const Send = () => icon(html`<path d="M10 16V4.5M5 9.2l5-4.9 5 4.9" />`);
+export const Stop = () => icon(html`<rect class="solid" x="5.5" y="5.5" width="9" height="9" rx="1.6" />`);
+export const Down = () => icon(html`<path d="M10 4v11.5M5 10.8l5 4.9 5-4.9" />`);
+export const Pencil = () => icon(html`<path d="m4 16 .8-3.4L13 4.4l2.6 2.6-8.2 8.2L4 16Z" />`);
+export const Bin = () => icon(html`<path d="M4 5.8h12M8 5.5V4h4v1.5M5.6 6l.7 10h7.4l.7-10" />`);
+export const Sun = () =>
+  icon(html`<circle cx="10" cy="10" r="3.2" /><path d="M10 2.8v1.6M10 15.6v1.6M2.8 10h1.6M15.6 10h1.6M4.9 4.9 6 6M14 14l1.1 1.1M15.1 4.9 14 6M6 14l-1.1 1.1" />`);
+export const Moon = () => icon(html`<path d="M15.8 11.9A6.4 6.4 0 0 1 8.1 4.2a6.4 6.4 0 1 0 7.7 7.7Z" />`);
+export const System = () => icon(html`<rect x="3" y="4" width="14" height="9.5" rx="1.6" /><path d="M7.5 16.5h5" />`);
+
+/** The name mark: two voices, one facing the other. */
+export const Mark = () =>
+  html`<svg class="mark" viewBox="0 0 32 32" aria-hidden="true" focusable="false">
+    <path class="first" d="M4 8.5A4.5 4.5 0 0 1 8.5 4h8A4.5 4.5 0 0 1 21 8.5v3a4.500 4.500 0 0 1-4.500 4.500H10l-4.600 3.600A.9.9 0 0 1 4 18.900Z" />
+    <path class="second" d="M28 17.500A4.500 4.500 0 0 0 23.500 13.100V13c0 3.600-2.900 6.500-6.500 6.500h-4.300A4.500 4.500 0 0 0 16.500 24H22l4.600 3.600A.9.9 0 0 0 28 26.900Z" />
+  </svg>`;

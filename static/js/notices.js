@@ -1,0 +1,44 @@
+/** What the page has to say beside the conversation: banner, toasts, the sign-in card, the spoken line. */
+
+import { html } from "./html.js";
+import { Mark } from "./icons.js";
+
+export function Banner({ page }) {
+  const banner = page.banner.value;
+  return html`<div class="banner-place" role="status">
+    ${banner &&
+    html`<p class=${`banner ${banner.tone}`}>
+      <span>${banner.text}</span>
+      ${banner.action && html`<button type="button" onClick=${banner.action.run}>${banner.action.label}</button>`}
+    </p>`}
+  </div>`;
+}
+
+export function Toasts({ page }) {
+  return html`<div class="toasts" role="alert">
+    ${page.toasts.value.map(
+      ({ id, text, action }) => html`<p class="toast" key=${id}>
+        <span>${text}</span>
+        ${action &&
+        html`<button type="button" onClick=${() => (page.dismiss(id), action.run())}>${action.label}</button>`}
+      </p>`,
+    )}
+  </div>`;
+}
+
+/** Boundaries only, never tokens: "Generating", "Answer complete, 120 words", "Stopped". */
+export function Spoken({ page }) {
+  return html`<p class="visually-hidden" role="status">${page.spoken.value}</p>`;
+}
+
+export function SignedOut({ page }) {
+  return html`<main class="card-place">
+    <section class="card" aria-labelledby="sign-in">
+      <${Mark} />
+      <h1 id="sign-in">You are not signed in</h1>
+      <p>Open the login URL that <code>parley serve</code> printed, or run <code>parley login</code> for a new one.</p>
+      <p class="muted">This page goes on by itself when you come back to it.</p>
+      <button type="button" class="primary" onClick=${() => page.reconnect()}>Try again</button>
+    </section>
+  </main>`;
+}

@@ -1,0 +1,133 @@
+/**
+ * The transcript: a conversation's messages as elements, drawn at most once per animation frame and
+ * not at all while the page is hidden. It stands outside the shell's diff, so that a token costs the
+ * block it lands in and nothing else.
+ */
+
+import { Answer, Question } from "./bubble.js";
+import { serveCopyButtons } from "./copy.js";
+import { Pacer } from "./pacer.js";
+import { Scroll } from "./scroll.js";
+
+export class Transcript {
+  /** @type {Map<string, Question | Answer>} by message key */
+  #bubbles = new Map();
+  #chat;
+  #log;
+  #frame = 0;
+  #shownId;
+  #calm = matchMedia("(prefers-reduced-motion: reduce)");
+
+  /**
+   * @param {import("./chat.js").Chat} chat
+   * @param {HTMLElement} scroller @param {HTMLElement} log holds the messages and nothing else
+   * @param {() => void} onscroll the reader went up, or came back
+   */
+  constructor(chat, scroller, log, onscroll) {
+    this.#chat = chat;
+    this.#log = log;
+    this.scroll = new Scroll(scroller, log, onscroll);
+    serveCopyButtons(log, (button) => this.#copied(button));
+  }
+
+  /** Something about the conversation on screen changed. */
+  changed() {
+    this.#frame ||= requestAnimationFrame((now) => this.#draw(now));
+  }
+
+  /** New text came: paint it evenly from here. */
+  grew(run, frame) {
+    const answer = this.#bubbles.get(run.message.key) ?? this.#add(run.message);
+    const first = frame.first_sequence_number ?? frame.sequence_number;
+    answer.pacer ??= new Pacer(frame.text_offset, first - 1);
+    const end = run.message.text.length;
+    if (this.#calm.matches || document.hidden) answer.pacer.jump(end, run.last);
+    else answer.pacer.push(end, run.last, performance.now());
+    this.changed();
+  }
+
+  /** A text was replaced: show it at once, without replaying it. */
+  replaced(run) {
+    this.#bubbles.get(run.message.key)?.pacer?.jump(run.message.text.length, run.last);
+    this.changed();
+  }
+
+  /** Stop painting `run` now. @returns what the user has seen of it, or null if none was painted here */
+  freeze(run) {
+    return this.#bubbles.get(run.message.key)?.pacer?.freeze() ?? null;
+  }
+
+  /** Draw without waiting for the next frame: a stop must be seen in the frame of the click. */
+  drawNow() {
+    cancelAnimationFrame(this.#frame);
+    this.#draw(performance.now());
+  }
+
+  #draw(now) {
+    this.#frame = 0;
+    const id = this.#chat.currentId;
+    if (id !== this.#shownId) this.#clear(id);
+    const messages = this.#items();
+    const first = this.#log.firstElementChild?.dataset.key;
+    const older = messages.findIndex((message) => message.key === first) > 0;
+    if (older) this.scroll.holding(() => this.#drawAll(messages, now));
+    else this.#drawAll(messages, now);
+    this.scroll.keep();
+  }
+
+  #drawAll(messages, now) {
+    this.#arrange(messages);
+    for (const message of messages) {
+      const run = this.#chat.current?.runs.get(message.responseId);
+      if (this.#bubbles.get(message.key).draw(message, run, now)) this.changed();
+    }
+  }
+
+  /** The messages of the path, then those on their way that have no place in it yet. */
+  #items() {
+    const path = this.#chat.current?.path ?? [];
+    const keys = new Set(path.map((message) => message.key));
+    const sends = this.#chat.sendsOf(this.#chat.currentId).filter((send) => !keys.has(send.key));
+    return [...path, ...sends.map(({ key, text }) => ({ key, text, role: "user", unsent: true, version: 0 }))];
+  }
+
+  /** Put elements in the order of the messages; those that stay are not moved. */
+  #arrange(messages) {
+    let next = this.#log.firstElementChild;
+    const kept = new Set();
+    for (const message of messages) {
+      const { element } = this.#bubbles.get(message.key) ?? this.#add(message);
+      kept.add(message.key);
+      if (element === next) next = next.nextElementSibling;
+      else this.#log.insertBefore(element, next);
+    }
+    for (const [key, { element }] of this.#bubbles) {
+      if (kept.has(key)) continue;
+      element.remove();
+      this.#bubbles.delete(key);
+    }
+  }
+
+  #add(message) {
+    const bubble = message.role === "user" ? new Question(message) : new Answer(message);
+    this.#bubbles.set(message.key, bubble);
+    return bubble;
+  }
+
+  #clear(id) {
+    // A new chat that becomes a session keeps its one bubble: only a change of conversation clears.
+    const continues = this.#shownId === null && this.#chat.sendsOf(id).length > 0;
+    this.#shownId = id;
+    if (continues) return;
+    this.#log.replaceChildren();
+    this.#bubbles.clear();
+    this.scroll.toLatest();
+  }
+
+  /** Code copies its block; a message copies its Markdown. */
+  #copied(button) {
+    const figure = button.closest("figure.code");
+    if (figure) return figure.querySelector("code").textContent;
+    return this.#bubbles.get(button.closest(".message").dataset.key)?.text ?? "";
+  }
+}
