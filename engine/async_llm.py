@@ -13,41 +13,31 @@ import os
 import secrets
 import warnings
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import msgspec
 
 from engine.args import AsyncEngineArgs
+from engine.client import CoreClient, StateCallback
 from engine.connection import STALL_SECONDS, CoreConnection, CoreState
 from engine.download import resolve_model
-from engine.errors import (
-    EngineDeadError,
-    MaxQueuedTokensError,
-    QueueOverflowError,
-    RetryableRequestError,
-)
-from engine.inputs import ModelConfig, Prompt, check_params, check_prompt, parse_prompt
-from engine.ipc import Abort, AddRequest, Ready, SchedulerStats, SequenceOutput
+from engine.errors import EngineDeadError, RetryableRequestError
+from engine.inputs import ModelConfig, Prompt, check_params, parse_prompt
+from engine.ipc import Ready, SchedulerStats
 from engine.launcher import CoreProcess, PrivateDirectory
 from engine.output_processor import (
     OutputProcessor,
     ProgressCallback,
     RequestOutputCollector,
     RequestState,
-    merge_outputs,
 )
 from engine.outputs import RequestOutput
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 
-ABORT_CONFIRM_SECONDS = 1.0  # a core that is silent for longer is not waited for
 HANDSHAKE_SECONDS = 30.0
-MAX_OUTPUTS_PER_TURN = 128  # processed before the event loop gets a turn
-
-StateCallback = Callable[[CoreState, str], None]
 
 
 class _AwaitableInt(int):
@@ -60,20 +50,16 @@ class _AwaitableInt(int):
 
 @dataclass(kw_only=True)
 class _Parts:
-    """What a new engine is made of."""
+    """What an engine is made of."""
 
-    address: str
+    client: CoreClient
+    tokenizer: Tokenizer
     model: str
     served_model_name: str
-    tokenizer: Tokenizer
     core: CoreProcess | None = None  # ours to end
     directory: PrivateDirectory | None = None
-    max_num_queued_reqs: int | None = None
-    max_num_queued_tokens: int | None = None
     max_logprobs: int = 20
     stream_interval: int = 1
-    on_core_state: StateCallback | None = None
-    stall_seconds: float = STALL_SECONDS
     health_seconds: float = STALL_SECONDS
 
 
@@ -84,23 +70,15 @@ class AsyncLLM:
         if _parts is None or args or kwargs:
             raise TypeError("AsyncLLM is made by AsyncLLM.from_engine_args(AsyncEngineArgs(...))")
         self._parts = _parts
+        self._client = _parts.client
         self.tokenizer = _parts.tokenizer
-        self.output_processor = OutputProcessor()
-        self.dead_error: EngineDeadError | None = None  # for good: the engine cannot be used again
-        self._ready: Ready | None = None  # of the latest core
-        self._inbox: dict[str, SequenceOutput] = {}  # by internal id, not yet processed
-        self._is_processing = False
-        self._num_sent = 0  # requests and their tokens since the core last told its load
-        self._num_sent_tokens = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._connection = CoreConnection(
-            _parts.address,
-            self,
-            reconnect=_parts.core is None,
-            stall_seconds=_parts.stall_seconds,
-        )
         self._release = weakref.finalize(
-            self, _release, os.getpid(), self._connection, _parts.core, _parts.directory
+            self,
+            _release,
+            os.getpid(),
+            _parts.client.connection,
+            _parts.core,
+            _parts.directory,
         )
 
     # ---- start and end
@@ -119,40 +97,39 @@ class AsyncLLM:
         hub id that cannot be fetched. The last three arguments are vLLM's, and without effect.
         """
         folder = resolve_model(
-            engine_args.model,
-            revision=engine_args.revision,
-            cache_dir=engine_args.download_dir,
+            engine_args.model, revision=engine_args.revision, cache_dir=engine_args.download_dir
         )
         directory = PrivateDirectory()
-        core: CoreProcess | None = None
-        engine: AsyncLLM | None = None
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(directory.remove)
             config = engine_args.create_engine_config(directory.address, model=str(folder))
             core = CoreProcess(config)
-            parts = _Parts(
-                address=directory.address,
-                model=config.model,
-                served_model_name=config.served_model_name,
-                tokenizer=Tokenizer(engine_args.tokenizer or folder),  # while the core loads
-                core=core,
-                directory=directory,
+            undo.callback(core.terminate)
+            tokenizer = Tokenizer(engine_args.tokenizer or folder)  # while the core loads
+            core.wait_ready()
+            client = CoreClient(
+                directory.address,
+                tokenizer,
+                reconnect=False,
                 max_num_queued_reqs=engine_args.max_num_queued_reqs,
                 max_num_queued_tokens=engine_args.max_num_queued_tokens,
+            )
+            undo.callback(client.connection.close)
+            client.connection.handshake(HANDSHAKE_SECONDS)
+            undo.pop_all()
+        return cls(
+            _parts=_Parts(
+                client=client,
+                tokenizer=tokenizer,
+                model=config.model,
+                served_model_name=config.served_model_name,
+                core=core,
+                directory=directory,
                 max_logprobs=engine_args.max_logprobs,
                 stream_interval=engine_args.stream_interval,
                 health_seconds=engine_args.watchdog_seconds,
             )
-            core.wait_ready()
-            engine = cls(_parts=parts)
-            engine._connection.handshake(HANDSHAKE_SECONDS)
-            return engine
-        except BaseException:
-            if engine is not None:
-                engine.shutdown()
-            if core is not None:
-                core.terminate()
-            directory.remove()
-            raise
+        )
 
     @classmethod
     def connect(
@@ -174,20 +151,27 @@ class AsyncLLM:
         whenever `core_state` changes. When the core dies every open stream raises
         `EngineDeadError`, and new requests `RetryableRequestError` until the next core is there.
         """
-        parts = _Parts(
-            address=address,
-            model=model,
-            served_model_name=served_model_name or model,
-            tokenizer=Tokenizer(tokenizer or model),
+        own_tokenizer = Tokenizer(tokenizer or model)
+        client = CoreClient(
+            address,
+            own_tokenizer,
+            reconnect=True,
+            stall_seconds=stall_seconds,
             max_num_queued_reqs=max_num_queued_reqs,
             max_num_queued_tokens=max_num_queued_tokens,
             on_core_state=on_core_state,
-            stall_seconds=stall_seconds,
-            health_seconds=stall_seconds,
         )
-        engine = cls(_parts=parts)
-        with contextlib.suppress(RuntimeError):
-            engine._attach()
+        engine = cls(
+            _parts=_Parts(
+                client=client,
+                tokenizer=own_tokenizer,
+                model=model,
+                served_model_name=served_model_name or model,
+                health_seconds=stall_seconds,
+            )
+        )
+        with contextlib.suppress(RuntimeError):  # no event loop yet
+            client.attach()
         return engine
 
     def shutdown(self, timeout: float | None = None) -> None:
@@ -195,10 +179,7 @@ class AsyncLLM:
 
         Blocks for as long as the core takes to end, a few seconds at most. Idempotent.
         """
-        self._abort_in_core(self._states())
-        if self.dead_error is None:
-            self.dead_error = EngineDeadError("the engine was shut down")
-        self._end_all("the engine was shut down")
+        self._client.shut_down("the engine was shut down")
         self._release()
 
     # ---- requests
@@ -277,8 +258,8 @@ class AsyncLLM:
         """
         parsed = parse_prompt(prompt, prompt_token_ids, prompt_text)
         check_params(params, lora_request, self._parts.max_logprobs)
-        self.check_admission()
-        self._attach()
+        self._client.check_admission()
+        self._client.attach()
         params = self._complete_params(params)
         collector = RequestOutputCollector(params.output_kind, request_id)
         state = RequestState(
@@ -295,11 +276,17 @@ class AsyncLLM:
             if token_ids is None:
                 token_ids = await self._tokenize(parsed.text or "", tokenization_kwargs or {})
             if not state.has_ended:  # it may have been aborted meanwhile
-                self._send(state, token_ids, resume_token_ids, priority, parsed.cache_salt)
+                self._client.submit(
+                    state,
+                    token_ids,
+                    resume_token_ids=resume_token_ids,
+                    priority=priority,
+                    cache_salt=parsed.cache_salt,
+                )
         except BaseException:
             self.output_processor.discard(state)
             raise
-        collector.call_on_close(lambda: self._leave(state))
+        collector.call_on_close(lambda: self._client.leave(state))
         return collector
 
     async def abort(self, request_id: Any, internal: bool = False) -> None:
@@ -310,51 +297,42 @@ class AsyncLLM:
         """
         is_one = isinstance(request_id, str) or not isinstance(request_id, Iterable)
         for each in [request_id] if is_one else list(request_id):
-            state = self.output_processor.find(each, internal=internal)
-            if state is not None and not state.is_aborting:
-                self._abort(state)
+            self._client.abort(each, internal=internal)
 
     def check_admission(self, n: int = 1, request_id: Any = None) -> None:
         """Raise if `n` more requests could not be taken now; all these errors carry a 503."""
-        if self.errored:
-            raise self._dead()
-        if self._connection.ready is None:
-            raise RetryableRequestError("the engine core is not ready")
-        stats, limits, ready = self.stats, self._parts, self._connection.ready
-        num_free_seats = max(0, ready.max_num_seqs - (stats.num_running if stats else 0))
-        num_waiting = stats.num_waiting if stats else 0
-        num_waiting += max(0, self._num_sent + n - num_free_seats)
-        if limits.max_num_queued_reqs is not None and num_waiting > limits.max_num_queued_reqs:
-            raise QueueOverflowError("too many requests are waiting")
-        num_tokens = (stats.num_waiting_tokens if stats else 0) + self._num_sent_tokens
-        if limits.max_num_queued_tokens is not None and num_tokens > limits.max_num_queued_tokens:
-            raise MaxQueuedTokensError("too many prompt tokens are waiting")
+        self._client.check_admission(n)
 
     # ---- what is known of the core
 
     @property
+    def output_processor(self) -> OutputProcessor:
+        """The open requests."""
+        return self._client.requests
+
+    @property
     def core_state(self) -> CoreState:
-        return self._connection.state
+        return self._client.connection.state
 
     @property
     def is_ready(self) -> bool:
         """A core is joined and its step loop comes round."""
-        return self._connection.state is CoreState.READY and not self.errored
+        return self._client.connection.state is CoreState.READY and not self.errored
 
     async def wait_ready(self, timeout: float | None = None) -> None:
         """Return when `is_ready`. Raises `TimeoutError`, or `EngineDeadError` if it never will."""
         if self.errored:
-            raise self._dead()
-        self._attach()
+            raise self.dead_error
+        self._client.attach()
         async with asyncio.timeout(timeout):
-            await self._connection.wait_ready()
+            await self._client.connection.wait_ready()
 
     @property
     def ready(self) -> Ready:
         """What the latest core said of itself; `RetryableRequestError` before the first one."""
-        if self._ready is None:
+        if self._client.ready is None:
             raise RetryableRequestError("no engine core has answered yet")
-        return self._ready
+        return self._client.ready
 
     @property
     def model_config(self) -> ModelConfig:
@@ -371,23 +349,23 @@ class AsyncLLM:
     @property
     def stats(self) -> SchedulerStats | None:
         """The core's load, at most a second old while it is well."""
-        return self._connection.stats
+        return self._client.stats
 
     async def metrics(self) -> dict[str, Any]:
         """The core's counters; `EngineDeadError` if there is no core to ask."""
-        self._attach()
-        values: dict[str, Any] = await self._connection.call("metrics")
+        self._client.attach()
+        values: dict[str, Any] = await self._client.connection.call("metrics")
         return values
 
     async def check_health(self) -> None:
         """Make a round trip through the step loop. Raises `EngineDeadError` if it does not come."""
         if self.errored:
-            raise self._dead()
-        self._attach()
+            raise self.dead_error
+        self._client.attach()
         limit = self._parts.health_seconds
         try:
             async with asyncio.timeout(limit):
-                await self._connection.call("num_unfinished")
+                await self._client.connection.call("num_unfinished")
         except TimeoutError:
             problem = f"the engine core has not answered for {limit:g} s"
             raise EngineDeadError(problem) from None
@@ -395,9 +373,12 @@ class AsyncLLM:
     @property
     def errored(self) -> bool:
         """Whether the engine is dead for good. A connected one is only after `shutdown`."""
-        if self.dead_error is not None:
-            return True
-        return self._parts.core is not None and self._connection.core_has_exited()
+        return self._client.has_died
+
+    @property
+    def dead_error(self) -> EngineDeadError:
+        """What to raise when the engine is dead."""
+        return self._client.dead_error or EngineDeadError()
 
     @property
     def is_running(self) -> bool:
@@ -415,54 +396,7 @@ class AsyncLLM:
         """How many requests of this client have not had their last output; may be awaited."""
         return _AwaitableInt(len(self.output_processor.request_states))
 
-    # ---- from the connection
-
-    def on_core_outputs(self, outputs: Sequence[SequenceOutput]) -> None:
-        """Called by the connection: keep what has come, one merged output for each request."""
-        self._num_sent = self._num_sent_tokens = 0
-        for output in outputs:
-            waiting = self._inbox.get(output.request_id)
-            self._inbox[output.request_id] = merge_outputs(waiting, output) if waiting else output
-        if self._loop is not None and not self._is_processing:
-            self._is_processing = True
-            self._loop.call_soon(self._process_inbox)
-
-    def on_core_state(self, state: CoreState, reason: str) -> None:
-        """Called by the connection."""
-        if state is CoreState.READY:
-            self._ready = self._connection.ready
-        elif state is CoreState.DEAD:
-            if self._parts.core is not None and self.dead_error is None:
-                status = self._parts.core.poll()
-                self.dead_error = EngineDeadError(f"{reason} (exit status {status})")
-            self._end_all(reason)
-        if self._parts.on_core_state is not None:
-            self._parts.on_core_state(state, reason)
-
-    def _process_inbox(self) -> None:
-        batch = list(islice(self._inbox, MAX_OUTPUTS_PER_TURN))
-        to_stop = self.output_processor.process([self._inbox.pop(i) for i in batch])
-        if to_stop:
-            self._connection.send(Abort(to_stop, reason="stop"))
-        self._is_processing = bool(self._inbox) and self._loop is not None
-        if self._is_processing and self._loop is not None:
-            self._loop.call_soon(self._process_inbox)
-
     # ---- helpers
-
-    def _attach(self) -> None:
-        """Work on the running event loop; what another one has left open is given up."""
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            if self._loop is not None:
-                self._abort_in_core(self._states())
-                self._end_all("its event loop has ended")
-            self._is_processing = False
-            self._loop = loop
-        self._connection.attach()
-
-    def _states(self) -> list[RequestState]:
-        return list(self.output_processor.request_states.values())
 
     def _complete_params(self, params: SamplingParams) -> SamplingParams:
         """Our own copy. With a seed, so that the same request can be sent again."""
@@ -475,89 +409,6 @@ class AsyncLLM:
         if unknown:
             raise NotImplementedError(f"tokenization_kwargs {sorted(unknown)} are not implemented")
         return await self.tokenizer.encode_async(text, options.get("add_special_tokens", True))
-
-    def _send(
-        self,
-        state: RequestState,
-        token_ids: list[int],
-        resume_token_ids: Sequence[int],
-        priority: int,
-        cache_salt: str,
-    ) -> None:
-        """Give a request to the core. No `await` here: a cancelled caller could leak it."""
-        ready = self._connection.ready
-        if ready is None:
-            raise RetryableRequestError("the engine core is not ready")
-        check_prompt(token_ids, resume_token_ids, ready)
-        state.set_prompt(self.tokenizer, token_ids, resume_token_ids)
-        if state.stop_string is not None:
-            self.output_processor.end(state, "stop")
-            return
-        request = AddRequest(
-            request_id=state.internal_id,
-            prompt_token_ids=token_ids,
-            params=state.params,
-            arrival_time=state.metrics.arrival_time,
-            resume_token_ids=state.resume_token_ids,
-            priority=priority,
-            cache_salt=cache_salt,
-        )
-        if not self._connection.send(request):
-            raise RetryableRequestError("the engine core cannot be reached")
-        state.in_core = True
-        self._num_sent += 1
-        self._num_sent_tokens += len(token_ids)
-
-    def _abort(self, state: RequestState) -> None:
-        self.output_processor.start_abort(state)
-        if not state.in_core:
-            self.output_processor.end(state, "abort")
-            return
-        self._connection.send(Abort([state.internal_id]))
-        if self._loop is not None:
-            self._loop.call_later(ABORT_CONFIRM_SECONDS, self._end_unconfirmed, state)
-
-    def _end_unconfirmed(self, state: RequestState) -> None:
-        """The core is silent: end the aborted request alone. What it says later is dropped."""
-        if not state.has_ended:
-            state.metrics.core_confirmed = False
-            self.output_processor.end(state, "abort")
-
-    def _end_all(self, reason: str) -> None:
-        """No core will answer any more: end what is open, after what it had still said."""
-        self.output_processor.process(self._inbox.values())
-        self._inbox.clear()
-        for state in self._states():
-            if state.is_aborting:
-                self._end_unconfirmed(state)
-            else:
-                self.output_processor.fail(state, self.dead_error or EngineDeadError(reason))
-
-    def _leave(self, state: RequestState) -> None:
-        """The reader of a request is gone, perhaps found out by the garbage collector."""
-        if state.has_ended or self._loop is None:
-            return
-        try:
-            is_here = asyncio.get_running_loop() is self._loop
-        except RuntimeError:
-            is_here = self._loop.is_closed()
-        if is_here:
-            self._forget(state)
-        elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._forget, state)
-
-    def _forget(self, state: RequestState) -> None:
-        if state.internal_id in self.output_processor.request_states:
-            self.output_processor.discard(state)
-            self._abort_in_core([state])
-
-    def _abort_in_core(self, states: Iterable[RequestState]) -> None:
-        ids = [state.internal_id for state in states if state.in_core and not state.is_aborting]
-        if ids:
-            self._connection.send(Abort(ids))
-
-    def _dead(self) -> EngineDeadError:
-        return self.dead_error or EngineDeadError()
 
 
 def _release(

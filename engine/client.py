@@ -1,0 +1,240 @@
+"""`CoreClient`: one client's open requests and the core that computes them.
+
+Between the socket (`CoreConnection`) and the readers (`OutputProcessor`): it sends requests and
+aborts, hands out what comes back in slices that leave the event loop responsive, and ends all
+requests when the core dies.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+from engine.connection import STALL_SECONDS, CoreConnection, CoreState
+from engine.errors import (
+    EngineDeadError,
+    MaxQueuedTokensError,
+    QueueOverflowError,
+    RetryableRequestError,
+)
+from engine.inputs import check_prompt
+from engine.ipc import Abort, AddRequest, Ready, SchedulerStats, SequenceOutput
+from engine.output_processor import OutputProcessor, RequestState, merge_outputs
+from engine.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+ABORT_CONFIRM_SECONDS = 1.0  # a core that is silent for longer is not waited for
+MAX_OUTPUTS_PER_TURN = 128  # processed before the event loop gets a turn
+
+StateCallback = Callable[[CoreState, str], None]
+
+
+class CoreClient:
+    """Not for users: `AsyncLLM` is. All methods belong to the event loop of the last `attach`.
+
+    With `reconnect` a dead core is a pause, and requests are refused until another one answers;
+    without, it is the end, and `dead_error` says why.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        tokenizer: Tokenizer,
+        *,
+        reconnect: bool,
+        stall_seconds: float = STALL_SECONDS,
+        max_num_queued_reqs: int | None = None,
+        max_num_queued_tokens: int | None = None,
+        on_core_state: StateCallback | None = None,
+    ) -> None:
+        self.requests = OutputProcessor()
+        self.dead_error: EngineDeadError | None = None
+        self.ready: Ready | None = None  # of the latest core
+        self.connection = CoreConnection(
+            address, self, reconnect=reconnect, stall_seconds=stall_seconds
+        )
+        self._tokenizer = tokenizer
+        self._reconnect = reconnect
+        self._max_num_queued_reqs = max_num_queued_reqs
+        self._max_num_queued_tokens = max_num_queued_tokens
+        self._report_state = on_core_state
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._inbox: dict[str, SequenceOutput] = {}  # by internal id, not yet processed
+        self._is_processing = False
+        self._num_sent = 0  # requests, and tokens, since the core last told its load
+        self._num_sent_tokens = 0
+
+    @property
+    def stats(self) -> SchedulerStats | None:
+        return self.connection.stats
+
+    @property
+    def has_died(self) -> bool:
+        """Whether it is over for good, even if the event loop has not been told yet."""
+        if self.dead_error is not None:
+            return True
+        return not self._reconnect and self.connection.core_has_exited()
+
+    def attach(self) -> None:
+        """Work on the running event loop; what another one has left open is given up."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            if self._loop is not None:
+                self._abort_in_core(self._states())
+                self._end_all("its event loop has ended")
+            self._is_processing = False
+            self._loop = loop
+        self.connection.attach()
+
+    def shut_down(self, reason: str) -> None:
+        """End every request. The connection stays, for its owner to close."""
+        self._abort_in_core(self._states())
+        if self.dead_error is None:
+            self.dead_error = EngineDeadError(reason)
+        self._end_all(reason)
+
+    # ---- requests
+
+    def check_admission(self, num_requests: int = 1) -> None:
+        """Raise if so many more requests cannot be taken now."""
+        if self.has_died:
+            raise self.dead_error or EngineDeadError()
+        ready, stats = self.connection.ready, self.stats
+        if ready is None:
+            raise RetryableRequestError("the engine core is not ready")
+        num_running = stats.num_running if stats else 0
+        num_waiting = stats.num_waiting if stats else 0
+        num_tokens = (stats.num_waiting_tokens if stats else 0) + self._num_sent_tokens
+        num_free_seats = max(0, ready.max_num_seqs - num_running)
+        num_waiting += max(0, self._num_sent + num_requests - num_free_seats)
+        if _exceeds(num_waiting, self._max_num_queued_reqs):
+            raise QueueOverflowError("too many requests are waiting")
+        if _exceeds(num_tokens, self._max_num_queued_tokens):
+            raise MaxQueuedTokensError("too many prompt tokens are waiting")
+
+    def submit(
+        self,
+        state: RequestState,
+        token_ids: list[int],
+        *,
+        resume_token_ids: Sequence[int] = (),
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> None:
+        """Give a request to the core. It never waits: a cancelled caller could leak it."""
+        ready = self.connection.ready
+        if ready is None:
+            raise RetryableRequestError("the engine core is not ready")
+        check_prompt(token_ids, resume_token_ids, ready)
+        state.set_prompt(self._tokenizer, token_ids, resume_token_ids)
+        if state.stop_string is not None:
+            self.requests.end(state, "stop")
+            return
+        request = AddRequest(
+            request_id=state.internal_id,
+            prompt_token_ids=token_ids,
+            params=state.params,
+            arrival_time=state.metrics.arrival_time,
+            resume_token_ids=state.resume_token_ids,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        if not self.connection.send(request):
+            raise RetryableRequestError("the engine core cannot be reached")
+        state.in_core = True
+        self._num_sent += 1
+        self._num_sent_tokens += len(token_ids)
+
+    def abort(self, request_id: Any, *, internal: bool = False) -> None:
+        """End a request at its next step; unknown, ended and already aborted ids are ignored."""
+        state = self.requests.find(request_id, internal=internal)
+        if state is None or state.is_aborting:
+            return
+        self.requests.start_abort(state)
+        if not state.in_core:
+            self.requests.end(state, "abort")
+            return
+        self.connection.send(Abort([state.internal_id]))
+        if self._loop is not None:
+            self._loop.call_later(ABORT_CONFIRM_SECONDS, self._end_unconfirmed, state)
+
+    def leave(self, state: RequestState) -> None:
+        """The reader of a request is gone; it may be the garbage collector who says so."""
+        if state.has_ended or self._loop is None:
+            return
+        try:
+            is_here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            is_here = self._loop.is_closed()
+        if is_here:
+            self._forget(state)
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._forget, state)
+
+    # ---- from the connection
+
+    def on_core_outputs(self, outputs: Sequence[SequenceOutput]) -> None:
+        """Keep what has come, merged for each request, and process it soon."""
+        self._num_sent = self._num_sent_tokens = 0
+        for output in outputs:
+            waiting = self._inbox.get(output.request_id)
+            self._inbox[output.request_id] = merge_outputs(waiting, output) if waiting else output
+        if self._loop is not None and not self._is_processing:
+            self._is_processing = True
+            self._loop.call_soon(self._process_inbox)
+
+    def on_core_state(self, state: CoreState, reason: str) -> None:
+        if state is CoreState.READY:
+            self.ready = self.connection.ready
+        elif state is CoreState.DEAD:
+            if not self._reconnect and self.dead_error is None:
+                self.dead_error = EngineDeadError(reason)
+            self._end_all(reason)
+        if self._report_state is not None:
+            self._report_state(state, reason)
+
+    def _process_inbox(self) -> None:
+        batch = list(islice(self._inbox, MAX_OUTPUTS_PER_TURN))
+        to_stop = self.requests.process([self._inbox.pop(i) for i in batch])
+        if to_stop:
+            self.connection.send(Abort(to_stop, reason="stop"))
+        self._is_processing = bool(self._inbox)
+        if self._is_processing and self._loop is not None:
+            self._loop.call_soon(self._process_inbox)
+
+    # ---- ends
+
+    def _states(self) -> list[RequestState]:
+        return list(self.requests.request_states.values())
+
+    def _end_unconfirmed(self, state: RequestState) -> None:
+        """The core is silent: end the aborted request alone. What it says later is dropped."""
+        if not state.has_ended:
+            state.metrics.core_confirmed = False
+            self.requests.end(state, "abort")
+
+    def _end_all(self, reason: str) -> None:
+        """No core will answer any more: end what is open, after what had still been said."""
+        self.requests.process(self._inbox.values())
+        self._inbox.clear()
+        for state in self._states():
+            if state.is_aborting:
+                self._end_unconfirmed(state)
+            else:
+                self.requests.fail(state, EngineDeadError(reason))
+
+    def _forget(self, state: RequestState) -> None:
+        if state.internal_id in self.requests.request_states:
+            self.requests.discard(state)
+            self._abort_in_core([state])
+
+    def _abort_in_core(self, states: Iterable[RequestState]) -> None:
+        ids = [state.internal_id for state in states if state.in_core and not state.is_aborting]
+        if ids:
+            self.connection.send(Abort(ids))
+
+
+def _exceeds(number: int, limit: int | None) -> bool:
+    return limit is not None and number > limit
