@@ -100,7 +100,8 @@ class RedisClient:
     """
 
     def __init__(self, url: str, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        self._timeout_seconds = timeout_seconds
+        self.url = url
+        self.timeout_seconds = timeout_seconds
         self._pool = ConnectionPool.from_url(
             url,
             protocol=3,
@@ -207,7 +208,7 @@ class RedisClient:
         """Send the calls and answer them from the left; what is left over got no reply."""
         unloaded: list[_Call] = []
         try:
-            async with asyncio.timeout(self._timeout_seconds):
+            async with asyncio.timeout(self.timeout_seconds):
                 connection = await self._connected()
                 await self._write(connection, [call.command for call in unanswered])
                 while unanswered:

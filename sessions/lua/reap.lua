@@ -15,7 +15,7 @@ local fence, owner, lease_until = tonumber(r[1]), r[5], tonumber(r[6])
 if r[11] == ARGV[4] then -- ours already, the reply was lost
   owner = r[12]
 else
-  local held = lease_until >= now and lease_until <= now + 2 * ARGV[2]
+  local held = lease_until > now and lease_until <= now + 2 * ARGV[2]
   if held and not (ARGV[3] ~= '' and ARGV[3] == owner) then
     return {'live', lease_until - now, owner, lease_until}
   end
