@@ -7,7 +7,7 @@ from typing import Final
 
 from redis import exceptions
 
-from sessions.client import RedisClient, first_line
+from sessions.client import RedisClient, first_line, is_authentication_error
 from sessions.errors import StoreRefused, StoreUnavailable
 from sessions.keys import SCHEMA, Keys
 
@@ -29,8 +29,8 @@ async def check_redis(client: RedisClient, keys: Keys) -> None:
         await _check_access(client, keys)
         await _check_schema(client, keys)
     except StoreUnavailable as error:
-        if isinstance(error.__cause__, exceptions.AuthenticationError):
-            raise StoreRefused(f"Redis refused our credentials: {error.__cause__}") from error
+        if is_authentication_error(error):
+            raise StoreRefused("Redis refused our credentials") from error
         raise
     except exceptions.ResponseError as error:
         raise StoreRefused(f"Redis refused a command we need: {first_line(error)}") from error

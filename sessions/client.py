@@ -191,7 +191,7 @@ class RedisClient:
             try:
                 await self._exchange(unanswered)
             except exceptions.ConnectionError as error:
-                if isinstance(error, exceptions.AuthenticationError):
+                if is_authentication_error(error):
                     raise
                 await self._exchange(unanswered)
         except asyncio.CancelledError:
@@ -282,6 +282,13 @@ def translate(error: BaseException) -> BaseException:
         return error
     translated.__cause__ = error
     return translated
+
+
+def is_authentication_error(error: BaseException | None) -> bool:
+    """Whether Redis refused our credentials; redis-py and we both wrap that."""
+    while error is not None and not isinstance(error, exceptions.AuthenticationError):
+        error = error.__cause__
+    return error is not None
 
 
 def first_line(error: BaseException) -> str:

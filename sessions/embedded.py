@@ -79,15 +79,19 @@ class EmbeddedRedis:
         """Start the child and return when it answers.
 
         Raises `EmbeddedRedisError` when no binary is found, the directory cannot be used, another
-        server uses it, or the child ends or stays silent; a child that stays silent is killed.
+        server uses it, or the child ends or stays silent; then nothing is left running.
         """
         if self._process is not None and self._process.poll() is None:
             raise EmbeddedRedisError("redis-server is running already")
         binary = self._binary or find_binary()
         self._prepare_directory()
         self._take_lock()
-        self._process = self._spawn(binary)
-        self._wait_until_ready(timeout_seconds)
+        try:
+            self._process = self._spawn(binary)
+            self._wait_until_ready(timeout_seconds)
+        except BaseException:
+            self.stop()  # nothing stays behind a failed start, nor the lock
+            raise
 
     def poll(self) -> int | None:
         """The child's exit status, None while it runs. Raises if it was never started."""
@@ -180,8 +184,6 @@ class EmbeddedRedis:
                     f"redis-server ended with status {status}: {self._last_log_line()}"
                 )
             if time.monotonic() > deadline:
-                self._process.kill()
-                self._process.wait()
                 raise EmbeddedRedisError(
                     f"redis-server did not answer within {timeout_seconds:g} s; "
                     f"see {self.directory / 'redis.log'}"

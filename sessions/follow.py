@@ -33,7 +33,7 @@ logger = logging.getLogger("parley.sessions")
 PROBE_SECONDS: Final = 3.0
 PROBE_TIMEOUT_SECONDS: Final = 5.0
 SUBSCRIBE_TIMEOUT_SECONDS: Final = 1.0
-MAX_BACKOFF_SECONDS: Final = 1.0
+MAX_BACKOFF_SECONDS: Final = 0.5
 
 Callback = Callable[[LivePayload], None]
 
@@ -162,9 +162,13 @@ class LiveFeed:
         """A connection on which every channel is confirmed."""
         # RESP2: with RESP3 redis-py formats each push for a debug log, which would hold user text.
         connection = self._client.new_connection(protocol=2)
+        try:
+            await connection.connect()  # type: ignore[no-untyped-call]
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
         self._unconfirmed.clear()
-        self._connection = connection
-        await connection.connect()  # type: ignore[no-untyped-call]
+        self._connection = connection  # from here on `subscribe` writes to it, too
         await self._send("SUBSCRIBE", [self._probe_channel, *self._subscriptions])
         while not self._all_confirmed():
             self._receive(await connection.read_response())

@@ -1,0 +1,141 @@
+"""Records: ids by shape, lengths as browsers count, bodies and events that come back unchanged."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sessions.keys import Keys, shard_of
+from sessions.records import (
+    Event,
+    LiveFrame,
+    LiveResponseEvents,
+    LiveSessionEvents,
+    Message,
+    ObjectEvent,
+    TextEvent,
+    decode_event,
+    derived_session_id,
+    encode_event,
+    is_idempotency_key,
+    is_message_id,
+    is_response_id,
+    is_session_id,
+    new_message_id,
+    new_response_id,
+    new_session_id,
+    session_of,
+    utf16_length,
+)
+from sessions.stored import (
+    decode_body,
+    decode_live,
+    decode_run,
+    decode_token_ids,
+    encode_body,
+    encode_token_ids,
+)
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=4000)
+
+
+def test_ids_have_their_shape_and_a_response_id_carries_its_session() -> None:
+    session_id = new_session_id()
+    response_id = new_response_id(session_id)
+    assert is_session_id(session_id) and is_message_id(new_message_id())
+    assert is_response_id(response_id) and len(response_id) == 5 + 22 + 11
+    assert session_of(response_id) == session_id
+    assert len({new_message_id() for _ in range(100)}) == 100
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "ses_", "ses_" + "a" * 21, "ses_" + "a" * 23, "ses_" + "a" * 21 + "{", None, 5,
+     "ses_" + "a" * 22 + "\n", "msg_" + "a" * 22, "ses_" + "ä" * 22, ["ses_" + "a" * 22]],
+)  # fmt: skip
+def test_a_malformed_id_is_no_id(value: object) -> None:
+    assert not is_session_id(value)
+    assert not is_response_id(value)
+
+
+def test_idempotency_keys_are_1_to_128_safe_characters() -> None:
+    assert is_idempotency_key("aZ09_-") and is_idempotency_key("a" * 128)
+    for key in ("", "a" * 129, "a b", "a:b", "{a}", "a\n", None):
+        assert not is_idempotency_key(key)
+
+
+def test_a_derived_session_id_depends_on_user_and_key() -> None:
+    assert derived_session_id("a", "k") == derived_session_id("a", "k")
+    assert is_session_id(derived_session_id("a", "k"))
+    assert len({derived_session_id(u, k) for u in ("a", "b") for k in ("k", "l")}) == 4
+
+
+@given(texts)
+def test_lengths_are_utf16_code_units(text: str) -> None:
+    assert utf16_length(text) == len(text.encode("utf-16-le")) // 2
+
+
+@given(texts, st.booleans())
+def test_a_message_comes_back_as_it_was_stored(text: str, is_done: bool) -> None:
+    message = Message(
+        id=new_message_id(),
+        parent_id=None,
+        role="assistant",
+        text=text,
+        status="completed" if is_done else "in_progress",
+        created_at=1,
+        usage={"input_tokens": 1} if is_done else None,
+    )
+    assert decode_body(encode_body(message)) == message
+    assert message.text_length == utf16_length(text)
+    assert message.event_wire().get("content_omitted", False) == (len(text.encode()) > 2048)
+
+
+@given(st.integers(0, 2**40), texts, st.booleans())
+def test_a_text_event_comes_back_and_is_one_line(offset: int, delta: str, reasoning: bool) -> None:
+    event = TextEvent(offset, delta, reasoning)
+    entry = encode_event(event)
+    assert decode_event(entry) == event
+    assert b"\n" not in entry
+
+
+@given(st.lists(st.integers(0, 2**32 - 1)))
+def test_token_ids_come_back(ids: list[int]) -> None:
+    stored = encode_token_ids(ids)
+    assert len(stored) == 4 * len(ids)
+    assert decode_token_ids(stored) == ids
+
+
+def test_token_ids_are_little_endian() -> None:
+    assert encode_token_ids([1, 0x01020304]) == bytes([1, 0, 0, 0, 4, 3, 2, 1])
+
+
+def test_live_payloads_are_parsed() -> None:
+    events: tuple[Event, ...] = (TextEvent(0, "a\nb"), ObjectEvent({"x": 1}))
+    lines = b"\n".join(map(encode_event, events))
+    payload = b"r resp_R 2 7 8\n" + lines
+    assert decode_live("ses_A", payload) == LiveResponseEvents("resp_R", 2, 7, 8, events)
+    assert decode_live("ses_A", b's Zr8 9\n{"a":1}\n{"b":2}') == LiveSessionEvents(
+        "ses_A", "Zr8", 9, ({"a": 1}, {"b": 2})
+    )
+    assert decode_live(None, b'{"a":1}') == LiveFrame({"a": 1})
+
+
+def test_records_can_be_encoded() -> None:
+    run = decode_run(
+        new_response_id(new_session_id()),
+        {b"status": b"queued", b"fence": b"1", b"lease_until": b"2", b"sequence_number": b"1",
+         b"created_at": b"1", b"num_tokens": b"0", b"seed": b"-5", b"note": b"x"},
+    )  # fmt: skip
+    assert run is not None and run.seed == -5 and run.extra == {"note": "x"}
+    assert orjson.loads(orjson.dumps(run))["status"] == "queued"
+
+
+def test_keys_of_a_session_share_a_slot_and_shards_are_even() -> None:
+    keys = Keys("p:")
+    assert keys.session("ses_A", "m") == "p:c:{ses_A}:m"
+    assert keys.session_of_channel(keys.session_channel("ses_A")) == "ses_A"
+    assert keys.session_of_channel(keys.user_channel("ses_A")) is None
+    assert shard_of("123456789") == f"{0x31C3 % 64:02x}"  # the check value of this CRC
