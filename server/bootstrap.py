@@ -1,7 +1,9 @@
-"""Set up `.venv` on a fresh machine: `python3 server/bootstrap.py`, called by `make`; standard library only.
+"""Set up `.venv` on a fresh machine: `python3 server/bootstrap.py`, called by `make`; standard
+library only.
 
-Nothing is installed yet when this runs, so it imports nothing of ours. Each step says what it does; a
-step that is done already is skipped, and a stamp in `.venv` makes the second run take milliseconds.
+Nothing is installed yet when this runs, so it imports nothing of ours. Each step says what it
+does; a step that is done already is skipped, and a stamp in `.venv` makes the second run take
+milliseconds.
 """
 
 import hashlib
@@ -27,7 +29,7 @@ class SetupError(Exception):
 
 def check_python() -> None:
     """Refuse an interpreter that is too old or has no venv module (Debian packages it apart)."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036  # it may be run by any Python
         found = ".".join(map(str, sys.version_info[:3]))
         raise SetupError(f"Parley needs Python 3.11 or newer, found {found}.")
     if importlib.util.find_spec("ensurepip") is None or importlib.util.find_spec("venv") is None:
@@ -43,7 +45,9 @@ def run(*command: str | Path) -> None:
     done = subprocess.run([str(part) for part in command], cwd=ROOT)
     if done.returncode:
         shown = " ".join(str(part) for part in command[:6])
-        raise SetupError(f"`{shown} …` failed with exit code {done.returncode} (its output is above).")
+        raise SetupError(
+            f"`{shown} …` failed with exit code {done.returncode} (its output is above)."
+        )
 
 
 def fingerprint() -> str:
@@ -70,11 +74,16 @@ def torch_index_options() -> list[str]:
         say("NVIDIA GPU found: torch with CUDA, from pip's configured indexes")
         return []
     try:
-        with urllib.request.urlopen(f"{TORCH_CPU_INDEX}/torch/", timeout=TORCH_CPU_INDEX_TIMEOUT_SECONDS):
+        with urllib.request.urlopen(
+            f"{TORCH_CPU_INDEX}/torch/", timeout=TORCH_CPU_INDEX_TIMEOUT_SECONDS
+        ):
             say(f"no NVIDIA GPU: torch for CPU, from {TORCH_CPU_INDEX}")
             return ["--index-url", TORCH_CPU_INDEX]
     except OSError:
-        say("no NVIDIA GPU, and PyTorch's CPU index does not answer: torch from pip's configured indexes")
+        say(
+            "no NVIDIA GPU, and PyTorch's CPU index does not answer: "
+            "torch from pip's configured indexes"
+        )
         return []
 
 
@@ -93,7 +102,9 @@ def install() -> None:
 def build_extension() -> None:
     """Build the C++ kernels; without a compiler Parley runs on its torch reference paths."""
     if shutil.which(os.environ.get("CXX", "g++")) is None and shutil.which("clang++") is None:
-        say("WARNING: no C++ compiler (sudo apt install g++): slower torch reference paths are used")
+        say(
+            "WARNING: no C++ compiler (sudo apt install g++): slower torch reference paths are used"
+        )
         return
     run(PYTHON, "-m", "csrc.build")
 

@@ -1,0 +1,5 @@
+"""`python -m server` is the `parley` command."""
+
+from server.cli import main
+
+main()

@@ -1,0 +1,133 @@
+"""The `parley` command."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from server import __version__
+from server.config import PREFIX, ConfigError, Settings, load_settings
+
+app = typer.Typer(
+    name="parley",
+    help="A websocket chat backend that owns its LLM engine.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(help="Data directory of the running server.", envvar=PREFIX + "DATA_DIR"),
+]
+
+
+def _fail(message: str) -> typer.Exit:
+    print(f"parley: {message}", file=sys.stderr)
+    return typer.Exit(2)
+
+
+def _option(name: str) -> Any:
+    """A `serve` option whose help, like its validation, comes from `Settings`."""
+    text = (Settings.model_fields[name].description or "").replace("[", "\\[")
+    return typer.Option(
+        "--" + name.replace("_", "-"),
+        help=f"{text} [dim]\\[env: {PREFIX}{name.upper()}][/dim]",
+        show_default=False,
+    )
+
+
+@app.command()
+def serve(
+    host: Annotated[str | None, _option("host")] = None,
+    port: Annotated[int | None, _option("port")] = None,
+    model: Annotated[str | None, _option("model")] = None,
+    data_dir: Annotated[Path | None, _option("data_dir")] = None,
+    redis_url: Annotated[str | None, _option("redis_url")] = None,
+    workers: Annotated[int | None, _option("workers")] = None,
+    pace: Annotated[float | None, _option("pace")] = None,
+    token: Annotated[str | None, _option("token")] = None,
+    admin_token: Annotated[str | None, _option("admin_token")] = None,
+    allowed_origins: Annotated[str | None, _option("allowed_origins")] = None,
+    drain_seconds: Annotated[float | None, _option("drain_seconds")] = None,
+    log_level: Annotated[str | None, _option("log_level")] = None,
+    max_connections_per_user: Annotated[int | None, _option("max_connections_per_user")] = None,
+    max_connections_per_address: Annotated[
+        int | None, _option("max_connections_per_address")
+    ] = None,
+    max_handshakes_per_s: Annotated[int | None, _option("max_handshakes_per_s")] = None,
+    max_active_responses_per_user: Annotated[
+        int | None, _option("max_active_responses_per_user")
+    ] = None,
+    max_messages_per_s: Annotated[int | None, _option("max_messages_per_s")] = None,
+) -> None:
+    """Run the server: web workers, the engine and Redis, until Ctrl-C.
+
+    Every option can also be set in the environment; a flag wins.
+    """
+    flags = dict(locals())
+    try:
+        settings = load_settings(flags)
+    except ConfigError as error:
+        raise _fail(str(error)) from None
+    from server.logs import configure_logs
+    from server.supervisor import Supervisor
+
+    configure_logs(settings.log_level, "supervisor")
+    raise typer.Exit(Supervisor(settings).run())
+
+
+@app.command()
+def login(data_dir: DataDir = None) -> None:
+    """Print a one-time URL that logs a browser in to the running server."""
+    from server.supervisor import StartError, request_login_url
+
+    url, token = _running_server(data_dir)
+    try:
+        print(request_login_url(url, token))
+    except StartError as error:
+        raise _fail(str(error)) from None
+
+
+@app.command()
+def chat(
+    data_dir: DataDir = None,
+    session: Annotated[str | None, typer.Option(help="Go on with this session.")] = None,
+) -> None:
+    """Chat in the terminal with the running server; Ctrl-C stops an answer, Ctrl-D leaves."""
+    from server.terminal_chat import run_chat
+
+    url, token = _running_server(data_dir)
+    raise typer.Exit(run_chat(url, token, session))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(f"parley {__version__}")
+
+
+def _running_server(data_dir: Path | None) -> tuple[str, str]:
+    """URL and token of the server that runs on this data directory."""
+    try:
+        settings = load_settings({} if data_dir is None else {"data_dir": data_dir})
+    except ConfigError as error:
+        raise _fail(str(error)) from None
+    folder = settings.data_dir
+    try:
+        url = json.loads((folder / "server.json").read_text())["url"]
+        token = settings.token or (folder / "token").read_text().strip()
+    except (OSError, ValueError, KeyError):
+        raise _fail(f"no server is running on {folder}; start one with `parley serve`") from None
+    return url, token
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

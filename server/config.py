@@ -1,0 +1,175 @@
+"""`Settings`: everything an operator can set, by flag or `PARLEY_*`, validated together, once.
+
+An unknown `PARLEY_*` name is refused with the nearest known one, because a setting that is silently
+ignored is worse than none.
+"""
+
+import difflib
+import ipaddress
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from server.limits import Limits
+
+PREFIX = "PARLEY_"
+# Read elsewhere: PARLEY_REDIS_SERVER names a binary, the other two belong to the tests.
+OTHER_NAMES = ("PARLEY_REDIS_SERVER", "PARLEY_TESTING", "PARLEY_FAULT")
+DEMO_PACE = 60.0  # tokens/s of the demo model, which decodes faster than a hand can stop
+MIN_SECRET_CHARACTERS = 24  # of an operator's token on a bind that others can reach
+EXPOSED_LIMITS = {
+    "max_connections_per_user": 16,
+    "max_connections_per_address": 64,
+    "max_handshakes_per_s": 20,
+    "max_active_responses_per_user": 4,
+}
+
+
+class ConfigError(Exception):
+    """One line for the operator, naming the setting."""
+
+
+class Settings(BaseSettings):
+    """Field descriptions are the help texts of `parley serve`."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
+    data_dir: Path = Field(Path("data"), description="Sessions, tokens and logs live here.")
+    redis_url: str | None = Field(
+        None, description="An existing Redis ≥ 6.2; without it Parley runs its own."
+    )
+    model: str = Field(
+        "demo", description="Folder or hub id of a causal language model; `demo` is built in."
+    )
+    workers: int = Field(1, ge=1, le=64, description="Web processes that share one engine.")
+    pace: float | None = Field(
+        None,
+        ge=0,
+        le=100_000,
+        description="Tokens per second of each answer, 0 = as fast as possible. "
+        "[default: 60 for the demo model, otherwise 0]",
+    )
+    token: str | None = Field(
+        None, description="Bearer token of the user `local`; generated into the data directory."
+    )
+    admin_token: str | None = Field(None, description="Bearer token of the admin; likewise.")
+    allowed_origins: str = Field(
+        "", description="Further exact origins for cookies, comma-separated (https://chat.example)."
+    )
+    drain_seconds: float = Field(
+        30.0, ge=0, le=3600, description="How long running answers may finish when Parley stops."
+    )
+    log_level: str = Field("info", description="debug, info, warning or error.")
+    max_connections_per_user: int | None = Field(
+        None, ge=0, description="0 = unlimited. [default: 0 on loopback, otherwise 16]"
+    )
+    max_connections_per_address: int | None = Field(
+        None, ge=0, description="0 = unlimited. [default: 0 on loopback, otherwise 64]"
+    )
+    max_handshakes_per_s: int | None = Field(
+        None, ge=0, description="By address; 0 = unlimited. [default: 0 on loopback, otherwise 20]"
+    )
+    max_active_responses_per_user: int | None = Field(
+        None, ge=0, description="0 = unlimited. [default: 0 on loopback, otherwise 4]"
+    )
+    max_messages_per_s: int = Field(
+        20, ge=0, description="Frames of one connection, burst twice that; 0 = unlimited."
+    )
+
+    @field_validator("log_level")
+    @classmethod
+    def _known_level(cls, value: str) -> str:
+        if value.lower() not in ("debug", "info", "warning", "error"):
+            raise ValueError("must be debug, info, warning or error")
+        return value.lower()
+
+    @model_validator(mode="after")
+    def _check_tokens(self) -> "Settings":
+        for name in ("token", "admin_token"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not value.strip() or not value.isascii():
+                raise ValueError(f"{name}: must be ASCII and not empty")
+            if not self.is_loopback and len(value) < MIN_SECRET_CHARACTERS:
+                raise ValueError(
+                    f"{name}: at least {MIN_SECRET_CHARACTERS} characters on an exposed address"
+                )
+        if self.token is not None and self.token == self.admin_token:
+            raise ValueError("admin_token: must differ from token")
+        return self
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def is_demo(self) -> bool:
+        return self.model == "demo"
+
+    @property
+    def effective_pace(self) -> float:
+        if self.pace is not None:
+            return self.pace
+        return DEMO_PACE if self.is_demo else 0.0
+
+    @property
+    def limits(self) -> Limits:
+        """The limits in force: unlimited on loopback where nothing is set."""
+        chosen = {
+            name: given
+            if (given := getattr(self, name)) is not None
+            else (0 if self.is_loopback else exposed)
+            for name, exposed in EXPOSED_LIMITS.items()
+        }
+        return Limits(**chosen, messages_per_s=self.max_messages_per_s)
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        return tuple(o.strip().casefold() for o in self.allowed_origins.split(",") if o.strip())
+
+
+def load_settings(
+    flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ
+) -> Settings:
+    """Flags over environment over defaults. Raises `ConfigError` with one line."""
+    known = {PREFIX + name.upper() for name in Settings.model_fields} | set(OTHER_NAMES)
+    for name in environment:
+        if name.startswith(PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"unknown setting {name}{hint}")
+    given = {name: value for name, value in flags.items() if value is not None}
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        message = str(first["msg"]).removeprefix("Value error, ")
+        raise ConfigError(f"{where}: {message}" if where else message) from None
+
+
+def read_or_create_secret(path: Path) -> str:
+    """A token that outlives restarts, in a file that only its owner can read."""
+    try:
+        secret = path.read_text().strip()
+        if secret:
+            return secret
+    except FileNotFoundError:
+        pass
+    secret = secrets.token_urlsafe(32)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secret + "\n")
+    return secret

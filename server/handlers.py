@@ -1,0 +1,514 @@
+"""What each frame of a client does. One `Handlers` per connection; one frame at a time."""
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from server.errors import ApiError, invalid_field
+from server.frames import put_event, session_event_frame
+from server.hub import Subscription
+from server.protocol import (
+    CancelResponse,
+    ClientFrame,
+    CreateResponse,
+    CreateSession,
+    DeleteSession,
+    ResponsePosition,
+    ResumeResponse,
+    SubscribeSession,
+    UnsubscribeSession,
+    UpdateSession,
+)
+from server.run import Run, Stop
+from server.runs import clean_title
+from server.services import Services
+from server.translate import translate_store_errors
+from sessions.errors import ResponseNotFound, RunEnded, RunError, SessionNotFound
+from sessions.records import (
+    MessagePage,
+    Session,
+    is_message_id,
+    is_response_id,
+    is_session_id,
+    session_of,
+)
+
+if TYPE_CHECKING:
+    from server.connection import Connection
+
+DURABLE_WAIT_SECONDS = 0.05  # before `response.cancelling` goes out as `durable: false`
+REMOTE_POLL_SECONDS = (0.02, 0.05, 0.1)  # then every 0.1 s
+SILENT_OWNER_SECONDS = 2.0
+MAX_SNAPSHOT_BYTES = 192 * 1024
+
+
+class Handlers:
+    """Raises `ApiError` for what is refused; the connection answers it with an `error` frame."""
+
+    def __init__(self, connection: "Connection", services: Services) -> None:
+        self._connection = connection
+        self._services = services
+        self._store = services.store
+        self._hub = services.hub
+        self._runs = services.runs
+        self._subscriptions: dict[str, Subscription] = {}
+        self._stops: set[asyncio.Task[None]] = set()
+        self._early: dict[str, asyncio.Task[bool] | None] = {}  # gates closed by the reader
+
+    async def handle(self, frame: ClientFrame) -> None:
+        with translate_store_errors():
+            match frame:
+                case CreateSession():
+                    await self._create_session(frame)
+                case SubscribeSession():
+                    await self._subscribe(frame)
+                case UnsubscribeSession():
+                    await self._unsubscribe(frame)
+                case UpdateSession():
+                    await self._update_session(frame)
+                case DeleteSession():
+                    await self._delete_session(frame)
+                case CreateResponse():
+                    await self._create_response(frame)
+                case CancelResponse():
+                    await self._cancel(frame)
+                case ResumeResponse():
+                    await self._resume(frame)
+
+    async def leave_all(self) -> None:
+        """The connection is gone: it watches nothing any more. Answers go on."""
+        for task in self._stops:
+            task.cancel()
+        for subscription in list(self._subscriptions.values()):
+            await self._hub.leave(subscription)
+        self._subscriptions.clear()
+
+    def _reply(
+        self, frame: dict[str, Any], event_id: str | None, response_id: str | None = None
+    ) -> None:
+        if event_id is not None:
+            frame = {**frame, "event_id": event_id}
+        self._connection.outbox.put(frame, response_id)
+
+    @property
+    def _uid(self) -> str:
+        return self._connection.uid
+
+    # ---- sessions -------------------------------------------------------------------------------
+
+    async def _create_session(self, frame: CreateSession) -> None:
+        created = await self._store.create_session(
+            self._uid,
+            idempotency_key=frame.idempotency_key,
+            title=clean_title(frame.title),
+            model=self._services.model,
+            settings=settings_dict(frame.settings),
+        )
+        session = created.session
+        if session.id not in self._subscriptions:
+            subscription = self._new_subscription(session.id)
+            await self._join(subscription)
+            subscription.end_join(session.offset)
+        reply = {
+            "type": "session.created",
+            "session": session.wire(),
+            "epoch": session.epoch,
+            "offset": session.offset,
+            "replayed": created.replayed,
+        }
+        self._reply(reply, frame.event_id)
+        if not created.replayed:
+            await self._hub.tell_user(self._uid, session.id, reply, besides=self._connection)
+
+    async def _subscribe(self, frame: SubscribeSession) -> None:
+        check_session_id(frame.session_id)
+        for listed in frame.responses:
+            check_response_id(listed.response_id)
+        if frame.observe and not self._connection.user.is_admin:
+            raise ApiError("forbidden", "only an admin may observe", param="observe")
+        await self._leave(frame.session_id)
+        session = await self._store.session(self._uid, frame.session_id)
+        subscription = self._new_subscription(session.id)
+        await self._join(subscription)
+        try:
+            await self._send_state(subscription, frame)
+        except BaseException:
+            await self._leave(session.id)
+            raise
+
+    async def _send_state(self, subscription: Subscription, frame: SubscribeSession) -> None:
+        """`session.subscribed`, missed events or a snapshot, then the answers in progress."""
+        session = await self._store.session(self._uid, frame.session_id)
+        missed = None
+        if frame.after is not None and frame.after.epoch == session.epoch:
+            missed = await self._store.session_events(
+                session.id, after=frame.after.offset, epoch=frame.after.epoch
+            )
+        live = await self._store.live_responses(session.id)
+        active = [rid for rid in (live.active, *live.queued) if rid is not None]
+        # A run here may have begun a moment ago, or wait for the store to take its end.
+        active += [
+            run.response_id
+            for run in self._runs.local_of_session(session.id)
+            if run.response_id not in active and not run.done.is_set()
+        ]
+        reply: dict[str, Any] = {
+            "type": "session.subscribed",
+            "session_id": session.id,
+            "epoch": session.epoch,
+            "offset": session.offset,
+            "recovered": missed is not None,
+            "active_responses": active,
+            "viewers": self._hub.viewers(session.id),
+        }
+        if missed is None:
+            page = await self._store.path(self._uid, session.id, limit=frame.limit)
+            reply["snapshot"] = snapshot(session, page)
+        self._reply(reply, frame.event_id)
+        for event in missed or ():
+            self._connection.outbox.put(session_event_frame(session, event.offset, event.data))
+        last = missed[-1].offset if missed else session.offset
+        positions = {p.response_id: p for p in frame.responses}
+        for response_id in [*active, *(rid for rid in positions if rid not in active)]:
+            if session_of(response_id) == session.id:
+                await self._attach(subscription, response_id, positions.get(response_id))
+        subscription.end_join(max(last, session.offset))
+        # What was published between attaching and going live is behind the cursors: fetch it.
+        for response_id in active:
+            if response_id in subscription.cursors:
+                self._catch_up(subscription, response_id)
+
+    def _catch_up(self, subscription: Subscription, response_id: str) -> None:
+        if (run := self._runs.local(response_id)) is not None:
+            subscription.put_events(response_id, run.fence, 1, run.events)
+        else:
+            self._hub.sync(subscription.session_id, response_id)
+
+    async def _attach(
+        self, subscription: Subscription, response_id: str, position: ResponsePosition | None
+    ) -> None:
+        """One answer's state; one that is no longer known is skipped: its text is a message."""
+        try:
+            fence = await self._fence(response_id)
+            after = position.after_sequence_number if position and position.fence == fence else 0
+            await self._hub.attach(subscription, response_id, after)
+        except ResponseNotFound:
+            return
+
+    async def _fence(self, response_id: str) -> int:
+        run = self._runs.local(response_id)
+        if run is not None:
+            return run.fence
+        return (await self._store.run(self._uid, response_id)).fence
+
+    async def _unsubscribe(self, frame: UnsubscribeSession) -> None:
+        check_session_id(frame.session_id)
+        if not await self._leave(frame.session_id):
+            raise ApiError("not_subscribed", "not subscribed to that session", param="session_id")
+        self._reply(
+            {"type": "session.unsubscribed", "session_id": frame.session_id}, frame.event_id
+        )
+
+    async def _update_session(self, frame: UpdateSession) -> None:
+        check_session_id(frame.session_id)
+        if frame.head is not None and not is_message_id(frame.head):
+            raise ApiError("message_not_found", "no such message", param="head")
+        session = await self._store.update_session(
+            self._uid,
+            frame.session_id,
+            title=None if frame.title is None else clean_title(frame.title),
+            settings=None if frame.settings is None else settings_dict(frame.settings),
+            pinned=frame.pinned,
+            head=frame.head,
+            if_revision=frame.if_revision,
+        )
+        await self._runs.publish_updated(session)
+
+    async def _delete_session(self, frame: DeleteSession) -> None:
+        await delete_session(self._services, self._uid, frame.session_id)
+
+    def _new_subscription(self, session_id: str) -> Subscription:
+        if len(self._subscriptions) >= self._services.limits.max_subscriptions:
+            raise ApiError("too_many_subscriptions", "unsubscribe from another session first")
+        return Subscription(self._connection, session_id)
+
+    async def _join(self, subscription: Subscription) -> None:
+        self._subscriptions[subscription.session_id] = subscription
+        try:
+            await self._hub.join(subscription)
+        except BaseException:
+            await self._leave(subscription.session_id)
+            raise
+
+    async def _leave(self, session_id: str) -> bool:
+        subscription = self._subscriptions.pop(session_id, None)
+        if subscription is None:
+            return False
+        await self._hub.leave(subscription)
+        return subscription.only is None
+
+    # ---- responses ------------------------------------------------------------------------------
+
+    async def _create_response(self, frame: CreateResponse) -> None:
+        check_session_id(frame.session_id)
+        if frame.parent_id is not None and not is_message_id(frame.parent_id):
+            raise ApiError("message_not_found", "no such message", param="parent_id")
+        if frame.priority != 0:
+            raise ApiError("forbidden", "priority needs a role", param="priority")
+        subscription = self._subscriptions.get(frame.session_id)
+        if subscription is None or subscription.only is not None:
+            await self._store.session(self._uid, frame.session_id)  # foreign: not found, not this
+            raise ApiError("not_subscribed", "subscribe to the session first", param="session_id")
+        begun = await self._runs.create(self._uid, frame, subscription)
+        if begun.replayed:
+            await self._replay(subscription, frame, begun.response_id)
+
+    async def _replay(
+        self, subscription: Subscription, frame: CreateResponse, response_id: str
+    ) -> None:
+        """The same key again: the original `response.created`, then whatever is missing."""
+        events = await self._store.events(response_id)
+        run = self._runs.local(response_id)
+        log = run.events if run is not None else [event for _, event in events]
+        if not log:
+            raise ApiError("response_not_found", "that response is no longer kept")
+        fence = await self._fence(response_id)
+        created = {**getattr(log[0], "data", {}), "sequence_number": 1, "fence": fence}
+        self._reply({**created, "replayed": True}, frame.event_id)
+        if response_id not in subscription.cursors:
+            await self._hub.attach(subscription, response_id, 1)
+
+    async def _resume(self, frame: ResumeResponse) -> None:
+        check_response_id(frame.response_id)
+        session_id = session_of(frame.response_id)
+        subscription = self._subscriptions.get(session_id)
+        fence = await self._fence(frame.response_id)
+        await self._store.session(self._uid, session_id)
+        if subscription is None:
+            subscription = self._new_subscription(session_id)
+            subscription.only = set()
+            await self._join(subscription)
+            subscription.end_join(0)
+        if subscription.only is not None:
+            subscription.only.add(frame.response_id)
+        after = frame.after_sequence_number if frame.fence == fence else 0
+        await self._hub.attach(subscription, frame.response_id, after)
+
+    # ---- stop -----------------------------------------------------------------------------------
+
+    def close_gate(self, frame: CancelResponse) -> None:
+        """Called by the reader, before anything is awaited: stop what this worker produces."""
+        if frame.response_id is not None:
+            run = self._runs.local(frame.response_id)
+            if run is not None and run.uid == self._uid:
+                self._stop_local(run, frame)
+
+    def _stop_local(self, run: Run, frame: CancelResponse) -> None:
+        stop = Stop("user", "client_cancelled", frame.seen_sequence_number)
+        if run.response_id not in self._early:
+            self._early[run.response_id] = self._runs.stop(run, stop)
+
+    async def _cancel(self, frame: CancelResponse) -> None:
+        """`response.cancel` and `stop`: what it names now is stopped, and nothing else ever."""
+        targets = await self._targets(frame)
+        for response_id in targets:
+            task = asyncio.create_task(self._cancel_one(response_id, frame))
+            self._stops.add(task)
+            task.add_done_callback(self._stops.discard)
+
+    async def _targets(self, frame: CancelResponse) -> list[str]:
+        if frame.response_id is not None:
+            check_response_id(frame.response_id)
+            return [frame.response_id]
+        if frame.session_id is not None:
+            check_session_id(frame.session_id)
+            await self._store.session(self._uid, frame.session_id)
+            if frame.idempotency_key is not None:
+                return await self._cancel_early(frame)
+            targets = await self._live(frame.session_id)
+        else:
+            if frame.idempotency_key is not None:
+                raise invalid_field("session_id", "idempotency_key needs a session_id")
+            sessions = [s for s in self._subscriptions.values() if s.only is None]
+            targets = [rid for s in sessions for rid in await self._live(s.session_id)]
+        if not targets:
+            raise ApiError("response_not_found", "nothing is running that could be stopped")
+        return targets
+
+    async def _live(self, session_id: str) -> list[str]:
+        """Active and queued answers, first those that this worker knows without asking."""
+        own = [run.response_id for run in self._runs.local_of_session(session_id)]
+        for response_id in own:
+            if (run := self._runs.local(response_id)) is not None and run.uid == self._uid:
+                self._stop_local(run, CancelResponse())
+        live = await self._store.live_responses(session_id)
+        others = [rid for rid in (live.active, *live.queued) if rid is not None and rid not in own]
+        return own + others
+
+    async def _cancel_early(self, frame: CancelResponse) -> list[str]:
+        """Stop by key: the response may not exist yet, then the wish waits for it."""
+        assert frame.session_id is not None and frame.idempotency_key is not None
+        known = await self._store.cancel_early(self._uid, frame.session_id, frame.idempotency_key)
+        if known is not None:
+            return [known]
+        self._reply(
+            {
+                "type": "response.cancelling",
+                "response_id": None,
+                "idempotency_key": frame.idempotency_key,
+                "by": "user",
+                "confirmed": False,
+                "durable": True,
+            },
+            frame.event_id,
+        )
+        return []
+
+    async def _cancel_one(self, response_id: str, frame: CancelResponse) -> None:
+        try:
+            with translate_store_errors():
+                run = self._runs.local(response_id)
+                if run is not None and run.uid == self._uid:
+                    await self._cancel_local(run, frame)
+                else:
+                    await self._cancel_remote(response_id, frame)
+        except ApiError as error:
+            self._connection.put_error(error, frame.event_id)
+
+    async def _cancel_local(self, run: Run, frame: CancelResponse) -> None:
+        self._stop_local(run, frame)
+        storing = self._early.pop(run.response_id, None)
+        durable = storing is None and run.stopping is not None
+        if storing is not None:
+            done, _ = await asyncio.wait({storing}, timeout=DURABLE_WAIT_SECONDS)
+            durable = bool(done) and storing.result()
+        if not run.done.is_set():
+            self._reply(
+                cancelling(run.response_id, durable=durable), frame.event_id, run.response_id
+            )
+        await run.done.wait()
+        if not self._watches(run.response_id):
+            await self._send_done(run.response_id)
+
+    async def _cancel_remote(self, response_id: str, frame: CancelResponse) -> None:
+        self._early.pop(response_id, None)
+        try:
+            asked = await self._store.request_cancel(
+                self._uid, response_id, seen=frame.seen_sequence_number
+            )
+        except RunEnded:
+            await self._send_done(response_id)
+            return
+        self._freeze(response_id)
+        self._reply(cancelling(response_id, durable=True), frame.event_id, response_id)
+        await self._store.publish_control(
+            asked.owner, {"type": "cancel", "response_id": response_id}
+        )
+        await self._await_remote_end(response_id)
+
+    async def _await_remote_end(self, response_id: str) -> None:
+        """Wait for the owner; if it is silent until its lease ends, end the answer in its place."""
+        started = time.monotonic()
+        told = False
+        waits = list(REMOTE_POLL_SECONDS)
+        while (record := await self._store.run(self._uid, response_id)).is_live:
+            silent = time.monotonic() - started > SILENT_OWNER_SECONDS
+            if silent and not told:
+                told = True
+                left = max(0, record.lease_until - time.time_ns() // 1_000_000)
+                notice = cancelling(response_id, durable=True)
+                self._reply(
+                    {**notice, "owner": "silent", "lease_ends_in_ms": left}, None, response_id
+                )
+            if silent and record.lease_until < time.time_ns() // 1_000_000:
+                await self._runs.end_orphan(response_id)
+            await asyncio.sleep(waits.pop(0) if waits else REMOTE_POLL_SECONDS[-1])
+        if not self._watches(response_id):
+            await self._send_done(response_id)
+
+    def _freeze(self, response_id: str) -> None:
+        """No text of this answer leaves on this connection any more; its end still does."""
+        for subscription in self._subscriptions.values():
+            subscription.frozen.add(response_id)
+
+    def _watches(self, response_id: str) -> bool:
+        subscription = self._subscriptions.get(session_of(response_id))
+        return subscription is not None and subscription.wants(response_id)
+
+    async def _send_done(self, response_id: str) -> None:
+        """The stored `response.done` of an answer that has ended: losing a race is no error."""
+        events = await self._store.events(response_id)
+        if not events:
+            raise ApiError("response_not_found", "no such response")
+        record = await self._store.run(self._uid, response_id)
+        number, event = events[-1]
+        put_event(self._connection.outbox, response_id, number, record.fence, event)
+
+
+def cancelling(response_id: str, *, durable: bool) -> dict[str, Any]:
+    return {
+        "type": "response.cancelling",
+        "response_id": response_id,
+        "by": "user",
+        "confirmed": False,
+        "durable": durable,
+    }
+
+
+async def delete_session(services: Services, uid: str, session_id: str) -> None:
+    """Delete a session for its viewers, its sidebars and the workers that answer in it."""
+    check_session_id(session_id)
+    await services.store.session(uid, session_id)
+    live = await services.store.live_responses(session_id)
+    owners = set()
+    for response_id in (live.active, *live.queued):
+        if response_id is not None and services.runs.local(response_id) is None:
+            try:
+                owners.add((await services.store.run(None, response_id)).owner)
+            except (ResponseNotFound, RunError):
+                continue
+    services.runs.stop_deleted(session_id)
+    deleted = await services.store.delete_session(uid, session_id)
+    for owner in owners:
+        await services.store.publish_control(owner, {"type": "deleted", "session_id": session_id})
+    frame = {
+        "type": "session.deleted",
+        "session_id": session_id,
+        "offset": deleted.offset,
+        "by": "user",
+    }
+    services.hub.publish_session(session_id, deleted.offset, frame)
+    await services.hub.tell_user(uid, session_id, frame)
+
+
+def snapshot(session: Session, page: MessagePage) -> dict[str, Any]:
+    """The newest messages, cut at `MAX_SNAPSHOT_BYTES` from the old end."""
+    messages: list[dict[str, Any]] = []
+    size = 0
+    for message in reversed(page.messages):
+        size += len(message.text.encode()) + 512
+        if messages and size > MAX_SNAPSHOT_BYTES:
+            break
+        messages.append(message.wire())
+    return {
+        "session": session.wire(),
+        "messages": messages[::-1],
+        "has_more": page.has_more or len(messages) < len(page.messages),
+    }
+
+
+def settings_dict(settings: Any) -> dict[str, Any]:
+    """The settings that are set."""
+    values = {name: getattr(settings, name) for name in settings.__struct_fields__}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def check_session_id(session_id: str) -> None:
+    """A malformed id is answered like an unknown one, and never reaches Redis."""
+    if not is_session_id(session_id):
+        raise SessionNotFound(session_id)
+
+
+def check_response_id(response_id: str) -> None:
+    if not is_response_id(response_id):
+        raise ResponseNotFound(response_id)

@@ -1,0 +1,380 @@
+"""Who on this worker watches which session, and what each of them was already sent.
+
+A room is a session with at least one viewer here. Answers that this worker runs are fed to it from
+memory; everything else comes through the session's channel in Redis. Both may bring the same event,
+or one may be late, so each subscription counts: it drops what it has, and fetches what it lacks
+from the log. That is what makes "nothing lost, nothing doubled" one rule in one place.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+import structlog
+
+from server.frames import (
+    MAX_REPLAY_CHARACTERS,
+    put_event,
+    put_snapshot,
+    session_event_frame,
+    text_of,
+)
+from server.outbox import Outbox
+from sessions.errors import ResponseNotFound, SessionNotFound, StoreUnavailable
+from sessions.follow import LiveFeed
+from sessions.keys import Keys
+from sessions.records import (
+    Event,
+    LiveFrame,
+    LivePayload,
+    LiveResponseEvents,
+    LiveSessionEvents,
+    ObjectEvent,
+    session_of,
+)
+from sessions.store import SessionStore
+
+logger = structlog.get_logger("server")
+
+RESYNC_RETRY_SECONDS = 0.5
+
+
+class LocalRun(Protocol):
+    """What the hub must know of an answer that this worker produces."""
+
+    fence: int
+    events: list[Event]  # entry `n` is at index n-1
+
+    @property
+    def response_id(self) -> str: ...
+
+
+class Watcher(Protocol):
+    """A connection, as the hub sees it."""
+
+    uid: str
+    outbox: Outbox
+
+
+class Subscription:
+    """One connection watching one session.
+
+    While it is joining, session events are held back and answers skipped: the snapshot that ends
+    the join contains them. `only` restricts a subscription without the session's own events to the
+    answers that were asked for by `response.resume`.
+    """
+
+    def __init__(self, watcher: Watcher, session_id: str, only: set[str] | None = None) -> None:
+        self.watcher = watcher
+        self.session_id = session_id
+        self.only = only
+        self.offset = 0
+        self.joining = True
+        self.cursors: dict[str, int] = {}  # response id → last number that was queued
+        self.frozen: set[str] = set()  # stopped from here: no more text, only the end
+        self._held: list[tuple[int, dict[str, Any]]] = []
+
+    @property
+    def outbox(self) -> Outbox:
+        return self.watcher.outbox
+
+    def wants(self, response_id: str) -> bool:
+        return self.only is None or response_id in self.only
+
+    def put_session_event(self, offset: int, frame: dict[str, Any]) -> None:
+        if self.only is not None:
+            return
+        if self.joining:
+            self._held.append((offset, frame))
+        elif offset > self.offset:
+            self.offset = offset
+            self.outbox.put(frame)
+
+    def end_join(self, offset: int) -> None:
+        """The snapshot up to `offset` was queued: send what came meanwhile, and go live."""
+        self.joining = False
+        self.offset = offset
+        held, self._held = self._held, []
+        for held_offset, frame in held:
+            self.put_session_event(held_offset, frame)
+
+    def put_events(self, response_id: str, fence: int, first: int, events: list[Event]) -> bool:
+        """Queue entries `first`, `first` + 1, … that are new; False if some before are missing."""
+        cursor = self.cursors.get(response_id, 0)
+        if first > cursor + 1:
+            return False
+        for number, event in enumerate(events, first):
+            if number > cursor:
+                self.cursors[response_id] = number
+                if response_id not in self.frozen or _is_done(event):
+                    put_event(self.outbox, response_id, number, fence, event)
+        return True
+
+    def put_created(
+        self, response_id: str, fence: int, created: Event, event_id: str | None
+    ) -> None:
+        """`response.created` for the asking connection: a direct reply, with its event id."""
+        data = getattr(created, "data", {})
+        reply = ObjectEvent(data if event_id is None else {**data, "event_id": event_id})
+        self.put_events(response_id, fence, 1, [reply])
+
+    def put_log(self, response_id: str, fence: int, events: list[Event], position: int) -> None:
+        """Queue a log from its entry 1 for somebody who has everything up to `position`.
+
+        A position that is not in the log, or far behind, is answered with a snapshot.
+        """
+        missing = len(text_of(events[position:]))
+        if position and position <= len(events) and missing <= MAX_REPLAY_CHARACTERS:
+            self.cursors[response_id] = position
+        else:
+            ended = bool(events) and _is_done(events[-1])
+            number = len(events) - ended
+            put_snapshot(self.outbox, response_id, number, fence, text_of(events[:number]))
+            self.cursors[response_id] = number
+        self.put_events(response_id, fence, 1, events)
+
+
+def _is_done(event: Event) -> bool:
+    return getattr(event, "data", {}).get("type") == "response.done"
+
+
+class Room:
+    """A session with viewers on this worker; passes its events on in the order of their offsets."""
+
+    def __init__(self, session_id: str, epoch: str, offset: int) -> None:
+        self.session_id = session_id
+        self.epoch = epoch
+        self.offset = offset
+        self.subscriptions: set[Subscription] = set()
+        self.early: dict[int, dict[str, Any]] = {}  # events that came before their predecessors
+        self.syncing: set[str] = set()  # response ids, or "" for the session's own log
+
+
+class Hub:
+    """All rooms and users of one worker."""
+
+    def __init__(self, store: SessionStore, feed: LiveFeed, keys: Keys, replica: str) -> None:
+        self._store = store
+        self._feed = feed
+        self._keys = keys
+        self._replica = replica
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._opening: dict[str, asyncio.Lock] = {}
+        self.rooms: dict[str, Room] = {}
+        self.watchers: dict[str, set[Watcher]] = {}  # by user
+        self.local_runs: dict[str, LocalRun] = {}  # by response id
+        feed.on_resync(self._resync_all)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ---- connections and their user-wide frames -------------------------------------------------
+
+    async def add_watcher(self, watcher: Watcher) -> None:
+        """From now on the connection gets its user's session.* frames."""
+        watchers = self.watchers.setdefault(watcher.uid, set())
+        watchers.add(watcher)
+        if len(watchers) == 1:
+            await self._feed.subscribe(self._keys.user_channel(watcher.uid), self._on_user_frame)
+
+    async def remove_watcher(self, watcher: Watcher) -> None:
+        watchers = self.watchers.get(watcher.uid, set())
+        watchers.discard(watcher)
+        if not watchers and self.watchers.pop(watcher.uid, None) is not None:
+            await self._feed.unsubscribe(self._keys.user_channel(watcher.uid))
+
+    def broadcast(self, frame: dict[str, Any]) -> None:
+        """Queue a frame for every connection of this worker."""
+        for watchers in self.watchers.values():
+            for watcher in watchers:
+                watcher.outbox.put(frame)
+
+    async def tell_user(
+        self, uid: str, session_id: str, frame: dict[str, Any], *, besides: Watcher | None = None
+    ) -> None:
+        """Send a session.* frame to all of the user's connections that do not watch the session."""
+        self._put_user_frame(uid, session_id, frame, besides)
+        envelope = {"origin": self._replica, "uid": uid, "session_id": session_id, "frame": frame}
+        with contextlib.suppress(StoreUnavailable):  # a sidebar elsewhere is late, nothing is lost
+            await self._store.publish_user(uid, envelope)
+
+    def _put_user_frame(
+        self, uid: str, session_id: str, frame: dict[str, Any], besides: Watcher | None = None
+    ) -> None:
+        room = self.rooms.get(session_id)
+        viewers = {s.watcher for s in room.subscriptions if s.only is None} if room else set()
+        everywhere = frame["type"] == "session.activity"
+        for watcher in self.watchers.get(uid, ()):
+            if watcher is not besides and (everywhere or watcher not in viewers):
+                watcher.outbox.put(frame)
+
+    def _on_user_frame(self, payload: LivePayload) -> None:
+        if isinstance(payload, LiveFrame) and payload.data["origin"] != self._replica:
+            data = payload.data
+            self._put_user_frame(data["uid"], data["session_id"], data["frame"])
+
+    # ---- joining and leaving --------------------------------------------------------------------
+
+    async def join(self, subscription: Subscription) -> None:
+        """Enter the room; the caller reads its snapshot next and then calls `end_join`."""
+        session_id = subscription.session_id
+        lock = self._opening.setdefault(session_id, asyncio.Lock())
+        async with lock:
+            if (room := self.rooms.get(session_id)) is None:
+                # Subscribe first, read then: an event between the two would be lost otherwise.
+                await self._feed.subscribe(self._keys.session_channel(session_id), self._on_live)
+                session = await self._store.session(None, session_id)
+                room = self.rooms[session_id] = Room(session_id, session.epoch, session.offset)
+            room.subscriptions.add(subscription)
+
+    async def leave(self, subscription: Subscription) -> None:
+        session_id = subscription.session_id
+        room = self.rooms.get(session_id)
+        if room is None:
+            return
+        room.subscriptions.discard(subscription)
+        async with self._opening.setdefault(session_id, asyncio.Lock()):
+            if not room.subscriptions and self.rooms.get(session_id) is room:
+                del self.rooms[session_id]
+                self._opening.pop(session_id, None)
+                await self._feed.unsubscribe(self._keys.session_channel(session_id))
+
+    def viewers(self, session_id: str) -> int:
+        room = self.rooms.get(session_id)
+        return len({s.watcher for s in room.subscriptions if s.only is None}) if room else 0
+
+    def sync(self, session_id: str, response_id: str) -> None:
+        """Fetch from the log what a room's subscriptions lack of an answer."""
+        if (room := self.rooms.get(session_id)) is not None:
+            self._sync(room, response_id)
+
+    async def attach(self, subscription: Subscription, response_id: str, position: int = 0) -> None:
+        """Send what the subscription lacks of one answer; live events then follow by number.
+
+        Raises `ResponseNotFound`, `StoreUnavailable`.
+        """
+        if (run := self.local_runs.get(response_id)) is not None:
+            subscription.put_log(response_id, run.fence, run.events, position)
+            return
+        record = await self._store.run(subscription.watcher.uid, response_id)
+        events = [event for _, event in await self._store.events(response_id)]
+        if (run := self.local_runs.get(response_id)) is not None:  # it began here meanwhile
+            subscription.put_log(response_id, run.fence, run.events, position)
+        else:
+            subscription.put_log(response_id, record.fence, events, position)
+
+    # ---- events ---------------------------------------------------------------------------------
+
+    def publish_session(self, session_id: str, offset: int, frame: dict[str, Any]) -> None:
+        """A session event that this worker caused, as its frame."""
+        if (room := self.rooms.get(session_id)) is not None:
+            self._put_in_order(room, offset, {**frame, "session_id": session_id, "offset": offset})
+
+    def publish_events(self, response_id: str, fence: int, first: int, events: list[Event]) -> None:
+        """Entries of an answer's log: from the run itself, or from another worker's."""
+        room = self.rooms.get(session_of(response_id))
+        if room is None:
+            return
+        for subscription in room.subscriptions:
+            if subscription.joining or not subscription.wants(response_id):
+                continue
+            if not subscription.put_events(response_id, fence, first, events):
+                self._sync(room, response_id)
+
+    def put_unnumbered(self, response_id: str, frame: dict[str, Any]) -> None:
+        """A frame about an answer that is not in its log, such as `response.queued`."""
+        room = self.rooms.get(session_of(response_id))
+        for subscription in room.subscriptions if room else ():
+            if not subscription.joining and subscription.wants(response_id):
+                subscription.outbox.put(frame, response_id)
+
+    def _on_live(self, payload: LivePayload) -> None:
+        if isinstance(payload, LiveResponseEvents):
+            if payload.response_id not in self.local_runs:
+                self.publish_events(
+                    payload.response_id, payload.fence, payload.first, list(payload.events)
+                )
+        elif isinstance(payload, LiveSessionEvents):
+            self._on_live_session_events(payload)
+
+    def _on_live_session_events(self, payload: LiveSessionEvents) -> None:
+        room = self.rooms.get(payload.session_id)
+        if room is None:
+            return
+        first = payload.offset - len(payload.events) + 1
+        for offset, data in enumerate(payload.events, first):
+            if offset <= room.offset:
+                continue
+            if data["type"] in ("session.created", "session.updated"):
+                self._sync(room, "")  # the frame holds the whole session: read it
+                return
+            self._put_in_order(
+                room, offset, {**data, "session_id": room.session_id, "offset": offset}
+            )
+
+    def _put_in_order(self, room: Room, offset: int, frame: dict[str, Any]) -> None:
+        if offset <= room.offset:
+            return
+        room.early[offset] = frame
+        while (due := room.early.pop(room.offset + 1, None)) is not None:
+            room.offset += 1
+            for subscription in room.subscriptions:
+                subscription.put_session_event(room.offset, due)
+        if room.early:
+            self._sync(room, "")
+
+    # ---- catching up from the log ---------------------------------------------------------------
+
+    def _resync_all(self) -> None:
+        """The feed was away: whatever it should have brought is read from the logs."""
+        for room in self.rooms.values():
+            self._sync(room, "")
+            for response_id in {rid for s in room.subscriptions for rid in s.cursors}:
+                if response_id not in self.local_runs:
+                    self._sync(room, response_id)
+
+    def _sync(self, room: Room, response_id: str) -> None:
+        if response_id not in room.syncing:
+            room.syncing.add(response_id)
+            self.spawn(self._run_sync(room, response_id))
+
+    async def _run_sync(self, room: Room, response_id: str) -> None:
+        try:
+            while room.subscriptions:
+                try:
+                    if response_id:
+                        await self._sync_response(room, response_id)
+                    else:
+                        await self._sync_session(room)
+                    return
+                except StoreUnavailable:
+                    await asyncio.sleep(RESYNC_RETRY_SECONDS)
+                except (SessionNotFound, ResponseNotFound):
+                    return
+        finally:
+            room.syncing.discard(response_id)
+
+    async def _sync_session(self, room: Room) -> None:
+        events = await self._store.session_events(
+            room.session_id, after=room.offset, epoch=room.epoch
+        )
+        session = await self._store.session(None, room.session_id)
+        for event in events or ():
+            frame = session_event_frame(session, event.offset, event.data)
+            self._put_in_order(room, event.offset, frame)
+
+    async def _sync_response(self, room: Room, response_id: str) -> None:
+        record = await self._store.run(None, response_id)
+        events = [event for _, event in await self._store.events(response_id)]
+        for subscription in list(room.subscriptions):
+            if not subscription.joining and subscription.wants(response_id):
+                subscription.put_events(response_id, record.fence, 1, events)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something that nobody waits for; `close` cancels what is left."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,81 @@
+"""How much one client may ask for: the configured limits, and a token bucket for messages."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+BURST_SECONDS = 2  # a bucket holds what two seconds bring
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """0 means unlimited."""
+
+    max_connections_per_user: int = 0
+    max_connections_per_address: int = 0
+    max_handshakes_per_s: int = 0
+    max_active_responses_per_user: int = 0
+    messages_per_s: int = 20
+    max_subscriptions: int = 64
+
+
+class TokenBucket:
+    """Holds `2 * rate` tokens and gains `rate` per second; rate 0 never refuses."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self.burst = int(rate * BURST_SECONDS)
+        self._tokens = float(self.burst)
+        self._at = time.monotonic()
+
+    @property
+    def retry_after_ms(self) -> int:
+        """When the next token will be there."""
+        return max(1, round((1 - self._tokens) / self.rate * 1000)) if self.rate else 0
+
+    def take(self) -> bool:
+        if not self.rate:
+            return True
+        now = time.monotonic()
+        self._tokens = min(self.burst, self._tokens + (now - self._at) * self.rate)
+        self._at = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+@dataclass(slots=True)
+class ConnectionCounter:
+    """Open connections by user and by address, and handshakes by address, of one worker."""
+
+    limits: Limits
+    users: Counter[str] = field(default_factory=Counter)
+    addresses: Counter[str] = field(default_factory=Counter)
+    handshakes: dict[str, TokenBucket] = field(default_factory=dict)
+
+    def allow_handshake(self, address: str) -> bool:
+        if not self.limits.max_handshakes_per_s:
+            return True
+        if len(self.handshakes) > 10_000:
+            self.handshakes.clear()  # forgetting is kinder than growing
+        bucket = self.handshakes.setdefault(address, TokenBucket(self.limits.max_handshakes_per_s))
+        return bucket.take()
+
+    def enter(self, uid: str, address: str) -> bool:
+        """Count a connection; False, and nothing counted, beyond a limit. Pair with `leave`."""
+        limits = self.limits
+        if limits.max_connections_per_user and self.users[uid] >= limits.max_connections_per_user:
+            return False
+        per_address = limits.max_connections_per_address
+        if per_address and self.addresses[address] >= per_address:
+            return False
+        self.users[uid] += 1
+        self.addresses[address] += 1
+        return True
+
+    def leave(self, uid: str, address: str) -> None:
+        for counter, name in ((self.users, uid), (self.addresses, address)):
+            counter[name] -= 1
+            if counter[name] <= 0:
+                del counter[name]

@@ -1,0 +1,41 @@
+"""Structured logs on stderr: one event per line, fields as JSON, never a user's words.
+
+Control characters of whatever reaches a field are escaped by JSON itself.
+"""
+
+import logging
+import sys
+
+import structlog
+
+
+def configure_logs(level: str, process: str) -> None:
+    """Set up structlog and let the libraries' warnings through; `process` names who speaks."""
+    number = getattr(logging, level.upper())
+    structlog.configure(
+        processors=[
+            structlog.stdlib.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _name_process(process),
+            structlog.processors.StackInfoRenderer(),
+            # Without locals: they hold what users wrote.
+            structlog.processors.ExceptionRenderer(
+                structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+            ),
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr)
+    # It logs a traceback, with a stranger's bytes in it, for every bad UTF-8 frame.
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+
+
+def _name_process(process: str) -> structlog.typing.Processor:
+    def add(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        event["process"] = process
+        return event
+
+    return add

@@ -1,0 +1,137 @@
+"""What `/metrics` shows: this worker's counters, and the engine's, fetched when somebody looks.
+
+No metric carries a user's words, ids or titles. Every worker answers for itself; the engine's
+numbers are the same from each, because there is one core.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+LONG = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+# What the engine calls a thing in its own code → what operators and scripts know it as.
+ENGINE_NAMES = {
+    "num_running": "requests_running",
+    "num_waiting": "requests_waiting",
+    "num_waiting_tokens": "tokens_waiting",
+    "num_blocks_total": "kv_blocks_total",
+    "num_blocks_free": "kv_blocks_free",
+    "requests_total": "engine_requests_total",
+}
+GAUGES_NAMED_TOTAL = ("kv_blocks_total",)
+
+disable_created_metrics()
+
+
+class EngineCollector(Collector):
+    """The core's last figures: numbers become gauges, `*_total` counters, dicts histograms."""
+
+    def __init__(self) -> None:
+        self.values: Mapping[str, Any] = {}
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        for name, value in self.values.items():
+            name = ENGINE_NAMES.get(name, name)
+            full = "parley_" + name
+            help_text = "Engine core: " + name.replace("_", " ") + "."
+            if isinstance(value, Mapping):
+                histogram = HistogramMetricFamily(full, help_text)
+                buckets = [
+                    (le if isinstance(le, str) else _bound(le), count)
+                    for le, count in value["buckets"]
+                ]
+                histogram.add_metric([], buckets, value["sum"])
+                yield histogram
+            elif isinstance(value, str):
+                gauge = GaugeMetricFamily(full + "_info", help_text, labels=["value"])
+                gauge.add_metric([value], 1)
+                yield gauge
+            elif name.endswith("_total") and name not in GAUGES_NAMED_TOTAL:
+                yield CounterMetricFamily(full.removesuffix("_total"), help_text, value=value)
+            elif isinstance(value, int | float):
+                yield GaugeMetricFamily(full, help_text, value=value)
+
+
+def _bound(le: float) -> str:
+    return "+Inf" if le == float("inf") else repr(float(le))
+
+
+class Metrics:
+    """One worker's metrics."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.engine = EngineCollector()
+        self.registry.register(self.engine)
+        r = self.registry
+        self.connections = Gauge("parley_connections", "Open websockets.", registry=r)
+        self.engine_up = Gauge("parley_engine_up", "1 while the core answers.", registry=r)
+        self.store_up = Gauge("parley_store_up", "1 while Redis answers.", registry=r)
+        self._responses = Counter(
+            "parley_responses", "Ended responses.", ["status", "reason"], registry=r
+        )
+        self._errors = Counter("parley_errors", "Errors told to clients.", ["code"], registry=r)
+        self._closes = Counter("parley_closes", "Sockets closed by us.", ["code"], registry=r)
+        self._reaped = Counter("parley_runs_reaped", "Runs of dead workers ended.", registry=r)
+        self._discarded = Counter(
+            "parley_tokens_discarded_after_stop", "Tokens decoded behind a stop.", registry=r
+        )
+        self._ttft = Histogram(
+            "parley_time_to_first_token_seconds",
+            "From response.create to the first token.",
+            buckets=LONG,
+            registry=r,
+        )
+        self._inter_event = Histogram(
+            "parley_inter_token_seconds",
+            "Between two text events of one answer.",
+            buckets=SHORT,
+            registry=r,
+        )
+        self._stop = Histogram(
+            "parley_stop_seconds", "From a stop to response.done.", buckets=SHORT, registry=r
+        )
+
+    def observe_first_token(self, seconds: float) -> None:
+        self._ttft.observe(seconds)
+
+    def observe_inter_event(self, seconds: float) -> None:
+        self._inter_event.observe(seconds)
+
+    def observe_stop(self, seconds: float, num_discarded: int) -> None:
+        self._stop.observe(seconds)
+        self._discarded.inc(num_discarded)
+
+    def count_response(self, status: str, reason: str) -> None:
+        self._responses.labels(status, reason).inc()
+
+    def count_error(self, code: str) -> None:
+        self._errors.labels(code).inc()
+
+    def count_close(self, code: int) -> None:
+        self._closes.labels(str(code)).inc()
+
+    def count_reaped(self) -> None:
+        self._reaped.inc()
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)

@@ -1,0 +1,136 @@
+"""What waits to be sent on one connection: control frames in order, and merged deltas.
+
+The engine and the runs never wait for a socket: they put frames here. New text of a response joins
+the delta that is still waiting, so a slow reader costs memory for its text, not for its lateness. A
+control frame of a response goes behind that response's waiting delta, never in front of it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+MAX_BYTES = 1024 * 1024  # beyond it the reader is too slow and the connection is closed
+MAX_DELTA_CHARACTERS = 32 * 1024  # a longer waiting delta is closed, so that frames stay small
+HIDDEN_INTERVAL_SECONDS = 0.5  # between two deltas of one response to a page that nobody sees
+
+
+@dataclass(slots=True)
+class PendingDelta:
+    """Consecutive text events of one response that will leave as one frame."""
+
+    response_id: str
+    first: int
+    last: int
+    fence: int
+    text_offset: int
+    parts: list[str]
+    characters: int
+
+    def encode(self) -> bytes:
+        frame: dict[str, Any] = {
+            "type": "response.output_text.delta",
+            "response_id": self.response_id,
+            "sequence_number": self.last,
+            "fence": self.fence,
+            "text_offset": self.text_offset,
+            "delta": "".join(self.parts),
+        }
+        if self.first != self.last:
+            frame["first_sequence_number"] = self.first
+        return orjson.dumps(frame)
+
+
+class Outbox:
+    """One per connection; filled from anywhere in the event loop, drained by its writer alone.
+
+    `on_overflow` is called once, when more than `MAX_BYTES` wait.
+    """
+
+    def __init__(self, on_overflow: Callable[[], None]) -> None:
+        self._on_overflow = on_overflow
+        self._ready: deque[tuple[bytes | PendingDelta, int]] = deque()  # with what they count
+        self._deltas: dict[str, PendingDelta] = {}
+        self._sent_at: dict[str, float] = {}  # response id → when its last delta left, while hidden
+        self._interval = 0.0
+        self._wake = asyncio.Event()
+        self._num_bytes = 0
+        self._overflowed = False
+
+    def put(self, frame: dict[str, Any], response_id: str | None = None) -> None:
+        """Queue a control frame, behind the text of `response_id` that is still waiting."""
+        if response_id is not None:
+            self._close_delta(response_id)
+        encoded = orjson.dumps(frame)
+        self._ready.append((encoded, len(encoded)))
+        self._count(len(encoded))
+
+    def put_delta(
+        self, response_id: str, number: int, fence: int, text_offset: int, delta: str
+    ) -> None:
+        """Add text event `number`; it joins the one before it if that is still waiting."""
+        pending = self._deltas.get(response_id)
+        if pending is not None and (
+            pending.characters > MAX_DELTA_CHARACTERS or pending.fence != fence
+        ):
+            self._close_delta(response_id)
+            pending = None
+        if pending is None:
+            self._deltas[response_id] = PendingDelta(
+                response_id, number, number, fence, text_offset, [delta], len(delta)
+            )
+        else:
+            pending.last = number
+            pending.parts.append(delta)
+            pending.characters += len(delta)
+        self._count(len(delta))
+
+    def set_hidden(self, hidden: bool) -> None:
+        """Widen the window between deltas while the page is hidden."""
+        self._interval = HIDDEN_INTERVAL_SECONDS if hidden else 0.0
+        self._wake.set()
+
+    async def get(self) -> bytes:
+        """Wait for the next frame. Only the writer calls this."""
+        loop = asyncio.get_running_loop()
+        while True:
+            if not self._ready:
+                due = self._take_due(loop.time())
+            if self._ready:
+                item, size = self._ready.popleft()
+                self._num_bytes -= size
+                return item.encode() if isinstance(item, PendingDelta) else item
+            self._wake.clear()
+            try:
+                async with asyncio.timeout_at(due):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    def _take_due(self, now: float) -> float | None:
+        """Move the deltas that are due to the queue; say when the first of the others will be."""
+        if not self._interval:
+            self._sent_at.clear()
+        due_times = {
+            response_id: self._sent_at.get(response_id, 0.0) + self._interval
+            for response_id in self._deltas
+        }
+        for response_id, due in due_times.items():
+            if due <= now or not self._interval:
+                self._close_delta(response_id)
+                self._sent_at[response_id] = now
+        return min((due for due in due_times.values() if due > now), default=None)
+
+    def _close_delta(self, response_id: str) -> None:
+        if (pending := self._deltas.pop(response_id, None)) is not None:
+            self._ready.append((pending, pending.characters))
+
+    def _count(self, size: int) -> None:
+        self._num_bytes += size
+        self._wake.set()
+        if self._num_bytes > MAX_BYTES and not self._overflowed:
+            self._overflowed = True
+            self._on_overflow()

@@ -1,0 +1,353 @@
+"""`Producer`: carries one answer from the engine to its viewers and into the store, to one end.
+
+Two tasks: one takes outputs from the engine and numbers events, which reach this worker's viewers
+at once; the other appends them to the log, all that came since its last append in one script. The
+engine waits for neither sockets nor Redis, and Redis being away delays nothing but `durable`.
+"""
+
+import asyncio
+import time
+from dataclasses import replace
+
+import structlog
+
+from engine import AsyncLLM, EngineDeadError, RequestOutput, RequestProgress, SamplingParams
+from engine.errors import EngineError, ValidationError
+from server.hub import Hub
+from server.metrics import Metrics
+from server.run import STATUS_TO_MESSAGE_STATUS, End, Run, Stop
+from sessions.errors import (
+    CancelPending,
+    ResponseNotFound,
+    RunEnded,
+    RunGone,
+    RunLost,
+    SequenceGap,
+    StoreUnavailable,
+)
+from sessions.records import Event, Finished, Message, ObjectEvent
+from sessions.store import SessionStore
+
+logger = structlog.get_logger("server")
+
+FLUSH_SECONDS = 0.025  # between two text events of one answer; the first goes at once
+RENEW_SECONDS = (
+    1.0  # an answer without events renews its lease and reads its cancel flag that often
+)
+STORE_RETRY_SECONDS = 0.2
+QUEUE_FRAME_SECONDS = 0.5  # `response.queued` is sent at most twice a second
+
+
+class Producer:
+    """Runs one answer. `run.done` is set when `response.done` was published."""
+
+    def __init__(
+        self, run: Run, *, store: SessionStore, engine: AsyncLLM, hub: Hub, metrics: Metrics
+    ) -> None:
+        self._run = run
+        self._store = store
+        self._engine = engine
+        self._hub = hub
+        self._metrics = metrics
+        self._last_queue_frame = 0.0
+        self._last_text_at: float | None = None
+
+    async def produce(self, token_ids: list[int], params: SamplingParams) -> Finished | None:
+        """Generate, store and publish until the end; None if somebody else ended the answer."""
+        writer = asyncio.create_task(self._write_log())
+        try:
+            end = await self._generate(token_ids, params)
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+        return await self.finish(end)
+
+    async def hold(self) -> None:
+        """Keep the lease of an answer that waits for its turn, until it is promoted or stopped."""
+        writer = asyncio.create_task(self._write_log())
+        try:
+            await self._run.promoted.wait()
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+
+    # ---- from the engine ------------------------------------------------------------------------
+
+    async def _generate(self, token_ids: list[int], params: SamplingParams) -> End:
+        """Take the engine's outputs until its last one; never raises for what the engine does."""
+        run = self._run
+        if run.stopping is not None:  # stopped before the engine heard of it
+            return run.end("abort", None, "released")
+        run.num_prompt_tokens = len(token_ids)
+        finish_reason, stop_reason, confirmed = "error", None, True
+        try:
+            outputs = self._engine.generate(
+                {"prompt_token_ids": token_ids},
+                params,
+                run.response_id,
+                on_progress=self._on_progress,
+            )
+            async for output in outputs:
+                self._take(output)
+                if output.finished:
+                    answer = output.outputs[0]
+                    finish_reason = answer.finish_reason or "error"
+                    stop_reason = answer.stop_reason
+                    confirmed = output.metrics is None or output.metrics.core_confirmed
+                    if output.error is not None:
+                        logger.warning("engine error", code=output.error.code, **self._ids())
+                elif not run.stop_asked.is_set():
+                    await self._flush_window()
+        except (EngineError, ValidationError) as error:
+            # A dead core holds no blocks any more, so the request is released in any case.
+            logger.warning(
+                "generation failed",
+                error=type(error).__name__,
+                dead=isinstance(error, EngineDeadError),
+                **self._ids(),
+            )
+        return run.end(finish_reason, stop_reason, "released" if confirmed else "unknown")
+
+    def _take(self, output: RequestOutput) -> None:
+        """Number the new text of one output and show it to the viewers."""
+        run = self._run
+        answer = output.outputs[0] if output.outputs else None
+        if output.num_cached_tokens is not None:
+            run.num_cached_tokens = output.num_cached_tokens
+        if answer is None or not answer.token_ids:
+            if answer is not None and answer.text:
+                self._add_text(answer.text, [])
+            return
+        self._start()
+        now = time.monotonic()
+        if run.timeline.first_token is None:
+            run.timeline.first_token = now
+            self._metrics.observe_first_token(now - run.timeline.created)
+        run.timeline.last_token = now
+        self._add_text(answer.text, answer.token_ids)
+
+    def _add_text(self, text: str, token_ids: list[int]) -> None:
+        event = self._run.add_text(text, token_ids)
+        if event is not None:
+            now = time.monotonic()
+            if self._last_text_at is not None:
+                self._metrics.observe_inter_event(now - self._last_text_at)
+            self._last_text_at = now
+            self._publish([event])
+
+    def _on_progress(self, progress: RequestProgress) -> None:
+        run = self._run
+        run.num_cached_tokens = progress.num_cached_tokens
+        if progress.scheduled:
+            self._start()
+        elif progress.queue_position is not None and run.stopping is None:
+            self.show_queued("engine", progress.queue_position)
+
+    def show_queued(self, reason: str, position: int) -> None:
+        """Tell the viewers what the answer waits for; not numbered, at most twice a second."""
+        now = time.monotonic()
+        if now - self._last_queue_frame >= QUEUE_FRAME_SECONDS:
+            self._last_queue_frame = now
+            frame = {
+                "type": "response.queued",
+                "response_id": self._run.response_id,
+                "reason": reason,
+                "position": position,
+            }
+            self._hub.put_unnumbered(self._run.response_id, frame)
+
+    def _start(self) -> None:
+        """`response.in_progress`, once."""
+        run = self._run
+        if run.is_started or run.stopping is not None:
+            return
+        run.timeline.scheduled = time.monotonic()
+        event = run.add_object(
+            {
+                "type": "response.in_progress",
+                "response_id": run.response_id,
+                "omitted_messages": run.prompt.omitted_messages if run.prompt else 0,
+                "prompt_tokens": run.num_prompt_tokens,
+                "cached_tokens": run.num_cached_tokens,
+                "queue_ms": round((run.timeline.scheduled - run.timeline.created) * 1000),
+            }
+        )
+        self._publish([event])
+
+    def _publish(self, events: list[Event]) -> None:
+        run = self._run
+        first = run.sequence_number - len(events) + 1
+        self._hub.publish_events(run.response_id, run.fence, first, events)
+
+    async def _flush_window(self) -> None:
+        """Let the next outputs merge for a moment; a stop ends the wait."""
+        try:
+            async with asyncio.timeout(FLUSH_SECONDS):
+                await self._run.stop_asked.wait()
+        except TimeoutError:
+            pass
+
+    # ---- into the log ---------------------------------------------------------------------------
+
+    async def _write_log(self) -> None:
+        """Append what is new, and renew the lease when nothing is, until cancelled or lost."""
+        run = self._run
+        while not run.lost:
+            try:
+                async with asyncio.timeout(RENEW_SECONDS):
+                    await run.changed.wait()
+            except TimeoutError:
+                pass
+            run.changed.clear()
+            try:
+                # Shielded: a cancelled append may have been applied, and then its numbers are
+                # taken.
+                await asyncio.shield(asyncio.ensure_future(self._append()))
+            except StoreUnavailable:
+                run.changed.set()
+                await asyncio.sleep(STORE_RETRY_SECONDS)
+            except (RunLost, RunEnded, RunGone, SequenceGap) as error:
+                self._lose(error)
+
+    async def _append(self) -> None:
+        run = self._run
+        first = run.num_stored + 1
+        events = run.events[run.num_stored :]
+        token_ids = run.token_ids[run.num_tokens_stored :]
+        starts = any(isinstance(e, ObjectEvent) for e in events)
+        fields: dict[str, str | int] = {}
+        if starts and run.prompt_from is not None:
+            fields["prompt_from"] = run.prompt_from
+        reply = await self._store.append(
+            run.response_id,
+            fence=run.fence,
+            first=first,
+            events=events,
+            token_ids=token_ids if events else (),
+            text_length=run.text_length,
+            status="in_progress" if starts else "",
+            fields=fields,
+        )
+        run.num_stored = max(run.num_stored, first - 1 + len(events))
+        if events:
+            run.num_tokens_stored += len(token_ids)
+        if reply.cancel and run.stopping is None:
+            await self.stop_as_stored()
+
+    async def stop_as_stored(self) -> None:
+        """A stop reached the store through another worker: the owner hears of it here."""
+        run = self._run
+        try:
+            record = await self._store.run(None, run.response_id)
+        except (StoreUnavailable, ResponseNotFound):
+            return  # the next append says so again
+        stop = Stop(record.cancel_by, record.cancel_reason, record.seen_sequence_number)
+        if run.stop(stop):
+            await self._engine.abort(run.response_id)
+
+    def _lose(self, error: Exception) -> None:
+        """The store refuses this worker's writes: it must not show another character."""
+        run = self._run
+        if run.stopping is None or run.stopping.reason != "session_deleted":
+            logger.warning("run lost", error=type(error).__name__, **self._ids())
+        run.lost = True
+        run.stop(Stop("policy", "store_lost"))
+        self._hub.spawn(self._engine.abort(run.response_id))
+
+    # ---- the end --------------------------------------------------------------------------------
+
+    async def finish(self, end: End) -> Finished | None:
+        """Make the answer terminal, once; tell the viewers at once even while the store is away."""
+        run = self._run
+        run.timeline.done = time.monotonic()
+        while True:
+            try:
+                finished = await self._store_end(end)
+                break
+            except StoreUnavailable:
+                if not run.done.is_set():
+                    self._publish_done(end, durable=False)
+                await asyncio.sleep(STORE_RETRY_SECONDS)
+            except CancelPending as pending:
+                run.stopping = Stop(pending.by, pending.reason, pending.seen)
+                end = run.end("abort", None, end.engine)
+            except SequenceGap as gap:
+                if not run.num_stored < gap.sequence_number <= run.sequence_number:
+                    self._finish_lost(gap)
+                    return None
+                run.num_stored = gap.sequence_number
+            except (RunLost, RunEnded, RunGone) as error:
+                self._finish_lost(error)
+                return None
+        if not run.done.is_set():
+            self._publish_done(end, durable=True)
+        message = self._message(end)
+        frame = {"type": "message.updated", "message": message.event_wire()}
+        self._hub.publish_session(run.session_id, finished.offset, frame)
+        return finished
+
+    async def _store_end(self, end: End) -> Finished:
+        run = self._run
+        message = self._message(end)
+        done = ObjectEvent(run.done_data(end, message.text_length, durable=True))
+        # Events that the viewers have and the log has not go along; `done` itself is not in them.
+        pending = [e for e in run.events[run.num_stored :] if not _is_done(e)]
+        return await self._store.finish_response(
+            run.response_id,
+            fence=run.fence,
+            first=run.num_stored + 1,
+            status=end.status,
+            reason=end.reason,
+            engine=end.engine,
+            message=message,
+            text_length=message.text_length,
+            input_tokens=run.num_prompt_tokens,
+            output_tokens=len(run.token_ids),
+            events=[*pending, done],
+            token_ids=run.token_ids[run.num_tokens_stored :],
+        )
+
+    def _publish_done(self, end: End, *, durable: bool) -> None:
+        run = self._run
+        data = run.done_data(end, self._message(end).text_length, durable)
+        self._publish([run.add_object(data)])
+        run.status = end.status
+        run.done.set()
+        if run.stopping is not None:
+            self._metrics.observe_stop(time.monotonic() - run.stopping.at, run.num_discarded)
+        self._metrics.count_response(end.status, end.reason)
+        logger.info(
+            "response done", status=end.status, reason=end.reason, engine=end.engine, **self._ids()
+        )
+
+    def _finish_lost(self, error: Exception) -> None:
+        """The run is somebody else's, or its session is gone: end it for the viewers here."""
+        run = self._run
+        self._lose(error)
+        deleted = run.stopping is not None and run.stopping.reason == "session_deleted"
+        if isinstance(error, RunGone | SequenceGap) and not run.done.is_set():
+            if deleted:
+                end = End("cancelled", "session_deleted", "released", "user")
+            else:
+                end = End("failed", "store_lost", "released")
+            self._publish_done(end, durable=deleted)
+        run.done.set()
+
+    def _message(self, end: End) -> Message:
+        run = self._run
+        return replace(
+            run.message,
+            text=run.final_text(),
+            text_length=-1,
+            status=STATUS_TO_MESSAGE_STATUS[end.status],
+            usage=run.usage(),
+            timings=run.timeline.wire(len(run.token_ids)),
+            status_details={"reason": end.reason},
+        )
+
+    def _ids(self) -> dict[str, str]:
+        return {"session_id": self._run.session_id, "response_id": self._run.response_id}
+
+
+def _is_done(event: Event) -> bool:
+    return isinstance(event, ObjectEvent) and event.data["type"] == "response.done"

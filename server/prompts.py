@@ -1,0 +1,139 @@
+"""A session's history → the token ids of the next prompt, also when the chat outgrew the context.
+
+When everything no longer fits, the oldest whole turns are left out, down to three quarters of the
+room at once: the prompt then starts at the same message for many turns, so the engine's prefix
+cache keeps hitting. Where it starts is found by walking the chat from its beginning with the same
+rule, so every worker finds the same place without having to remember one.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine import AsyncLLM
+from server.errors import ApiError
+from sessions.records import Message
+from sessions.store import SessionStore
+
+KEEP_FRACTION = 0.75
+PAGE_SIZE = 200
+MAX_HISTORY_MESSAGES = 2000  # beyond any context in use; bounds the work for one prompt
+MESSAGE_OVERHEAD_TOKENS = 8  # role markers of a chat template; the final count is exact anyway
+MAX_COUNTS = 50_000
+
+ChatMessage = dict[str, str]  # {"role": …, "content": …}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the engine is given, and what of the history is in it."""
+
+    token_ids: list[int]
+    first_message_id: str | None  # the oldest message kept; None when nothing was left out
+    omitted_messages: int
+
+
+class PromptBuilder:
+    """Builds prompts for one worker; remembers how many tokens each stored message has."""
+
+    def __init__(self, store: SessionStore, engine: AsyncLLM) -> None:
+        self._store = store
+        self._engine = engine
+        self._counts: OrderedDict[str, int] = OrderedDict()
+
+    async def build(
+        self,
+        uid: str,
+        session_id: str,
+        leaf: str | None,
+        text: str,
+        *,
+        system: str,
+        max_output_tokens: int,
+    ) -> Prompt:
+        """The prompt of `text` behind the path to `leaf`.
+
+        Raises `ApiError` `context_length_exceeded` when system text and message alone do not fit.
+        """
+        max_model_len = self._engine.model_config.max_model_len
+        alone = await self._render(system, [], text)
+        if len(alone) >= max_model_len:
+            raise ApiError(
+                "context_length_exceeded",
+                f"the message has {len(alone)} tokens; the model's context has {max_model_len}",
+                param="input",
+            )
+        room = max(max_model_len - max_output_tokens, len(alone))
+        history = await self._history(uid, session_id, leaf) if leaf else []
+        start = await self._start(history, text, len(alone), room)
+        while True:
+            ids = (
+                await self._render(system, history[start:], text) if start < len(history) else alone
+            )
+            if len(ids) <= room or start >= len(history):
+                break
+            start = _next_turn(history, start)  # the estimate was too low: one more turn goes
+        first = history[start].id if 0 < start < len(history) else None
+        return Prompt(ids, first, start)
+
+    async def _history(self, uid: str, session_id: str, leaf: str) -> list[Message]:
+        """The path to `leaf`, oldest first, without answers that were stopped before any text."""
+        page = await self._store.path(uid, session_id, leaf=leaf, limit=PAGE_SIZE)
+        messages = list(page.messages)
+        while page.has_more and len(messages) < MAX_HISTORY_MESSAGES:
+            page = await self._store.path(
+                uid, session_id, leaf=leaf, before=messages[0].id, limit=PAGE_SIZE
+            )
+            messages[:0] = page.messages
+        return [message for message in messages if message.text]
+
+    async def _start(self, history: Sequence[Message], text: str, num_alone: int, room: int) -> int:
+        """Where the prompt begins: walk the chat and cut to `KEEP_FRACTION` whenever it overflows.
+
+        The new message is walked like those before it, so the next turn finds the same place.
+        """
+        counts = [await self._count(message) for message in history]
+        counts.append(await self._count_text(text))
+        total = num_alone - counts[-1]
+        start = 0
+        for place, count in enumerate(counts):
+            total += count
+            if total > room:
+                while start < min(place, len(history)) and total > room * KEEP_FRACTION:
+                    following = min(_next_turn(history, start), place)
+                    total -= sum(counts[start:following])
+                    start = following
+        return start
+
+    async def _count(self, message: Message) -> int:
+        known = self._counts.get(message.id)
+        if known is None or message.status == "in_progress":
+            known = await self._count_text(message.text)
+            self._counts[message.id] = known
+            if len(self._counts) > MAX_COUNTS:
+                self._counts.popitem(last=False)
+        return known
+
+    async def _count_text(self, text: str) -> int:
+        tokenizer = self._engine.get_tokenizer()
+        return len(await tokenizer.encode_async(text)) + MESSAGE_OVERHEAD_TOKENS
+
+    async def _render(self, system: str, history: Sequence[Message], text: str) -> list[int]:
+        messages: list[ChatMessage] = []
+        if system:
+            messages.append({"role": "system", "content": system})
+        for role, content in [*((m.role, m.text) for m in history), ("user", text)]:
+            if messages and messages[-1]["role"] == role:
+                # Many templates insist on alternating roles; an answer without text leaves a gap.
+                messages[-1]["content"] += "\n\n" + content
+            else:
+                messages.append({"role": role, "content": content})
+        tokenizer = self._engine.get_tokenizer()
+        return await tokenizer.apply_chat_template_async(messages, add_generation_prompt=True)
+
+
+def _next_turn(history: Sequence[Message], start: int) -> int:
+    """The place of the first user message after `start`."""
+    return next(
+        (i for i in range(start + 1, len(history)) if history[i].role == "user"), len(history)
+    )

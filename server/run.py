@@ -1,0 +1,226 @@
+"""`Run`: one answer as the worker that produces it holds it in memory. No I/O, no tasks.
+
+A run numbers its events, knows its text, and has the gate that a stop closes: once `stop` was
+called, `add_text` refuses, whoever calls it.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from server.prompts import Prompt
+from sessions.records import (
+    Event,
+    Message,
+    MessageStatus,
+    ObjectEvent,
+    RunRecord,
+    TextEvent,
+    utf16_length,
+)
+
+# The engine's finish reason → (status of the response, reason), where no stop was asked for.
+FINISH_TO_STATUS = {
+    "stop": ("completed", "eos"),
+    "length": ("incomplete", "max_output_tokens"),
+    "abort": ("failed", "engine_error"),
+    "error": ("failed", "engine_error"),
+}
+STOP_TO_STATUS = {"server_shutdown": "incomplete", "deadline": "incomplete"}  # else cancelled
+STATUS_TO_MESSAGE_STATUS: dict[str, MessageStatus] = {
+    "completed": "completed",
+    "cancelled": "interrupted",
+    "incomplete": "interrupted",
+    "failed": "failed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Somebody's wish to end the answer."""
+
+    by: str = "user"  # user, admin, policy
+    reason: str = "client_cancelled"
+    seen: int | None = None  # the last number that the asker had seen: the text is cut there
+    at: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How the answer ended, before the store has confirmed it."""
+
+    status: str
+    reason: str
+    engine: str  # released, unknown
+    by: str | None = None
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Moments of a run, `time.monotonic()` seconds; None until they come."""
+
+    created: float = field(default_factory=time.monotonic)
+    scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    done: float | None = None
+
+    def wire(self, num_tokens: int) -> dict[str, Any]:
+        """The `timings` object: milliseconds from the creation, and the decoding rate."""
+        end = self.done or time.monotonic()
+        timings: dict[str, Any] = {"total_ms": _ms(end - self.created)}
+        if self.scheduled is not None:
+            timings["queue_ms"] = _ms(self.scheduled - self.created)
+        if self.first_token is not None and self.last_token is not None:
+            timings["ttft_ms"] = _ms(self.first_token - self.created)
+            decoding = self.last_token - self.first_token
+            if num_tokens > 1 and decoding > 0:
+                timings["tokens_per_s"] = round((num_tokens - 1) / decoding, 1)
+        return timings
+
+
+def _ms(seconds: float) -> int:
+    return max(0, round(seconds * 1000))
+
+
+class Run:
+    """One answer in the making. `events[n - 1]` is entry number `n` of its log."""
+
+    def __init__(
+        self,
+        response: dict[str, Any],
+        message: Message,
+        *,
+        uid: str,
+        fence: int,
+        created: ObjectEvent,
+    ) -> None:
+        self.response = response  # the protocol's object, as in response.created
+        self.message = message  # the assistant message, without text
+        self.uid = uid
+        self.fence = fence
+        self.events: list[Event] = [created]
+        self.user_message = message  # replaced by the beginner of the run
+        self.status = "in_progress"  # terminal once `response.done` was published
+        self.num_stored = 1  # entries in Redis: `begin_response` writes the first
+        self.text_length = 0  # UTF-16 code units
+        self.token_ids: list[int] = []
+        self.num_tokens_stored = 0
+        self.num_discarded = 0  # tokens decoded after the gate had closed
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self.prompt: Prompt | None = None
+        self.prompt_from: str | None = None
+        self.stopping: Stop | None = None
+        self.lost = False  # another worker owns it, or its session is gone: say nothing more
+        self.is_durable = True  # False once an end was told that Redis does not have yet
+        self.timeline = Timeline()
+        self.changed = asyncio.Event()  # there is something to append
+        self.stop_asked = asyncio.Event()  # wakes the loop that waits for its flush window
+        self.promoted = asyncio.Event()  # its turn has come among the session's responses
+        self.done = asyncio.Event()  # `response.done` was published
+
+    @property
+    def response_id(self) -> str:
+        return str(self.response["id"])
+
+    @property
+    def session_id(self) -> str:
+        return str(self.response["session_id"])
+
+    @property
+    def sequence_number(self) -> int:
+        return len(self.events)
+
+    @property
+    def is_started(self) -> bool:
+        """Whether `response.in_progress` is in the log."""
+        return self.timeline.scheduled is not None
+
+    def stop(self, stop: Stop) -> bool:
+        """Close the gate, at once and for good; False if it was closed before."""
+        if self.stopping is not None or self.done.is_set():
+            return False
+        self.stopping = stop
+        self.stop_asked.set()
+        self.promoted.set()
+        return True
+
+    def restore(self, events: Sequence[Event], record: RunRecord) -> None:
+        """Take up what another worker had stored of this answer, to end it."""
+        self.events = list(events)
+        self.num_stored = len(events)
+        self.text_length = record.text_length
+        self.token_ids = [0] * record.num_tokens  # only counted: the ids are in the store
+        self.num_tokens_stored = record.num_tokens
+        now_ms = time.time() * 1000
+        self.timeline.created = time.monotonic() - (now_ms - record.created_at) / 1000
+
+    def add_text(self, delta: str, token_ids: Sequence[int]) -> TextEvent | None:
+        """Number new text; None when there is none, or when the gate is closed."""
+        if self.stopping is not None or self.lost:
+            self.num_discarded += len(token_ids)
+            return None
+        self.token_ids.extend(token_ids)
+        if not delta:
+            return None
+        event = TextEvent(self.text_length, delta)
+        self.events.append(event)
+        self.text_length += utf16_length(delta)
+        self.changed.set()
+        return event
+
+    def add_object(self, data: dict[str, Any]) -> ObjectEvent:
+        """Number any other entry."""
+        event = ObjectEvent(data)
+        self.events.append(event)
+        self.changed.set()
+        return event
+
+    def text(self, until: int | None = None) -> str:
+        """The text of the entries up to number `until` (default: all)."""
+        return "".join(e.delta for e in self.events[:until] if isinstance(e, TextEvent))
+
+    def final_text(self) -> str:
+        """What is kept: cut at what the stopping user had seen, unless that is beyond the log."""
+        seen = self.stopping.seen if self.stopping else None
+        return self.text(seen if seen is not None and seen <= self.sequence_number else None)
+
+    def end(self, finish_reason: str, stop_reason: object, engine: str) -> End:
+        """The engine's finish reason → how the response ends."""
+        if self.stopping is not None:
+            status = STOP_TO_STATUS.get(self.stopping.reason, "cancelled")
+            return End(status, self.stopping.reason, engine, self.stopping.by)
+        status, reason = FINISH_TO_STATUS[finish_reason]
+        if finish_reason == "stop" and isinstance(stop_reason, str):
+            reason = "stop"
+        return End(status, reason, engine)
+
+    def done_data(self, end: End, text_length: int, durable: bool) -> dict[str, Any]:
+        """The `response.done` entry."""
+        details: dict[str, Any] = {"reason": end.reason}
+        if end.by is not None:
+            details["by"] = end.by
+        response = {
+            **self.response,
+            "status": end.status,
+            "status_details": details,
+            "usage": self.usage(),
+            "timings": self.timeline.wire(len(self.token_ids)),
+            "text_length": text_length,
+        }
+        return {
+            "type": "response.done",
+            "response": response,
+            "engine": end.engine,
+            "durable": durable,
+        }
+
+    def usage(self) -> dict[str, int]:
+        return {
+            "input_tokens": self.num_prompt_tokens,
+            "cached_tokens": self.num_cached_tokens,
+            "output_tokens": len(self.token_ids),
+        }

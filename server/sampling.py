@@ -1,0 +1,66 @@
+"""A session's and a response's settings → what the engine is asked for, defaults filled in."""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from engine import RequestOutputKind, SamplingParams
+
+DEFAULT_TEMPERATURE = 0.7
+DEFAULT_TOP_P = 0.95
+MAX_DEFAULT_OUTPUT_TOKENS = 2048
+SEED_BITS = 53  # what JavaScript can hold
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDefaults:
+    """The checkpoint's own sampling defaults, where its generation_config.json has any."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path) -> "ModelDefaults":
+        path = folder / "generation_config.json"
+        if not path.is_file():
+            return cls()
+        config = orjson.loads(path.read_bytes())
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        return cls({name: config[name] for name in names if config.get(name) is not None})
+
+
+def effective_settings(
+    defaults: ModelDefaults, model: str, max_model_len: int, *layers: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Merge defaults, the session's and the response's settings; later ones win. Draws a seed."""
+    settings: dict[str, Any] = {
+        "model": model,
+        "temperature": DEFAULT_TEMPERATURE,
+        "top_p": DEFAULT_TOP_P,
+        "max_output_tokens": min(MAX_DEFAULT_OUTPUT_TOKENS, max_model_len // 2),
+        **defaults.values,
+    }
+    for layer in layers:
+        settings.update({name: value for name, value in layer.items() if value is not None})
+    settings.setdefault("seed", secrets.randbits(SEED_BITS))
+    return settings
+
+
+def sampling_params(settings: Mapping[str, Any], max_tokens: int) -> SamplingParams:
+    """Effective settings → the engine's parameters; `max_tokens` is what there is room for."""
+    return SamplingParams.from_optional(
+        temperature=settings["temperature"],
+        top_p=settings["top_p"],
+        top_k=settings.get("top_k"),
+        min_p=settings.get("min_p"),
+        repetition_penalty=settings.get("repetition_penalty"),
+        presence_penalty=settings.get("presence_penalty"),
+        frequency_penalty=settings.get("frequency_penalty"),
+        stop=settings.get("stop"),
+        seed=settings["seed"],
+        max_tokens=max_tokens,
+        output_kind=RequestOutputKind.DELTA,
+    )

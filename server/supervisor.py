@@ -1,0 +1,424 @@
+"""`parley serve`: starts Redis, the engine core and the web workers, and restarts what dies.
+
+A plain loop in the main thread, woken by signals: Redis must be forked from here (it dies with the
+thread that forked it), and nothing else competes for attention. The children hold pipes to this
+process, so a `kill -9` of it leaves nothing behind.
+"""
+
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+import msgspec
+import structlog
+from rich.console import Console
+
+from engine import AsyncEngineArgs, demo_model
+from engine.download import resolve_model
+from engine.errors import DownloadError, EngineStartError
+from engine.launcher import CoreProcess, PrivateDirectory
+from server.config import Settings, read_or_create_secret
+from server.worker import EXIT_REFUSED, WorkerConfig
+from sessions.embedded import EmbeddedRedis
+from sessions.errors import EmbeddedRedisError
+
+logger = structlog.get_logger("server")
+console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+MAX_CORE_FAILURES = 10  # starts in a row that fail before we give up
+MAX_BACKOFF_SECONDS = 30.0
+WORKER_RESTART_SECONDS = 0.2
+TICK_SECONDS = 0.5
+READY_SECONDS = 60.0
+SEND_BUFFER_BYTES = 64 * 1024
+UNACKED_MS = 20_000  # a peer that acknowledges nothing for so long is gone
+BACKLOG = 1024
+STOP_GRACE_SECONDS = 5.0
+
+
+class StartError(Exception):
+    """One line for the operator."""
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """A web worker and the pipe that commands go through."""
+
+    replica: str
+    process: subprocess.Popen[bytes]
+    started_at: float = field(default_factory=time.monotonic)
+
+    def tell(self, command: dict[str, str]) -> None:
+        try:
+            stdin = self.process.stdin
+            assert stdin is not None
+            stdin.write(json.dumps(command).encode() + b"\n")
+            stdin.flush()
+        except (BrokenPipeError, ValueError):
+            pass  # it is dying, and will be noticed
+
+
+class Supervisor:
+    """Owns every child. `run` blocks until a signal, and returns the exit code."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._data = settings.data_dir.absolute()
+        self._redis: EmbeddedRedis | None = None
+        self._directory = PrivateDirectory()
+        self._core: CoreProcess | None = None
+        self._core_failures = 0
+        self._core_due: float | None = None  # when to start the next one
+        self._core_start: threading.Thread | None = None
+        self._core_error: str | None = None
+        self._workers: list[WorkerProcess] = []
+        self._workers_due: list[float] = []
+        self._exited: list[str] = []  # replicas whose runs nobody may have adopted yet
+        self._signals = 0
+        self._listener: socket.socket | None = None
+        self._wake_read, self._wake_write = os.pipe()
+
+    def run(self) -> int:
+        try:
+            with self._catch_signals():
+                self._start()
+                return self._watch()
+        except (StartError, EmbeddedRedisError, DownloadError) as error:
+            console.print(f"[bold red]parley:[/] {error}")
+            return 2
+        finally:
+            self._stop()
+
+    # ---- start ----------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._prepare_data_dir()
+        self._listener = self._listen()
+        folder = self._model_folder()
+        redis_url = self._start_redis()
+        self._base_config = self._worker_config(redis_url, folder)
+        self._engine_config = AsyncEngineArgs(
+            model=str(folder),
+            served_model_name=self._model_name(),
+            pace=self._settings.effective_pace,
+        ).create_engine_config(self._directory.address, model=str(folder))
+        console.print(f"[dim]·[/] loading the model [bold]{self._model_name()}[/] …")
+        self._start_core()
+        for _ in range(self._settings.workers):
+            self._start_worker()
+        self._await_core()
+        self._await_workers()
+        self._announce()
+
+    def _prepare_data_dir(self) -> None:
+        try:
+            self._data.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._data.chmod(0o700)
+        except OSError as error:
+            raise StartError(f"cannot use the data directory {self._data}: {error}") from None
+
+    def _listen(self) -> socket.socket:
+        host, port = self._settings.host, self._settings.port
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Inherited by accepted sockets: a reader that stopped is found, and little waits for
+            # it.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKED_MS)
+            listener.bind((host, port))
+            listener.listen(BACKLOG)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise StartError(f"cannot listen on {host}:{port}: {reason}") from None
+        return listener
+
+    def _model_folder(self) -> Path:
+        if self._settings.is_demo:
+            return demo_model()
+        return Path(resolve_model(self._settings.model))
+
+    def _model_name(self) -> str:
+        if self._settings.is_demo:
+            return "parley-demo"
+        return Path(self._settings.model).name if self._is_folder() else self._settings.model
+
+    def _is_folder(self) -> bool:
+        return Path(self._settings.model).exists()
+
+    def _start_redis(self) -> str:
+        if self._settings.redis_url is not None:
+            return self._settings.redis_url
+        binary = os.environ.get("PARLEY_REDIS_SERVER") or None
+        self._redis = EmbeddedRedis(self._data / "redis", binary=binary)
+        self._redis.start()
+        console.print(f"[dim]·[/] Redis is up, in {self._data / 'redis'}")
+        return self._redis.url
+
+    def _worker_config(self, redis_url: str, folder: Path) -> WorkerConfig:
+        assert self._listener is not None
+        settings = self._settings
+        return WorkerConfig(
+            replica="",
+            listen_fd=self._listener.fileno(),
+            redis_url=redis_url,
+            engine_address=self._directory.address,
+            model_folder=str(folder),
+            model_name=self._model_name(),
+            token=settings.token or read_or_create_secret(self._data / "token"),
+            admin_token=settings.admin_token or read_or_create_secret(self._data / "admin-token"),
+            limits=settings.limits,
+            allowed_origins=settings.origins,
+            check_host=settings.is_loopback,
+            drain_seconds=settings.drain_seconds,
+            log_level=settings.log_level,
+        )
+
+    def _start_core(self) -> None:
+        """Start a core and wait for it in a thread: loading takes a while, the rest goes on."""
+        self._core_due = None
+        self._core_error = None
+        core = self._core = CoreProcess(self._engine_config)
+
+        def wait() -> None:
+            try:
+                core.wait_ready()
+                self._core_failures = 0
+            except EngineStartError as error:
+                self._core_error = error.reason
+            os.write(self._wake_write, b"c")
+
+        self._core_start = threading.Thread(target=wait, name="core-start", daemon=True)
+        self._core_start.start()
+
+    def _start_worker(self) -> None:
+        assert self._listener is not None
+        replica = f"{socket.gethostname()[:24]}-{secrets.token_hex(4)}"
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "server.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=(self._listener.fileno(),),
+            start_new_session=True,  # Ctrl-C is for us; the workers are told when it is their turn
+            env={**os.environ, "PYTHONPATH": _python_path()},
+        )
+        worker = WorkerProcess(replica, process)
+        config = msgspec.structs.replace(
+            self._base_config, replica=replica, exited=tuple(self._exited)
+        )
+        worker.tell(msgspec.to_builtins(config))
+        self._workers.append(worker)
+
+    def _await_core(self) -> None:
+        assert self._core_start is not None
+        while self._core_start.is_alive():
+            self._core_start.join(0.1)
+            self._raise_if_interrupted()
+        if self._core_error is not None:
+            raise StartError(f"the engine did not start: {self._core_error}")
+
+    def _await_workers(self) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        for worker in self._workers:
+            if not self._await_line(worker, deadline):
+                status = worker.process.poll()
+                raise StartError(
+                    "a web worker did not start" + (f" (exit {status})" if status else "")
+                )
+        self._exited.clear()
+
+    def _await_line(self, worker: WorkerProcess, deadline: float) -> bool:
+        stdout = worker.process.stdout
+        assert stdout is not None
+        while time.monotonic() < deadline and not select.select([stdout], [], [], 0.1)[0]:
+            self._raise_if_interrupted()
+        return bool(stdout.readline())
+
+    def _raise_if_interrupted(self) -> None:
+        if self._signals:
+            raise StartError("interrupted")
+
+    def _announce(self) -> None:
+        url = base_url(self._settings.host, self._port)
+        server = {"url": url, "pid": os.getpid()}
+        (self._data / "server.json").write_text(json.dumps(server))
+        login = request_login_url(url, self._base_config.token)
+        console.print(f"[dim]·[/] model [bold]{self._model_name()}[/] is ready{self._pace_note()}")
+        console.print(f"\n  [bold green]Parley is running.[/] Open  [bold]{login}[/]")
+        console.print(
+            "  [dim]The link works once; `parley login` prints another. Ctrl-C stops.[/]\n"
+        )
+
+    def _pace_note(self) -> str:
+        pace = self._settings.effective_pace
+        if not pace:
+            return ""
+        return f", paced to {pace:g} tokens/s per answer (--pace 0 turns that off)"
+
+    @property
+    def _port(self) -> int:
+        assert self._listener is not None
+        return int(self._listener.getsockname()[1])
+
+    # ---- watch ----------------------------------------------------------------------------------
+
+    def _watch(self) -> int:
+        while not self._signals:
+            self._sleep()
+            self._watch_redis()
+            self._watch_workers()
+            code = self._watch_core()
+            if code:
+                return code
+        return 0
+
+    def _sleep(self) -> None:
+        due = [at for at in (self._core_due, *self._workers_due) if at is not None]
+        left = min([TICK_SECONDS, *(at - time.monotonic() for at in due)])
+        if select.select([self._wake_read], [], [], max(0.0, left))[0]:
+            os.read(self._wake_read, 4096)
+
+    def _watch_redis(self) -> None:
+        if self._redis is not None and (status := self._redis.poll()) is not None:
+            logger.error("redis died", status=status)
+            try:
+                self._redis.start()
+                logger.warning("redis is up again")
+            except EmbeddedRedisError as error:
+                logger.error("redis did not start", error=str(error))
+
+    def _watch_workers(self) -> None:
+        for worker in list(self._workers):
+            status = worker.process.poll()
+            if status is None:
+                continue
+            self._workers.remove(worker)
+            _close_pipes(worker.process)
+            logger.error("worker died", replica=worker.replica, status=status)
+            if status == EXIT_REFUSED:
+                self._signals += 1
+                return
+            # waitpid is the proof that it writes nothing any more: its runs may be ended at once.
+            self._exited.append(worker.replica)
+            for other in self._workers:
+                other.tell({"type": "exited", "replica": worker.replica})
+            self._workers_due.append(time.monotonic() + WORKER_RESTART_SECONDS)
+        now = time.monotonic()
+        for due in [at for at in self._workers_due if at <= now]:
+            self._workers_due.remove(due)
+            self._start_worker()
+
+    def _watch_core(self) -> int:
+        core = self._core
+        if core is not None and core.poll() is not None:
+            self._core_failures += 1
+            if self._core_failures > MAX_CORE_FAILURES:
+                console.print(f"[bold red]parley:[/] the engine failed {MAX_CORE_FAILURES} times")
+                return 1
+            delay = min(2.0 ** (self._core_failures - 1), MAX_BACKOFF_SECONDS)
+            logger.error("core died", status=core.poll(), restart_in_seconds=delay)
+            core.terminate()
+            self._core = None
+            self._core_due = time.monotonic() + delay
+        if self._core_due is not None and time.monotonic() >= self._core_due:
+            self._start_core()
+        return 0
+
+    # ---- stop -----------------------------------------------------------------------------------
+
+    def _catch_signals(self) -> "_Signals":
+        return _Signals(self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGCHLD:
+            self._signals += 1
+        os.write(self._wake_write, b"s")
+
+    def _stop(self) -> None:
+        """Workers first, so that answers can finish; a second signal makes it quick."""
+        if self._workers:
+            console.print("[dim]·[/] stopping: running answers may finish (Ctrl-C again: at once)")
+        for worker in self._workers:
+            worker.process.terminate()
+        first = self._signals
+        deadline = time.monotonic() + self._settings.drain_seconds + STOP_GRACE_SECONDS
+        while any(worker.process.poll() is None for worker in self._workers):
+            if time.monotonic() > deadline or self._signals > first:
+                break
+            time.sleep(0.05)
+        for worker in self._workers:
+            worker.process.kill()
+            worker.process.wait()
+            _close_pipes(worker.process)
+        if self._core is not None:
+            self._core.terminate()
+        if self._redis is not None:
+            self._redis.stop()
+        self._directory.remove()
+        if self._listener is not None:
+            self._listener.close()
+        (self._data / "server.json").unlink(missing_ok=True)
+
+
+class _Signals:
+    """Handlers for the time of a `with` block; the loop looks at what they counted."""
+
+    NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+
+    def __init__(self, handler: "signal._HANDLER") -> None:
+        self._handler = handler
+
+    def __enter__(self) -> None:
+        for number in self.NUMBERS:
+            signal.signal(number, self._handler)
+
+    def __exit__(self, *_: object) -> None:
+        """They stay: a second Ctrl-C during the stop is counted, too."""
+
+
+def base_url(host: str, port: int) -> str:
+    """Where clients on this machine connect."""
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def request_login_url(url: str, token: str) -> str:
+    """Ask the running server for a one-time login URL. Raises `StartError`."""
+    request = urllib.request.Request(
+        f"{url}/v1/login-codes", method="POST", headers={"Authorization": f"Bearer {token}"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return url + str(json.load(answer)["path"])
+    except (OSError, ValueError, KeyError) as error:
+        raise StartError(f"no login code from {url}: {error}") from None
+
+
+def _python_path() -> str:
+    root = str(Path(__file__).resolve().parent.parent)
+    known = os.environ.get("PYTHONPATH")
+    return f"{root}{os.pathsep}{known}" if known else root
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    pipes: tuple[IO[bytes] | None, ...] = (process.stdin, process.stdout)
+    for pipe in pipes:
+        if pipe is not None:
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                pass

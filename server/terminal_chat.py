@@ -1,0 +1,117 @@
+"""`parley chat`: one session in the terminal, over the same websocket as the browser.
+
+Ctrl-C stops the answer that is being written; Ctrl-D, or Ctrl-C at the prompt, leaves.
+"""
+
+import asyncio
+import json
+import secrets
+import signal
+from typing import Any
+
+from rich.console import Console
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+from websockets.typing import Subprotocol
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def run_chat(url: str, token: str, session_id: str | None) -> int:
+    """Talk until the user leaves. Returns the exit code."""
+    try:
+        return asyncio.run(TerminalChat(url, token, session_id).run())
+    except (OSError, ConnectionClosed) as error:
+        console.print(f"[red]parley: the connection was lost: {error}[/]")
+        return 1
+
+
+class TerminalChat:
+    """A client that follows one answer at a time."""
+
+    def __init__(self, url: str, token: str, session_id: str | None) -> None:
+        self._url = url.replace("http", "ws", 1) + "/v1/ws"
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._session_id = session_id
+
+    async def run(self) -> int:
+        async with connect(
+            self._url, subprotocols=[Subprotocol("chat.v1")], additional_headers=self._headers
+        ) as socket:
+            await self._open_session(socket)
+            while (text := await _prompt()) is not None:
+                if text.strip():
+                    await self._ask(socket, text)
+        return 0
+
+    async def _open_session(self, socket: ClientConnection) -> None:
+        if self._session_id is None:
+            await _send(socket, "session.create", idempotency_key=secrets.token_urlsafe(16))
+            frame = await self._receive(socket, "session.created")
+            self._session_id = frame["session"]["id"]
+        else:
+            await _send(socket, "session.subscribe", session_id=self._session_id)
+            await self._receive(socket, "session.subscribed")
+        console.print(f"[dim]session {self._session_id}[/]")
+
+    async def _receive(self, socket: ClientConnection, kind: str) -> dict[str, Any]:
+        while True:
+            frame: dict[str, Any] = json.loads(await socket.recv())
+            if frame["type"] == kind:
+                return frame
+            if frame["type"] == "error":
+                raise SystemExit(f"parley: {frame['error']['message']}")
+
+    async def _ask(self, socket: ClientConnection, text: str) -> None:
+        key = secrets.token_urlsafe(16)
+        await _send(
+            socket, "response.create", session_id=self._session_id, idempotency_key=key, input=text
+        )
+        loop = asyncio.get_running_loop()
+        stop = {"session_id": self._session_id, "idempotency_key": key}
+        loop.add_signal_handler(
+            signal.SIGINT, lambda: asyncio.ensure_future(_send(socket, "stop", **stop))
+        )
+        try:
+            await self._follow(socket)
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+
+    async def _follow(self, socket: ClientConnection) -> None:
+        """Print the answer as it comes, then how it ended."""
+        async for message in socket:
+            frame = json.loads(message)
+            match frame["type"]:
+                case "response.output_text.delta":
+                    console.print(frame["delta"], end="", markup=False)
+                case "response.queued":
+                    console.print(f"[dim]waiting, {frame['position']} ahead …[/]")
+                case "connection.degraded" | "connection.restored":
+                    console.print(f"\n[dim]{frame['type']}[/]")
+                case "error":
+                    console.print(f"[red]{frame['error']['message']}[/]")
+                    return
+                case "response.done":
+                    console.print()
+                    _show_end(frame["response"])
+                    return
+
+
+def _show_end(response: dict[str, Any]) -> None:
+    rate = response["timings"].get("tokens_per_s")
+    parts = [response["status_details"]["reason"], f"{response['usage']['output_tokens']} tokens"]
+    if rate is not None:
+        parts.append(f"{rate} tokens/s")
+    console.print(f"[dim]{' · '.join(parts)}[/]\n")
+
+
+async def _send(socket: ClientConnection, kind: str, **fields: Any) -> None:
+    await socket.send(json.dumps({"type": kind, **fields}))
+
+
+async def _prompt() -> str | None:
+    """One line from the user, None when they leave."""
+    try:
+        return await asyncio.to_thread(console.input, "[bold]›[/] ")
+    except (EOFError, KeyboardInterrupt):
+        return None

@@ -1,0 +1,44 @@
+"""The store's refusals → the protocol's: one table, used by every door."""
+
+import contextlib
+from collections.abc import Iterator
+
+from server.errors import ApiError
+from sessions import errors
+
+_CODES: dict[type[Exception], tuple[str, str, str | None]] = {
+    errors.SessionNotFound: ("session_not_found", "no such session", "session_id"),
+    errors.MessageNotFound: ("message_not_found", "no such message", None),
+    errors.ResponseNotFound: ("response_not_found", "no such response", "response_id"),
+    errors.InvalidCursor: ("invalid_field", "this is not a cursor of ours", "cursor"),
+    errors.ResponseInProgress: (
+        "response_in_progress",
+        "an answer is being written in this session",
+        None,
+    ),
+    errors.QueueFull: ("queue_full", "too many messages wait in this session", None),
+    errors.SessionLocked: ("session_locked", "this session is locked", None),
+    errors.IdempotencyKeyReused: (
+        "idempotency_key_reused",
+        "this key was used for another request",
+        "idempotency_key",
+    ),
+    errors.RevisionConflict: ("revision_conflict", "the session was changed meanwhile", None),
+    errors.StoreUnavailable: (
+        "store_unavailable",
+        "the session store is unavailable; nothing was stored",
+        None,
+    ),
+}
+
+
+@contextlib.contextmanager
+def translate_store_errors() -> Iterator[None]:
+    """Turn the store's exceptions into `ApiError`s."""
+    try:
+        yield
+    except errors.SessionError as error:
+        if type(error) not in _CODES:
+            raise
+        code, message, param = _CODES[type(error)]
+        raise ApiError(code, message, param=param) from error

@@ -1,0 +1,195 @@
+"""One web process: `python -m server.worker`, started by the supervisor, never by hand.
+
+Its configuration is the first line on stdin, and the rest of stdin is its tie to the supervisor:
+each further line is a command, and the end of the stream means that the supervisor is gone. It
+prints one line when it serves.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import msgspec
+import structlog
+import uvicorn
+import uvloop
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.http11 import Request
+
+from engine import AsyncLLM
+from server.app import AppConfig, Worker
+from server.connection import MAX_MESSAGE_BYTES
+from server.guard import MAX_HEADER_BYTES
+from server.limits import Limits
+from server.logs import configure_logs
+from sessions.errors import StoreRefused, StoreUnavailable
+from sessions.store import SessionStore
+
+logger = structlog.get_logger("server")
+
+STORE_RETRY_SECONDS = 0.2
+PING_SECONDS = 20.0
+KEEP_ALIVE_SECONDS = 15
+SHUTDOWN_SECONDS = 3
+EXIT_REFUSED = 3  # the store must not be used: restarting would not help
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the supervisor tells a worker on stdin."""
+
+    replica: str
+    listen_fd: int
+    redis_url: str
+    engine_address: str
+    model_folder: str
+    model_name: str
+    token: str
+    admin_token: str
+    limits: Limits
+    allowed_origins: tuple[str, ...] = ()
+    check_host: bool = True
+    drain_seconds: float = 30.0
+    log_level: str = "info"
+    exited: tuple[str, ...] = ()  # workers that died before this one was started
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's, with the transport within reach: a jammed socket must be cut, not closed."""
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        scope = getattr(self, "scope", None)
+        if scope is not None:
+            scope["extensions"]["parley.transport"] = {"transport": self.transport}
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, with signals left to us: it would close every websocket at once."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+
+async def run(config: WorkerConfig) -> int:
+    """Serve until told to stop. Returns the exit code."""
+    commands = await _open_stdin()
+    try:
+        store = await _open_store(config.redis_url)
+    except StoreRefused as error:
+        print(f"parley: {error}", file=sys.stderr)
+        return EXIT_REFUSED
+    engine = AsyncLLM.connect(
+        config.engine_address, model=config.model_folder, served_model_name=config.model_name
+    )
+    worker = Worker(_app_config(config), store, engine)
+    server = Server(_uvicorn_config(worker))
+    listener = socket.socket(fileno=config.listen_fd)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await server.ready.wait()
+    print('{"ready": true}', flush=True)
+    for replica in config.exited:
+        worker.hub.spawn(worker.runs.adopt_orphans(replica))
+    orphaned = await _obey(commands, worker, stop, serving)
+    for open_server in server.servers:
+        open_server.close()  # nobody new; who is here is told and waited for
+    await worker.drain(0.0 if orphaned else config.drain_seconds)
+    server.should_exit = True
+    await serving
+    engine.shutdown()
+    return 0
+
+
+async def _obey(
+    commands: AsyncIterator[bytes], worker: Worker, stop: asyncio.Event, serving: asyncio.Task[None]
+) -> bool:
+    """Carry out the supervisor's commands until it says stop; True if it died instead."""
+
+    async def read() -> None:
+        async for line in commands:
+            worker.hub.spawn(worker.runs.on_control(msgspec.json.decode(line)))
+
+    reading = asyncio.create_task(read())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({reading, stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
+    orphaned = reading.done() and not stop.is_set()
+    for task in (reading, stopping):
+        task.cancel()
+    return orphaned
+
+
+async def _open_stdin() -> AsyncIterator[bytes]:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
+    return reader
+
+
+async def _open_store(url: str) -> SessionStore:
+    """Wait for Redis as long as it takes: it may be starting, too."""
+    while True:
+        try:
+            return await SessionStore.open(url)
+        except StoreUnavailable as error:
+            logger.warning("store unavailable", error=str(error))
+            await asyncio.sleep(STORE_RETRY_SECONDS)
+
+
+def _app_config(config: WorkerConfig) -> AppConfig:
+    return AppConfig(
+        replica=config.replica,
+        model=config.model_name,
+        model_folder=Path(config.model_folder),
+        token=config.token,
+        admin_token=config.admin_token,
+        limits=config.limits,
+        allowed_origins=config.allowed_origins,
+        check_host=config.check_host,
+    )
+
+
+def _uvicorn_config(worker: Worker) -> uvicorn.Config:
+    return uvicorn.Config(
+        worker.app,
+        http="h11",
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        ws=WebSocketProtocol,
+        ws_max_size=MAX_MESSAGE_BYTES,
+        ws_per_message_deflate=False,
+        ws_ping_interval=PING_SECONDS,
+        ws_ping_timeout=PING_SECONDS,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        lifespan="on",
+    )
+
+
+def main() -> int:
+    config = msgspec.json.decode(sys.stdin.buffer.raw.readline(), type=WorkerConfig)  # type: ignore[union-attr]
+    configure_logs(config.log_level, config.replica)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run(config))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

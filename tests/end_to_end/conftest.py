@@ -1,0 +1,50 @@
+"""A real `parley serve` with the counting model, shared by the tests that leave it as it was."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.harness import Server
+from tests.tiny_model import build_oracle_model
+
+
+@pytest.fixture(scope="session")
+def oracle_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_oracle_model(tmp_path_factory.mktemp("oracle"))
+
+
+@pytest.fixture(scope="session")
+def _shared_server(
+    oracle_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    # Paced, so that an answer lasts long enough to be stopped in the middle.
+    server = Server(tmp_path_factory.mktemp("shared") / "data", oracle_model, PARLEY_PACE="200")
+    try:
+        yield server.start()
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def server(_shared_server: Server) -> Server:
+    """The shared server; a test must leave it healthy."""
+    status, body = _shared_server.get("/readyz")
+    assert status == 200, body
+    return _shared_server
+
+
+@pytest.fixture
+def new_server(oracle_model: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Starts servers of the test's own, for tests that break something."""
+    servers: list[Server] = []
+
+    def start(**environment: str) -> Server:
+        environment.setdefault("PARLEY_PACE", "100")
+        server = Server(tmp_path / f"data{len(servers)}", oracle_model, **environment)
+        servers.append(server)
+        return server.start()
+
+    yield start
+    for server in servers:
+        server.close()
