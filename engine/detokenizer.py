@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no character (yet)
+MAX_CHARACTER_TOKENS = 4  # a character has at most four bytes
 TAIL_TOKENS = 6  # decoded as context: enough for every decoder's rules about spaces
-SHIFT_TOKENS = 24  # a longer window is cut to its tail
-MAX_HELD_REPLACEMENTS = 16  # more cannot become one character: given out as they are
+SHIFT_TOKENS = 12  # a longer window is cut to its tail
+MAX_HELD_REPLACEMENTS = 16  # more of them cannot become one character
+MAX_GARBAGE_TOKENS = 256  # without a whole character: given out as they are
 
 
 class Decoder(Protocol):
@@ -34,8 +36,9 @@ class IncrementalDecoder:
     ) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._window = self._whole_tail(prompt_token_ids)
-        self._shown = len(self._decode(self._window))  # characters of the window's text
+        self._window: list[int] = []
+        self._shown = 0  # characters of the window's text that were given out, or are the prompt's
+        self._shift_to_tail_of(prompt_token_ids)
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """The text these ids complete. What ends in an unfinished character waits for the rest."""
@@ -43,14 +46,16 @@ class IncrementalDecoder:
             return ""
         self._window += token_ids
         text = self._decode(self._window)
-        whole = text.rstrip(REPLACEMENT)
-        if len(text) - len(whole) > MAX_HELD_REPLACEMENTS:
-            whole = text
-        delta = self._take(whole)
-        if len(whole) == len(text) and len(self._window) > SHIFT_TOKENS:
-            self._window = self._whole_tail(self._window)
-            self._shown = len(self._decode(self._window))
-        return delta
+        if not text.endswith(REPLACEMENT):
+            delta = self._take(text)
+            if len(self._window) > SHIFT_TOKENS:
+                self._shift_to_tail_of(self._window)
+            return delta
+        if len(self._window) > MAX_GARBAGE_TOKENS:
+            delta = self._take(text)
+            self._window, self._shown = [], 0
+            return delta
+        return self._take(self._whole_part(text))
 
     def finish(self) -> str:
         """What is still held: an unfinished character becomes U+FFFD, as in a full decode."""
@@ -66,16 +71,32 @@ class IncrementalDecoder:
             return ""
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
 
-    def _whole_tail(self, token_ids: Sequence[int]) -> list[int]:
-        """The last ids that make whole characters, some text among them; less if there is none."""
+    def _whole_part(self, text: str) -> str:
+        """Of the window's text, what no later byte can change.
+
+        Most decoders write one U+FFFD for unfinished bytes. Byte fallback writes one for each
+        byte of the whole run, finished characters included, so it is asked again without the end.
+        """
+        whole = text.rstrip(REPLACEMENT)
+        for num_left_out in range(1, MAX_CHARACTER_TOKENS):
+            shorter = self._decode(self._window[:-num_left_out])
+            if not shorter.endswith(REPLACEMENT):
+                return max(whole, shorter, key=len)
+        if len(text) - len(whole) > MAX_HELD_REPLACEMENTS:
+            return text[: -(MAX_CHARACTER_TOKENS - 1)]
+        return whole
+
+    def _shift_to_tail_of(self, token_ids: Sequence[int]) -> None:
+        """Keep as context the last ids that make whole characters, with some text among them."""
         end = len(token_ids)
-        for stop in range(end, max(end - 4, 0), -1):  # a character has at most four bytes
+        for stop in range(end, max(end - MAX_CHARACTER_TOKENS, 0), -1):
             for start in range(max(stop - TAIL_TOKENS, 0), max(stop - 4 * TAIL_TOKENS, 0) - 1, -1):
                 tail = list(token_ids[start:stop])
                 text = self._decode(tail)
                 if text and REPLACEMENT not in text:
-                    return tail
-        return []
+                    self._window, self._shown = tail, len(text)
+                    return
+        self._window, self._shown = [], 0
 
 
 class StopMatcher:
