@@ -1,0 +1,317 @@
+"""The store's half for conversations: sessions, their settings, messages and event logs."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import orjson
+
+from sessions.arguments import (
+    check_idempotency_key,
+    check_owner,
+    check_session_id,
+    check_uid,
+    owner_argument,
+)
+from sessions.base import LOG_LIMITS, StoreBase
+from sessions.client import Argument, Command
+from sessions.errors import InvalidCursor, MessageNotFound, RevisionConflict, SessionNotFound
+from sessions.indexes import local_ms
+from sessions.keys import INDEX_GRACE_MS, TOMBSTONE_MS
+from sessions.records import (
+    CreatedSession,
+    DeletedSession,
+    Message,
+    MessagePage,
+    Session,
+    SessionEvent,
+    SessionPage,
+    derived_session_id,
+    is_message_id,
+)
+from sessions.stored import SESSION_FIELDS, decode_body, decode_session, decode_session_events
+from sessions.tree import children_of, parents_of, path_to
+
+_CURSOR: Final = re.compile(r"(\d{1,15}):(ses_[A-Za-z0-9_-]{22})\Z")
+
+
+class Conversations(StoreBase):
+    """Sessions and messages. `SessionStore` has these methods; see there."""
+
+    async def create_session(
+        self,
+        uid: str,
+        *,
+        idempotency_key: str,
+        title: str = "",
+        model: str = "",
+        settings: Mapping[str, Any] | None = None,
+    ) -> CreatedSession:
+        """Make the session that this user and key name, or return it if it was made before.
+
+        A repeat changes nothing, whatever its title. Raises `SessionNotFound` when the session was
+        made and deleted within the last hour.
+        """
+        check_uid(uid)
+        check_idempotency_key(idempotency_key)
+        session_id = derived_session_id(uid, idempotency_key)
+        pairs = ("title", title, "model", model, "settings", orjson.dumps(dict(settings or {})))
+        event = orjson.dumps({"type": "session.created"})
+        arguments = (uid, secrets.token_urlsafe(6), event, *LOG_LIMITS, *pairs)
+        replies = await self.client.calls(
+            *self._indexes.session(uid, session_id, local_ms()),
+            self.client.script_run(
+                "create_session",
+                self._session_keys(session_id, "m", "log", "x"),
+                (*self._publish_to(session_id), *arguments),
+            ),
+            self._read_session(session_id),
+        )
+        word = replies[-2][0]
+        session = decode_session(session_id, replies[-1])
+        if word not in (b"ok", b"replayed") or session is None:
+            await self._indexes.settle(self._indexes.without_session(uid, session_id))
+            raise SessionNotFound
+        # Once more, because a reader may have dropped the entry while its session was not there.
+        await self._indexes.settle(self._indexes.session(uid, session_id, session.updated_at))
+        return CreatedSession(session, replayed=word == b"replayed")
+
+    async def session(self, uid: str | None, session_id: str) -> Session:
+        """The session as it is now; `uid` None skips the owner check. Raises `SessionNotFound`."""
+        check_session_id(session_id)
+        reply = await self.client.call(*self._read_session(session_id))
+        return _own_session(uid, decode_session(session_id, reply))
+
+    async def sessions(
+        self, uid: str, *, limit: int = 50, cursor: str | None = None
+    ) -> SessionPage:
+        """A user's sessions, newest updated first. Raises `InvalidCursor`."""
+        check_uid(uid)
+        position = _parse_cursor(cursor)
+        sessions: list[Session] = []
+        while len(sessions) <= limit:
+            index = await self._indexes.sessions_after(uid, position, limit + 1 - len(sessions))
+            if not index:
+                break
+            position = index[-1]
+            sessions += await self._sessions_of(uid, index)
+        page = tuple(sessions[:limit])
+        more = len(sessions) > limit and page
+        return SessionPage(page, _cursor_of(page[-1]) if more else None)
+
+    async def update_session(
+        self,
+        uid: str | None,
+        session_id: str,
+        *,
+        title: str | None = None,
+        model: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        pinned: bool | None = None,
+        head: str | None = None,
+        if_revision: int | None = None,
+        by: str = "user",
+    ) -> Session:
+        """Change what is given (None leaves it), log and publish `session.updated`.
+
+        `settings` replaces the whole object. The entry holds `by`, `revision` and `changed`.
+        Raises `SessionNotFound`, `RevisionConflict`, and `MessageNotFound` for an unknown `head`.
+        """
+        check_session_id(session_id)
+        if head is not None and not is_message_id(head):
+            raise MessageNotFound
+        changed = _given(title=title, model=model, settings=settings, pinned=pinned, head=head)
+        reply, values = await self.client.calls(
+            self.client.script_run(
+                "update_session",
+                self._session_keys(session_id, "m", "log", "msg"),
+                (
+                    *self._publish_to(session_id),
+                    owner_argument(uid),
+                    "" if if_revision is None else if_revision,
+                    secrets.token_urlsafe(6),
+                    orjson.dumps({"by": by, "changed": changed}),
+                    head or "",
+                    *LOG_LIMITS,
+                    *_pairs(changed),
+                ),
+            ),
+            self._read_session(session_id),
+        )
+        if reply[0] == b"conflict":
+            raise RevisionConflict(reply[1])
+        if reply[0] == b"message_not_found":
+            raise MessageNotFound
+        session = decode_session(session_id, values)
+        if reply[0] != b"ok" or session is None:
+            raise SessionNotFound
+        await self._indexes.settle(
+            self._indexes.session(session.uid, session_id, session.updated_at)
+        )
+        return session
+
+    async def delete_session(
+        self, uid: str | None, session_id: str, *, by: str = "user"
+    ) -> DeletedSession:
+        """Remove the session, its messages and all its runs, and publish `session.deleted`.
+
+        A late append or finish finds nothing and re-creates nothing (`RunGone`). What stays is a
+        tombstone for an hour and the idempotency keys, which hold no text. Works when Redis'
+        memory is full. Raises `SessionNotFound`.
+        """
+        check_session_id(session_id)
+        event = {"type": "session.deleted", "session_id": session_id, "by": by}
+        reply = await self.client.script(
+            "delete_session",
+            self._session_keys(session_id, "m", "msg", "log", "q", "x", "runs", "tree", "ids"),
+            (
+                *self._publish_to(session_id),
+                owner_argument(uid),
+                secrets.token_urlsafe(6),
+                orjson.dumps(event),
+                self.keys.session_base(session_id),
+                TOMBSTONE_MS,
+            ),
+        )
+        if reply[0] != b"ok":
+            raise SessionNotFound
+        response_ids = tuple(rid.decode() for rid in reply[3:])
+        await self._indexes.settle(
+            [
+                *self._indexes.without_session(reply[1].decode(), session_id),
+                *(self._indexes.without_run(response_id) for response_id in response_ids),
+            ]
+        )
+        return DeletedSession(reply[2], response_ids)
+
+    async def path(
+        self,
+        uid: str | None,
+        session_id: str,
+        *,
+        leaf: str | None = None,
+        before: str | None = None,
+        limit: int = 50,
+    ) -> MessagePage:
+        """The newest `limit` messages on the way from the root to `leaf` (default: the head).
+
+        With `before`, those older than that message. Raises `SessionNotFound`, and
+        `MessageNotFound` when `leaf` is unknown or `before` is not on the way to it.
+        """
+        check_session_id(session_id)
+        values, entries = await self.client.calls(
+            ("HMGET", self.keys.session(session_id, "m"), "uid", "head"),
+            ("LRANGE", self.keys.session(session_id, "tree"), 0, -1),
+        )
+        check_owner(uid, values[0])
+        parents = parents_of(entries)
+        ids = path_to(parents, leaf or (values[1] or b"").decode() or None)
+        if before is not None:
+            if before not in ids:
+                raise MessageNotFound
+            ids = ids[: ids.index(before)]
+        shown = ids[-limit:] if limit > 0 else []
+        if not shown:
+            return MessagePage((), has_more=bool(ids))
+        bodies = await self.client.call("HMGET", self.keys.session(session_id, "msg"), *shown)
+        siblings = children_of(parents)
+        messages = [decode_body(body) for body in bodies if body is not None]
+        return MessagePage(
+            tuple(
+                replace(message, sibling_ids=siblings[message.parent_id]) for message in messages
+            ),
+            has_more=len(ids) > len(shown),
+        )
+
+    async def message(self, uid: str | None, session_id: str, message_id: str) -> Message:
+        """One message with its whole text. Raises `SessionNotFound`, `MessageNotFound`."""
+        check_session_id(session_id)
+        if not is_message_id(message_id):
+            raise MessageNotFound
+        owner, body = await self.client.calls(
+            ("HGET", self.keys.session(session_id, "m"), "uid"),
+            ("HGET", self.keys.session(session_id, "msg"), message_id),
+        )
+        check_owner(uid, owner)
+        if body is None:
+            raise MessageNotFound
+        return decode_body(body)
+
+    async def session_events(
+        self, session_id: str, *, after: int, epoch: str | None = None
+    ) -> list[SessionEvent] | None:
+        """Every event after that offset, or None when the log no longer reaches back to it.
+
+        Also None for a position beyond the log, under another `epoch`, or of a session that is
+        gone: the caller sends a snapshot instead.
+        """
+        check_session_id(session_id)
+        values, entries = await self.client.calls(
+            ("HMGET", self.keys.session(session_id, "m"), "epoch", "offset"),
+            ("XRANGE", self.keys.session(session_id, "log"), f"{after + 1}-0", "+"),
+        )
+        if values[0] is None or (epoch is not None and values[0].decode() != epoch):
+            return None
+        events = decode_session_events(entries)
+        if after == int(values[1]) and not events:
+            return []
+        return events if events and events[0].offset == after + 1 else None
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _read_session(self, session_id: str) -> Command:
+        return ("HMGET", self.keys.session(session_id, "m"), *SESSION_FIELDS)
+
+    async def _sessions_of(self, uid: str, index: Sequence[tuple[int, str]]) -> list[Session]:
+        """The sessions of these index entries; entries whose session is gone are dropped."""
+        rows = await self.client.calls(*(self._read_session(sid) for _, sid in index))
+        sessions = []
+        stale: list[Command] = []
+        for (updated_at, session_id), row in zip(index, rows, strict=True):
+            session = decode_session(session_id, row)
+            if session is not None and session.uid == uid:
+                sessions.append(session)
+            elif updated_at < local_ms() - INDEX_GRACE_MS:
+                stale += self._indexes.without_session(uid, session_id)
+        if stale:
+            await self._indexes.settle(stale)
+        return sessions
+
+
+def _own_session(uid: str | None, session: Session | None) -> Session:
+    """The session if there is one and it is this user's."""
+    if session is None or owner_argument(uid) not in ("", session.uid):
+        raise SessionNotFound
+    return session
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _pairs(changed: Mapping[str, Any]) -> list[Argument]:
+    """Name and value pairs for a session hash."""
+    pairs: list[Argument] = []
+    for name, value in changed.items():
+        if isinstance(value, Mapping):
+            pairs += [name, orjson.dumps(dict(value))]
+        else:
+            pairs += [name, int(value) if isinstance(value, bool) else value]
+    return pairs
+
+
+def _parse_cursor(cursor: str | None) -> tuple[int, str] | None:
+    if cursor is None:
+        return None
+    match = _CURSOR.match(cursor)
+    if match is None:
+        raise InvalidCursor("malformed cursor")
+    return int(match[1]), match[2]
+
+
+def _cursor_of(session: Session) -> str:
+    return f"{session.updated_at}:{session.id}"

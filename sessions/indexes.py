@@ -1,0 +1,108 @@
+"""The indexes: whose sessions there are, and which runs live. They are never the truth.
+
+An index is in another slot than its data, so the two are never written atomically. It is written
+before its data and cleaned after it: a crash leaves entries too many, which readers drop, and never
+too few.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Sequence
+
+from sessions.client import Command, RedisClient
+from sessions.errors import StoreUnavailable
+from sessions.keys import INDEX_GRACE_MS, SHARDS, Keys, shard_of
+from sessions.records import session_of
+
+logger = logging.getLogger("parley.sessions")
+
+
+class Indexes:
+    """Commands that keep the indexes, and the questions that they answer."""
+
+    def __init__(self, client: RedisClient, keys: Keys) -> None:
+        self._client = client
+        self._keys = keys
+
+    def session(self, uid: str, session_id: str, updated_at: int) -> list[Command]:
+        """Enter a session."""
+        return [
+            ("ZADD", self._keys.user_sessions(uid), updated_at, session_id),
+            ("ZADD", self._keys.all_sessions(session_id), updated_at, session_id),
+        ]
+
+    def without_session(self, uid: str, session_id: str) -> list[Command]:
+        """Drop a session."""
+        return [
+            ("ZREM", self._keys.user_sessions(uid), session_id),
+            ("ZREM", self._keys.all_sessions(session_id), session_id),
+        ]
+
+    def run(self, response_id: str, lease_until: int) -> Command:
+        """Enter a live run."""
+        shard = shard_of(session_of(response_id))
+        return ("ZADD", self._keys.live_runs(shard), lease_until, response_id)
+
+    def without_run(self, response_id: str) -> Command:
+        """Drop a run."""
+        return ("ZREM", self._keys.live_runs(shard_of(session_of(response_id))), response_id)
+
+    async def settle(self, commands: Sequence[Command]) -> None:
+        """Bring an index up to date after its data; what was done stays done if that fails."""
+        try:
+            await self._client.calls(*commands)
+        except StoreUnavailable:
+            logger.debug("index left behind", extra={"commands": len(commands)})
+
+    async def sessions_after(
+        self, uid: str, position: tuple[int, str] | None, count: int
+    ) -> list[tuple[int, str]]:
+        """Up to `count` entries of a user's index that are older than `position`.
+
+        Entries of one millisecond are ordered by id, so a page may end between them.
+        """
+        key = self._keys.user_sessions(uid)
+        found: list[tuple[int, str]] = []
+        skipped = 0
+        while len(found) < count:
+            newest = "+inf" if position is None else position[0]
+            # fmt: off
+            entries = await self._client.call(
+                "ZRANGE", key, newest, "-inf", "BYSCORE", "REV",
+                "LIMIT", skipped, count, "WITHSCORES",
+            )
+            # fmt: on
+            places = [(int(score), session_id.decode()) for session_id, score in entries]
+            found += [place for place in places if position is None or place < position]
+            skipped += len(places)
+            if len(places) < count:
+                break
+        return found[:count]
+
+    async def expired_runs(self, lease_ms: int, limit: int) -> list[str]:
+        """Runs whose entry is due, or so far ahead that Redis' clock must have jumped back."""
+        seconds, microseconds = await self._client.call("TIME")
+        now_ms = int(seconds) * 1000 + int(microseconds) // 1000
+        too_far = now_ms + 2 * lease_ms + INDEX_GRACE_MS
+        commands: list[Command] = []
+        for shard in random.sample(SHARDS, len(SHARDS)):  # so that no shard always comes first
+            index = self._keys.live_runs(shard)
+            commands.append(("ZRANGEBYSCORE", index, "-inf", now_ms, "LIMIT", 0, limit))
+            commands.append(("ZRANGEBYSCORE", index, too_far, "+inf", "LIMIT", 0, limit))
+        replies = await self._client.calls(*commands)
+        return [response_id.decode() for reply in replies for response_id in reply][:limit]
+
+    async def live_runs(self) -> list[str]:
+        """Every run in the index."""
+        replies = await self._client.calls(
+            *(("ZRANGE", self._keys.live_runs(shard), 0, -1) for shard in SHARDS)
+        )
+        return [response_id.decode() for reply in replies for response_id in reply]
+
+
+def local_ms() -> int:
+    """This machine's clock, for index entries alone, where a few seconds do not matter."""
+    return int(time.time() * 1000)
