@@ -36,7 +36,7 @@ ENGINE_NAMES = {
 }
 GAUGES_NAMED_TOTAL = ("kv_blocks_total",)
 
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no types there
 
 
 class EngineCollector(Collector):

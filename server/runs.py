@@ -51,7 +51,8 @@ TITLE_CHARACTERS = 60
 INDEX_SECONDS = 3.0  # how often the leases of own runs are written to the index
 SWEEP_SECONDS = 1.0
 MAX_SUPERSEDE_TRIES = 3
-DRAIN_POLL_SECONDS = 0.05
+REMOTE_POLL_SECONDS = 0.1  # while another worker ends the answer that ours replaces
+DRAIN_GRACE_SECONDS = 2.0  # for the ends of what is cut off
 # Control and bidirectional formatting characters would let a title disguise the rest of a page.
 _UNSAFE_IN_TITLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]+")
 
@@ -374,8 +375,10 @@ class Runs:
             await self._store.publish_control(
                 asked.owner, {"type": "cancel", "response_id": response_id}
             )
-            while (await self._store.run(uid, response_id)).is_live:
-                await asyncio.sleep(DRAIN_POLL_SECONDS)
+            while True:
+                if not (await self._store.run(uid, response_id)).is_live:
+                    return
+                await asyncio.sleep(REMOTE_POLL_SECONDS)
 
     async def on_control(self, command: dict[str, Any]) -> None:
         """A command from another worker, or from the supervisor."""
@@ -459,14 +462,13 @@ class Runs:
     async def drain(self, seconds: float) -> None:
         """Accept nothing new, let answers finish for a while, then end the rest as `incomplete`."""
         self.draining = True
-        deadline = time.monotonic() + seconds
-        while self._runs and time.monotonic() < deadline:
-            await asyncio.sleep(DRAIN_POLL_SECONDS)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
         for run in list(self._runs.values()):
             if run.stop(Stop("policy", "server_shutdown")):
                 self._hub.spawn(self._engine.abort(run.response_id))
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=2.0)
+            await asyncio.wait(self._tasks, timeout=DRAIN_GRACE_SECONDS)
 
     async def close(self) -> None:
         for task in self._tasks:

@@ -1,4 +1,4 @@
-"""The real product as a test sees it: `parley serve` as processes, and a client that keeps a ledger.
+"""The product as a test sees it: `parley serve` as processes, and a client that keeps a ledger.
 
 `Client` follows the ordering rules of docs/protocol.md and checks them on every frame, so each test
 that uses it also tests that nothing is lost, doubled or sent behind an end.
@@ -147,7 +147,7 @@ class Answer:
     def final(self) -> str:
         """The text after `response.done`, by the rules of the protocol."""
         assert self.done is not None
-        text = self.done.get("text", self.text)
+        text: str = self.done.get("text", self.text)
         cut = self.done["response"]["text_length"] * 2
         return text.encode("utf-16-le")[:cut].decode("utf-16-le")
 
@@ -260,7 +260,8 @@ class Client:
 
     async def new_session(self, key: str = "session") -> str:
         await self.send("session.create", idempotency_key=f"{key}-{os.urandom(6).hex()}")
-        return str((await self.next("session.created"))["session"]["id"])
+        created = await self.next("session.created")
+        return str(created["session"]["id"])
 
     async def ask(self, session_id: str, text: str, **fields: Any) -> str:
         """Send `response.create` and return the response's id."""
