@@ -169,9 +169,10 @@ def _build(folder: Path, config: Any, dtype: torch.dtype, load_format: str) -> n
                 output_loading_info=True,
             )
         except Exception as error:  # broken files fail in many ways; each becomes one line
-            if attention.NAME in str(error):
-                raise UnsupportedModelError(f"{config.model_type} does not take our attention")
-            raise UnsupportedModelError(f"{folder}: {_one_line(error)}") from None
+            problem = f"{folder}: {_one_line(error)}"
+            if attention.NAME in str(error):  # it knows its own few implementations only
+                problem = f"{config.model_type} does not take our attention"
+            raise UnsupportedModelError(problem) from None
         if report["missing_keys"] or report.get("mismatched_keys"):
             missing = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
             raise UnsupportedModelError(

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +17,7 @@ from engine.attention import LayerShape, PagedLayer, UnsupportedModelError
 from engine.batch import build_batch
 from engine.config import EngineConfig
 from engine.loader import LoadedModel
+from engine.ops import allocate_cache
 from engine.sampler import Sampler
 from engine.sequence import SampledToken, ScheduledSequence
 
@@ -85,22 +85,12 @@ def resolve_sizes(config: EngineConfig, loaded: LoadedModel) -> EngineConfig:
 
 def _allocate_cache(loaded: LoadedModel, config: EngineConfig) -> None:
     assert config.num_blocks is not None
+    sizes = (config.num_blocks, config.block_size)
     for layer in loaded.layers:
         shape = layer.shapes[0]
-        for name, width in (("key_cache", shape.head_dim), ("value_cache", shape.value_head_dim)):
-            cache = _zeros(
-                (config.num_blocks, shape.num_kv_heads, config.block_size, width), shape.dtype
-            )
-            setattr(layer, name, cache.to(loaded.device).transpose(1, 2))
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros whose memory is taken page by page when it is first used, unlike `torch.zeros`.
-
-    Layout: a head's keys of one block lie together, which is how decoding reads them.
-    """
-    num_bytes = int(np.prod(shape)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
+        heads, dtype = shape.num_kv_heads, shape.dtype
+        layer.key_cache = allocate_cache(*sizes, heads, shape.head_dim, dtype, is_key=True)
+        layer.value_cache = allocate_cache(*sizes, heads, shape.value_head_dim, dtype, is_key=False)
 
 
 def _bytes_per_token(layer: PagedLayer) -> int:

@@ -4,18 +4,20 @@
 whether there was a compiler. The references run on any device and dtype; they are written to be
 read and to be right, and take the ops' arguments one by one as csrc/registration.cpp declares them.
 
-    key_cache    [num_blocks, block_size, num_kv_heads, head_dim]        last dimension contiguous
+    key_cache    [num_blocks, block_size, num_kv_heads, head_dim]
     value_cache  [num_blocks, block_size, num_kv_heads, value_head_dim]  may be narrower than keys
 """
 
-import logging
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-logger = logging.getLogger(__name__)
+from csrc import build
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,5 +99,43 @@ REFERENCE = Ops("torch", store_kv_reference, paged_attention_reference)
 
 
 def choose(backend: str) -> Ops:
-    """The ops of `EngineConfig.attn_backend`. "auto" takes what was built, else the reference."""
+    """The ops of `EngineConfig.attn_backend`: "cpu" as built, "torch" as written here.
+
+    "auto" takes what was built and falls back to the reference; "cpu" raises ValueError instead.
+    """
+    if backend == "torch":
+        return REFERENCE
+    if backend not in ("auto", "cpu"):
+        raise ValueError(f"attn_backend {backend!r} is none of auto, cpu, torch")
+    if load_library():
+        return Ops("cpu", torch.ops.parley.store_kv, torch.ops.parley.paged_attention)
+    if backend == "cpu":
+        raise ValueError("attn_backend 'cpu' was asked for, but csrc could not be built")
     return REFERENCE
+
+
+@functools.cache
+def load_library() -> bool:
+    """Build csrc, if needed, and make it known as `torch.ops.parley`. False if there is none."""
+    path = build.build()
+    if path is None:
+        return False
+    load: Callable[[Path], None] = torch.ops.load_library
+    load(path)
+    for name in ("store_kv", "paged_attention"):  # they return nothing, so nothing has a shape
+        torch.library.register_fake(f"parley::{name}", lambda *args: None)
+    return True
+
+
+def allocate_cache(
+    num_blocks: int, block_size: int, num_heads: int, width: int, dtype: torch.dtype, is_key: bool
+) -> Tensor:  # [num_blocks, block_size, num_heads, width]
+    """Zeros laid out as csrc reads them: keys by token last, values by width last (csrc/ops.h).
+
+    Memory is taken page by page when it is first used, which `torch.zeros` would not do.
+    """
+    inner = (width, block_size) if is_key else (block_size, width)
+    num_bytes = num_blocks * block_size * num_heads * width * dtype.itemsize
+    flat = torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype)
+    cache = flat.view(num_blocks, num_heads, *inner)
+    return cache.permute(0, 3, 1, 2) if is_key else cache.transpose(1, 2)

@@ -1,0 +1,171 @@
+// paged_attention: causal attention of a mixed batch of prefills and decodes over cache blocks.
+//
+// A unit of work is a run of query tokens of one sequence with the heads that share one key-value
+// head: up to kUnitQueries queries, which read each key and value once. Threads take units until
+// there are none; what a unit computes does not depend on who takes it.
+#include "attention.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+
+#include "common.h"
+
+// The kernel, compiled once per instruction set; the first that this machine has is used. A pragma
+// and not target_clones, which would cut our vectors to the oldest machine's before it clones.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define PARLEY_X86_LEVELS
+#pragma GCC push_options
+#pragma GCC target("arch=x86-64-v4")
+#define PARLEY_ISA x86_64_v4
+#define PARLEY_WIDTH 16
+#include "attention_kernel.h"
+#undef PARLEY_ISA
+#undef PARLEY_WIDTH
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("arch=x86-64-v3")
+#define PARLEY_ISA x86_64_v3
+#define PARLEY_WIDTH 8
+#include "attention_kernel.h"
+#undef PARLEY_ISA
+#undef PARLEY_WIDTH
+#pragma GCC pop_options
+#endif
+#define PARLEY_ISA baseline
+#define PARLEY_WIDTH 4
+#include "attention_kernel.h"
+#undef PARLEY_ISA
+#undef PARLEY_WIDTH
+
+namespace parley {
+namespace {
+
+constexpr int64_t kSerialWork = 1 << 17;  // multiplications; below it, one thread is quicker
+
+template <typename T>
+AttendUnit best_kernel() {
+#ifdef PARLEY_X86_LEVELS
+  if (__builtin_cpu_supports("x86-64-v4")) return x86_64_v4::attend<T>;
+  if (__builtin_cpu_supports("x86-64-v3")) return x86_64_v3::attend<T>;
+#endif
+  return baseline::attend<T>;
+}
+
+void check_arguments(
+    const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
+    const Tensor& block_tables, const Tensor& cu_seqlens_q, const Tensor& seq_lens,
+    const Tensor& out) {
+  check_cache(key_cache, value_cache);
+  STD_TORCH_CHECK(query.dim() == 3 && out.dim() == 3, "queries and out have 3 dimensions");
+  STD_TORCH_CHECK(
+      query.scalar_type() == key_cache.scalar_type() && out.scalar_type() == query.scalar_type(),
+      "queries and out are ", name_of(key_cache.scalar_type()), " as the cache, got ",
+      name_of(query.scalar_type()), " and ", name_of(out.scalar_type()));
+  STD_TORCH_CHECK(
+      query.size(2) == key_cache.size(3) && out.size(2) == value_cache.size(3) &&
+          out.size(0) == query.size(0) && out.size(1) == query.size(1) &&
+          query.size(1) % key_cache.size(2) == 0,
+      "queries or out differ from the cache in heads or dims");
+  STD_TORCH_CHECK(
+      (query.stride(2) == 1 || query.size(2) == 1) && (out.stride(2) == 1 || out.size(2) == 1),
+      "the last dimension must be contiguous");
+  for (const Tensor* indices : {&block_tables, &cu_seqlens_q, &seq_lens}) {
+    STD_TORCH_CHECK(
+        indices->scalar_type() == ScalarType::Int && indices->is_contiguous(),
+        "block_tables, cu_seqlens_q and seq_lens are contiguous int32");
+  }
+  STD_TORCH_CHECK(
+      block_tables.dim() == 2 && block_tables.size(0) == seq_lens.size(0) &&
+          cu_seqlens_q.size(0) == seq_lens.size(0) + 1,
+      "block_tables, cu_seqlens_q and seq_lens differ in sequences");
+}
+
+// Cut the batch into units; later tokens first, which see most, so that threads end together.
+std::vector<Unit> make_units(const Problem& p, int64_t num_seqs, int64_t num_blocks, double* work) {
+  std::vector<Unit> units;
+  const int64_t step = std::max<int64_t>(1, kUnitQueries / p.group);
+  for (int64_t sequence = 0; sequence < num_seqs; ++sequence) {
+    const int64_t chunk = p.cu_seqlens_q[sequence + 1] - p.cu_seqlens_q[sequence];
+    const int64_t length = p.seq_lens[sequence];
+    STD_TORCH_CHECK(
+        0 <= chunk && chunk <= length && length <= p.max_blocks * kBlockSize, "sequence ", sequence,
+        " has ", chunk, " queries, ", length, " tokens and ", p.max_blocks, " blocks");
+    for (int64_t i = 0; i * kBlockSize < length; ++i) {
+      const int64_t block = p.block_tables[sequence * p.max_blocks + i];
+      STD_TORCH_CHECK(0 <= block && block < num_blocks, "block ", block, " of ", num_blocks);
+    }
+    for (int64_t token = (chunk - 1) / step * step; chunk > 0 && token >= 0; token -= step) {
+      for (int64_t head = 0; head < p.num_kv_heads; ++head) {
+        units.push_back(
+            {static_cast<int32_t>(sequence), static_cast<int32_t>(head),
+             static_cast<int32_t>(token), static_cast<int32_t>(std::min(step, chunk - token))});
+      }
+    }
+    *work += static_cast<double>(chunk) * length * p.num_kv_heads * p.group *
+             (p.key_dim + p.value_dim);
+  }
+  return units;
+}
+
+}  // namespace
+
+void paged_attention_cpu(
+    const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
+    const Tensor& block_tables, const Tensor& cu_seqlens_q, const Tensor& seq_lens,
+    const Tensor& out, double scale, int64_t sliding_window, double softcap,
+    std::optional<Tensor> sinks) {
+  check_arguments(query, key_cache, value_cache, block_tables, cu_seqlens_q, seq_lens, out);
+  STD_TORCH_CHECK(
+      !sinks || (sinks->scalar_type() == query.scalar_type() && sinks->is_contiguous() &&
+                 sinks->numel() == query.size(1)),
+      "sinks are one number per head of the queries' dtype");
+  Problem p;
+  p.query = query.const_data_ptr();
+  p.key_cache = key_cache.const_data_ptr();
+  p.value_cache = value_cache.const_data_ptr();
+  p.sinks = sinks ? sinks->const_data_ptr() : nullptr;
+  p.out = out.mutable_data_ptr();
+  p.block_tables = static_cast<const int32_t*>(block_tables.const_data_ptr());
+  p.cu_seqlens_q = static_cast<const int32_t*>(cu_seqlens_q.const_data_ptr());
+  p.seq_lens = static_cast<const int32_t*>(seq_lens.const_data_ptr());
+  p.max_blocks = block_tables.size(1);
+  p.num_kv_heads = key_cache.size(2);
+  p.group = query.size(1) / p.num_kv_heads;
+  p.key_dim = query.size(2);
+  p.value_dim = out.size(2);
+  p.window = sliding_window;
+  p.query_token = query.stride(0), p.query_head = query.stride(1);
+  p.out_token = out.stride(0), p.out_head = out.stride(1);
+  p.key_block = key_cache.stride(0), p.key_head = key_cache.stride(2);
+  p.value_block = value_cache.stride(0), p.value_token = value_cache.stride(1);
+  p.value_head = value_cache.stride(2);
+  p.scale = static_cast<float>(scale);
+  p.softcap = static_cast<float>(softcap);
+
+  double work = 0;
+  const std::vector<Unit> units = make_units(p, seq_lens.size(0), key_cache.size(0), &work);
+  STD_TORCH_CHECK(
+      p.cu_seqlens_q[seq_lens.size(0)] == query.size(0), "cu_seqlens_q ends at ",
+      p.cu_seqlens_q[seq_lens.size(0)], " of ", query.size(0), " tokens");
+  const AttendUnit attend = query.scalar_type() == ScalarType::Float ? best_kernel<float>()
+                                                                     : best_kernel<BFloat16>();
+  const int64_t max_queries = std::max(kUnitQueries, p.group);
+  std::atomic<size_t> next{0};
+  const auto worker = [&](int64_t, int64_t) {  // a thread takes units until there are none
+    Scratch scratch;
+    scratch.queries.resize(max_queries * p.key_dim);
+    scratch.scores.resize(max_queries * kSpan);
+    scratch.sums.resize(max_queries * ((p.value_dim + kBlockSize - 1) / kBlockSize * kBlockSize));
+    scratch.maxima.resize(max_queries);
+    scratch.totals.resize(max_queries);
+    for (size_t unit; (unit = next++) < units.size();) attend(p, units[unit], scratch);
+  };
+  const int64_t num_workers = work < kSerialWork ? 1 : torch::stable::get_num_threads();
+  torch::stable::parallel_for(0, num_workers, 1, worker);
+}
+
+}  // namespace parley

@@ -1,0 +1,210 @@
+// One unit of paged attention. Included once per instruction set, as vectors.h is.
+//
+// Keys are taken in spans of kSpan tokens that begin at multiples of kSpan, whatever the batch and the
+// chunk, and the sums of one query never mix with those of another; so a token's result depends on its
+// sequence alone, to the last bit. Within a span: scores, then their weights, then weighted values;
+// between spans the running maximum rescales what was summed before.
+
+#include "vectors.h"
+
+namespace parley::PARLEY_ISA {
+
+constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
+
+// Scores of kQueries queries against kBlocks blocks, each [dim][token].
+template <int kQueries, int kBlocks, typename T>
+PARLEY_INLINE void score_tile(
+    const float* queries, int64_t key_dim, const T* const* keys, float* scores) {
+  Floats sums[kQueries][kBlocks];
+  for (auto& row : sums) {
+    for (Floats& sum : row) sum = splat(0.0f);
+  }
+  for (int64_t dim = 0; dim < key_dim; ++dim) {
+    for (int block = 0; block < kBlocks; ++block) {
+      const Floats key = load(keys[block] + dim * kBlockSize);
+      for (int q = 0; q < kQueries; ++q) add_scaled(sums[q][block], queries[q * key_dim + dim], key);
+    }
+  }
+  for (int q = 0; q < kQueries; ++q) {
+    for (int block = 0; block < kBlocks; ++block) {
+      store(scores + q * kSpan + block * kBlockSize, sums[q][block]);
+    }
+  }
+}
+
+// Scores of kQueries queries against `num_blocks` blocks, several at once to hide latency.
+template <int kQueries, typename T>
+PARLEY_INLINE void score_queries(
+    const float* queries, int64_t key_dim, const T* const* keys, int64_t num_blocks,
+    float* scores) {
+  constexpr int kAtOnce = kQueries >= 3 ? 1 : 4 / kQueries;
+  int64_t block = 0;
+  for (; block + kAtOnce <= num_blocks; block += kAtOnce) {
+    score_tile<kQueries, kAtOnce>(queries, key_dim, keys + block, scores + block * kBlockSize);
+  }
+  for (; block < num_blocks; ++block) {
+    score_tile<kQueries, 1>(queries, key_dim, keys + block, scores + block * kBlockSize);
+  }
+}
+
+// sums[q] += weights[q] · values over `num_keys` keys, for kQueries queries.
+template <int kQueries, typename T>
+PARLEY_INLINE void add_values(
+    const float* weights, const T* const* values, int64_t value_token, int64_t first,
+    int64_t last, int64_t value_dim, float* sums, int64_t sums_stride) {
+  int64_t dim = 0;
+  for (; dim + kLanes <= value_dim; dim += kLanes) {
+    Floats parts[kQueries];
+    for (int q = 0; q < kQueries; ++q) parts[q] = load(sums + q * sums_stride + dim);
+    for (int64_t key = first; key < last; ++key) {
+      const Floats value =
+          load(values[key / kBlockSize] + (key % kBlockSize) * value_token + dim);
+      for (int q = 0; q < kQueries; ++q) add_scaled(parts[q], weights[q * kSpan + key], value);
+    }
+    for (int q = 0; q < kQueries; ++q) store(sums + q * sums_stride + dim, parts[q]);
+  }
+  for (; dim < value_dim; ++dim) {
+    for (int q = 0; q < kQueries; ++q) {
+      float part = sums[q * sums_stride + dim];
+      for (int64_t key = first; key < last; ++key) {
+        const T* value = values[key / kBlockSize] + (key % kBlockSize) * value_token;
+        part += weights[q * kSpan + key] * to_float(value[dim]);
+      }
+      sums[q * sums_stride + dim] = part;
+    }
+  }
+}
+
+// Turn the scores [begin, end) of one query into weights, 0 outside; rescale what came before.
+PARLEY_INLINE void weigh(
+    float* scores, int64_t begin, int64_t end, int64_t num_keys, float softcap, float* maximum,
+    float* total, float* sums, int64_t value_dim) {
+  std::fill(scores, scores + std::min(begin, num_keys), kNegativeInfinity);
+  std::fill(scores + std::max<int64_t>(end, 0), scores + num_keys, kNegativeInfinity);
+  if (softcap > 0) {
+    for (int64_t key = begin; key < end; ++key) {
+      scores[key] = softcap * std::tanh(scores[key] / softcap);
+    }
+  }
+  Floats best = splat(*maximum);
+  for (int64_t key = 0; key < num_keys; key += kLanes) {
+    keep_larger(best, load(scores + key));
+  }
+  const float new_maximum = max_of(best);
+  if (new_maximum != *maximum) {
+    const float shrink = std::exp(*maximum - new_maximum);
+    *total *= shrink;
+    for (int64_t dim = 0; dim < value_dim; ++dim) sums[dim] *= shrink;
+    *maximum = new_maximum;
+  }
+  Floats part = splat(0.0f);
+  for (int64_t key = 0; key < num_keys; key += kLanes) {
+    const Floats weight = exp_of(load(scores + key), new_maximum);
+    store(scores + key, weight);
+    add(part, weight);
+  }
+  *total += sum_of(part);
+}
+
+// What is done with each run of up to four queries.
+template <typename T>
+PARLEY_INLINE void score_all(
+    const Scratch& scratch, const Problem& p, int64_t num_queries, const T* const* keys,
+    int64_t num_blocks, float* scores) {
+  int64_t q = 0;
+  for (; q + 4 <= num_queries; q += 4) {
+    score_queries<4>(&scratch.queries[q * p.key_dim], p.key_dim, keys, num_blocks, scores + q * kSpan);
+  }
+  const float* rest = scratch.queries.data() + q * p.key_dim;
+  switch (num_queries - q) {
+    case 3: score_queries<3>(rest, p.key_dim, keys, num_blocks, scores + q * kSpan); break;
+    case 2: score_queries<2>(rest, p.key_dim, keys, num_blocks, scores + q * kSpan); break;
+    case 1: score_queries<1>(rest, p.key_dim, keys, num_blocks, scores + q * kSpan); break;
+  }
+}
+
+template <typename T>
+PARLEY_INLINE void add_all(
+    const Problem& p, int64_t num_queries, const float* weights, const T* const* values,
+    int64_t first, int64_t last, float* sums, int64_t stride) {
+  int64_t q = 0;
+  for (; q + 4 <= num_queries; q += 4) {
+    add_values<4>(
+        weights + q * kSpan, values, p.value_token, first, last, p.value_dim, sums + q * stride,
+        stride);
+  }
+  weights += q * kSpan;
+  sums += q * stride;
+  const int64_t dim = p.value_dim, token = p.value_token;
+  switch (num_queries - q) {
+    case 3: add_values<3>(weights, values, token, first, last, dim, sums, stride); break;
+    case 2: add_values<2>(weights, values, token, first, last, dim, sums, stride); break;
+    case 1: add_values<1>(weights, values, token, first, last, dim, sums, stride); break;
+  }
+}
+
+template <typename T>
+void attend(const Problem& p, const Unit& unit, Scratch& scratch) {
+  const int64_t first_row = p.cu_seqlens_q[unit.sequence] + unit.token;
+  const int64_t chunk = p.cu_seqlens_q[unit.sequence + 1] - p.cu_seqlens_q[unit.sequence];
+  const int64_t first_place = p.seq_lens[unit.sequence] - chunk + unit.token;
+  const int64_t num_queries = unit.num_tokens * p.group, head = unit.kv_head * p.group;
+  const int64_t stride = (p.value_dim + kLanes - 1) / kLanes * kLanes;
+  const int32_t* table = p.block_tables + unit.sequence * p.max_blocks;
+  const T* const query = static_cast<const T*>(p.query);
+  const T* const sinks = static_cast<const T*>(p.sinks);
+  float *const scores = scratch.scores.data(), *const sums = scratch.sums.data();
+
+  for (int64_t q = 0; q < num_queries; ++q) {  // query q: token q / group, head q % group
+    const T* from = query + (first_row + q / p.group) * p.query_token +
+                    (head + q % p.group) * p.query_head;
+    for (int64_t dim = 0; dim < p.key_dim; ++dim) {
+      scratch.queries[q * p.key_dim + dim] = to_float(from[dim]) * p.scale;
+    }
+    scratch.maxima[q] = sinks ? to_float(sinks[head + q % p.group]) : kNegativeInfinity;
+    scratch.totals[q] = sinks ? 1.0f : 0.0f;
+    std::fill(sums + q * stride, sums + (q + 1) * stride, 0.0f);
+  }
+
+  const int64_t end_place = first_place + unit.num_tokens;
+  const int64_t first_seen = p.window ? std::max<int64_t>(0, first_place - p.window + 1) : 0;
+  for (int64_t span = first_seen / kSpan * kSpan; span < end_place; span += kSpan) {
+    const int64_t num_seen = std::min(kSpan, end_place - span);
+    const int64_t num_blocks = (num_seen + kBlockSize - 1) / kBlockSize;
+    const int64_t skipped = std::max<int64_t>(0, first_seen - span);  // of no query's window
+    const T *keys[kSpan / kBlockSize], *values[kSpan / kBlockSize];
+    for (int64_t i = 0; i < num_blocks; ++i) {
+      const int64_t block = table[span / kBlockSize + i];
+      keys[i] = static_cast<const T*>(p.key_cache) + block * p.key_block + unit.kv_head * p.key_head;
+      values[i] = static_cast<const T*>(p.value_cache) + block * p.value_block +
+                  unit.kv_head * p.value_head;
+    }
+    const int64_t empty_blocks = skipped / kBlockSize;
+    score_all(
+        scratch, p, num_queries, keys + empty_blocks, num_blocks - empty_blocks,
+        scores + empty_blocks * kBlockSize);
+    for (int64_t q = 0; q < num_queries; ++q) {
+      const int64_t place = first_place + q / p.group - span;  // of the query, within the span
+      const int64_t begin = p.window ? std::max<int64_t>(0, place - p.window + 1) : 0;
+      const int64_t end = std::min(place + 1, num_seen);
+      if (begin >= end) {  // another token of the unit sees this span, this one does not
+        std::fill(scores + q * kSpan, scores + q * kSpan + num_blocks * kBlockSize, 0.0f);
+        continue;
+      }
+      weigh(
+          scores + q * kSpan, begin, end, num_blocks * kBlockSize, p.softcap, &scratch.maxima[q],
+          &scratch.totals[q], sums + q * stride, p.value_dim);
+    }
+    add_all(p, num_queries, scores, values, skipped, num_seen, sums, stride);
+  }
+
+  for (int64_t q = 0; q < num_queries; ++q) {
+    T* to = static_cast<T*>(p.out) + (first_row + q / p.group) * p.out_token +
+            (head + q % p.group) * p.out_head;
+    for (int64_t dim = 0; dim < p.value_dim; ++dim) {
+      from_float(sums[q * stride + dim] / scratch.totals[q], to + dim);
+    }
+  }
+}
+
+}  // namespace parley::PARLEY_ISA

@@ -1,0 +1,131 @@
+// Vectors of 16 floats and bfloat16, in plain C++ with the compiler's vector types.
+//
+// No include guard, and nothing outside PARLEY_ISA: kernels include this once per instruction set,
+// after asking the compiler for it (attention.cpp), and each copy is another namespace. A vector is
+// made of PARLEY_WIDTH-float parts, the widest that the set has: wider ones compile, but to rubble.
+
+namespace parley::PARLEY_ISA {
+
+#define PARLEY_INLINE static inline __attribute__((always_inline))
+#define PARLEY_MEMBER inline __attribute__((always_inline))
+
+constexpr int kLanes = 16;
+constexpr int kParts = kLanes / PARLEY_WIDTH;
+
+typedef float FloatPart __attribute__((vector_size(4 * PARLEY_WIDTH)));
+typedef int32_t IntPart __attribute__((vector_size(4 * PARLEY_WIDTH)));
+typedef uint32_t WordPart __attribute__((vector_size(4 * PARLEY_WIDTH)));
+typedef uint16_t HalfPart __attribute__((vector_size(2 * PARLEY_WIDTH)));
+
+struct Floats {
+  FloatPart parts[kParts];
+};
+
+PARLEY_INLINE float to_float(float x) { return x; }
+
+PARLEY_INLINE float to_float(BFloat16 x) {
+  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+  float result;
+  std::memcpy(&result, &bits, sizeof(result));
+  return result;
+}
+
+PARLEY_INLINE void from_float(float x, float* to) { *to = x; }
+
+PARLEY_INLINE void from_float(float x, BFloat16* to) {  // rounds to nearest even
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  to->bits = static_cast<uint16_t>(x != x ? 0x7fc0u : rounded);
+}
+
+PARLEY_INLINE FloatPart load_part(const float* from) {  // aligned as a float is, no more
+  FloatPart result;
+  std::memcpy(&result, from, sizeof(result));
+  return result;
+}
+
+PARLEY_INLINE FloatPart load_part(const BFloat16* from) {
+  HalfPart halves;
+  std::memcpy(&halves, from, sizeof(halves));
+  const WordPart words = __builtin_convertvector(halves, WordPart) << 16;
+  FloatPart result;
+  std::memcpy(&result, &words, sizeof(result));
+  return result;
+}
+
+template <typename T>
+PARLEY_INLINE Floats load(const T* from) {
+  Floats result;
+  for (int i = 0; i < kParts; ++i) result.parts[i] = load_part(from + i * PARLEY_WIDTH);
+  return result;
+}
+
+PARLEY_INLINE void store(float* to, const Floats& x) { std::memcpy(to, &x, sizeof(x)); }
+
+PARLEY_INLINE Floats splat(float x) {
+  Floats result;
+  for (int i = 0; i < kParts; ++i) result.parts[i] = FloatPart{} + x;
+  return result;
+}
+
+// sums += factor * x
+PARLEY_INLINE void add_scaled(Floats& sums, float factor, const Floats& x) {
+  for (int i = 0; i < kParts; ++i) sums.parts[i] += factor * x.parts[i];
+}
+
+PARLEY_INLINE void add(Floats& sums, const Floats& x) {
+  for (int i = 0; i < kParts; ++i) sums.parts[i] += x.parts[i];
+}
+
+PARLEY_INLINE void keep_larger(Floats& best, const Floats& x) {
+  for (int i = 0; i < kParts; ++i) {
+    best.parts[i] = x.parts[i] > best.parts[i] ? x.parts[i] : best.parts[i];
+  }
+}
+
+PARLEY_INLINE float sum_of(const Floats& x) {
+  float total = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    total += x.parts[lane / PARLEY_WIDTH][lane % PARLEY_WIDTH];
+  }
+  return total;
+}
+
+PARLEY_INLINE float max_of(const Floats& x) {
+  float largest = x.parts[0][0];
+  for (int lane = 1; lane < kLanes; ++lane) {
+    const float value = x.parts[lane / PARLEY_WIDTH][lane % PARLEY_WIDTH];
+    largest = value > largest ? value : largest;
+  }
+  return largest;
+}
+
+// e^(x - shift) for x <= shift, within 2 units in the last place. NaN stays NaN; below e^-87 is 0.
+PARLEY_INLINE Floats exp_of(const Floats& input, float shift) {
+  Floats result;
+  for (int i = 0; i < kParts; ++i) {
+    const FloatPart x = input.parts[i] - shift;
+    const FloatPart smallest = FloatPart{} - 87.0f;
+    const FloatPart clamped = x < smallest ? smallest : x;
+    const FloatPart rounded = clamped * 1.44269504f + 12582912.0f;  // its low bits: a whole number
+    const FloatPart power = rounded - 12582912.0f;
+    const FloatPart r = (clamped - power * 0.693359375f) - power * -2.12194440e-4f;
+    FloatPart y = FloatPart{} + 1.9875691500e-4f;
+    y = y * r + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * r * r + r + 1.0f;
+    WordPart exponent;
+    std::memcpy(&exponent, &rounded, sizeof(exponent));
+    exponent = (exponent << 23) + (127u << 23);
+    FloatPart scale;
+    std::memcpy(&scale, &exponent, sizeof(scale));
+    result.parts[i] = x < smallest ? FloatPart{} : y * scale;
+  }
+  return result;
+}
+
+}  // namespace parley::PARLEY_ISA

@@ -1,0 +1,188 @@
+"""The built ops against their torch references: awkward sizes, dtypes, strides, then opcheck."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine import ops
+
+BLOCK_SIZE = 16
+NUM_BLOCKS = 80
+TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 2e-2}
+
+pytestmark = pytest.mark.skipif(not ops.load_library(), reason="csrc is not built: no compiler")
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+BATCHES = {  # name: (tokens of each sequence, how many of them are queries)
+    "one decode": ([1], [1]),
+    "decodes and a chunk": ([17, 5, 300], [1, 5, 33]),
+    "borders of spans": ([256, 257, 255, 32], [1, 2, 1, 32]),
+    "a whole prompt": ([40], [40]),
+}
+SHAPES = [  # heads, kv heads, key dim, value dim
+    (4, 2, 16, 16),
+    (8, 8, 64, 64),
+    (6, 2, 24, 16),
+    (3, 1, 7, 5),
+    (32, 1, 33, 17),
+]
+
+
+class Case:
+    """A random cache and batch; blocks are scattered, and unused slots hold NaN."""
+
+    def __init__(
+        self,
+        lengths: list[int],
+        chunks: list[int],
+        shape: tuple[int, int, int, int],
+        dtype: torch.dtype,
+    ) -> None:
+        torch.manual_seed(0)
+        num_heads, num_kv_heads, key_dim, value_dim = shape
+        sizes = (NUM_BLOCKS, BLOCK_SIZE, num_kv_heads)
+        self.key_cache = ops.allocate_cache(*sizes, key_dim, dtype, is_key=True)
+        self.value_cache = ops.allocate_cache(*sizes, value_dim, dtype, is_key=False)
+        num_blocks = [-(-length // BLOCK_SIZE) for length in lengths]
+        scattered = iter(torch.randperm(NUM_BLOCKS).tolist())
+        self.block_tables = torch.zeros((len(lengths), max(num_blocks)), dtype=torch.int32)
+        self.key_cache.fill_(torch.nan)
+        self.value_cache.fill_(torch.nan)
+        for row, length in enumerate(lengths):
+            blocks = torch.tensor([next(scattered) for _ in range(num_blocks[row])])
+            self.block_tables[row, : num_blocks[row]] = blocks
+            places = torch.arange(length)
+            used = (blocks[places // BLOCK_SIZE], places % BLOCK_SIZE)
+            self.key_cache[used] = torch.randn(length, num_kv_heads, key_dim).to(dtype)
+            self.value_cache[used] = torch.randn(length, num_kv_heads, value_dim).to(dtype)
+        self.cu_seqlens_q = torch.tensor([0, *chunks]).cumsum(0).int()
+        self.seq_lens = torch.tensor(lengths, dtype=torch.int32)
+        # heads first in memory, as attention modules give them
+        self.query = torch.randn(num_heads, sum(chunks), key_dim).to(dtype).transpose(0, 1)
+        self.out_shape = (sum(chunks), num_heads, value_dim)
+
+    def attend(
+        self,
+        implementation: ops.Ops,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        out = torch.full(self.out_shape, torch.nan, dtype=self.query.dtype)
+        implementation.paged_attention(
+            self.query,
+            self.key_cache,
+            self.value_cache,
+            self.block_tables,
+            self.cu_seqlens_q,
+            self.seq_lens,
+            out,
+            self.query.shape[-1] ** -0.5,
+            window,
+            softcap,
+            sinks,
+        )
+        return out
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("batch", BATCHES)
+def test_attention_equals_the_reference(
+    batch: str, shape: tuple[int, int, int, int], dtype: torch.dtype
+) -> None:
+    case = Case(*BATCHES[batch], shape, dtype)
+    ours, reference = case.attend(ops.choose("cpu")), case.attend(ops.REFERENCE)
+    torch.testing.assert_close(ours, reference, rtol=0, atol=TOLERANCE[dtype])
+
+
+@DTYPES
+@pytest.mark.parametrize(("window", "softcap", "has_sinks"), [(6, 0, 0), (270, 5, 0), (17, 0, 1)])
+def test_window_softcap_and_sinks_equal_the_reference(
+    window: int, softcap: float, has_sinks: int, dtype: torch.dtype
+) -> None:
+    case = Case([17, 5, 300], [1, 5, 33], (6, 2, 24, 16), dtype)
+    sinks = torch.randn(6).to(dtype) if has_sinks else None
+    ours = case.attend(ops.choose("cpu"), window, softcap, sinks)
+    reference = case.attend(ops.REFERENCE, window, softcap, sinks)
+    torch.testing.assert_close(ours, reference, rtol=0, atol=TOLERANCE[dtype])
+
+
+@DTYPES
+@pytest.mark.parametrize("window", [0, 40])
+def test_a_token_is_the_same_to_the_last_bit_in_any_batch_and_chunk(
+    window: int, dtype: torch.dtype
+) -> None:
+    case = Case([300, 90], [300, 1], (4, 2, 24, 24), dtype)
+    whole = case.attend(ops.choose("cpu"), window)
+    query, tables = case.query, case.block_tables
+    for begin, end in [(0, 1), (255, 257), (299, 300), (37, 120)]:
+        case.query, case.block_tables = query[begin:end], tables[:1]
+        case.cu_seqlens_q = torch.tensor([0, end - begin], dtype=torch.int32)
+        case.seq_lens = torch.tensor([end], dtype=torch.int32)
+        case.out_shape = (end - begin, *case.out_shape[1:])
+        assert torch.equal(case.attend(ops.choose("cpu"), window), whole[begin:end])
+
+
+@DTYPES
+def test_threads_do_not_change_a_bit(dtype: torch.dtype) -> None:
+    case = Case([300, 90], [300, 1], (4, 2, 24, 24), dtype)
+    num_threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = case.attend(ops.choose("cpu"))
+        torch.set_num_threads(2)
+        assert torch.equal(case.attend(ops.choose("cpu")), alone)
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def test_a_nan_of_one_sequence_stays_with_it() -> None:
+    case = Case([20, 33], [1, 1], (4, 2, 24, 24), torch.float32)
+    case.key_cache[case.block_tables[0, 1], 0] = torch.nan
+    out = case.attend(ops.choose("cpu"))
+    assert out[0].isnan().all() and not out[1].isnan().any()
+
+
+@DTYPES
+@pytest.mark.parametrize(("num_kv_heads", "key_dim", "value_dim"), [(1, 5, 3), (2, 64, 48)])
+def test_store_kv_equals_the_reference_and_skips_padding(
+    num_kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype
+) -> None:
+    key = torch.randn(num_kv_heads, 37, key_dim).to(dtype).transpose(0, 1)
+    value = torch.randn(37, num_kv_heads, value_dim).to(dtype)
+    slots = torch.randperm(NUM_BLOCKS * BLOCK_SIZE)[:37]
+    slots[5] = -1
+    caches = []
+    for implementation in (ops.choose("cpu"), ops.REFERENCE):
+        sizes = (NUM_BLOCKS, BLOCK_SIZE, num_kv_heads)
+        key_cache = ops.allocate_cache(*sizes, key_dim, dtype, is_key=True)
+        value_cache = ops.allocate_cache(*sizes, value_dim, dtype, is_key=False)
+        implementation.store_kv(key, value, key_cache, value_cache, slots)
+        caches.append((key_cache, value_cache))
+    assert torch.equal(caches[0][0], caches[1][0]) and torch.equal(caches[0][1], caches[1][1])
+    assert caches[0][0].count_nonzero() <= 36 * num_kv_heads * key_dim
+
+
+def test_wrong_arguments_are_named() -> None:
+    case = Case([20], [1], (4, 2, 24, 24), torch.float32)
+    case.seq_lens = torch.tensor([400], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="sequence 0 has 1 queries, 400 tokens and 2 blocks"):
+        case.attend(ops.choose("cpu"))
+    case.query = case.query.double()
+    with pytest.raises(RuntimeError, match="queries and out are float32 as the cache, got other"):
+        case.attend(ops.choose("cpu"))
+
+
+@DTYPES
+def test_schemas_and_fake_kernels_pass_opcheck(dtype: torch.dtype) -> None:
+    case = Case([20, 33], [2, 1], (4, 2, 24, 16), dtype)
+    key = torch.randn(3, 2, 24).to(dtype)
+    caches = (case.key_cache, case.value_cache)
+    slots = torch.tensor([3, 40, -1])
+    torch.library.opcheck(torch.ops.parley.store_kv.default, (key, key[..., :16], *caches, slots))
+    indices = (case.block_tables, case.cu_seqlens_q, case.seq_lens)
+    out = torch.empty(case.out_shape, dtype=dtype)
+    for sinks in (None, torch.randn(4).to(dtype)):
+        args = (case.query, *caches, *indices, out, 0.2, 0, 0.0, sinks)
+        torch.library.opcheck(torch.ops.parley.paged_attention.default, args)
