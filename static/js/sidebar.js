@@ -1,6 +1,6 @@
 /** The list of chats: open, rename, delete; a dot where an answer is being written or waits unread. */
 
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import { signal } from "@preact/signals";
 
 import { html } from "./html.js";
@@ -68,13 +68,13 @@ function Row({ page, session, isCurrent, isActive, unseen }) {
     </a>
     <button type="button" class="quiet options" aria-label=${`Options for ${title}`} aria-haspopup="menu"
       aria-expanded=${String(menu.value?.session.id === session.id)}
-      onClick=${(event) => openMenu(session, event.currentTarget)}><${More} /></button>
+      onClick=${(event) => toggleMenu(session, event.currentTarget)}><${More} /></button>
   </li>`;
 }
 
 function RenameField({ page, session }) {
   const field = useRef(null);
-  useEffect(() => field.current.select(), []);
+  useLayoutEffect(() => field.current.select(), []);
   const keep = () => page.renaming.value === session.id && page.rename(session.id, field.current.value);
   const onKeyDown = (event) => {
     if (event.key === "Enter") keep();
@@ -86,7 +86,12 @@ function RenameField({ page, session }) {
     value=${session.title} onKeyDown=${onKeyDown} onBlur=${keep} />`;
 }
 
-function openMenu(session, button) {
+/** The button opens its menu, or closes the one it had opened. */
+function toggleMenu(session, button) {
+  if (menu.value?.session.id === session.id) {
+    menu.value = null;
+    return;
+  }
   const { bottom, right } = button.getBoundingClientRect();
   menu.value = { session, button, bottom, right };
 }
@@ -95,7 +100,7 @@ function openMenu(session, button) {
 function SessionMenu({ page }) {
   const element = useRef(null);
   const open = menu.value;
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!open) return;
     const box = element.current;
     box.showPopover();

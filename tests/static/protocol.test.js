@@ -1,0 +1,41 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { closePolicy, contentText, errorText, newKey, reasonText } from "../../static/js/protocol.js";
+
+test("an error says what happened and what to do", () => {
+  assert.match(errorText({ code: "message_too_large" }), /too long\. Shorten it/);
+});
+
+test("an error counts down while there is something to wait for", () => {
+  const error = { code: "queue_full", retry_after_ms: 4200 };
+  assert.match(errorText(error), /again in 5 s/);
+  assert.match(errorText(error, 900), /again in 1 s/);
+  assert.match(errorText(error, 0), /again now/);
+});
+
+test("an unknown error says what the server said", () => {
+  assert.equal(errorText({ code: "new_code", message: "Something else." }), "Something else.");
+});
+
+test("an end the user did not choose is explained", () => {
+  assert.equal(reasonText("max_output_tokens"), "reached the length limit");
+  assert.equal(reasonText("eos"), "");
+  assert.equal(reasonText(undefined), "");
+});
+
+test("an eviction gives its reason", () => {
+  assert.match(closePolicy(4410, "spam").text, /administrator.*spam/);
+});
+
+test("keys are random where randomUUID is missing, as on plain http", (t) => {
+  t.mock.method(crypto, "randomUUID", undefined);
+  Object.defineProperty(crypto, "randomUUID", { value: undefined, configurable: true });
+  t.after(() => delete crypto.randomUUID);
+  assert.match(newKey(), /^[0-9a-f]{32}$/);
+});
+
+test("the text of a message is that of its text parts", () => {
+  assert.equal(contentText([{ type: "text", text: "a" }, { type: "image" }, { type: "text", text: "b" }]), "ab");
+  assert.equal(contentText(undefined), "");
+});
