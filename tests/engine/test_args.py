@@ -1,0 +1,78 @@
+from typing import Any
+
+import pytest
+
+from engine.args import AsyncEngineArgs
+from engine.errors import ValidationError
+
+
+def test_unknown_name_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="max_num_seq"):
+        AsyncEngineArgs(model="m", max_num_seq=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("trust_remote_code", True),
+        ("dtype", "int4"),
+        ("load_format", "pt"),
+        ("scheduling_policy", "random"),
+        ("device", "tpu"),
+        ("max_num_seqs", 0),
+        ("max_model_len", -1),
+        ("gpu_memory_utilization", 1.5),
+        ("pace", -1),
+        ("model", ""),
+    ],
+)
+def test_wrong_value_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        AsyncEngineArgs(**({"model": "m"} | {name: value}))
+    assert caught.value.parameter == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tensor_parallel_size", 2),
+        ("pipeline_parallel_size", 2),
+        ("engine_use_ray", True),
+        ("quantization", "awq"),
+        ("kv_cache_dtype", "fp8"),
+        ("enable_chunked_prefill", False),
+        ("skip_tokenizer_init", True),
+    ],
+)
+def test_feature_that_is_not_there_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(NotImplementedError, match=name):
+        AsyncEngineArgs(model="m", **{name: value})
+
+
+def test_relics_of_earlier_versions_are_accepted() -> None:
+    AsyncEngineArgs("m", disable_log_requests=True, max_log_len=10, worker_use_ray=False)
+
+
+def test_config_has_the_values_under_its_own_names() -> None:
+    args = AsyncEngineArgs(
+        "models/tiny",
+        dtype="half",
+        num_gpu_blocks_override=7,
+        max_num_seqs=3,
+        pace=60,
+        served_model_name=["tiny", "alias"],
+    )
+    config = args.create_engine_config("ipc:///tmp/x")
+    assert config.model.endswith("/models/tiny") and config.model.startswith("/")
+    assert (config.dtype, config.num_blocks, config.max_num_seqs) == ("float16", 7, 3)
+    assert (config.pace, config.served_model_name) == (60, "tiny")
+    assert config.address == "ipc:///tmp/x"
+
+
+def test_what_is_not_given_is_the_config_s_default() -> None:
+    config = AsyncEngineArgs("m").create_engine_config("ipc:///tmp/x")
+    assert (config.block_size, config.max_num_seqs, config.enable_prefix_caching) == (16, 64, True)
+
+
+def test_model_is_served_under_the_name_it_was_given() -> None:
+    assert AsyncEngineArgs("org/tiny").model_name == "org/tiny"
