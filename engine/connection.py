@@ -37,7 +37,7 @@ from engine.ipc import (
     encode,
 )
 
-HELLO_SECONDS = 0.1  # between two Hellos
+HELLO_SECONDS = 0.05  # between two Hellos
 TICK_SECONDS = 1.0  # between two Pings
 STALL_SECONDS = 5.0  # without a round of the step loop: the core is stalled
 MAX_MESSAGES_PER_TURN = 64  # received before the event loop gets a turn
@@ -75,7 +75,6 @@ class CoreConnection:
         *,
         reconnect: bool,
         stall_seconds: float = STALL_SECONDS,
-        tick_seconds: float = TICK_SECONDS,
     ) -> None:
         self.client_id = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self.state = CoreState.CONNECTING
@@ -85,7 +84,7 @@ class CoreConnection:
         self._listener = weakref.ref(listener)
         self._reconnect = reconnect
         self._stall_seconds = stall_seconds
-        self._tick_seconds = tick_seconds
+        self._tick_seconds = min(TICK_SECONDS, stall_seconds / 5)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._next_tick = 0.0

@@ -182,9 +182,12 @@ class RequestState:
         if self.has_ended:
             return
         self.has_ended = True
-        if self._detokenizer is not None and self._detokenizer.stop is None:
-            self._new_text += self._detokenizer.finish()
-        if reason != "abort" and self.stop_string is not None:
+        try:
+            if self._detokenizer is not None and self._detokenizer.stop is None:
+                self._new_text += self._detokenizer.finish()
+        except Exception as exception:
+            reason, error = "error", error or _output_failed(self, exception)
+        if reason not in ("abort", "error") and self.stop_string is not None:
             reason, stop_reason = "stop", self.stop_string
         self._emit(reason, stop_reason, error)
 
@@ -334,8 +337,7 @@ class OutputProcessor:
                 reason = state.update(output)
                 error = OutputError(*output.error) if output.error else None
             except Exception as exception:
-                logger.exception("request failed", extra={"request_id": state.internal_id})
-                reason, error = "error", OutputError("output_failed", str(exception))
+                reason, error = "error", _output_failed(state, exception)
             if reason is not None:
                 if output.finish_reason is None:
                     to_stop.append(state.internal_id)
@@ -357,11 +359,7 @@ class OutputProcessor:
     ) -> None:
         """Emit the request's last output and forget it. Only the first end counts."""
         self.discard(state)
-        try:
-            state.end(reason, stop_reason, error)
-        except Exception as exception:  # even the rest of its text cannot be decoded
-            logger.exception("request failed at its end", extra={"request_id": state.internal_id})
-            state.fail(exception)
+        state.end(reason, stop_reason, error)
 
     def fail(self, state: RequestState, exception: Exception) -> None:
         """End a request by an exception in its reader."""
@@ -377,6 +375,11 @@ class OutputProcessor:
         external = str(state.request_id)
         if self._external_to_internal.get(external) == state.internal_id:
             del self._external_to_internal[external]
+
+
+def _output_failed(state: RequestState, exception: Exception) -> OutputError:
+    logger.error("output failed", exc_info=exception, extra={"request_id": state.internal_id})
+    return OutputError("output_failed", f"{type(exception).__name__}: {exception}")
 
 
 def merge_outputs(earlier: SequenceOutput, later: SequenceOutput) -> SequenceOutput:

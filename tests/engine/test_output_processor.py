@@ -1,0 +1,330 @@
+import asyncio
+from typing import Any
+
+import pytest
+
+from engine.errors import ValidationError
+from engine.ipc import SequenceOutput
+from engine.output_processor import (
+    OutputProcessor,
+    RequestOutputCollector,
+    RequestState,
+    merge_outputs,
+)
+from engine.outputs import CompletionOutput, RequestOutput, RequestProgress
+from engine.sampling_params import RequestOutputKind, SamplingParams
+
+DELTA, FINAL = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
+
+
+class LetterDecoder:
+    """Token n is the nth letter; 99 cannot be decoded."""
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str:
+        if 99 in token_ids:
+            raise RuntimeError("99 is no letter")
+        return "".join(chr(ord("a") + token_id) for token_id in token_ids)
+
+
+class Request:
+    """A request in a processor, and its reader."""
+
+    def __init__(self, processor: OutputProcessor, request_id: Any = "r", **params: Any) -> None:
+        options = {"output_kind": DELTA, **params}
+        progress = options.pop("on_progress", None)
+        resume = options.pop("resume", ())
+        sampling = SamplingParams(**options)
+        self.processor = processor
+        self.collector = RequestOutputCollector(sampling.output_kind, request_id)
+        self.state = RequestState(request_id, sampling, self.collector, on_progress=progress)
+        processor.add(self.state)
+        self.state.set_prompt(LetterDecoder(), [23, 24], resume)
+
+    def process(self, *ids: int, finish: str | None = None, **more: Any) -> list[str]:
+        output = SequenceOutput(self.state.internal_id, list(ids), finish_reason=finish, **more)
+        return self.processor.process([output])
+
+    def read(self) -> tuple[str, list[int], str | None]:
+        output = self.collector.get_nowait()
+        assert output is not None
+        (completion,) = output.outputs
+        return completion.text, completion.token_ids, completion.finish_reason
+
+
+@pytest.fixture
+def processor() -> OutputProcessor:
+    return OutputProcessor()
+
+
+def test_deltas_hold_what_is_new(processor: OutputProcessor) -> None:
+    request = Request(processor)
+    request.process(0)
+    assert request.read() == ("a", [0], None)
+    request.process(1, 2)
+    assert request.read() == ("bc", [1, 2], None)
+    assert request.collector.get_nowait() is None
+
+
+def test_cumulative_outputs_hold_everything(processor: OutputProcessor) -> None:
+    request = Request(processor, output_kind=RequestOutputKind.CUMULATIVE)
+    request.process(0)
+    request.process(1)
+    assert request.read() == ("ab", [0, 1], None)
+    request.process(2, finish="length")
+    assert request.read() == ("abc", [0, 1, 2], "length")
+
+
+def test_final_only_is_one_output(processor: OutputProcessor) -> None:
+    request = Request(processor, output_kind=FINAL)
+    request.process(0)
+    assert request.collector.get_nowait() is None
+    request.process(1, finish="length")
+    assert request.read() == ("ab", [0, 1], "length")
+
+
+def test_what_nobody_has_taken_is_one_output(processor: OutputProcessor) -> None:
+    request = Request(processor)
+    for token_id in range(20):
+        request.process(token_id)
+    request.process(20, finish="length")
+    assert request.read() == ("abcdefghijklmnopqrstu", list(range(21)), "length")
+    assert request.collector.get_nowait() is None
+
+
+def test_stream_interval_gathers_but_first_and_last_go_at_once(processor: OutputProcessor) -> None:
+    request = Request(processor, stream_interval=3)
+    texts = []
+    for token_id in range(6):
+        request.process(token_id, finish="length" if token_id == 5 else None)
+        output = request.collector.get_nowait()
+        texts.append(output.outputs[0].text if output else None)
+    assert texts == ["a", None, None, "bcd", None, "ef"]
+
+
+def test_text_of_the_stop_token_is_left_out_but_its_id_stays(processor: OutputProcessor) -> None:
+    request = Request(processor)
+    request.process(0, 1, finish="stop", stop_reason=1)
+    output = request.collector.get_nowait()
+    assert output is not None
+    completion = output.outputs[0]
+    assert (completion.text, completion.token_ids, completion.stop_reason) == ("a", [0, 1], 1)
+
+
+def test_text_of_the_stop_token_is_kept_on_request(processor: OutputProcessor) -> None:
+    request = Request(processor, include_stop_str_in_output=True)
+    request.process(0, 1, finish="stop", stop_reason=1)
+    assert request.read()[0] == "ab"
+
+
+def test_stop_string_ends_the_request_here_and_in_the_core(processor: OutputProcessor) -> None:
+    request = Request(processor, stop="cd")
+    assert request.process(0, 1, 2) == []
+    assert request.read() == ("ab", [0, 1, 2], None)
+    assert request.process(3, 4, 5) == [request.state.internal_id]
+    output = request.collector.get_nowait()
+    assert output is not None and output.finished
+    completion = output.outputs[0]
+    assert (completion.text, completion.token_ids) == ("", [3])
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", "cd")
+    assert not processor.has_unfinished_requests()
+
+
+def test_stop_string_wins_over_the_length_it_came_with(processor: OutputProcessor) -> None:
+    request = Request(processor, stop="b")
+    assert request.process(0, 1, 2, finish="length") == []
+    assert request.read() == ("a", [0, 1], "stop")
+
+
+@pytest.mark.parametrize("finish", ["stop", "length", "error"])
+def test_what_is_held_back_comes_with_the_end(processor: OutputProcessor, finish: str) -> None:
+    request = Request(processor, stop="bxyz")
+    request.process(0, 1)
+    request.process(finish=finish)
+    assert request.read() == ("ab", [0, 1], finish)
+
+
+def test_resumed_tokens_are_not_repeated_but_what_they_held_is(processor: OutputProcessor) -> None:
+    request = Request(processor, stop="cde", resume=[0, 1, 2])
+    request.process(5)
+    assert request.read() == ("cf", [5], None)
+
+
+def test_resumed_tokens_may_be_the_beginning_of_a_stop_string(processor: OutputProcessor) -> None:
+    request = Request(processor, stop="cde", resume=[0, 1, 2, 3])
+    request.process(4)
+    assert request.read() == ("", [4], "stop")
+
+
+def test_without_detokenizing_there_are_ids_only(processor: OutputProcessor) -> None:
+    request = Request(processor, detokenize=False)
+    request.process(99)
+    assert request.read() == ("", [99], None)
+
+
+def test_error_of_one_request_ends_that_one(processor: OutputProcessor) -> None:
+    bad, good = Request(processor, "bad"), Request(processor, "good")
+    outputs = [
+        SequenceOutput(bad.state.internal_id, [99]),
+        SequenceOutput(good.state.internal_id, [0]),
+    ]
+    assert processor.process(outputs) == [bad.state.internal_id]
+    assert good.read() == ("a", [0], None)
+    output = bad.collector.get_nowait()
+    assert output is not None and output.finished and output.error is not None
+    assert "99" in output.error.message
+    assert list(processor.request_states) == [good.state.internal_id]
+
+
+def test_error_of_the_core_is_in_the_last_output(processor: OutputProcessor) -> None:
+    request = Request(processor)
+    request.process(0, finish="error", error=("out_of_memory", "too long"))
+    output = request.collector.get_nowait()
+    assert output is not None and output.error is not None
+    assert (output.error.code, output.error.message) == ("out_of_memory", "too long")
+    assert output.outputs[0].finish_reason == "error"
+
+
+def test_callback_that_raises_ends_its_own_request(processor: OutputProcessor) -> None:
+    def fail(progress: RequestProgress) -> None:
+        raise KeyError("no such tab")
+
+    request = Request(processor, on_progress=fail)
+    assert request.process(0) == [request.state.internal_id]
+    assert request.read()[2] == "error"
+
+
+def test_progress_is_told_when_it_changes(processor: OutputProcessor) -> None:
+    told: list[RequestProgress] = []
+    request = Request(processor, on_progress=told.append)
+    request.process(queue_position=1)
+    request.process(queue_position=1)
+    request.process(num_computed_tokens=1, num_cached_tokens=1, scheduled_ts=5.0)
+    assert told == [
+        RequestProgress(1, 2, 0, 0, False),
+        RequestProgress(None, 2, 1, 1, True),
+    ]
+
+
+def test_logprobs_come_with_their_tokens(processor: OutputProcessor) -> None:
+    request = Request(processor, logprobs=1, stop="c")
+    logprobs = [[[0, -0.5, 1], [1, -1.5, 2]], [[2, -1.0, 1]], [[3, -9.0, 1]]]
+    request.process(0, 2, 3, logprobs=logprobs)
+    output = request.collector.get_nowait()
+    assert output is not None
+    completion = output.outputs[0]
+    assert completion.logprobs is not None
+    assert [list(entry) for entry in completion.logprobs] == [[0, 1], [2]]
+    assert completion.logprobs[0][1].decoded_token == "b"
+    assert completion.cumulative_logprob == -1.5
+
+
+def test_metrics_are_filled(processor: OutputProcessor) -> None:
+    request = Request(processor)
+    queued = request.state.metrics.queued_ts
+    request.process(
+        0,
+        scheduled_ts=queued + 1,
+        first_token_ts=queued + 2,
+        num_preemptions=1,
+        num_cached_tokens=3,
+    )
+    output = request.collector.get_nowait()
+    assert output is not None and output.metrics is not None
+    assert output.metrics.first_token_latency == pytest.approx(2)
+    assert (output.metrics.num_preemptions, output.metrics.num_generation_tokens) == (1, 1)
+    assert output.num_cached_tokens == 3
+
+
+def test_aborting_request_takes_no_token(processor: OutputProcessor) -> None:
+    request = Request(processor, stop="bz")
+    request.process(0, 1)
+    processor.start_abort(request.state)
+    request.process(2)
+    request.process(3, finish="length")
+    assert request.read() == ("ab", [0, 1], "abort")
+
+
+def test_id_is_taken_until_the_end_or_the_abort(processor: OutputProcessor) -> None:
+    first = Request(processor, "r1")
+    with pytest.raises(ValidationError) as caught:
+        Request(processor, "r1")
+    assert caught.value.parameter == "request_id"
+    processor.start_abort(first.state)
+    second = Request(processor, "r1")
+    first.process(0, finish="abort")
+    assert processor.find("r1") is second.state
+
+
+def test_ids_are_compared_as_a_whole(processor: OutputProcessor) -> None:
+    Request(processor, "r10")
+    assert processor.find("r1") is None
+    assert processor.find("") is None
+    assert processor.find("r10-") is None
+
+
+def test_outputs_of_unknown_requests_are_dropped(processor: OutputProcessor) -> None:
+    assert processor.process([SequenceOutput("nobody", [1], finish_reason="length")]) == []
+
+
+def test_reader_that_let_go_is_no_trouble(processor: OutputProcessor) -> None:
+    request = Request(processor)
+    del request.collector
+    request.process(0)
+    request.process(1, finish="length")
+    assert not processor.has_unfinished_requests()
+
+
+def test_merging_outputs_is_as_processing_both() -> None:
+    earlier = SequenceOutput("r", [1], logprobs=[["x"]], num_computed_tokens=1)
+    later = SequenceOutput("r", [2], "length", logprobs=[["y"]], num_computed_tokens=2)
+    merged = merge_outputs(earlier, later)
+    assert (merged.new_token_ids, merged.finish_reason) == ([1, 2], "length")
+    assert (merged.logprobs, merged.num_computed_tokens) == ([["x"], ["y"]], 2)
+
+
+# ---- the collector by itself
+
+
+def _output(text: str, finished: bool = False) -> RequestOutput:
+    return RequestOutput("r", None, [], None, [CompletionOutput(0, text, [1])], finished)
+
+
+async def test_get_waits_for_an_output() -> None:
+    collector = RequestOutputCollector(DELTA, "r")
+    asyncio.get_running_loop().call_soon(collector.put, _output("a"))
+    assert (await collector.get()).outputs[0].text == "a"
+
+
+async def test_get_can_be_cancelled_without_losing_an_output() -> None:
+    collector = RequestOutputCollector(DELTA, "r")
+    task = asyncio.create_task(collector.get())
+    await asyncio.sleep(0)
+    collector.put(_output("a"))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await collector.get()).outputs[0].text == "a"
+
+
+async def test_iteration_ends_with_the_last_output() -> None:
+    collector = RequestOutputCollector(DELTA, "r")
+    collector.put(_output("a", finished=True))
+    assert [output.outputs[0].text async for output in collector] == ["a"]
+
+
+async def test_exception_takes_the_place_of_an_output() -> None:
+    collector = RequestOutputCollector(DELTA, "r")
+    collector.put(_output("a"))
+    collector.put(ValueError("dead"))
+    with pytest.raises(ValueError, match="dead"):
+        await collector.get()
+    assert [output async for output in collector] == []
+
+
+def test_closing_twice_calls_back_once() -> None:
+    calls: list[int] = []
+    collector = RequestOutputCollector(DELTA, "r")
+    collector.call_on_close(lambda: calls.append(1))
+    collector.close()
+    collector.close()
+    assert calls == [1]
