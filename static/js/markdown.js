@@ -17,7 +17,7 @@ import { heal } from "./heal.js";
 const SANITISER = {
   RETURN_DOM_FRAGMENT: true,
   ALLOWED_TAGS: [
-    ...["a", "blockquote", "br", "code", "del", "em", "h3", "h4", "h5", "h6", "hr", "li", "ol"],
+    ...["a", "blockquote", "br", "code", "del", "em", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol"],
     ...["p", "pre", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"],
   ],
   ALLOWED_ATTR: ["align", "class", "href", "start", "title"],
@@ -35,7 +35,7 @@ const marked = new Marked({
     image: ({ href, text }) => `<a href="${escape(href)}">${escape(text || href)}</a>`,
     checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
     heading({ tokens, depth }) {
-      const level = Math.min(6, depth + 2); // h1 and h2 belong to the page
+      const level = Math.max(2, depth); // the page has its h1
       return `<h${level}>${this.parser.parseInline(tokens)}</h${level}>`;
     },
   },
@@ -72,6 +72,7 @@ export class Markdown {
   /** The tail becomes the finished block; its nodes move out and are not touched again. */
   #freeze(raw) {
     this.#patchTail(raw);
+    this.#tail.querySelector(".caret")?.classList.remove("caret");
     for (const child of this.#tail.querySelectorAll("pre > code")) highlightInView(child);
     this.#tail.before(...this.#tail.childNodes);
     this.#frozen += raw;
@@ -80,6 +81,7 @@ export class Markdown {
   #patchTail(markdown) {
     const next = node("div", "tail");
     next.append(render(markdown));
+    lastLine(next).classList.add("caret");
     if (this.#tail.hasChildNodes()) Idiomorph.morph(this.#tail, next);
     else this.#tail.append(...next.childNodes);
   }
@@ -99,6 +101,7 @@ function render(markdown) {
   const markup = marked.parser(marked.lexer(markdown, marked.defaults), marked.defaults);
   const fragment = DOMPurify.sanitize(markup, SANITISER);
   for (const link of fragment.querySelectorAll("a")) {
+    if (!link.hasAttribute("href")) link.replaceWith(...link.childNodes); // an address of a kind we refuse
     link.target = "_blank";
     link.rel = "noopener noreferrer";
   }
@@ -110,6 +113,14 @@ function render(markdown) {
     frame.append(table);
   }
   return fragment;
+}
+
+/** Where the next word will come: the innermost last block. */
+function lastLine(element) {
+  const last = element.lastElementChild;
+  const goesOn = last && /^(UL|OL|LI|BLOCKQUOTE|DIV|TABLE|TBODY|TR|TD|P|H[2-6]|FIGURE|PRE)$/.test(last.tagName);
+  if (goesOn) return lastLine(last);
+  return last?.matches("pre > code") ? last : element;
 }
 
 function node(name, className) {
