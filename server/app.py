@@ -67,6 +67,7 @@ class Worker:
         self.engine = engine
         self.feed = LiveFeed(store.client, store.keys)
         self.hub = Hub(store, self.feed, store.keys, config.replica)
+        self.health = Health(store, engine, self.hub, self.metrics)
         self.runs = Runs(
             store=store,
             engine=engine,
@@ -76,8 +77,8 @@ class Worker:
             model=config.model,
             defaults=ModelDefaults.read(config.model_folder),
             max_active_per_user=config.limits.max_active_responses_per_user,
+            on_store_exit=self.health.store_exited,
         )
-        self.health = Health(store, engine, self.hub, self.metrics)
         self.services = Services(
             store=store,
             engine=engine,

@@ -37,6 +37,10 @@ class Health:
             await self.check()
             await asyncio.sleep(CHECK_SECONDS)
 
+    def store_exited(self) -> None:
+        """The supervisor's Redis died: say so even if it is back before the next look."""
+        self._set(store="unavailable")
+
     async def check(self) -> None:
         """Look at both parts and announce what changed."""
         try:

@@ -164,6 +164,7 @@ class Hub:
         self.rooms: dict[str, Room] = {}
         self.watchers: dict[str, set[Watcher]] = {}  # by user
         self.local_runs: dict[str, LocalRun] = {}  # by response id
+        self.claimed: set[str] = set()  # answers that this worker tells about, before and after
         feed.on_resync(self._resync_all)
 
     async def close(self) -> None:
@@ -293,7 +294,7 @@ class Hub:
 
     def _on_live(self, payload: LivePayload) -> None:
         if isinstance(payload, LiveResponseEvents):
-            if payload.response_id not in self.local_runs:
+            if payload.response_id not in self.claimed:
                 self.publish_events(
                     payload.response_id, payload.fence, payload.first, list(payload.events)
                 )
@@ -306,7 +307,7 @@ class Hub:
             return
         first = payload.offset - len(payload.events) + 1
         for offset, data in enumerate(payload.events, first):
-            if offset <= room.offset:
+            if offset <= room.offset or self._is_own(data):
                 continue
             if data["type"] in ("session.created", "session.updated"):
                 self._sync(room, "")  # the frame holds the whole session: read it
@@ -314,6 +315,10 @@ class Hub:
             self._put_in_order(
                 room, offset, {**data, "session_id": room.session_id, "offset": offset}
             )
+
+    def _is_own(self, data: dict[str, Any]) -> bool:
+        """An event that its producer here is about to publish, in its place among the others."""
+        return data.get("message", {}).get("response_id") in self.claimed
 
     def _put_in_order(self, room: Room, offset: int, frame: dict[str, Any]) -> None:
         if offset <= room.offset:

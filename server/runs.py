@@ -10,6 +10,7 @@ import hashlib
 import random
 import re
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -76,6 +77,7 @@ class Runs:
         model: str,
         defaults: ModelDefaults,
         max_active_per_user: int,
+        on_store_exit: Callable[[], None],
     ) -> None:
         self._store = store
         self._engine = engine
@@ -85,6 +87,7 @@ class Runs:
         self._model = model
         self._defaults = defaults
         self._max_active_per_user = max_active_per_user
+        self._on_store_exit = on_store_exit
         self._prompts = PromptBuilder(store, engine)
         self._runs: dict[str, Run] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -220,22 +223,29 @@ class Runs:
             }
         )
         given = {} if frame.parent_id is None else {"parent_id": frame.parent_id}
-        begun = await self._store.begin_response(
-            uid,
-            session.id,
-            idempotency_key=frame.idempotency_key,
-            body_hash=_body_hash(frame),
-            owner=self._replica,
-            response_id=response_id,
-            user_message=user,
-            assistant_message=assistant,
-            on_busy="queue" if frame.on_busy == "queue" else "reject",
-            created_event=created.data,
-            model=self._model,
-            settings=settings,
-            seed=settings["seed"],
-            **given,  # type: ignore[arg-type]
-        )
+        # Claimed first: what the script publishes may be here before its reply is.
+        self._hub.claimed.add(response_id)
+        begun: BegunResponse | None = None
+        try:
+            begun = await self._store.begin_response(
+                uid,
+                session.id,
+                idempotency_key=frame.idempotency_key,
+                body_hash=_body_hash(frame),
+                owner=self._replica,
+                response_id=response_id,
+                user_message=user,
+                assistant_message=assistant,
+                on_busy="queue" if frame.on_busy == "queue" else "reject",
+                created_event=created.data,
+                model=self._model,
+                settings=settings,
+                seed=settings["seed"],
+                **given,  # type: ignore[arg-type]
+            )
+        finally:
+            if begun is None or begun.replayed:
+                self._hub.claimed.discard(response_id)
         if begun.replayed:
             return None, begun
         run = Run(response, assistant, uid=uid, fence=begun.fence, created=created)
@@ -321,6 +331,7 @@ class Runs:
     def _forget(self, run: Run) -> None:
         self._runs.pop(run.response_id, None)
         self._hub.local_runs.pop(run.response_id, None)
+        self._hub.claimed.discard(run.response_id)
         self._show_activity(run, active=False, status=run.status)
 
     async def _promote(self, response_id: str) -> None:
@@ -393,6 +404,8 @@ class Runs:
                 self.stop_deleted(session_id)
             case {"type": "exited", "replica": str(replica)}:
                 await self.adopt_orphans(replica)
+            case {"type": "store_exited"}:
+                self._on_store_exit()
 
     def stop_deleted(self, session_id: str) -> None:
         """The session is gone: its answers end, and there is nothing to store."""
@@ -452,7 +465,11 @@ class Runs:
             run.stop(Stop(record.cancel_by, record.cancel_reason, reaped.seen))
             end = run.end("abort", None, "unknown")
         self._metrics.count_reaped()
-        finished = await self._producer(run).finish(end)
+        self._hub.claimed.add(response_id)
+        try:
+            finished = await self._producer(run).finish(end)
+        finally:
+            self._hub.claimed.discard(response_id)
         self._show_activity(run, active=False, status=run.status)
         if finished is not None and finished.next_response_id is not None:
             await self._promote(finished.next_response_id)

@@ -206,7 +206,6 @@ class Supervisor:
 
     def _start_worker(self) -> None:
         assert self._listener is not None
-        replica = f"{socket.gethostname()[:24]}-{secrets.token_hex(4)}"
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "server.worker"],
             stdin=subprocess.PIPE,
@@ -215,6 +214,8 @@ class Supervisor:
             start_new_session=True,  # Ctrl-C is for us; the workers are told when it is their turn
             env={**os.environ, "PYTHONPATH": _python_path()},
         )
+        # Readable for an operator, and never the same twice.
+        replica = f"{socket.gethostname()[:24]}-{process.pid}-{secrets.token_hex(3)}"
         worker = WorkerProcess(replica, process)
         config = msgspec.structs.replace(
             self._base_config, replica=replica, exited=tuple(self._exited)
@@ -294,6 +295,8 @@ class Supervisor:
     def _watch_redis(self) -> None:
         if self._redis is not None and (status := self._redis.poll()) is not None:
             logger.error("redis died", status=status)
+            for worker in self._workers:
+                worker.tell({"type": "store_exited"})
             try:
                 self._redis.start()
                 logger.warning("redis is up again")

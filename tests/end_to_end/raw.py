@@ -1,0 +1,214 @@
+"""HTTP and websockets by hand: bytes out, bytes in, because client libraries refuse to misbehave.
+
+What the server answers is searched for tracebacks, paths and secrets wherever it is read.
+"""
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import re
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Self
+from urllib.parse import urlsplit
+
+from tests.end_to_end.harness import Server
+
+ANSWER_SECONDS = 10.0
+CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
+LOST = 1006  # what a browser reports when no close frame came
+NO_STATUS = 1005
+
+_INDISCREET = re.compile(rb"Traceback|site-packages|\.py\b|File \"|/tmp/|/work/|/home/")
+
+
+class Answer(NamedTuple):
+    """An HTTP answer; `status` 0 means that the connection ended without one."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    def header(self, name: str) -> str | None:
+        return next((value for key, value in self.headers if key == name), None)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        error: dict[str, Any] = json.loads(self.body)["error"]
+        return error
+
+
+def assert_discreet(server: Server, answer: bytes) -> None:
+    """No traceback, path or secret in what a client is told."""
+    assert not _INDISCREET.search(answer), answer[:500]
+    assert server.token.encode() not in answer
+
+
+def frame(
+    opcode: int,
+    payload: bytes = b"",
+    *,
+    fin: bool = True,
+    rsv: int = 0,
+    masked: bool = True,
+    announced: int | None = None,
+) -> bytes:
+    """One websocket frame of a client; `announced` lies about the length, in its 8-byte form."""
+    size = len(payload) if announced is None else announced
+    head = bytes([fin << 7 | rsv << 4 | opcode])
+    mask_bit = masked << 7
+    if announced is not None or size > 0xFFFF:
+        head += bytes([mask_bit | 127]) + struct.pack("!Q", size)
+    elif size > 125:
+        head += bytes([mask_bit | 126]) + struct.pack("!H", size)
+    else:
+        head += bytes([mask_bit | size])
+    # An all-zero mask is a mask, and leaves the payload readable in a failing test.
+    return head + (bytes(4) if masked else b"") + payload
+
+
+def close_frame(code: int, reason: bytes = b"") -> bytes:
+    return frame(CLOSE, struct.pack("!H", code) + reason)
+
+
+def request(
+    server: Server,
+    method: str = "GET",
+    path: str = "/",
+    headers: Iterable[tuple[str, str]] = (),
+    body: bytes = b"",
+    *,
+    host: bool = True,
+) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1"]
+    if host:
+        lines.append(f"Host: {urlsplit(server.url).netloc}")
+    lines += [f"{name}: {value}" for name, value in headers]
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
+
+
+def upgrade(
+    server: Server,
+    changed: Mapping[str, str | list[str] | None] | None = None,
+    *,
+    method: str = "GET",
+    path: str = "/v1/ws",
+) -> bytes:
+    """A handshake with our token; `changed` replaces, repeats (list) or drops (None) headers."""
+    headers: dict[str, str | list[str] | None] = {
+        "Host": urlsplit(server.url).netloc,
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": base64.b64encode(os.urandom(16)).decode(),
+        "Sec-WebSocket-Protocol": "chat.v1",
+        "Authorization": f"Bearer {server.token}",
+        **(changed or {}),
+    }
+    pairs = [
+        (name, value)
+        for name, values in headers.items()
+        if values is not None
+        for value in ([values] if isinstance(values, str) else values)
+    ]
+    return request(server, method, path, pairs, host=False)
+
+
+class RawSocket:
+    """One TCP connection. Use as an async context manager."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._closed_with: int | None = None
+
+    async def __aenter__(self) -> Self:
+        address = urlsplit(self._server.url)
+        self._reader, self._writer = await asyncio.open_connection(
+            address.hostname, address.port, limit=2**24
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._writer.transport.abort()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+    async def send(self, data: bytes) -> None:
+        """Write everything; a peer that is gone by then is seen when its answer is read."""
+        self._writer.write(data)
+        with contextlib.suppress(ConnectionError):
+            await self._writer.drain()
+
+    async def ask(self, data: bytes) -> Answer:
+        """Send a request and read its answer."""
+        await self.send(data)
+        return await self.answer(head=data.startswith(b"HEAD"))
+
+    async def answer(self, *, head: bool = False) -> Answer:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                raw = await self._reader.readuntil(b"\r\n\r\n")
+                status, headers = _parse_head(raw)
+                size = int(dict(headers).get("content-length", "0"))
+                body = await self._reader.readexactly(0 if head or status == 101 else size)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return Answer(0, [], b"")
+        assert_discreet(self._server, raw + body)
+        return Answer(status, headers, body)
+
+    async def upgrade(self, changed: Mapping[str, str | list[str] | None] | None = None) -> Answer:
+        return await self.ask(upgrade(self._server, changed))
+
+    async def send_frame(self, kind: str, **fields: Any) -> None:
+        await self.send(frame(TEXT, json.dumps({"type": kind, **fields}).encode()))
+
+    async def next(self, *kinds: str) -> dict[str, Any]:
+        """The next text frame of one of these types."""
+        while True:
+            opcode, payload = await self._read_frame()
+            assert opcode != CLOSE, payload
+            if opcode == TEXT and (body := json.loads(payload))["type"] in kinds:
+                return dict(body)
+
+    async def closed(self) -> tuple[int, str]:
+        """Code and reason of the server's close frame; `LOST` when there is none."""
+        try:
+            while True:
+                opcode, payload = await self._read_frame()
+                if opcode == CLOSE:
+                    code = struct.unpack("!H", payload[:2])[0] if payload else NO_STATUS
+                    return code, payload[2:].decode()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return LOST, ""
+
+    async def ended(self) -> None:
+        """Wait until the server has closed the connection."""
+        async with asyncio.timeout(ANSWER_SECONDS):
+            with contextlib.suppress(ConnectionError):
+                while await self._reader.read(65536):
+                    pass
+
+    async def _read_frame(self) -> tuple[int, bytes]:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            first, size = await self._reader.readexactly(2)
+            if size == 126:
+                (size,) = struct.unpack("!H", await self._reader.readexactly(2))
+            elif size == 127:
+                (size,) = struct.unpack("!Q", await self._reader.readexactly(8))
+            payload = await self._reader.readexactly(size)
+        assert_discreet(self._server, payload)
+        return first & 0x0F, payload
+
+
+async def ask(server: Server, data: bytes) -> Answer:
+    """One request on a connection of its own."""
+    async with RawSocket(server) as socket:
+        return await socket.ask(data)
+
+
+def _parse_head(raw: bytes) -> tuple[int, list[tuple[str, str]]]:
+    status_line, *lines = raw.decode("latin-1").rstrip("\r\n").split("\r\n")
+    pairs = [line.partition(":") for line in lines]
+    return int(status_line.split()[1]), [(name.lower(), value.strip()) for name, _, value in pairs]

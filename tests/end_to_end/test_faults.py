@@ -1,0 +1,240 @@
+"""`kill -9` of each part during an answer: partial text is kept, everybody is told, life goes on."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+import psutil
+
+from tests.end_to_end.harness import Client, Frame, Server
+from tests.tiny_model import oracle_answer, oracle_word
+
+NewServer = Callable[..., Server]
+
+GREEDY = {"temperature": 0, "max_output_tokens": 2000}
+
+
+async def ready_again(server: Server) -> None:
+    async with asyncio.timeout(15):
+        while True:
+            status, _ = await asyncio.to_thread(server.get, "/readyz")
+            if status == 200:
+                return
+            await asyncio.sleep(0.1)
+
+
+async def next_question_works(client: Client, session: str) -> None:
+    """The session takes and finishes another answer within 15 s of the fault."""
+    async with asyncio.timeout(15):
+        while True:
+            await client.send(
+                "response.create",
+                session_id=session,
+                idempotency_key=f"next-{len(client.frames)}",
+                input=oracle_word(300),
+                settings={"temperature": 0, "max_output_tokens": 10},
+            )
+            frame = await client.next("response.created", "error")
+            if frame["type"] == "response.created":
+                break
+            assert frame["error"]["retry_after_ms"], frame
+            await asyncio.sleep(0.2)
+    answer = await client.done(frame["response"]["id"])
+    assert answer.final == oracle_answer(300, 10)
+
+
+def stored_text(server: Server, session: str) -> str:
+    messages = server.get_json(f"/v1/sessions/{session}/messages")["messages"]
+    return str(messages[1]["content"][0]["text"])
+
+
+async def test_the_engine_core_dies(new_server: NewServer) -> None:
+    server = new_server()
+    async with Client(server) as client:
+        session = await client.new_session()
+        response = await client.ask(session, oracle_word(0), settings=GREEDY)
+        await client.deltas(response, 10)
+        async with asyncio.timeout(10):
+            server.kill_child("engine.core")
+            answer = await client.done(response)
+        assert answer.done is not None
+        assert answer.done["response"]["status"] == "failed"
+        assert answer.done["response"]["status_details"]["reason"] == "engine_error"
+        assert oracle_answer(0, 2000).startswith(answer.final)
+        assert stored_text(server, session) == answer.final
+        degraded = await client.next("connection.degraded")
+        assert degraded["engine"] == "unavailable"
+        await client.next("connection.restored")
+        await next_question_works(client, session)
+
+
+async def test_the_web_worker_dies(new_server: NewServer) -> None:
+    server = new_server()
+    async with Client(server) as client:
+        session = await client.new_session()
+        response = await client.ask(session, oracle_word(0), settings=GREEDY)
+        known = await client.deltas(response, 10)
+        server.kill_child("server.worker")
+        await client.closed()
+    await ready_again(server)
+    async with Client(server) as back:
+        back.answers[response] = known
+        position = {
+            "response_id": response,
+            "fence": known.fence,
+            "after_sequence_number": known.last,
+        }
+        async with asyncio.timeout(10):
+            await back.send("session.subscribe", session_id=session, responses=[position])
+            answer = await back.done(response)
+        assert answer.done is not None
+        assert answer.done["response"]["status"] == "incomplete"
+        assert answer.done["response"]["status_details"]["reason"] == "owner_lost"
+        assert oracle_answer(0, 2000).startswith(answer.final)
+        assert stored_text(server, session) == answer.final
+        await next_question_works(back, session)
+        assert server.metric("parley_requests_running") == 0
+
+
+async def test_redis_dies_and_the_answer_goes_on(new_server: NewServer) -> None:
+    server = new_server()
+    async with Client(server) as client:
+        session = await client.new_session()
+        settings = {"temperature": 0, "max_output_tokens": 600}
+        response = await client.ask(session, oracle_word(0), settings=settings)
+        await client.deltas(response, 10)
+        server.kill_child("redis-server")
+        assert (await client.next("connection.degraded"))["store"] == "unavailable"
+        assert (await client.next("connection.restored"))["store"] == "ok"
+        answer = await client.done(response)
+        assert answer.final == oracle_answer(0, 600)
+        await client.next("message.updated")
+        assert stored_text(server, session) == answer.final
+        await next_question_works(client, session)
+
+
+async def test_a_stop_works_while_redis_is_away(new_server: NewServer) -> None:
+    server = new_server()
+    async with Client(server) as client:
+        session = await client.new_session()
+        response = await client.ask(session, oracle_word(0), settings=GREEDY)
+        await client.deltas(response, 10)
+        (redis,) = server.children("redis-server")
+        redis.suspend()
+        try:
+            await client.send("stop", response_id=response)
+            cancelling = await client.next("response.cancelling")
+            assert cancelling["durable"] is False
+            answer = await client.done(response)
+            assert answer.done is not None
+            assert answer.done["durable"] is False
+            assert answer.done["response"]["status"] == "cancelled"
+        finally:
+            redis.resume()
+        await client.next("message.updated")
+        assert stored_text(server, session) == answer.final
+
+
+async def test_the_supervisor_dies_and_leaves_no_orphan(new_server: NewServer) -> None:
+    server = new_server()
+    assert server.process is not None
+    family = psutil.Process(server.process.pid).children(recursive=True)
+    assert len(family) >= 3
+    async with Client(server) as client:
+        session = await client.new_session()
+        response = await client.ask(session, oracle_word(0), settings=GREEDY)
+        await client.deltas(response, 5)
+        server.process.kill()
+        server.process.wait()
+        await client.closed()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, 5)
+    assert [process.cmdline() for process in alive] == []
+
+
+async def test_everything_is_restarted_and_the_chat_is_there(new_server: NewServer) -> None:
+    server = new_server()
+    async with Client(server) as client:
+        session = await client.new_session()
+        settings = {"temperature": 0, "max_output_tokens": 20}
+        response = await client.ask(session, oracle_word(0), settings=settings)
+        await client.done(response)
+        await client.next("message.updated")
+    assert server.stop() == 0
+    server.start()
+    assert stored_text(server, session) == oracle_answer(0, 20)
+    async with Client(server) as client:
+        await client.send("session.subscribe", session_id=session)
+        frame: Frame = await client.next("session.subscribed")
+        assert [m["role"] for m in frame["snapshot"]["messages"]] == ["user", "assistant"]
+        await next_question_works(client, session)
+
+
+async def test_sigterm_lets_a_running_answer_finish(new_server: NewServer) -> None:
+    server = new_server()
+    async with Client(server) as client:
+        session = await client.new_session()
+        settings = {"temperature": 0, "max_output_tokens": 100}
+        response = await client.ask(session, oracle_word(0), settings=settings)
+        await client.deltas(response, 3)
+        stopping = asyncio.create_task(asyncio.to_thread(server.stop))
+        answer = await client.done(response)
+        assert answer.final == oracle_answer(0, 100)
+        await client.next("connection.draining")
+        assert await client.closed() == 1012
+        assert await stopping == 0
+
+
+async def connect_elsewhere(server: Server, replica: str, stack: AsyncExitStack) -> Client:
+    """A client of another worker than that one; the kernel decides, so it may take a few tries."""
+    for _ in range(50):
+        client = await stack.enter_async_context(Client(server))
+        ready = await client.next("connection.ready")
+        if ready["replica"] != replica:
+            return client
+    raise AssertionError("fifty connections, all to one worker")
+
+
+def pid_of(replica: str) -> int:
+    return int(replica.split("-")[-2])
+
+
+async def test_a_tab_at_another_worker_sees_the_answer_and_stops_it(new_server: NewServer) -> None:
+    server = new_server(PARLEY_WORKERS="2")
+    async with AsyncExitStack() as stack:
+        owner = await stack.enter_async_context(Client(server))
+        replica = (await owner.next("connection.ready"))["replica"]
+        other = await connect_elsewhere(server, replica, stack)
+        session = await owner.new_session()
+        await other.next("session.created")
+        await other.send("session.subscribe", session_id=session)
+        await other.next("session.subscribed")
+        response = await owner.ask(session, oracle_word(0), settings=GREEDY)
+        await other.deltas(response, 5)
+        await other.send("stop", session_id=session)
+        assert (await other.next("response.cancelling"))["durable"] is True
+        here, there = await other.done(response), await owner.done(response)
+        assert here.final == there.final
+        assert here.done is not None and here.done["response"]["status"] == "cancelled"
+        await owner.next("message.updated")
+        await other.next("message.updated")
+        await next_question_works(other, session)
+        await owner.deltas(list(other.answers)[-1], 1)
+
+
+async def test_a_surviving_worker_ends_the_answer_of_a_dead_one(new_server: NewServer) -> None:
+    server = new_server(PARLEY_WORKERS="2")
+    async with AsyncExitStack() as stack:
+        owner = await stack.enter_async_context(Client(server))
+        replica = (await owner.next("connection.ready"))["replica"]
+        other = await connect_elsewhere(server, replica, stack)
+        session = await owner.new_session()
+        response = await owner.ask(session, oracle_word(0), settings=GREEDY)
+        await other.send("session.subscribe", session_id=session)
+        await other.deltas(response, 3)
+        psutil.Process(pid_of(replica)).kill()
+        async with asyncio.timeout(10):
+            answer = await other.done(response)
+        assert answer.done is not None
+        assert answer.done["response"]["status_details"]["reason"] == "owner_lost"
+        assert oracle_answer(0, 2000).startswith(answer.final)
+        await next_question_works(other, session)
