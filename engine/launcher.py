@@ -10,13 +10,11 @@ us.
 import contextlib
 import json
 import os
-import select
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -79,8 +77,14 @@ class CoreProcess:
             env=_child_environment(os.environ if env is None else env),
             start_new_session=True,
         )
-        self._pump = threading.Thread(target=self._pass_on_log, name="core-log", daemon=True)
-        self._pump.start()
+        self._report = b""  # the first line of stdout
+        self._has_reported = threading.Event()
+        self._readers = [
+            threading.Thread(target=self._read_stderr, name="core-stderr", daemon=True),
+            threading.Thread(target=self._read_stdout, name="core-stdout", daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
         self._send_config()
 
     @property
@@ -101,14 +105,14 @@ class CoreProcess:
         if self._is_ready:
             return
         try:
-            report = self._read_report(time.monotonic() + timeout)
-            if not report.get("ready"):
-                raise EngineStartError(str(report.get("error") or "the engine core failed"))
-        except EngineStartError as error:
+            problem = self._wait_for_report(timeout)
+        except BaseException:
             self.terminate(timeout=1.0)
-            raise EngineStartError(error.reason, self.last_log()) from None
+            raise
+        if problem is not None:
+            self.terminate(timeout=1.0)
+            raise EngineStartError(problem, self.last_log())
         self._is_ready = True
-        threading.Thread(target=self._drain_stdout, name="core-stdout", daemon=True).start()
 
     def poll(self) -> int | None:
         """The exit status, or None while it runs."""
@@ -129,7 +133,8 @@ class CoreProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             status = self.process.wait()
-        self._pump.join(timeout=1.0)
+        for reader in self._readers:
+            reader.join(timeout=1.0)  # a child of the core may still hold the pipe
         return status
 
     def last_log(self) -> str:
@@ -141,31 +146,22 @@ class CoreProcess:
         assert self.process.stdin is not None
         return self.process.stdin
 
-    @property
-    def _stdout(self) -> IO[bytes]:
-        assert self.process.stdout is not None
-        return self.process.stdout
-
     def _send_config(self) -> None:
         with contextlib.suppress(BrokenPipeError):  # it died already: wait_ready says so
             self._stdin.write(msgspec.json.encode(self.config) + b"\n")
             self._stdin.flush()
 
-    def _read_report(self, deadline: float) -> dict[str, object]:
-        line = b""
-        while not line.endswith(b"\n"):
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._stdout], [], [], left)[0]:
-                raise EngineStartError("the engine core was not ready in time")
-            piece = os.read(self._stdout.fileno(), 65536)
-            if not piece:
-                raise EngineStartError(self._early_exit())
-            line += piece
+    def _wait_for_report(self, timeout: float) -> str | None:
+        """None when the core is ready, else what is wrong."""
+        if not self._has_reported.wait(timeout):
+            return f"the engine core was not ready within {timeout:g} s"
+        if not self._report:
+            return self._early_exit()
         try:
-            report = json.loads(line.splitlines()[-1])
-        except ValueError:
-            raise EngineStartError("the engine core reported something unreadable") from None
-        return report if isinstance(report, dict) else {}
+            report = json.loads(self._report)
+            return None if report["ready"] else str(report["error"])
+        except (ValueError, LookupError, TypeError):
+            return "the engine core reported something unreadable"
 
     def _early_exit(self) -> str:
         try:
@@ -174,7 +170,15 @@ class CoreProcess:
             status = "unknown"
         return f"the engine core exited before it was ready (status {status})"
 
-    def _pass_on_log(self) -> None:
+    def _read_stdout(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as stream:
+            self._report = stream.readline()
+            self._has_reported.set()
+            while stream.read(65536):  # nothing more is expected; a full pipe would block the core
+                pass
+
+    def _read_stderr(self) -> None:
         assert self.process.stderr is not None
         with self.process.stderr as stream:
             for line in stream:
@@ -184,12 +188,6 @@ class CoreProcess:
                         os.write(2, line)
                     else:
                         self._log.write(line)
-
-    def _drain_stdout(self) -> None:
-        """Nothing is expected there any more; a full pipe would block whoever prints."""
-        with self._stdout as stream:
-            while stream.read(65536):
-                pass
 
 
 def _child_environment(environment: Mapping[str, str]) -> dict[str, str]:
