@@ -82,11 +82,8 @@ export class Chat {
   open(sessionId) {
     if (sessionId === this.currentId) return;
     const left = this.current;
-    if (left && left.state !== "away") {
-      left.state = "away";
-      this.#send({ type: "session.unsubscribe", session_id: left.id });
-    }
     this.currentId = sessionId;
+    if (left) this.#leave(left);
     if (sessionId !== null) this.#subscribe(this.#conversation(sessionId));
     this.#mark(sessionId, { unseen: false });
     this.#changed("conversation", sessionId);
@@ -121,10 +118,16 @@ export class Chat {
     this.#forget(sessionId);
   }
 
-  /** A socket opened: take up the session on screen where it was, and send again what has no answer. */
+  /**
+   * A socket opened: take up the session on screen where it was, and send again what has no answer.
+   * A message can only be sent to a session one watches, also if another is on screen.
+   */
   connected() {
     for (const conversation of this.conversations.values()) conversation.state = "away";
-    if (this.current) this.#subscribe(this.current);
+    const waiting = [...this.outbox.sends.values()].map((send) => send.sessionId);
+    for (const id of new Set([this.currentId, ...waiting])) {
+      if (id !== null) this.#subscribe(this.#conversation(id));
+    }
     this.outbox.unanswered().forEach(this.#send);
   }
 
@@ -155,7 +158,7 @@ export class Chat {
   // ---- frames from the server ----
 
   receive(frame) {
-    this.outbox.settle(frame);
+    const answered = this.outbox.settle(frame);
     switch (frame.type) {
       case "connection.ready":
         this.ready = frame;
@@ -182,7 +185,7 @@ export class Chat {
       case "viewer.changed":
         return this.#viewers(frame);
       case "error":
-        return this.#error(frame.error);
+        return this.#error(frame.error, answered);
       default:
         if (frame.type.startsWith("response.")) this.#responseEvent(frame);
     }
@@ -269,7 +272,7 @@ export class Chat {
     if (!run) return this.#changed("sessions");
     if (send?.stopped) run.freeze(run.message.text.length);
     this.#follow(conversation, run, frame);
-    this.#changed("conversation", conversation.id);
+    if (conversation !== this.current) this.#leave(conversation); // it was watched to be sent to
   }
 
   #responseEvent(frame) {
@@ -311,7 +314,7 @@ export class Chat {
   }
 
   /** An error belongs to a message on its way, to a subscription, to a resume, or to the whole page. */
-  #error(error) {
+  #error(error, answered) {
     const [purpose, id] = (error.event_id ?? "").split(":");
     const send = this.outbox.removeSend(error.event_id);
     if (send) return this.#changed("refused", send.sessionId, { send, error });
@@ -319,7 +322,9 @@ export class Chat {
       this.#forget(id);
       return this.#changed("gone", id, { wasOnScreen: true, by: "user" });
     }
+    if (purpose === "unsubscribe") return; // it was left already
     if (purpose === "resume") return this.#refetchRun(id);
+    if (answered?.type === "stop") return this.#refetchRun(answered.response_id);
     this.#changed("notice", undefined, { error });
   }
 
@@ -339,6 +344,14 @@ export class Chat {
     const frame = conversation.subscribeFrame();
     this.stats.resumed += frame.responses?.length ?? 0;
     this.#send({ event_id: `subscribe:${conversation.id}`, ...frame });
+  }
+
+  /** Stop watching, keeping what is held; a message on its way still needs the session watched. */
+  #leave(conversation) {
+    if (conversation.state === "away" || this.sendsOf(conversation.id).length > 0) return;
+    conversation.state = "away";
+    const event_id = `unsubscribe:${conversation.id}`;
+    this.#send({ type: "session.unsubscribe", event_id, session_id: conversation.id });
   }
 
   /** Whether a session event is the next one of its log; after a hole, ask for what is missing. */

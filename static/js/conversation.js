@@ -69,7 +69,8 @@ export class Conversation {
   add(wire) {
     const known = this.find(wire.id);
     if (known) {
-      known.update(wire);
+      // The stored text of an answer in progress lags behind what its run has brought here.
+      known.update(wire.status === "in_progress" ? { ...wire, content: [] } : wire);
       return known;
     }
     const message = new Message(wire);

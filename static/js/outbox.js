@@ -74,19 +74,38 @@ export class Outbox {
     return kept;
   }
 
-  /** Forget the frame that this one answers. A stop is also answered by the end of what it stopped. */
+  /**
+   * Forget the frames that this one answers, and return the one it names by `event_id`. A stop is
+   * also answered by the end of what it stopped, a change of a session by the changed session.
+   */
   settle(frame) {
-    this.#frames.delete(frame.event_id ?? frame.error?.event_id);
-    if (frame.type !== "response.cancelling" && frame.type !== "response.done") return;
-    const id = frame.response_id ?? frame.response?.id;
-    for (const [eventId, { type, response_id }] of this.#frames) {
-      if (type === "stop" && response_id === id) this.#frames.delete(eventId);
+    const eventId = frame.event_id ?? frame.error?.event_id;
+    const named = this.#frames.get(eventId);
+    this.#frames.delete(eventId);
+    for (const [otherId, kept] of this.#frames) {
+      if (answers(frame, kept)) this.#frames.delete(otherId);
     }
+    return named;
   }
 
   /** Everything a new connection must send again, in the order it was first sent. */
   unanswered() {
     const sends = [...this.sends.values()].flatMap((send) => this.framesOf(send));
     return [...sends, ...this.#frames.values()];
+  }
+}
+
+function answers(frame, kept) {
+  const sessionId = frame.session?.id ?? frame.session_id;
+  switch (frame.type) {
+    case "response.cancelling":
+    case "response.done":
+      return kept.type === "stop" && kept.response_id === (frame.response_id ?? frame.response?.id);
+    case "session.updated":
+      return kept.type === "session.update" && kept.session_id === sessionId;
+    case "session.deleted":
+      return kept.session_id === sessionId;
+    default:
+      return false;
   }
 }

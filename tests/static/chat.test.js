@@ -325,7 +325,7 @@ test("a message survives the tab and is answered once", () => {
   const [ask] = first.take();
   const second = newChat(store);
   second.chat.connected();
-  assert.deepEqual(second.take(), [ask]);
+  assert.deepEqual(second.take("response.create"), [ask]);
   second.receive(created({ idempotency_key: ask.idempotency_key, replayed: true }));
   assert.equal(newChat(store).outbox.sends.size, 0);
 });
@@ -338,6 +338,48 @@ test("a new chat whose session.create was lost is created with the same key", ()
   const second = newChat(store);
   second.chat.connected();
   assert.deepEqual(second.take(), [create]);
+});
+
+test("a message waiting for a session that is not on screen has that session watched, and left", () => {
+  const { chat, receive, take } = watchingChat();
+  receive(done(3, 0));
+  chat.say("and then?");
+  chat.open("ses_B");
+  const [ask] = take("response.create");
+  chat.connected();
+  const again = take();
+  assert.deepEqual(
+    again.map(({ type, session_id }) => [type, session_id]),
+    [
+      ["session.subscribe", "ses_B"],
+      ["session.subscribe", SESSION],
+      ["response.create", SESSION],
+    ],
+  );
+  receive(
+    subscribed({ recovered: true }),
+    messageEvent("message.created", 4, userMessage({ id: "msg_3", parent_id: "msg_2" })),
+    created({ response: { id: "resp_S", session_id: SESSION, message_id: "msg_4" }, idempotency_key: ask.idempotency_key }),
+  );
+  assert.deepEqual(take().map(({ type, session_id }) => [type, session_id]), [
+    ["session.unsubscribe", SESSION],
+  ]);
+});
+
+test("a stop of an answer nobody knows any more leads to the stored message", () => {
+  const { chat, receive, take, refetched } = watchingChat();
+  chat.stop(null);
+  const [{ event_id }] = take("stop");
+  receive({ type: "error", error: { type: "not_found_error", code: "response_not_found", event_id } });
+  assert.deepEqual(refetched, [SESSION]);
+});
+
+test("a late event of an answer in progress does not take its text back", () => {
+  const { chat, receive } = watchingChat();
+  receive(delta(3, 0, "held"));
+  const content = [{ type: "text", text: "" }];
+  receive(messageEvent("message.updated", 4, assistantMessage({ content, text_length: 0 })));
+  assert.equal(textOf(chat), "held");
 });
 
 test("the optimistic bubble becomes the server's message in place", () => {

@@ -95,6 +95,16 @@ test("a frame is forgotten when its answer or its error comes", () => {
   assert.deepEqual(outbox.unanswered(), []);
 });
 
+test("a change of a session is answered by the changed session", () => {
+  const outbox = new Outbox(new Store(null));
+  outbox.addFrame({ type: "session.update", session_id: SESSION, title: "A" });
+  const other = outbox.addFrame({ type: "session.update", session_id: "ses_B", title: "B" });
+  outbox.settle({ type: "session.updated", session: { id: SESSION } });
+  assert.deepEqual(outbox.unanswered(), [other]);
+  outbox.settle({ type: "session.deleted", session_id: "ses_B" });
+  assert.deepEqual(outbox.unanswered(), []);
+});
+
 test("a stop is answered by the end of what it stopped, and of nothing else", () => {
   const outbox = new Outbox(new Store(null));
   outbox.addFrame({ type: "stop", response_id: "resp_R" });
