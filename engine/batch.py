@@ -5,6 +5,7 @@ sequence starts. Where a token's keys and values go, and which blocks a sequence
 indices into the KV cache, so that attention needs to know neither sequences nor the scheduler.
 """
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Collection
 from dataclasses import dataclass
 
@@ -32,47 +33,40 @@ def build_batch(
     scheduled: Collection[ScheduledSequence], block_size: int, device: torch.device
 ) -> Batch:
     """Lay out the next tokens of each sequence; `logits_rows` keeps the order of sequences."""
-    num_seqs = len(scheduled)
-    cu_seqlens = np.zeros(num_seqs + 1, np.int32)
-    np.cumsum([item.num_tokens for item in scheduled], out=cu_seqlens[1:])
-    num_tokens = int(cu_seqlens[-1])
-    max_blocks = max(len(item.sequence.block_table) for item in scheduled)
     input_ids: list[int] = []
-    positions = np.empty(num_tokens, np.int64)
-    slots = np.empty(num_tokens, np.int64)
-    block_tables = np.zeros((num_seqs, max_blocks), np.int32)
-    seq_lens = np.empty(num_seqs, np.int32)
+    positions: list[int] = []
+    slots: list[int] = []
     logits_rows: list[int] = []
+    cu_seqlens = [0]
+    seq_lens: list[int] = []
+    max_blocks = max(len(item.sequence.block_table) for item in scheduled)
+    block_tables = np.zeros((len(scheduled), max_blocks), np.int32)
 
     for row, item in enumerate(scheduled):
-        sequence, begin = item.sequence, int(cu_seqlens[row])
-        start = sequence.num_computed_tokens
+        sequence = item.sequence
+        table, start = sequence.block_table, sequence.num_computed_tokens
         end = start + item.num_tokens
         input_ids += sequence.token_ids[start:end]
-        table = np.frombuffer(sequence.block_table, np.int32)  # a view, gone after this round
-        block_tables[row, : len(table)] = table
-        seq_lens[row] = end
-        if item.num_tokens == 1:  # a decode: scalars are cheaper than arrays
-            positions[begin] = start
-            slots[begin] = int(table[start // block_size]) * block_size + start % block_size
-        else:
-            places = np.arange(start, end)
-            positions[begin : begin + len(places)] = places
-            slots[begin : begin + len(places)] = (
-                table[places // block_size].astype(np.int64) * block_size + places % block_size
-            )
+        positions += range(start, end)
+        for place in range(start, end):
+            slots.append(table[place // block_size] * block_size + place % block_size)
+        block_tables[row, : len(table)] = np.frombuffer(table, np.int32)
+        cu_seqlens.append(len(input_ids))
+        seq_lens.append(end)
         if item.is_sampled:
-            logits_rows.append(begin + item.num_tokens - 1)
+            logits_rows.append(len(input_ids) - 1)
 
-    def tensor(values: np.ndarray | list[int]) -> Tensor:
-        return torch.from_numpy(np.asarray(values)).to(device, non_blocking=True)
+    def tensor(values: Iterable[object], dtype: type[np.signedinteger]) -> Tensor:
+        array = torch.from_numpy(np.array(values, dtype))
+        return array if device.type == "cpu" else array.to(device, non_blocking=True)
 
+    per_token = tensor((input_ids, positions, slots), np.int64)  # one tensor: three cost thrice
     return Batch(
-        input_ids=tensor(np.array(input_ids, np.int64)),
-        positions=tensor(positions),
-        slot_mapping=tensor(slots),
-        block_tables=tensor(block_tables),
-        cu_seqlens_q=tensor(cu_seqlens),
-        seq_lens=tensor(seq_lens),
-        logits_rows=tensor(np.array(logits_rows, np.int64)),
+        input_ids=per_token[0],
+        positions=per_token[1],
+        slot_mapping=per_token[2],
+        block_tables=tensor(block_tables, np.int32),
+        cu_seqlens_q=tensor(cu_seqlens, np.int32),
+        seq_lens=tensor(seq_lens, np.int32),
+        logits_rows=tensor(logits_rows, np.int64),
     )

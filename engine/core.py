@@ -47,6 +47,10 @@ from engine.sequence import Execute
 logger = logging.getLogger("engine.core")
 
 PARENT_GRACE_SECONDS = 5.0  # for a step in progress when the parent dies
+# Between two operations torch's threads wait awake, by default for milliseconds. On a machine whose
+# cores we share with the web workers that stops the others, and made steps 25 times as long.
+SPIN_COUNT = "1000"
+ONE_THREAD_PARAMETERS = 20_000_000  # below it, a step is over before a second thread has helped
 
 
 class EngineCore:
@@ -217,7 +221,8 @@ def main() -> int:
 def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     """Load the model and build everything around it. Raises ValueError with one clear line."""
     os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
-    import torch  # here, so that tests of the step loop need no torch
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    import torch  # after these settings; and tests of the step loop need no torch
 
     from engine import ops
     from engine.loader import load_model
@@ -228,6 +233,8 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     chosen = ops.choose(config.attn_backend)
     runner = ModelRunner(load_model(config, chosen), config)
     config, loaded = runner.config, runner.loaded
+    if not config.threads and loaded.num_parameters < ONE_THREAD_PARAMETERS:
+        torch.set_num_threads(1)
     assert config.num_blocks is not None and config.max_model_len is not None
     blocks = BlockManager(config.num_blocks, config.block_size, config.enable_prefix_caching)
     scheduler = Scheduler(config, blocks, loaded.vocab_size, loaded.eos_token_ids)

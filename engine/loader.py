@@ -39,6 +39,7 @@ class LoadedModel:
     layers: list[PagedLayer]
     device: torch.device
     dtype: torch.dtype
+    num_parameters: int
     vocab_size: int
     max_positions: int
     eos_token_ids: list[int]
@@ -69,13 +70,15 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
         layers=layers,
         device=device,
         dtype=dtype,
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         vocab_size=min(_num_rows(model, "input"), _num_rows(model, "output")),
         max_positions=_max_positions(hf_config),
         eos_token_ids=sorted(_token_ids(eos_sources)),
     )
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
     logger.info(
-        "loaded %.1fM parameters in %.1f s", num_parameters / 1e6, time.monotonic() - started
+        "loaded %.1fM parameters in %.1f s",
+        loaded.num_parameters / 1e6,
+        time.monotonic() - started,
     )
     return loaded
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from engine.sampling_params import SamplingParams
 from engine.sequence import SampledToken, Sequence
 
-NUM_CANDIDATES = 256  # looked at first for top-k and top-p; rows that need more are sorted whole
+NUM_CANDIDATES = 128  # looked at first for top-k and top-p; rows that need more are sorted whole
 NUM_UNIFORMS = 32  # random numbers made at once for one sequence
 
 Uints = npt.NDArray[np.uint64]
