@@ -258,18 +258,28 @@ class Client:
         frame: Frame = await self.wait(find, " or ".join(kinds))
         return frame
 
-    async def new_session(self, key: str = "session") -> str:
-        await self.send("session.create", idempotency_key=f"{key}-{os.urandom(6).hex()}")
-        created = await self.next("session.created")
+    async def reply(self, kind: str, **fields: Any) -> Frame:
+        """Send a frame and return its direct reply, or the error that answers it."""
+        event_id = os.urandom(8).hex()
+        await self.send(kind, event_id=event_id, **fields)
+
+        def find() -> Frame | None:
+            for frame in self.frames:
+                if event_id in (frame.get("event_id"), frame.get("error", {}).get("event_id")):
+                    return frame
+            return None
+
+        frame: Frame = await self.wait(find, f"reply to {kind}")
+        return frame
+
+    async def new_session(self) -> str:
+        created = await self.reply("session.create", idempotency_key=os.urandom(8).hex())
         return str(created["session"]["id"])
 
     async def ask(self, session_id: str, text: str, **fields: Any) -> str:
         """Send `response.create` and return the response's id."""
-        key = fields.pop("idempotency_key", os.urandom(8).hex())
-        await self.send(
-            "response.create", session_id=session_id, idempotency_key=key, input=text, **fields
-        )
-        frame = await self.next("response.created", "error")
+        fields.setdefault("idempotency_key", os.urandom(8).hex())
+        frame = await self.reply("response.create", session_id=session_id, input=text, **fields)
         assert frame["type"] == "response.created", frame
         return str(frame["response"]["id"])
 
