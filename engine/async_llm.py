@@ -408,7 +408,11 @@ class AsyncLLM:
         unknown = options.keys() - {"add_special_tokens"}
         if unknown:
             raise NotImplementedError(f"tokenization_kwargs {sorted(unknown)} are not implemented")
-        return await self.tokenizer.encode_async(text, options.get("add_special_tokens", True))
+        return await self.tokenizer.encode_async(
+            text,
+            options.get("add_special_tokens", True),
+            max_length=self.ready.max_model_len,
+        )
 
 
 def _release(

@@ -42,12 +42,17 @@ class ControlTokens:
         self.pattern = _any_of(self.texts)
         self._special_pattern = _any_of(token.content for token in special)
         self._beginnings = {text[:n] for text in self.texts for n in range(1, len(text))}
+        self._first_characters = {text[0] for text in self.texts}
         self._longest = max(map(len, self.texts), default=0)
         has_normalized = any(token.normalized for token in chain(special, written))
         self._normalizer = backend.normalizer if has_normalized else None
 
     def pattern_for(self, role: object) -> re.Pattern[str]:
         return self._special_pattern if role == "assistant" else self.pattern
+
+    def may_be_in(self, text: str) -> bool:
+        """A quick look, so that long texts without any `<` are not searched."""
+        return any(first in text for first in self._first_characters)
 
     def may_continue(self, text: str) -> bool:
         """Whether what follows `text` could complete a control token that begins in it."""
@@ -67,14 +72,16 @@ class ContentGuard:
     def __init__(self, control: ControlTokens, messages: Sequence[Message]) -> None:
         self.is_needed = False
         self._control = control
-        self._originals: dict[int, str] = {}  # code point of a placeholder → what it stands for
-        self._taken: set[str] | None = None
+        self._originals: dict[str, str] = {}  # placeholder → what it stands for
+        self._codes = chain(*PLACEHOLDERS)
         self._given = messages
         self.messages = [self._protect_message(message) for message in messages]
 
     def restore(self, text: str) -> str:
         """Put what was typed back in the place of the placeholders."""
-        return text.translate(self._originals)
+        for placeholder, original in self._originals.items():
+            text = text.replace(placeholder, original)
+        return text
 
     def _protect_message(self, message: Message) -> Message:
         content = message.get("content")
@@ -91,6 +98,8 @@ class ContentGuard:
 
     def _protect_text(self, text: str, pattern: re.Pattern[str]) -> str:
         self.is_needed = self.is_needed or self._control.is_hidden_in(text)
+        if not self._control.may_be_in(text):
+            return text
         protected = pattern.sub(lambda match: self._placeholder(match[0]), text)
         if self._control.may_continue(text):
             protected += self._placeholder("")
@@ -98,15 +107,13 @@ class ContentGuard:
 
     def _placeholder(self, original: str) -> str:
         self.is_needed = True
-        if self._taken is None:
-            self._taken = set(chain.from_iterable(_strings(self._given)))
-        for code, known in self._originals.items():
+        for placeholder, known in self._originals.items():
             if known == original:
-                return chr(code)
-        for code in chain(*PLACEHOLDERS):
-            if code not in self._originals and chr(code) not in self._taken:
-                self._originals[code] = original
-                return chr(code)
+                return placeholder
+        for placeholder in map(chr, self._codes):
+            if not any(placeholder in text for text in _strings(self._given)):
+                self._originals[placeholder] = original
+                return placeholder
         raise ValidationError("the messages use up every private character", "messages")
 
 

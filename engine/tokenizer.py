@@ -89,11 +89,19 @@ class Tokenizer:
         """The ids of a text. Special tokens in it are parsed, the model's own are put around it."""
         return _encode(self._backend, text, add_special_tokens)
 
-    async def encode_async(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """As `encode`, in another thread when the text is long."""
+    async def encode_async(
+        self, text: str, add_special_tokens: bool = True, *, max_length: int | None = None
+    ) -> list[int]:
+        """As `encode`, in another thread when the text is long.
+
+        More ids than `max_length` are a `ValidationError`: made into a list, a few million of them
+        would stop the event loop for longer than it takes to count them.
+        """
         if len(text) <= INLINE_CHARACTERS:
-            return self.encode(text, add_special_tokens)
-        return await self._in_thread(lambda: self.encode(text, add_special_tokens))
+            return _encode(self._backend, text, add_special_tokens, max_length)
+        return await self._in_thread(
+            lambda: _encode(self._backend, text, add_special_tokens, max_length)
+        )
 
     def decode(self, token_ids: Sequence[int] | int, skip_special_tokens: bool = False) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
@@ -255,9 +263,18 @@ class Tokenizer:
         return None if text is None else self._backend.token_to_id(text)
 
 
-def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    # encode_batch lets other threads run meanwhile; encode keeps the interpreter lock
-    return list(backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
+def _encode(
+    backend: tokenizers.Tokenizer,
+    text: str,
+    add_special_tokens: bool,
+    max_length: int | None = None,
+) -> list[int]:
+    # The batch calls let other threads run meanwhile; `encode` keeps the interpreter lock.
+    (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    if max_length is not None and len(encoding) > max_length:
+        problem = f"the prompt has {len(encoding)} tokens, and the model's context {max_length}"
+        raise ValidationError(problem, "prompt", len(encoding))
+    return encoding.ids
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
+from engine import tokenizer as tokenizer_module
 from engine.chat_template import ChatTemplate
 from engine.errors import ValidationError
 from engine.tokenizer import Tokenizer
@@ -246,16 +247,22 @@ async def test_long_texts_are_encoded_in_another_thread(
     ours: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer, threads = ours["chatml"], []
-    encode = tokenizer.encode
+    encode = tokenizer_module._encode
 
-    def encode_and_tell(text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode_and_tell(*args: Any) -> list[int]:
         threads.append(threading.current_thread())
-        return encode(text, add_special_tokens)
+        return encode(*args)
 
-    monkeypatch.setattr(tokenizer, "encode", encode_and_tell)
+    monkeypatch.setattr(tokenizer_module, "_encode", encode_and_tell)
     text = "Hello " * 1000
-    assert await tokenizer.encode_async(text) == encode(text)
+    assert await tokenizer.encode_async(text) == tokenizer.encode(text)
     assert threads[0] is not threading.main_thread()
+
+
+async def test_more_ids_than_the_context_are_refused(ours: dict[str, Tokenizer]) -> None:
+    for text in ("Hello you", "Hello " * 1000):
+        with pytest.raises(ValidationError, match="context 1"):
+            await ours["chatml"].encode_async(text, max_length=1)
 
 
 async def test_event_loop_runs_while_a_long_text_is_encoded(ours: dict[str, Tokenizer]) -> None:

@@ -1,0 +1,234 @@
+"""The client half against the real core process, in both modes: owned, and joined."""
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from engine import (
+    AsyncEngineArgs,
+    AsyncLLM,
+    CoreProcess,
+    CoreState,
+    EngineDeadError,
+    EngineStartError,
+    PrivateDirectory,
+    RequestOutputKind,
+    SamplingParams,
+)
+from tests.tiny_model import build_oracle_model, build_tiny_model, oracle_answer
+
+DELTA = RequestOutputKind.DELTA
+FIRST = 41  # the last token of the oracle's prompt
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, output_kind=DELTA)
+
+
+async def read(
+    engine: AsyncLLM, params: SamplingParams, request_id: str, prompt: list[int] | None = None
+) -> str:
+    outputs = engine.generate(prompt or [FIRST], params, request_id)
+    return "".join([output.outputs[0].text async for output in outputs])
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_oracle_model(tmp_path_factory.mktemp("oracle"), vocab=2000, max_positions=2048)
+
+
+@pytest.fixture(scope="module")
+def arguments(oracle: Path) -> AsyncEngineArgs:
+    return AsyncEngineArgs(str(oracle), num_gpu_blocks_override=300, threads=1)
+
+
+@pytest.fixture(scope="module")
+def owned(arguments: AsyncEngineArgs) -> Iterator[AsyncLLM]:
+    engine = AsyncLLM.from_engine_args(arguments)
+    yield engine
+    engine.shutdown()
+
+
+@pytest.fixture
+async def engine(owned: AsyncLLM) -> AsyncIterator[AsyncLLM]:
+    """The module's engine; after each test nothing may be left in it or in its core."""
+    yield owned
+    assert owned.get_num_unfinished_requests() == 0
+    metrics = await owned.metrics()
+    assert (metrics["num_running"], metrics["num_waiting"]) == (0, 0)
+    assert metrics["num_blocks_free"] == metrics["num_blocks_total"]
+
+
+async def test_answers_count_however_many_there_are(engine: AsyncLLM) -> None:
+    prompts = [[FIRST + n] for n in range(20)]
+    readers = [read(engine, greedy(50), f"r{n}", prompt) for n, prompt in enumerate(prompts)]
+    answers = await asyncio.gather(*readers)
+    assert answers == [oracle_answer(prompt[-1], 50) for prompt in prompts]
+
+
+async def test_slow_reader_gets_everything_merged(engine: AsyncLLM) -> None:
+    stream = await engine.add_request("slow", [FIRST], greedy(100))
+    await read(engine, greedy(150), "fast")
+    outputs = [output async for output in stream]
+    assert len(outputs) == 1
+    assert outputs[0].outputs[0].text == oracle_answer(FIRST, 100)
+
+
+async def test_stop_keeps_the_text_and_frees_the_blocks(engine: AsyncLLM) -> None:
+    text = ""
+    async for output in engine.generate([FIRST], greedy(1000), "r"):
+        text += output.outputs[0].text
+        if len(text) >= 80:
+            await engine.abort("r")
+    completion = output.outputs[0]
+    assert completion.finish_reason == "abort"
+    assert output.metrics is not None and output.metrics.core_confirmed
+    assert oracle_answer(FIRST, 1000).startswith(text)
+    assert engine.stats is not None
+    assert engine.stats.num_blocks_free == engine.stats.num_blocks_total
+
+
+async def test_aborts_at_random_moments_leak_nothing(engine: AsyncLLM) -> None:
+    rng = random.Random(0)
+
+    async def ask_and_stop(name: str) -> None:
+        text, patience = "", rng.randrange(12)
+        async for output in engine.generate([FIRST], greedy(300), name):
+            text += output.outputs[0].text
+            patience -= 1
+            if patience <= 0 or rng.random() < 0.05:
+                await engine.abort(name)
+        assert oracle_answer(FIRST, 300).startswith(text)
+        assert output.outputs[0].finish_reason == "abort"
+
+    for round_number in range(5):
+        await asyncio.gather(*[ask_and_stop(f"{round_number}-{n}") for n in range(12)])
+
+
+async def test_resumed_answer_goes_on_where_it_was(engine: AsyncLLM) -> None:
+    seeded = SamplingParams(temperature=1.5, seed=7, max_tokens=40, output_kind=DELTA)
+    whole = [o async for o in engine.generate([FIRST], seeded, "whole")]
+    ids = [token_id for output in whole for token_id in output.outputs[0].token_ids]
+    text = "".join(output.outputs[0].text for output in whole)
+    for cut in (1, 17, 39):
+        resumed = engine.generate([FIRST], seeded, "rest", resume_token_ids=ids[:cut])
+        rest = "".join([output.outputs[0].text async for output in resumed])
+        assert rest and text.endswith(rest)
+
+
+async def test_stop_string_ends_the_answer(engine: AsyncLLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=500, stop="50 t00", output_kind=DELTA)
+    assert await read(engine, params, "r") == "t00042 t00043 t00044 t00045 t00046 t00047 " + (
+        "t00048 t00049 t000"
+    )
+
+
+async def test_two_clients_share_a_core(owned: AsyncLLM, oracle: Path) -> None:
+    address = owned._parts.directory
+    assert address is not None
+    other = AsyncLLM.connect(address.address, model=str(oracle))
+    await other.wait_ready(10)
+    answers = await asyncio.gather(read(owned, greedy(60), "same"), read(other, greedy(60), "same"))
+    assert set(answers) == {oracle_answer(FIRST, 60)}
+    stream = await other.add_request("left", [FIRST], greedy(1000))
+    await stream.get()
+    other.shutdown()
+    metrics = await owned.metrics()
+    while metrics["num_running"]:  # the abort is in the socket still
+        metrics = await owned.metrics()
+    assert metrics["num_blocks_free"] == metrics["num_blocks_total"]
+
+
+async def test_joined_deltas_are_the_final_text(tmp_path: Path) -> None:
+    model = build_tiny_model(tmp_path)
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(str(model), threads=1))
+
+    async def compare(seed: int) -> None:
+        texts = []
+        for kind in (DELTA, RequestOutputKind.FINAL_ONLY, RequestOutputKind.CUMULATIVE):
+            params = SamplingParams(
+                seed=seed, max_tokens=40, stop=["th", "\n", "ou r"], output_kind=kind
+            )
+            outputs = [o async for o in engine.generate("Hello", params, f"{seed}-{kind}")]
+            is_delta = kind is DELTA
+            parts = [output.outputs[0].text for output in outputs]
+            texts.append("".join(parts) if is_delta else parts[-1])
+        assert texts[0] == texts[1] == texts[2]
+
+    await asyncio.gather(*map(compare, range(34)))
+    engine.shutdown()
+
+
+# ---- things that go wrong
+
+
+def test_model_that_cannot_be_loaded_is_a_start_error(tmp_path: Path, oracle: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((oracle / name).read_bytes())
+    with pytest.raises(EngineStartError):
+        AsyncLLM.from_engine_args(AsyncEngineArgs(str(tmp_path)))
+
+
+async def test_killed_core_is_noticed_at_once_by_its_owner(arguments: AsyncEngineArgs) -> None:
+    engine = AsyncLLM.from_engine_args(arguments)
+    streams = [await engine.add_request(n, [FIRST], greedy(1900)) for n in range(3)]
+    await streams[0].get()
+    started = time.monotonic()
+    os.kill(engine.ready.pid, signal.SIGKILL)
+    for stream in streams:
+        with pytest.raises(EngineDeadError):
+            while True:
+                await stream.get()
+    assert engine.errored
+    with pytest.raises(EngineDeadError):
+        await engine.check_health()
+    with pytest.raises(EngineDeadError):
+        await read(engine, greedy(1), "late")
+    assert time.monotonic() - started < 2
+    engine.shutdown()
+
+
+async def test_supervised_core_stalls_dies_and_is_replaced(
+    arguments: AsyncEngineArgs, oracle: Path
+) -> None:
+    directory = PrivateDirectory()
+    config = arguments.create_engine_config(directory.address)
+    states: list[CoreState] = []
+    engine = AsyncLLM.connect(
+        directory.address,
+        model=str(oracle),
+        stall_seconds=0.5,
+        on_core_state=lambda state, reason: states.append(state),
+    )
+    first = await asyncio.to_thread(CoreProcess, config)
+    await asyncio.to_thread(first.wait_ready)
+    await engine.wait_ready(10)
+    reading = asyncio.create_task(read(engine, greedy(200), "frozen"))
+    os.kill(first.pid, signal.SIGSTOP)
+    async with asyncio.timeout(5):
+        while engine.core_state is not CoreState.STALLED:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    os.kill(first.pid, signal.SIGCONT)
+    await engine.wait_ready(10)
+    assert await reading == oracle_answer(FIRST, 200)
+
+    reading = asyncio.create_task(read(engine, greedy(1900), "lost"))
+    await asyncio.sleep(0)
+    first.process.kill()
+    with pytest.raises(EngineDeadError):
+        await reading
+    await asyncio.to_thread(first.terminate)
+    second = await asyncio.to_thread(CoreProcess, config)
+    await asyncio.to_thread(second.wait_ready)
+    await engine.wait_ready(10)
+    assert await read(engine, greedy(20), "again") == oracle_answer(FIRST, 20)
+    assert CoreState.DEAD in states
+    engine.shutdown()
+    await asyncio.to_thread(second.terminate)
+    directory.remove()
