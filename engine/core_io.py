@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from queue import SimpleQueue
 
 import msgspec
@@ -85,6 +86,7 @@ class IoThread(threading.Thread):
         self._router.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._router.set(zmq.LINGER, LINGER_MS)
         self._router.bind(address)
+        self._path = Path(address.removeprefix("ipc://"))
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._wake_fd, zmq.POLLIN)
@@ -102,6 +104,7 @@ class IoThread(threading.Thread):
         os.eventfd_write(self._wake_fd, 1)
         self.join()
         self._context.term()
+        self._path.unlink(missing_ok=True)
 
     # ---- the thread -----------------------------------------------------------------------------
 

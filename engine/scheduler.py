@@ -156,7 +156,6 @@ class Scheduler:
 
     def schedule(self, now: float) -> list[ScheduledSequence]:
         """Choose what to compute now; empty when nothing is due."""
-        self._report_queue(now)
         budget = self.config.max_num_batched_tokens
         scheduled: list[ScheduledSequence] = []
         num_preemptions = self.totals.preemptions
@@ -173,6 +172,7 @@ class Scheduler:
             while budget and (admitted := self._admit_next(now)):
                 scheduled.append(self._next_chunk(admitted, budget))
                 budget -= scheduled[-1].num_tokens
+        self._report_queue(now)
         return scheduled
 
     def update(
@@ -346,8 +346,8 @@ class Scheduler:
             return
         self._outputs[sequence.client_id].append(self._output(sequence, token))
         if self.config.pace:
-            # All answers share one clock, so that those of one pace are computed in one batch. One
-            # that is late continues at the present tick: it neither stops nor rushes.
+            # All answers share one clock, so that they are computed in one batch. One that is late
+            # goes on with the present tick: what it missed is not caught up in a rush.
             tick = int(now * self.config.pace)
             sequence.due_tick = max((sequence.due_tick or tick) + 1, tick)
 

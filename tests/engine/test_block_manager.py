@@ -1,0 +1,155 @@
+"""The block manager: prefixes found again by their tokens, least recently used first to go."""
+
+import random
+
+import pytest
+
+from engine.block_manager import BlockManager
+from engine.sampling_params import SamplingParams
+from engine.sequence import Sequence
+
+BLOCK_SIZE = 4
+
+
+def make_sequence(tokens: list[int], salt: str = "", **params: object) -> Sequence:
+    return Sequence("c", "r", tokens, SamplingParams(**params), cache_salt=salt)  # type: ignore[arg-type]
+
+
+def start(blocks: BlockManager, sequence: Sequence) -> int:
+    """Allocate and compute all tokens; the number of tokens that were cached."""
+    blocks.allocate(sequence, blocks.find_prefix(sequence))
+    num_cached = sequence.num_computed_tokens
+    sequence.num_computed_tokens = sequence.num_tokens
+    blocks.cache_full_blocks(sequence)
+    return num_cached
+
+
+def run(blocks: BlockManager, tokens: list[int], salt: str = "") -> int:
+    sequence = make_sequence(tokens, salt)
+    num_cached = start(blocks, sequence)
+    blocks.release(sequence)
+    blocks.check_integrity([])
+    return num_cached
+
+
+def test_full_blocks_of_an_ended_sequence_are_found_again() -> None:
+    blocks = BlockManager(8, BLOCK_SIZE)
+    assert run(blocks, list(range(10))) == 0
+    assert run(blocks, list(range(10))) == 8
+    assert run(blocks, [*range(8), 99, 98, 97]) == 8
+    assert run(blocks, [*range(4), 99, 98, 97, 96]) == 4
+
+
+def test_at_least_one_token_is_computed() -> None:
+    blocks = BlockManager(8, BLOCK_SIZE)
+    run(blocks, list(range(8)))
+    assert run(blocks, list(range(8))) == 4
+
+
+def test_cached_blocks_count_as_free() -> None:
+    blocks = BlockManager(8, BLOCK_SIZE)
+    run(blocks, list(range(10)))
+    assert blocks.num_free == 8
+
+
+def test_a_block_in_use_is_shared() -> None:
+    blocks = BlockManager(4, BLOCK_SIZE)
+    first, second = make_sequence(list(range(9))), make_sequence(list(range(9)))
+    start(blocks, first)
+    assert start(blocks, second) == 8
+    assert first.block_table[:2] == second.block_table[:2]
+    assert blocks.num_free == 0
+    blocks.release(first)
+    blocks.check_integrity([second])
+    assert blocks.num_free == 1
+
+
+def test_the_same_tokens_behind_another_prefix_are_no_hit() -> None:
+    blocks = BlockManager(8, BLOCK_SIZE)
+    run(blocks, [1, 1, 1, 1, 5, 6, 7, 8, 9])
+    assert run(blocks, [2, 2, 2, 2, 5, 6, 7, 8, 9]) == 0
+
+
+def test_colliding_hashes_are_told_apart_by_their_tokens() -> None:
+    blocks = BlockManager(8, BLOCK_SIZE)
+    assert hash((1, -1)) == hash((1, -2))  # -1 and -2 have one hash in CPython
+    run(blocks, [-1, 1, 1, 1, 9])
+    assert run(blocks, [-2, 1, 1, 1, 9]) == 0
+
+
+def test_another_salt_is_no_hit() -> None:
+    blocks = BlockManager(8, BLOCK_SIZE)
+    run(blocks, list(range(6)), salt="a")
+    assert run(blocks, list(range(6)), salt="b") == 0
+    assert run(blocks, list(range(6)), salt="a") == 4
+
+
+def test_the_cache_can_be_bypassed_or_off() -> None:
+    blocks = BlockManager(8, BLOCK_SIZE)
+    run(blocks, list(range(6)))
+    assert blocks.find_prefix(make_sequence(list(range(6)), skip_reading_prefix_cache=True)) == []
+    off = BlockManager(8, BLOCK_SIZE, enable_caching=False)
+    run(off, list(range(6)))
+    assert run(off, list(range(6))) == 0
+
+
+def test_the_least_recently_released_prefix_goes_first_and_its_tail_before_its_head() -> None:
+    blocks = BlockManager(6, BLOCK_SIZE)
+    run(blocks, [1] * 9)  # two full blocks each, one block unfilled
+    run(blocks, [2] * 9)
+    holder = make_sequence([3] * 12)  # takes the two never used and the tail of the ones
+    start(blocks, holder)
+    assert len(blocks.find_prefix(make_sequence([1] * 9))) == 1
+    assert len(blocks.find_prefix(make_sequence([2] * 9))) == 2
+    blocks.release(holder)
+    blocks.check_integrity([])
+
+
+def test_reset_forgets_everything_and_leaves_running_sequences_alone() -> None:
+    blocks = BlockManager(8, BLOCK_SIZE)
+    running = make_sequence(list(range(10)))
+    start(blocks, running)
+    blocks.reset_cache()
+    assert blocks.find_prefix(make_sequence(list(range(10)))) == []
+    running.token_ids += [10, 11]
+    blocks.grow(running)
+    running.num_computed_tokens = 12
+    blocks.cache_full_blocks(running)
+    blocks.check_integrity([running])
+    blocks.release(running)
+    blocks.check_integrity([])
+
+
+def test_num_needed_counts_free_hits_and_what_is_missing() -> None:
+    blocks = BlockManager(8, BLOCK_SIZE)
+    run(blocks, list(range(8)))
+    sequence = make_sequence(list(range(10)))
+    prefix = blocks.find_prefix(sequence)
+    assert (len(prefix), blocks.num_needed(sequence, prefix)) == (2, 3)
+    start(blocks, sequence)
+    other = make_sequence(list(range(10)))
+    assert blocks.num_needed(other, blocks.find_prefix(other)) == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_use_never_shares_a_block_outside_a_common_prefix(seed: int) -> None:
+    rng = random.Random(seed)
+    blocks = BlockManager(20, BLOCK_SIZE)
+    live: list[Sequence] = []
+    for _ in range(600):
+        if live and rng.random() < 0.5:
+            blocks.release(live.pop(rng.randrange(len(live))))
+        else:
+            sequence = make_sequence([rng.randrange(2) for _ in range(rng.randrange(1, 20))])
+            prefix = blocks.find_prefix(sequence)
+            if blocks.num_needed(sequence, prefix) <= blocks.num_free:
+                start(blocks, sequence)
+                live.append(sequence)
+        blocks.check_integrity(live)
+        for i, one in enumerate(live):
+            for other in live[:i]:
+                for index, block in enumerate(one.block_table):
+                    if block in other.block_table:
+                        end = (index + 1) * BLOCK_SIZE
+                        assert other.block_table[index] == block, seed
+                        assert one.token_ids[:end] == other.token_ids[:end], seed

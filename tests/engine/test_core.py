@@ -1,0 +1,398 @@
+"""The step loop, by hand with a scripted model; then the real process through a raw socket."""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from engine.config import EngineConfig
+from engine.core_io import ClientGone, Shutdown
+from engine.ipc import (
+    Abort,
+    ClientMessage,
+    CoreMessage,
+    Dead,
+    Hello,
+    Ping,
+    Pong,
+    Ready,
+    SequenceOutput,
+    StepOutputs,
+    Utility,
+    UtilityReply,
+    decode_core_message,
+    encode,
+)
+from engine.sequence import SampledToken
+from tests.engine.fakes import FakeModel, SteppedCore, make_request
+from tests.tiny_model import build_oracle_model
+
+TIMEOUT_MS = 20_000
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_request_streams_and_ends_once() -> None:
+    core = SteppedCore()
+    core.add("a", 3, max_tokens=3)
+    core.run()
+    assert core.tokens("a") == [4, 5, 6]
+    assert core.end("a").finish_reason == "length"
+    core.check_all_free()
+
+
+def test_each_client_gets_one_message_per_step_with_only_its_own() -> None:
+    core = SteppedCore()
+    core.add("a", max_tokens=2, client_id="one")
+    core.add("b", max_tokens=2, client_id="one")
+    core.add("a", max_tokens=2, client_id="two")
+    core.run()
+    messages = [m for owner, m in core.sent if owner == "one" and isinstance(m, StepOutputs)]
+    assert [len(m.outputs) for m in messages] == [2, 2, 2]  # let in, first token, second
+    assert core.tokens("a", "two") == [4, 5]
+
+
+def test_an_abort_during_the_last_step_wins_over_length() -> None:
+    core = SteppedCore()
+    core.model.during_step = lambda: core.abort("a")
+    core.add("a", max_tokens=1)
+    core.run()
+    assert core.end("a").finish_reason == "abort"
+    assert core.tokens("a") == []
+    core.check_all_free()
+
+
+def test_an_abort_read_before_its_request_ends_it() -> None:
+    core = SteppedCore()
+    core.core.aborts.append(("me", Abort(["a"])))  # the IO thread was quicker than the step loop
+    core.model.during_step = lambda: None
+    core.add("a", max_tokens=5)
+    core.core.inbox.put(("me", Abort(["a"])))
+    core.run()
+    assert core.end("a").finish_reason == "abort"
+    assert core.model.steps == []
+
+
+def test_the_clients_reason_is_kept() -> None:
+    core = SteppedCore()
+    core.add("a", max_tokens=50)
+    core.core.step()
+    core.abort("a", reason="stop")
+    core.run()
+    assert core.end("a").finish_reason == "stop"
+
+
+def test_a_stop_within_a_long_prefill_takes_effect_before_the_next_chunk() -> None:
+    core = SteppedCore(max_num_batched_tokens=8)
+    core.add("a", 40)
+    core.core.step()
+    core.abort("a")
+    core.run()
+    assert core.model.steps == [{"a": 8}]
+    core.check_all_free()
+
+
+def test_a_dead_client_ends_its_requests_and_hears_nothing() -> None:
+    core = SteppedCore()
+    core.add("a", max_tokens=50)
+    core.core.step()
+    core.core.inbox.put(ClientGone("me"))
+    core.run()
+    assert all(output.finish_reason is None for output in core.outputs("a"))
+    core.check_all_free()
+
+
+def test_a_row_without_finite_logits_ends_alone() -> None:
+    core = SteppedCore(
+        FakeModel(lambda s: SampledToken(-1, error="nan") if s.request_id == "bad" else 5)
+    )
+    core.add("bad", max_tokens=3)
+    core.add("good", max_tokens=3)
+    core.run()
+    assert core.end("bad").error == ("engine_error", "nan")
+    assert core.tokens("good") == [5, 5, 5]
+
+
+def test_utilities_answer_and_fail_by_name() -> None:
+    core = SteppedCore()
+    core.add("a", max_tokens=2)
+    core.run()
+    for number, name in enumerate(["metrics", "check_integrity", "num_unfinished", "nonsense"]):
+        core.core.inbox.put(("me", Utility(number, name)))
+    core.run()
+    replies = [message for _, message in core.sent if isinstance(message, UtilityReply)]
+    assert replies[0].value["generation_tokens_total"] == 2
+    assert replies[0].value["num_blocks_free"] == 64
+    assert [reply.error is None for reply in replies] == [True, True, True, False]
+
+
+def test_a_failing_step_is_not_survived() -> None:
+    core = SteppedCore(FakeModel(lambda sequence: 1 // 0))
+    core.add("a")
+    with pytest.raises(ZeroDivisionError):
+        core.core.run()
+
+
+def test_shutdown_leaves_the_loop_also_when_it_arrives_during_a_step() -> None:
+    core = SteppedCore()
+    core.core.inbox.put(Shutdown())
+    core.core.run()
+    core = SteppedCore()
+    core.model.during_step = lambda: core.core.inbox.put(Shutdown())
+    core.add("a", max_tokens=1)
+    core.core.run()
+
+
+def test_pong_tells_how_long_the_round_has_lasted_and_zero_when_idle() -> None:
+    core = SteppedCore()
+    ages = []
+
+    def during_step() -> None:
+        core.time += 3.0
+        ages.append(core.core.pong(Ping(1)).loop_age_seconds)
+
+    core.model.during_step = during_step
+    core.add("a", max_tokens=1)
+    core.run()
+    core.core.inbox.put(("me", Utility(1, "num_unfinished")))
+    core.core.wait()
+    assert ages == [3.0]
+    assert core.core.pong(Ping(2)).loop_age_seconds == 0.0
+
+
+def test_a_paced_answer_lets_the_loop_sleep_until_the_next_tick() -> None:
+    core = SteppedCore(pace=20.0)
+    core.time = time.monotonic()
+    core.add("a", max_tokens=2)
+    assert core.core.step() and not core.core.step()
+    due = core.scheduler.next_due()
+    assert due is not None and 0 < due - core.time <= 0.05
+    core.core.wait()  # a real wait of one tick at most
+    core.time = due
+    assert core.core.step()
+    assert core.end("a").finish_reason == "length"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_aborts_at_every_point_leave_every_block_free(seed: int) -> None:
+    rng = random.Random(seed)
+    core = SteppedCore(num_blocks=16, max_num_batched_tokens=7, max_model_len=60)
+    names = [f"r{number}" for number in range(60)]
+
+    def meddle() -> None:
+        if rng.random() < 0.5:
+            core.abort(rng.choice(names))
+
+    core.model.during_step = meddle
+    for name in names:
+        core.add(name, rng.randrange(1, 30), max_tokens=rng.randrange(1, 20))
+        meddle()
+        if rng.random() < 0.7:
+            core.core.step()
+    core.run()
+    assert {core.end(name).finish_reason for name in names} <= {"length", "abort", "stop"}, seed
+    core.check_all_free()
+
+
+# ---- the real process ---------------------------------------------------------------------------
+
+
+class CoreUnderTest:
+    """`python -m engine.core` and one raw DEALER socket."""
+
+    def __init__(self, model: Path, folder: Path, **settings: Any) -> None:
+        self.address = f"ipc://{folder}/core.sock"
+        config = EngineConfig(
+            model=str(model), address=self.address, served_model_name="tiny", **settings
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "engine.core"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(msgspec.json.encode(config) + b"\n")
+        self.process.stdin.flush()
+        self.report: dict[str, Any] = msgspec.json.decode(self.process.stdout.readline())
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.set(zmq.IDENTITY, b"me")
+        self.socket.connect(self.address)
+
+    def hello(self) -> Ready:
+        self.send(Hello("me", os.getpid()))
+        ready = self.receive()
+        assert isinstance(ready, Ready)
+        return ready
+
+    def send(self, message: ClientMessage) -> None:
+        self.socket.send(encode(message))
+
+    def receive(self) -> CoreMessage:
+        assert self.socket.poll(TIMEOUT_MS), "the core says nothing"
+        message: CoreMessage = decode_core_message(self.socket.recv())
+        return message
+
+    def outputs_until(
+        self, is_last: Callable[[list[SequenceOutput]], bool]
+    ) -> list[SequenceOutput]:
+        """Outputs, of one request, until they are what the test waits for."""
+        outputs: list[SequenceOutput] = []
+        while not is_last(outputs):
+            message = self.receive()
+            assert isinstance(message, StepOutputs)
+            outputs += message.outputs
+        return outputs
+
+    def call(self, name: str) -> Any:
+        self.send(Utility(1, name))
+        while not isinstance(message := self.receive(), UtilityReply):
+            pass
+        assert message.error is None
+        return message.value
+
+    def close(self) -> None:
+        self.socket.close(linger=0)
+        self.context.term()
+        self.process.kill()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
+        self.process.wait()
+
+
+def _is_ended(outputs: list[SequenceOutput]) -> bool:
+    return bool(outputs) and outputs[-1].finish_reason is not None
+
+
+def _tokens(outputs: list[SequenceOutput]) -> list[int]:
+    return [token for output in outputs for token in output.new_token_ids]
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_oracle_model(tmp_path_factory.mktemp("oracle"))
+
+
+@contextlib.contextmanager
+def _running_core(oracle: Path) -> Iterator[CoreUnderTest]:
+    with tempfile.TemporaryDirectory(prefix="parley-") as folder:  # a socket's path must be short
+        core = CoreUnderTest(oracle, Path(folder), num_blocks=256)
+        try:
+            yield core
+        finally:
+            core.close()
+
+
+@pytest.fixture(scope="module")
+def core(oracle: Path) -> Iterator[CoreUnderTest]:
+    """One process for all tests that leave it alive: it takes seconds to start."""
+    with _running_core(oracle) as core:
+        yield core
+
+
+def test_a_real_core_counts_stops_and_frees_every_block(core: CoreUnderTest) -> None:
+    assert core.report["ready"] is True
+    ready = core.hello()
+    assert (ready.num_blocks, ready.vocab_size, ready.eos_token_ids) == (256, 17_000, [])
+    assert core.hello() == ready  # said twice, answered twice
+
+    core.send(make_request("counted", prompt=[417], max_tokens=20))
+    assert _tokens(core.outputs_until(_is_ended)) == list(range(418, 438))
+
+    core.send(make_request("long", prompt=[5000], max_tokens=3000))
+    core.outputs_until(lambda outputs: len(_tokens(outputs)) >= 10)
+    core.send(Abort(["long"]))
+    end = core.outputs_until(_is_ended)[-1]
+    assert end.finish_reason == "abort"
+    assert core.call("check_integrity") is None
+    metrics = core.call("metrics")
+    assert metrics["num_blocks_free"] == metrics["num_blocks_total"] == 256
+    assert core.call("num_unfinished") == 0
+
+    core.send(Ping(9))
+    pong = core.receive()
+    assert isinstance(pong, Pong) and (pong.number, pong.epoch) == (9, ready.epoch)
+
+
+def test_killing_a_client_ends_its_requests(core: CoreUnderTest) -> None:
+    core.hello()
+    victim = subprocess.Popen(
+        [sys.executable, "-c", _CLIENT_SCRIPT, core.address],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    with victim:
+        assert victim.stdout is not None and victim.stdout.readline() == b"running\n"
+        assert core.call("num_unfinished") == 1
+        victim.kill()
+    deadline = time.monotonic() + 5
+    while core.call("num_unfinished") and time.monotonic() < deadline:
+        pass
+    metrics = core.call("metrics")
+    assert metrics["num_running"] == 0
+    assert metrics["num_blocks_free"] == metrics["num_blocks_total"]
+
+
+_CLIENT_SCRIPT = """
+import os, sys, time, zmq
+from engine.ipc import Hello, encode
+from tests.engine.fakes import make_request
+socket = zmq.Context().socket(zmq.DEALER)
+socket.set(zmq.IDENTITY, b"victim")
+socket.connect(sys.argv[1])
+socket.send(encode(Hello("victim", os.getpid())))
+socket.send(encode(make_request("a", prompt=[1], max_tokens=4000)))
+socket.recv(), socket.recv()
+print("running", flush=True)
+time.sleep(60)
+"""
+
+
+def test_garbage_makes_a_client_dead_and_disturbs_nobody(core: CoreUnderTest) -> None:
+    core.hello()
+    core.send(make_request("a", prompt=[1], max_tokens=200))
+    other = core.context.socket(zmq.DEALER)
+    other.connect(core.address)
+    for garbage in (b"", b"\xc1", b"not msgpack", encode(Abort([]))[:-1]):
+        other.send(garbage)
+    other.close(linger=1000)
+    assert len(_tokens(core.outputs_until(_is_ended))) == 200
+
+
+@pytest.mark.parametrize("how", ["eof", "sigterm"])
+def test_the_core_exits_cleanly_and_says_so(oracle: Path, how: str) -> None:
+    with _running_core(oracle) as core:
+        core.hello()
+        core.process.send_signal(signal.SIGINT)  # ignored
+        if how == "eof":
+            assert core.process.stdin is not None
+            core.process.stdin.close()
+        else:
+            core.process.terminate()
+        assert isinstance(core.receive(), Dead)
+        assert core.process.wait(10) == 0
+        assert not Path(core.address.removeprefix("ipc://")).exists()
+
+
+def test_a_broken_folder_is_one_clear_line(tmp_path: Path) -> None:
+    core = CoreUnderTest(tmp_path, tmp_path)
+    try:
+        assert core.report == {"ready": False, "error": f"{tmp_path} has no config.json"}
+        assert core.process.wait(10) == 1
+        assert core.process.stderr is not None
+        assert b"Traceback" not in core.process.stderr.read()
+    finally:
+        core.close()

@@ -1,0 +1,384 @@
+"""The scheduler: who is computed when, and that everything ends exactly once."""
+
+import random
+from typing import Any
+
+import pytest
+
+from engine.ipc import SequenceOutput
+from engine.scheduler import Scheduler
+from engine.sequence import SampledToken, SequenceStatus
+from tests.engine.fakes import EOS, FakeModel, make_request, make_scheduler
+
+
+class Run:
+    """A scheduler with a scripted model and a clock that the test moves."""
+
+    def __init__(self, scheduler: Scheduler, model: FakeModel | None = None) -> None:
+        self.scheduler = scheduler
+        self.model = model or FakeModel()
+        self.now = 100.0
+        self.outputs: list[SequenceOutput] = []
+
+    def add(self, request_id: str, *args: int, **fields: Any) -> None:
+        self.scheduler.add("me", make_request(request_id, *args, **fields), self.now)
+
+    def step(self) -> dict[str, int]:
+        """One step; how many tokens of whom were computed."""
+        scheduled = self.scheduler.schedule(self.now)
+        if scheduled:
+            self.scheduler.update(scheduled, self.model.execute(scheduled), self.now)
+        self.outputs += self.scheduler.take_outputs().get("me", [])
+        self.scheduler.check_integrity()
+        return {item.sequence.request_id: item.num_tokens for item in scheduled}
+
+    def ends(self) -> dict[str, str]:
+        self.outputs += self.scheduler.take_outputs().get("me", [])
+        ends = [o for o in self.outputs if o.finish_reason is not None]
+        assert len({o.request_id for o in ends}) == len(ends), "ended twice"
+        return {o.request_id: o.finish_reason or "" for o in ends}
+
+    def tokens(self, request_id: str) -> list[int]:
+        return [t for o in self.outputs if o.request_id == request_id for t in o.new_token_ids]
+
+
+def test_a_request_prefills_then_decodes_then_ends_by_length() -> None:
+    run = Run(make_scheduler())
+    run.add("a", 3, max_tokens=3)
+    assert [run.step(), run.step(), run.step(), run.step()] == [{"a": 3}, {"a": 1}, {"a": 1}, {}]
+    assert run.tokens("a") == [4, 5, 6]
+    assert run.ends() == {"a": "length"}
+
+
+def test_decodes_come_before_prefills_and_share_the_budget() -> None:
+    run = Run(make_scheduler(max_num_batched_tokens=8))
+    run.add("a", 3, max_tokens=9)
+    run.step()
+    run.add("b", 20, max_tokens=2)
+    run.add("c", 3, max_tokens=2)
+    assert run.step() == {"a": 1, "b": 7}
+    assert run.step() == {"a": 1, "b": 7}
+    assert run.step() == {"a": 1, "b": 6, "c": 1}
+
+
+def test_one_prompt_takes_no_more_than_its_share() -> None:
+    run = Run(make_scheduler(max_num_batched_tokens=16, long_prefill_token_threshold=6))
+    run.add("a", 20)
+    run.add("b", 5)
+    assert run.step() == {"a": 6, "b": 5}
+
+
+def test_no_more_than_max_num_seqs_run() -> None:
+    run = Run(make_scheduler(max_num_seqs=2))
+    for name in "abc":
+        run.add(name, max_tokens=2)
+    assert set(run.step()) == {"a", "b"}
+    assert set(run.step()) == {"a", "b"}
+    assert set(run.step()) == {"c"}
+
+
+def test_waiting_is_served_by_priority_then_arrival() -> None:
+    run = Run(make_scheduler(max_num_seqs=1, scheduling_policy="priority"))
+    run.add("late", arrival_time=9.0, max_tokens=1)
+    run.add("early", arrival_time=1.0, max_tokens=1)
+    run.add("urgent", arrival_time=10.0, priority=-1, max_tokens=1)
+    assert [next(iter(run.step())) for _ in range(3)] == ["urgent", "early", "late"]
+
+
+def test_first_come_first_served_ignores_priority() -> None:
+    run = Run(make_scheduler(max_num_seqs=1))
+    run.add("first", arrival_time=1.0)
+    run.add("urgent", arrival_time=2.0, priority=-1)
+    assert list(run.step()) == ["first"]
+
+
+def test_eos_ends_with_stop_unless_ignored_or_too_early() -> None:
+    run = Run(make_scheduler(), FakeModel(lambda sequence: EOS))
+    run.add("plain", max_tokens=5)
+    run.add("ignoring", max_tokens=5, ignore_eos=True)
+    run.add("later", max_tokens=5, min_tokens=2)
+    for _ in range(6):
+        run.step()
+    assert run.ends() == {"plain": "stop", "ignoring": "length", "later": "stop"}
+    assert len(run.tokens("later")) == 3
+
+
+def test_a_stop_id_is_named_and_kept() -> None:
+    run = Run(make_scheduler())
+    run.add("a", 3, max_tokens=9, stop_token_ids=[6])
+    for _ in range(4):
+        run.step()
+    assert run.tokens("a") == [4, 5, 6]
+    assert run.outputs[-1].stop_reason == 6
+
+
+def test_the_context_ends_an_answer_without_a_limit() -> None:
+    run = Run(make_scheduler(max_model_len=10))
+    run.add("a", 7, max_tokens=None)
+    for _ in range(4):
+        run.step()
+    assert run.tokens("a") == [8, 9, 10]
+    assert run.ends() == {"a": "length"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"prompt": []}, "invalid_request"),
+        ({"prompt": [1, 5000]}, "invalid_request"),
+        ({"prompt": [1], "allowed_token_ids": [5000]}, "invalid_request"),
+        ({"prompt": [1] * 200}, "context_length_exceeded"),
+        ({"prompt": [1], "prompt_logprobs": 1}, "unsupported_parameter"),
+    ],
+)
+def test_what_can_never_be_served_is_refused_at_once(fields: dict[str, object], code: str) -> None:
+    run = Run(make_scheduler())
+    run.add("a", **fields)
+    assert run.ends() == {"a": "error"}
+    assert run.outputs[-1].error is not None and run.outputs[-1].error[0] == code
+    assert run.step() == {}
+
+
+def test_a_full_queue_refuses() -> None:
+    run = Run(make_scheduler(max_num_seqs=1, max_num_queued_reqs=1, max_num_queued_tokens=10))
+    run.add("runs", max_tokens=9)
+    run.step()
+    run.add("waits")
+    run.add("one too many")
+    assert run.ends() == {"one too many": "error"}
+    run = Run(make_scheduler(max_num_seqs=1, max_num_queued_tokens=10))
+    run.add("a", 6)
+    run.add("b", 6)
+    assert run.ends() == {"b": "error"}
+
+
+def test_waiting_too_long_is_an_error() -> None:
+    run = Run(make_scheduler(max_num_seqs=1, max_queue_seconds=2.0))
+    run.add("runs", max_tokens=9)
+    run.add("waits", max_tokens=9)
+    run.step()
+    run.now += 2.5
+    run.step()
+    assert run.ends() == {"waits": "error"}
+
+
+def test_an_id_in_use_is_not_taken_twice() -> None:
+    scheduler = make_scheduler()
+    assert scheduler.add("me", make_request("a"), 0.0) is not None
+    assert scheduler.add("me", make_request("a"), 0.0) is None
+    assert scheduler.add("you", make_request("a"), 0.0) is not None
+
+
+@pytest.mark.parametrize("state", ["waiting", "prefill", "running", "preempted"])
+def test_an_abort_frees_every_block_from_every_state_and_ends_once(state: str) -> None:
+    run = Run(make_scheduler(num_blocks=16, max_num_batched_tokens=8))
+    run.add("a", 12, max_tokens=40)
+    if state != "waiting":
+        run.step()
+    if state in ("running", "preempted"):
+        run.step()
+    if state == "preempted":
+        run.scheduler._preempt(run.scheduler.running[0])
+    (sequence,) = run.scheduler.sequences.values()
+    run.scheduler.abort("me", ["a", "a", "unknown", ""])
+    run.scheduler.abort("me", ["a"])
+    assert run.scheduler.finish(sequence, "length") is None
+    assert run.ends() == {"a": "abort"}
+    assert run.scheduler.blocks.num_free == 16
+    run.add("a", max_tokens=1)  # the id is free again
+    run.step()
+    run.scheduler.check_integrity()
+
+
+def test_ids_are_compared_whole_and_per_client() -> None:
+    run = Run(make_scheduler())
+    run.add("r1")
+    run.add("r10")
+    run.scheduler.abort("me", ["r1"])
+    run.scheduler.abort("you", ["r10"])
+    assert [s.request_id for s in run.scheduler.waiting] == ["r10"]
+
+
+def test_aborted_waiting_requests_cost_no_forward_pass() -> None:
+    run = Run(make_scheduler(max_num_seqs=1))
+    for name in "abcdef":
+        run.add(name, max_tokens=3)
+    run.step()
+    run.scheduler.abort("me", list("bcde"))
+    for _ in range(9):
+        run.step()
+    assert {name for step in run.model.steps for name in step} == {"a", "f"}
+
+
+def test_blocks_running_out_preempts_the_latest_and_changes_no_token() -> None:
+    run = Run(make_scheduler(num_blocks=8))
+    for name in "ab":
+        run.add(name, 8, max_tokens=12)
+    while run.scheduler.sequences:
+        run.step()
+    assert run.scheduler.totals.preemptions > 0
+    assert run.tokens("a") == run.tokens("b") == list(range(9, 21))
+    last = {o.request_id: o for o in run.outputs if o.finish_reason}
+    assert last["a"].num_preemptions == 0 < last["b"].num_preemptions
+    assert run.scheduler.blocks.num_free == 8
+
+
+def test_a_preempted_request_keeps_its_place_before_later_ones() -> None:
+    run = Run(make_scheduler(num_blocks=8))
+    for name in "abc":
+        run.add(name, 8, max_tokens=12)
+    while run.scheduler.sequences:
+        run.step()
+        waiting = [s.request_id for s in run.scheduler.waiting]
+        assert waiting == sorted(waiting)
+
+
+def test_after_a_stop_the_next_turn_finds_its_prefix() -> None:
+    run = Run(make_scheduler())
+    run.add("a", 10, max_tokens=50)
+    for _ in range(8):
+        run.step()
+    prompt = [*range(1, 11), *run.tokens("a"), 500, 501]
+    run.scheduler.abort("me", ["a"])
+    run.add("b", prompt=prompt, max_tokens=1)
+    run.step()
+    (end,) = [o for o in run.outputs if o.request_id == "b" and o.finish_reason]
+    partial = len(run.tokens("a"))
+    assert end.num_cached_tokens >= (10 + partial - 1) // 4 * 4 > 12
+
+
+def test_resumed_tokens_are_output_and_only_new_ones_come() -> None:
+    run = Run(make_scheduler())
+    run.add("a", 3, resume_token_ids=[4, 5], max_tokens=4)
+    while run.scheduler.sequences:
+        run.step()
+    assert run.tokens("a") == [6, 7]
+    assert run.ends() == {"a": "length"}
+
+
+@pytest.mark.parametrize(("resumed", "reason"), [([4, 5], "length"), ([4, EOS], "stop")])
+def test_a_resumed_answer_that_was_complete_ends_at_once(resumed: list[int], reason: str) -> None:
+    run = Run(make_scheduler())
+    run.add("a", 3, resume_token_ids=resumed, max_tokens=2 if reason == "length" else 9)
+    assert run.ends() == {"a": reason}
+
+
+def test_progress_is_told_when_let_in_and_after_each_chunk() -> None:
+    run = Run(make_scheduler(max_num_batched_tokens=8))
+    run.add("a", 20, max_tokens=1)
+    while run.scheduler.sequences:
+        run.step()
+    assert [o.num_computed_tokens for o in run.outputs] == [0, 8, 16, 20]
+    assert all(o.scheduled_ts == 100.0 for o in run.outputs)
+
+
+def test_waiting_requests_hear_their_position_twice_a_second_at_most() -> None:
+    run = Run(make_scheduler(max_num_seqs=1))
+    for name in "abc":
+        run.add(name, max_tokens=50)
+    run.step()
+    run.step()
+    positions = [(o.request_id, o.queue_position) for o in run.outputs if o.request_id == "c"]
+    assert positions == [("c", 1)]
+    run.scheduler.abort("me", ["b"])
+    run.now += 0.6
+    run.step()
+    assert [o.queue_position for o in run.outputs if o.request_id == "c"] == [1, 0]
+
+
+def test_nan_of_one_row_ends_that_request_alone() -> None:
+    model = FakeModel(lambda s: SampledToken(-1, error="nan") if s.request_id == "bad" else 7)
+    run = Run(make_scheduler(), model)
+    run.add("bad")
+    run.add("good", max_tokens=2)
+    run.step()
+    run.step()
+    assert run.ends() == {"bad": "error", "good": "length"}
+
+
+def test_pace_gives_one_token_per_tick_and_sleeps_between() -> None:
+    run = Run(make_scheduler(pace=10.0))
+    run.now = 100.03
+    run.add("a", max_tokens=4)
+    assert run.step() == {"a": 3}  # the first token is not held back
+    assert run.step() == {}
+    assert run.scheduler.next_due() == pytest.approx(100.1)
+    run.now = 100.1001
+    assert run.step() == {"a": 1}
+    assert run.step() == {}
+    assert run.scheduler.next_due() == pytest.approx(100.2)
+
+
+def test_paced_answers_share_their_ticks() -> None:
+    run = Run(make_scheduler(pace=10.0))
+    run.add("a", max_tokens=9)
+    run.step()
+    run.now = 100.05
+    run.add("b", max_tokens=9)
+    assert run.step() == {"b": 3}
+    run.now = 100.101
+    assert run.step() == {"a": 1, "b": 1}
+
+
+def test_a_late_answer_goes_on_at_once_but_does_not_catch_up() -> None:
+    run = Run(make_scheduler(pace=10.0))
+    run.add("a", max_tokens=9)
+    run.step()
+    run.now = 101.0  # ten ticks later: one token for the tick that was due, one for this
+    assert [run.step(), run.step(), run.step()] == [{"a": 1}, {"a": 1}, {}]
+
+
+def test_pace_does_not_hold_back_prefills_and_nothing_due_means_wait_for_a_message() -> None:
+    run = Run(make_scheduler(pace=1.0, max_num_batched_tokens=4))
+    assert run.scheduler.next_due() is None
+    run.add("a", 8, max_tokens=2)
+    assert run.step() == run.step() == {"a": 4}
+    assert run.step() == {}
+
+
+def test_a_dead_clients_requests_end_without_a_word() -> None:
+    run = Run(make_scheduler())
+    run.add("a")
+    run.scheduler.add("you", make_request("a"), 0.0)
+    run.step()
+    run.scheduler.drop_client("me")
+    assert list(run.scheduler.sequences) == [("you", "a")]
+    assert "me" not in run.scheduler.take_outputs()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_shuffled_adds_aborts_and_preemptions_leave_every_block_free(seed: int) -> None:
+    rng = random.Random(seed)
+    run = Run(make_scheduler(num_blocks=12, max_num_batched_tokens=9, max_model_len=48))
+    names = [f"r{i}" for i in range(40)]
+    pending = names.copy()
+    lengths = {}
+    while pending or run.scheduler.sequences:
+        if pending and rng.random() < 0.4:
+            name = pending.pop()
+            lengths[name] = rng.randrange(1, 20)
+            num_prompt_tokens = rng.randrange(1, 25)
+            run.add(name, num_prompt_tokens, max_tokens=lengths[name], ignore_eos=True)
+        if rng.random() < 0.1:
+            run.scheduler.abort("me", [rng.choice(names)])
+        run.step()
+        assert len(run.scheduler.running) <= 12, seed
+    ends = run.ends()
+    assert ends.keys() == set(names), seed
+    for name, reason in ends.items():
+        if reason == "length":
+            assert len(run.tokens(name)) == lengths[name], seed
+    assert run.scheduler.totals.preemptions > 0, seed
+    assert run.scheduler.blocks.num_free == 12, seed
+
+
+def test_statuses_follow_the_life_of_a_sequence() -> None:
+    run = Run(make_scheduler())
+    sequence = run.scheduler.add("me", make_request("a", max_tokens=1), 0.0)
+    assert sequence is not None
+    states = [sequence.status]
+    scheduled = run.scheduler.schedule(0.0)
+    states.append(sequence.status)
+    run.scheduler.update(scheduled, run.model.execute(scheduled), 0.0)
+    states.append(sequence.status)
+    assert states == [SequenceStatus.WAITING, SequenceStatus.RUNNING, SequenceStatus.FINISHED]
