@@ -209,13 +209,22 @@ HELLO = frame(TEXT, b'{"type":"ping"}')
 
 BYTES = (
     BadBytes("B8", "unmasked", frame(TEXT, b"{}", masked=False), (1002,)),
-    *(BadBytes("B8", f"rsv {bits:03b}", frame(TEXT, b"{}", rsv=bits), (1002,)) for bits in (1, 2, 4)),
+    *(
+        BadBytes("B8", f"rsv {bits:03b}", frame(TEXT, b"{}", rsv=bits), (1002,))
+        for bits in (1, 2, 4)
+    ),
     *(
         BadBytes("B8", f"opcode {opcode:X}", frame(opcode, b"{}"), (1002,))
         for opcode in (3, 4, 5, 6, 7, 0xB, 0xC, 0xD, 0xE, 0xF)
     ),
-    *(BadBytes("B8", f"control {op:X} of 126", frame(op, b"x" * 126), (1002,)) for op in (8, 9, 10)),
-    *(BadBytes("B8", f"control {op:X} in parts", frame(op, fin=False), (1002,)) for op in (8, 9, 10)),
+    *(
+        BadBytes("B8", f"control {op:X} of 126", frame(op, b"x" * 126), (1002,))
+        for op in (8, 9, 10)
+    ),
+    *(
+        BadBytes("B8", f"control {op:X} in parts", frame(op, fin=False), (1002,))
+        for op in (8, 9, 10)
+    ),
     BadBytes("B8", "continuation of nothing", frame(CONTINUATION, b"{}"), (1002,)),
     BadBytes("B8", "text in a message", frame(TEXT, b"{", fin=False) + HELLO, (1002,)),
     BadBytes("B8", "pipelined HTTP", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", (1002,)),
@@ -245,7 +254,9 @@ BYTES = (
         (1009,),
     ),
     BadBytes("B13", "deflate bomb", frame(TEXT, b"\xec\xc1\x01" + bytes(40_000), rsv=4), (1002,)),
-    BadBytes("B15", "close in a message", frame(TEXT, b"{", fin=False) + close_frame(1000), (1002,)),
+    BadBytes(
+        "B15", "close in a message", frame(TEXT, b"{", fin=False) + close_frame(1000), (1002,)
+    ),
     BadBytes("B15", "data after close", close_frame(1000) + HELLO * 50, (1000,)),
     BadBytes("B15", "garbage after close", close_frame(1000) + b"\xff" * 100_000, (1000,)),
 )
