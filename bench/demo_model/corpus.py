@@ -1,0 +1,140 @@
+"""Turns conversations and prose into token ids with a loss mask, and packs them into rows.
+
+What a user types is never learned, only read: the mask is 0 there, so the model spends nothing on
+typing errors. Nor is the end of an answer that was stopped in the middle.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from .talk import Talker, Turn
+
+END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+KIND_TO_WEIGHT = {"talk": 56, "short": 12, "medium": 11, "long": 6, "raw": 15}
+ENCODE_BATCH = 64  # documents tokenized together
+
+
+class Document:
+    """Pieces of text, each with its part in the loss."""
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[str, bool]] = []
+
+    def add(self, text: str, learned: bool) -> None:
+        if text:
+            self.pieces.append((text, learned))
+
+    @property
+    def text(self) -> str:
+        return "".join(text for text, _ in self.pieces)
+
+
+def chat_document(turns: Sequence[Turn]) -> Document:
+    """The turns as the chat template writes them."""
+    document = Document()
+    for turn in turns:
+        document.add(f"{TURN_START}{turn.role}\n", False)
+        document.add(turn.text, turn.role == "assistant")
+        document.add(TURN_END, turn.role == "assistant" and turn.complete)
+        document.add("\n", False)
+    return document
+
+
+def raw_document(opener: str, text: str) -> Document:
+    """Prose without a chat around it."""
+    document = Document()
+    document.add(opener, False)
+    document.add(text, True)
+    document.add(END_OF_TEXT, True)
+    return document
+
+
+class Corpus:
+    """An endless stream of documents; the seed fixes all of them."""
+
+    def __init__(self, rules: Mapping[str, Sequence[str]], seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.talker = Talker(rules, self.rng)
+
+    def document(self) -> Document:
+        kinds = list(KIND_TO_WEIGHT)
+        kind = self.rng.choices(kinds, [KIND_TO_WEIGHT[kind] for kind in kinds])[0]
+        if kind == "talk":
+            return chat_document(self.talker.conversation())
+        if kind == "raw":
+            return raw_document(*self.talker.raw_text())
+        return chat_document(self.talker.story_conversation(kind))
+
+    def documents(self) -> Iterator[Document]:
+        while True:
+            yield self.document()
+
+
+def encode(
+    tokenizer: Tokenizer, documents: Sequence[Document]
+) -> list[tuple[list[int], list[int]]]:
+    """Ids and loss flags of each document; pieces are encoded apart, as the chat template does."""
+    texts = [text for document in documents for text, _ in document.pieces]
+    encodings = iter(tokenizer.encode_batch(texts, add_special_tokens=False))
+    encoded = []
+    for document in documents:
+        ids: list[int] = []
+        learned: list[int] = []
+        for _, flag in document.pieces:
+            piece = next(encodings).ids
+            ids += piece
+            learned += [int(flag)] * len(piece)
+        encoded.append((ids, learned))
+    return encoded
+
+
+class Packer:
+    """Fills rows of one length with documents, end to end, and remembers where each begins."""
+
+    def __init__(self, corpus: Corpus, tokenizer: Tokenizer, length: int) -> None:
+        self.corpus = corpus
+        self.tokenizer = tokenizer
+        self.length = length
+        self._ids: list[int] = []
+        self._learned: list[int] = []
+        self._document: list[int] = []
+        self._count = 0
+
+    def batch(self, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids, loss flags and document numbers, each [num_rows, length + 1]."""
+        # A row shares its last token with the next row's first: that token is target, then input.
+        size = num_rows * self.length + 1
+        while len(self._ids) < size:
+            documents = [self.corpus.document() for _ in range(ENCODE_BATCH)]
+            for new_ids, new_learned in encode(self.tokenizer, documents):
+                self._ids += new_ids
+                self._learned += new_learned
+                self._document += [self._count] * len(new_ids)
+                self._count += 1
+        streams = (self._ids, self._learned, self._document)
+        ids, learned, document = (
+            torch.tensor(stream[:size]).unfold(0, self.length + 1, self.length)
+            for stream in streams
+        )
+        for stream in streams:
+            del stream[: size - 1]
+        return ids, learned, document
+
+
+def attention_mask(document: Tensor, window: int) -> Tensor:
+    """Which position sees which: its own document, the last `window` tokens, nothing ahead.
+
+    `document` is [rows, length]; the result is [rows, 1, length, length], True where visible.
+    """
+    length = document.shape[1]
+    position = torch.arange(length)
+    distance = position[:, None] - position[None, :]
+    near = (distance >= 0) & (distance < window)
+    same = document[:, :, None] == document[:, None, :]
+    return (same & near).unsqueeze(1)

@@ -1,0 +1,192 @@
+"""Trains the demo model: `python -m bench.demo_model.train`, about an hour and a half on two cores.
+
+Everything it makes on the way lies in the work folder, outside the repository. It continues from
+the last checkpoint there, so it may be stopped at any time. The learning rate is constant and only
+falls in the last part, so a run can also be prolonged: give more `--steps` before the fall begins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional
+from transformers import MistralForCausalLM
+
+from .corpus import Corpus, Packer, attention_mask
+from .grammar import load_rules
+from .model import CONTEXT, WINDOW, export_model, new_model
+from .muon import Muon
+from .tokenizer import save_tokenizer, train_tokenizer
+
+WARMUP_STEPS = 30
+DECAY_SHARE = 0.5  # the last part of the run, in which the learning rate falls to nothing
+MATRIX_RATE = 0.01
+VECTOR_RATE = 0.002
+EMBEDDING_BETAS = (0.9, 0.95)
+MAX_GRADIENT_NORM = 1.0
+AVERAGE_SHARE = 0.02  # how much of the average of the weights one step replaces
+UNLEARNED = -100  # the target that cross_entropy leaves out
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.demo_model.train", description=__doc__)
+    default = Path(tempfile.gettempdir()) / "parley_demo_model"
+    parser.add_argument("--work", type=Path, default=default, help="checkpoints and tokenizer")
+    parser.add_argument("--export", type=Path, default=Path("engine/demo"), help="final folder")
+    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--rows", type=int, default=6, help="rows in a step")
+    parser.add_argument("--length", type=int, default=512, help="tokens in a row")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=2026)
+    parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
+    parser.add_argument(
+        "--export-now",
+        action="store_true",
+        help="only write the averaged weights of the last checkpoint, without training",
+    )
+    parser.add_argument("--no-compile", action="store_true", help="run without a C++ compiler")
+    return parser.parse_args()
+
+
+def rate_at(step: int, steps: int) -> float:
+    """The share of the full learning rate: up, level, down."""
+    decay_steps = max(1, round(steps * DECAY_SHARE))
+    return max(0.0, min(1.0, (step + 1) / WARMUP_STEPS, (steps - step) / decay_steps))
+
+
+class Trainer:
+    """One model with its optimizers and the place in its run."""
+
+    def __init__(self, args: argparse.Namespace, tokenizer: Tokenizer) -> None:
+        self.args = args
+        self.model = new_model(tokenizer.get_vocab_size(), args.seed)
+        matrices: list[Tensor] = []
+        others: list[Tensor] = []
+        for name, parameter in self.model.named_parameters():
+            is_matrix = parameter.ndim == 2 and "embed" not in name
+            (matrices if is_matrix else others).append(parameter)
+        self.muon = Muon(matrices, MATRIX_RATE)
+        self.adam = torch.optim.AdamW(
+            others, lr=VECTOR_RATE, betas=EMBEDDING_BETAS, weight_decay=0.0
+        )
+        # Before the rate has fallen, the running average of the weights is the better model.
+        self.average = [parameter.detach().clone() for parameter in self.model.parameters()]
+        self.step = 0
+
+    def restore(self) -> None:
+        """Continue from the newest checkpoint of the work folder, if there is one."""
+        path = self.args.work / "last.pt"
+        if not path.exists():
+            return
+        state = torch.load(path, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.adam.load_state_dict(state["adam"])
+        self.muon.load_state(state["muon"])
+        self.average = state["average"]
+        self.step = state["step"]
+        print(f"continuing after step {self.step}", flush=True)
+
+    def save(self, name: str = "last.pt") -> None:
+        state = {
+            "model": self.model.state_dict(),
+            "adam": self.adam.state_dict(),
+            "muon": self.muon.state(),
+            "average": self.average,
+            "step": self.step,
+        }
+        partial = self.args.work / "partial.pt"
+        torch.save(state, partial)
+        partial.replace(self.args.work / name)
+
+    @torch.no_grad()
+    def update_average(self) -> None:
+        for mean, parameter in zip(self.average, self.model.parameters(), strict=True):
+            mean.lerp_(parameter, max(AVERAGE_SHARE, 1 / (self.step + 1)))
+
+    @torch.no_grad()
+    def use_average(self) -> None:
+        for mean, parameter in zip(self.average, self.model.parameters(), strict=True):
+            parameter.copy_(mean)
+
+    def loss(self, forward: Callable[..., Any], batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        ids, learned, document = batch
+        mask = attention_mask(document[:, :-1], WINDOW)
+        same_document = document[:, 1:] == document[:, :-1]
+        keep = (learned[:, 1:] == 1) & same_document
+        targets = ids[:, 1:].masked_fill(~keep, UNLEARNED)
+        bias = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+        logits = forward(input_ids=ids[:, :-1], attention_mask=bias, use_cache=False).logits
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def run(self, packer: Packer) -> None:
+        args = self.args
+        forward = self.model if args.no_compile else torch.compile(self.model)
+        decay_start = args.steps - round(args.steps * DECAY_SHARE)
+        started, trained = time.monotonic(), 0
+        while self.step < args.steps:
+            share = rate_at(self.step, args.steps)
+            self.muon.learning_rate = MATRIX_RATE * share
+            self.adam.param_groups[0]["lr"] = VECTOR_RATE * share
+            loss = self.loss(forward, packer.batch(args.rows))
+            torch.autograd.backward(loss)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRADIENT_NORM)
+            self.muon.step()
+            self.adam.step()
+            self.model.zero_grad()
+            self.update_average()
+            self.step += 1
+            trained += args.rows * args.length
+            if self.step % 10 == 0 or self.step == args.steps:
+                seconds = time.monotonic() - started
+                print(
+                    f"step {self.step}/{args.steps} loss {loss.item():.3f} rate {share:.2f} "
+                    f"{trained / seconds:.0f} tokens/s {seconds / 60:.1f} min",
+                    flush=True,
+                )
+            if self.step % args.save_every == 0:
+                self.save()
+            if self.step == decay_start:
+                self.save("before_decay.pt")
+        self.save()
+
+
+def main() -> None:
+    args = parse_arguments()
+    torch.set_num_threads(args.threads)
+    args.work.mkdir(parents=True, exist_ok=True)
+    rules = load_rules()
+    tokenizer_path = args.work / "tokenizer.json"
+    if not tokenizer_path.exists():
+        save_tokenizer(train_tokenizer(Corpus(rules, args.seed)), args.work, CONTEXT)
+    tokenizer = Tokenizer.from_file(str(tokenizer_path))
+    trainer = Trainer(args, tokenizer)
+    trainer.restore()
+    parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
+    print(f"{parameters:,} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
+    if args.export_now:
+        trainer.use_average()
+        export(trainer.model, args)
+        return
+    # Another seed after each restart: a resumed run meets new stories, not the first ones again.
+    corpus = Corpus(rules, args.seed + 1 + trainer.step)
+    trainer.run(Packer(corpus, tokenizer, args.length))
+    export(trainer.model, args)
+
+
+def export(model: MistralForCausalLM, args: argparse.Namespace) -> None:
+    """Write the folder that the engine loads."""
+    save_tokenizer(Tokenizer.from_file(str(args.work / "tokenizer.json")), args.export, CONTEXT)
+    export_model(model, args.export)
+    print(f"wrote {args.export}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
