@@ -242,7 +242,9 @@ class CoreConnection:
         except ProcessLookupError:
             self._lose("the engine core exited")
             return
-        if self._loop is not None:
+        except OSError:  # out of descriptors: its silence will have to tell
+            self._core_pidfd = None
+        if self._loop is not None and self._core_pidfd is not None:
             self._loop.add_reader(self._core_pidfd, self._on_core_exit)
         self._set_state(CoreState.READY, "")
 

@@ -104,9 +104,10 @@ def check_params(params: Any, lora_request: Any, max_logprobs: int) -> None:
             raise NotImplementedError(f"SamplingParams.{name} is not implemented")
     if params.prompt_logprobs is not None:
         raise NotImplementedError("SamplingParams.prompt_logprobs is not implemented")
-    if params.logprobs is not None and not -1 <= params.logprobs <= max_logprobs:
-        problem = f"logprobs must be at most {max_logprobs}"
-        raise ValidationError(problem, "logprobs", params.logprobs)
+    if params.logprobs is not None and max_logprobs != -1:
+        if params.logprobs == -1 or params.logprobs > max_logprobs:
+            problem = f"logprobs must be at most {max_logprobs}"
+            raise ValidationError(problem, "logprobs", params.logprobs)
 
 
 def check_prompt(token_ids: Sequence[int], resume_token_ids: Sequence[int], ready: Ready) -> None:

@@ -59,7 +59,7 @@ def test_joined_deltas_are_the_full_decode(
     ids=st.lists(st.integers(0, 419), max_size=60),
     cuts=st.lists(st.integers(0, 60), max_size=20),
 )
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_any_bytes_in_any_pieces_are_the_full_decode(
     tokenizers: dict[str, Tokenizer], ids: list[int], cuts: list[int]
 ) -> None:
@@ -171,7 +171,7 @@ def test_stop_string_is_found_over_every_split(text: str, include: bool) -> None
     cuts=st.lists(st.integers(0, 30), max_size=10),
     include=st.booleans(),
 )
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_stops_in_any_pieces_are_as_defined(
     text: str, stops: list[str], cuts: list[int], include: bool
 ) -> None:
@@ -186,7 +186,7 @@ def test_stops_in_any_pieces_are_as_defined(
     text=st.text("ab", max_size=20),
     stops=st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3),
 )
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_only_what_may_become_a_stop_string_is_held(text: str, stops: list[str]) -> None:
     matcher, shown = StopMatcher(stops), ""
     for place, character in enumerate(text, 1):

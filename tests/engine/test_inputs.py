@@ -1,0 +1,58 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import ValidationError
+from engine.inputs import ModelConfig, ParsedPrompt, check_params, parse_prompt
+from engine.sampling_params import SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids", "text", "expected"),
+    [
+        ("hello", None, None, ParsedPrompt("hello", None)),
+        ([1, 2], None, None, ParsedPrompt(None, [1, 2])),
+        ((1, 2), None, None, ParsedPrompt(None, [1, 2])),
+        ({"prompt": "hello", "cache_salt": "s"}, None, None, ParsedPrompt("hello", None, "s")),
+        ({"prompt_token_ids": [1], "prompt": "x"}, None, None, ParsedPrompt("x", [1])),
+        (None, [1], None, ParsedPrompt(None, [1])),
+        ("hello", [1], None, ParsedPrompt("hello", [1])),
+        ([1], None, "echo", ParsedPrompt("echo", [1])),
+    ],
+)
+def test_forms_of_a_prompt(
+    prompt: Any, ids: list[int] | None, text: str | None, expected: ParsedPrompt
+) -> None:
+    assert parse_prompt(prompt, ids, text) == expected
+
+
+@pytest.mark.parametrize(
+    "prompt", [None, {}, ["a"], [1.0], [True], {"prompt": "x", "cache_salt": 1}]
+)
+def test_what_is_no_prompt_is_refused(prompt: Any) -> None:
+    with pytest.raises(ValidationError):
+        parse_prompt(prompt)
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "limit", "is_fine"), [(5, 5, 1), (6, 5, 0), (-1, 5, 0), (-1, -1, 1)]
+)
+def test_logprobs_are_limited(logprobs: int, limit: int, is_fine: bool) -> None:
+    params = SamplingParams(logprobs=logprobs)
+    if is_fine:
+        check_params(params, None, limit)
+    else:
+        with pytest.raises(ValidationError, match="logprobs"):
+            check_params(params, None, limit)
+
+
+def test_recommended_sampling_comes_from_the_checkpoint(tmp_path: Path) -> None:
+    config = ModelConfig(str(tmp_path), "m", 100, 100, "float32")
+    assert config.get_diff_sampling_param() == {}
+    recommended = {"temperature": 0.6, "top_k": 20, "max_new_tokens": 7, "eos_token_id": 3}
+    (tmp_path / "generation_config.json").write_text(json.dumps(recommended))
+    assert config.get_diff_sampling_param() == {"temperature": 0.6, "top_k": 20, "max_tokens": 7}
+    (tmp_path / "generation_config.json").write_text('{"do_sample": false}')
+    assert config.get_diff_sampling_param() == {"temperature": 0.0}
