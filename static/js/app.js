@@ -6,15 +6,15 @@ import { useSignal } from "@preact/signals";
 import { Composer } from "./composer.js";
 import { html } from "./html.js";
 import { Down, Mark, Menu, Plus } from "./icons.js";
-import { Banner, SignedOut, Spoken, Toasts } from "./notices.js";
+import { BannerPlace, SignedOut, Spoken, Toasts } from "./notices.js";
 import { Sidebar } from "./sidebar.js";
 
 /** The demo model knows one harbour village and nothing else; other models know more. */
 const DEMO_SUGGESTIONS = [
   "Tell me a long story",
   "Who lives in the village?",
-  "What happened at the harbour?",
-  "How is the weather today?",
+  "Tell me about Tidewick",
+  "Ask me a riddle",
 ];
 const SUGGESTIONS = [
   "Tell me a long story",
@@ -41,7 +41,7 @@ export function App({ page }) {
     <div class="backdrop" onClick=${() => (page.drawerOpen.value = false)}></div>
     <main class="chat" inert=${drawerOpen}>
       <${Header} page=${page} />
-      <${Banner} page=${page} />
+      <${BannerPlace} page=${page} />
       <div class="stage">
         <${TranscriptPlace} page=${page} />
         <${EmptyState} page=${page} />
@@ -98,7 +98,7 @@ function EmptyState({ page }) {
   const waiting = chat.currentId !== null && !chat.current?.loaded;
   const empty = (chat.current?.path.length ?? 0) === 0 && chat.sendsOf(chat.currentId).length === 0;
   if (waiting || !empty) return null;
-  const suggestions = page.model.value.includes("demo") ? DEMO_SUGGESTIONS : SUGGESTIONS;
+  const suggestions = page.model.value.toLowerCase().includes("demo") ? DEMO_SUGGESTIONS : SUGGESTIONS;
   return html`<section class="empty">
     <${Mark} />
     <h2>What shall we talk about?</h2>

@@ -5,7 +5,7 @@
 
 import { copyButton } from "./copy.js";
 import { Markdown } from "./markdown.js";
-import { reasonText } from "./protocol.js";
+import { endText, reasonText } from "./protocol.js";
 
 const QUEUE_TEXTS = {
   engine: "Waiting in line",
@@ -14,17 +14,15 @@ const QUEUE_TEXTS = {
   takeover: "Another server process takes over",
 };
 
-const CHIP_TEXTS = { interrupted: "Stopped", failed: "Failed" };
-
 export class Question {
-  constructor({ key, text }) {
+  constructor({ key }) {
     this.element = make("article", "message question", { ariaLabel: "You said" });
     this.body = make("div", "bubble");
+    this.wait = make("span", "waiting", { textContent: "Not sent yet" });
     this.foot = make("footer", "foot");
-    this.foot.append(copyButton("Copy message"));
+    this.foot.append(this.wait, copyButton("Copy message"));
     this.element.append(this.body, this.foot);
     this.element.dataset.key = key;
-    this.draw({ text, version: 0 });
   }
 
   draw(message) {
@@ -32,7 +30,8 @@ export class Question {
     this.drawn = message.version;
     this.text = message.text;
     this.body.textContent = message.text;
-    this.element.classList.toggle("unsent", Boolean(message.unsent));
+    this.element.classList.toggle("unsent", message.unsent === true);
+    this.wait.hidden = message.unsent !== true;
     return false;
   }
 }
@@ -104,10 +103,9 @@ function waitText(run, stopping) {
 
 /** "Stopped" as a chip where it was, then the figures, joined by middle dots. */
 function factNodes({ status, reason, timings, usage, durable }) {
-  const chip = CHIP_TEXTS[status];
-  const why = reasonText(reason);
+  const chip = endText(status, reason);
   const words = [
-    chip && why !== "stopped" ? why : "",
+    reasonText(reason),
     timings?.tokens_per_s ? `${round(timings.tokens_per_s)} tokens/s` : "",
     timings?.ttft_ms ? `first token ${seconds(timings.ttft_ms)}` : "",
     usage?.output_tokens ? `${usage.output_tokens.toLocaleString("en")} tokens` : "",

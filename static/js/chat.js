@@ -7,6 +7,7 @@
  */
 
 import { Conversation } from "./conversation.js";
+import { SessionList } from "./session-list.js";
 
 const MAX_CONVERSATIONS = 20; // kept in memory, so that going back to one shows it at once
 
@@ -17,8 +18,7 @@ const MAX_CONVERSATIONS = 20; // kept in memory, so that going back to one shows
  */
 
 export class Chat {
-  /** @type {Map<string, {session: object, active: boolean, unseen: boolean}>} the sidebar */
-  sessions = new Map();
+  sessions = new SessionList();
   /** @type {Map<string, Conversation>} */
   conversations = new Map();
   /** @type {string | null} the session on screen; null shows an empty new chat */
@@ -53,15 +53,6 @@ export class Chat {
     return this.conversations.get(this.currentId) ?? null;
   }
 
-  /** Sessions for the sidebar: pinned first, then the latest. */
-  get sessionList() {
-    return [...this.sessions.values()].sort(
-      (a, b) =>
-        Number(b.session.pinned ?? false) - Number(a.session.pinned ?? false) ||
-        b.session.updated_at - a.session.updated_at,
-    );
-  }
-
   /** The messages on their way in a session (null: in the new chat) that have no bubble of the server's yet. */
   sendsOf(sessionId) {
     return [...this.outbox.sends.values()].filter((send) => send.sessionId === sessionId);
@@ -85,7 +76,7 @@ export class Chat {
     this.currentId = sessionId;
     if (left) this.#leave(left);
     if (sessionId !== null) this.#subscribe(this.#conversation(sessionId));
-    this.#mark(sessionId, { unseen: false });
+    this.sessions.mark(sessionId, { unseen: false });
     this.#changed("conversation", sessionId);
   }
 
@@ -109,8 +100,9 @@ export class Chat {
   }
 
   rename(sessionId, title) {
-    this.#mark(sessionId, { session: { ...this.sessions.get(sessionId)?.session, title } });
+    this.sessions.rename(sessionId, title);
     this.#sendKept({ type: "session.update", session_id: sessionId, title });
+    this.#changed("sessions");
   }
 
   remove(sessionId) {
@@ -133,13 +125,9 @@ export class Chat {
 
   // ---- what comes over HTTP ----
 
-  /** A page of `GET /v1/sessions`. One that holds all of them also shows which are gone. */
+  /** A page of `GET /v1/sessions`; `complete` if there is no further one. */
   listed(sessions, { complete = false } = {}) {
-    const listed = new Set(sessions.map((session) => session.id));
-    for (const id of complete ? [...this.sessions.keys()] : []) {
-      if (!listed.has(id) && id !== this.currentId) this.sessions.delete(id);
-    }
-    sessions.forEach((session) => this.#list(session));
+    this.sessions.putPage(sessions, complete, this.currentId);
     this.#changed("sessions");
   }
 
@@ -182,8 +170,6 @@ export class Chat {
         return this.#messageEvent(frame);
       case "response.created":
         return this.#responseCreated(frame);
-      case "viewer.changed":
-        return this.#viewers(frame);
       case "error":
         return this.#error(frame.error, answered);
       default:
@@ -192,12 +178,12 @@ export class Chat {
   }
 
   #sessionCreated(frame) {
-    this.#list(frame.session);
+    this.sessions.put(frame.session);
     this.#changed("sessions");
     const send = this.outbox.sends.get(frame.event_id);
     if (!send || send.sessionId !== null) return;
     const conversation = this.#conversation(frame.session.id);
-    conversation.subscribed({ ...frame, recovered: false, viewers: 1 });
+    conversation.subscribed({ ...frame, recovered: false });
     const wasOnScreen = this.currentId === null;
     if (wasOnScreen) this.currentId = conversation.id;
     if (frame.replayed) this.#subscribe(conversation); // something may have happened in it since
@@ -210,7 +196,7 @@ export class Chat {
     const conversation = this.conversations.get(frame.session_id);
     if (!conversation || conversation.state === "away") return;
     conversation.subscribed(frame);
-    if (frame.snapshot) this.#list(frame.snapshot.session);
+    if (frame.snapshot) this.sessions.put(frame.snapshot.session);
     if (conversation.path.some((message) => !message.streaming && message.incomplete)) {
       this.#refetch(conversation.id);
     }
@@ -223,7 +209,7 @@ export class Chat {
     const id = frame.session?.id ?? frame.session_id;
     this.#inOrder(id, frame);
     if (frame.type === "session.updated") {
-      this.#list(frame.session);
+      this.sessions.put(frame.session);
       return this.#changed("sessions");
     }
     const wasOnScreen = id === this.currentId;
@@ -234,7 +220,8 @@ export class Chat {
   #sessionActivity({ session_id: id, active, status }) {
     const ended = !active && status !== undefined;
     const unseen = id !== this.currentId && (ended || (this.sessions.get(id)?.unseen ?? false));
-    this.#mark(id, { active, unseen });
+    this.sessions.mark(id, { active, unseen });
+    this.#changed("sessions");
   }
 
   #messageEvent(frame) {
@@ -248,7 +235,8 @@ export class Chat {
   #messageCreated(conversation, wire) {
     const message = conversation.add(wire);
     this.#bindSends(conversation);
-    this.#touch(conversation.id, message.createdAt);
+    this.sessions.touch(conversation.id, message.createdAt);
+    this.#changed("sessions");
     if (wire.content_omitted && message.incomplete) this.#refetch(conversation.id);
   }
 
@@ -300,11 +288,6 @@ export class Chat {
     const isText = outcome === "applied" && frame.type === "response.output_text.delta";
     const kind = isText ? "text" : "conversation";
     this.#changed(kind, conversation.id, { run, frame, outcome });
-  }
-
-  #viewers(frame) {
-    const conversation = this.conversations.get(frame.session_id);
-    if (conversation) conversation.viewers = frame.viewers;
   }
 
   #health({ store, engine }) {
@@ -361,32 +344,6 @@ export class Chat {
     const place = conversation.place(frame);
     if (place === "gap") this.#subscribe(conversation);
     return place === "apply";
-  }
-
-  #list(session) {
-    const known = this.sessions.get(session.id);
-    if (known && (session.revision ?? 0) < (known.session.revision ?? 0)) return;
-    const active = known?.active ?? false;
-    this.sessions.set(session.id, {
-      session: { ...known?.session, ...session },
-      active: session.active_response_id === undefined ? active : session.active_response_id !== null,
-      unseen: known?.unseen ?? false,
-    });
-  }
-
-  /** A session with a new message moves up in the sidebar. */
-  #touch(sessionId, at) {
-    const entry = this.sessions.get(sessionId);
-    if (!entry || entry.session.updated_at >= at) return;
-    this.#mark(sessionId, { session: { ...entry.session, updated_at: at } });
-  }
-
-  /** Change a sidebar entry. It is replaced, not edited, so that its row notices. */
-  #mark(sessionId, change) {
-    const entry = this.sessions.get(sessionId);
-    if (!entry) return;
-    this.sessions.set(sessionId, { ...entry, ...change });
-    this.#changed("sessions");
   }
 
   #forget(sessionId) {

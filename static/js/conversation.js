@@ -16,7 +16,6 @@ export class Conversation {
   offset = 0;
   hasMore = false; // older messages can be fetched
   loaded = false;
-  viewers = 1;
   /** "away": not subscribed; "joining": asked, no answer yet; "live": events arrive. */
   state = "away";
 
@@ -42,7 +41,6 @@ export class Conversation {
   subscribed(frame) {
     this.state = "live";
     this.loaded = true;
-    this.viewers = frame.viewers ?? 1;
     if (frame.recovered) return;
     this.epoch = frame.epoch;
     this.offset = frame.offset;

@@ -23,6 +23,6 @@ export const System = () => icon(html`<rect x="3" y="4" width="14" height="9.5" 
 /** The name mark: two voices, one facing the other. */
 export const Mark = () =>
   html`<svg class="mark" viewBox="0 0 32 32" aria-hidden="true" focusable="false">
-    <path class="first" d="M4 8.5A4.5 4.5 0 0 1 8.5 4h8A4.5 4.5 0 0 1 21 8.5v3a4.500 4.500 0 0 1-4.500 4.500H10l-4.600 3.600A.9.9 0 0 1 4 18.900Z" />
-    <path class="second" d="M28 17.500A4.500 4.500 0 0 0 23.500 13.100V13c0 3.600-2.900 6.500-6.500 6.500h-4.300A4.500 4.500 0 0 0 16.500 24H22l4.600 3.600A.9.9 0 0 0 28 26.900Z" />
+    <path class="first" d="M4 8.5A4.5 4.5 0 0 1 8.5 4h8A4.5 4.5 0 0 1 21 8.5v3a4.5 4.5 0 0 1-4.5 4.5H10l-4.6 3.6A.9.9 0 0 1 4 18.9Z" />
+    <path class="second" d="M28 17.5A4.5 4.5 0 0 0 23.5 13.1V13c0 3.6-2.9 6.5-6.5 6.5h-4.3A4.5 4.5 0 0 0 16.5 24H22l4.6 3.6A.9.9 0 0 0 28 26.9Z" />
   </svg>`;

@@ -3,8 +3,8 @@
 import { html } from "./html.js";
 import { Mark } from "./icons.js";
 
-export function Banner({ page }) {
-  const banner = page.banner.value;
+export function BannerPlace({ page }) {
+  const banner = page.banner.shown.value;
   return html`<div class="banner-place" role="status">
     ${banner &&
     html`<p class=${`banner ${banner.tone}`}>
@@ -16,14 +16,19 @@ export function Banner({ page }) {
 
 export function Toasts({ page }) {
   return html`<div class="toasts" role="alert">
-    ${page.toasts.value.map(
-      ({ id, text, action }) => html`<p class="toast" key=${id}>
-        <span>${text}</span>
-        ${action &&
-        html`<button type="button" onClick=${() => (page.dismiss(id), action.run())}>${action.label}</button>`}
-      </p>`,
-    )}
+    ${page.toasts.value.map((toast) => html`<${Toast} key=${toast} page=${page} toast=${toast} />`)}
   </div>`;
+}
+
+function Toast({ page, toast }) {
+  const act = () => {
+    page.dismiss(toast);
+    toast.action.run();
+  };
+  return html`<p class="toast">
+    <span>${toast.text}</span>
+    ${toast.action && html`<button type="button" onClick=${act}>${toast.action.label}</button>`}
+  </p>`;
 }
 
 /** Boundaries only, never tokens: "Generating", "Answer complete, 120 words", "Stopped". */

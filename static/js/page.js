@@ -1,49 +1,39 @@
 /**
  * The page's one controller: it owns the chat, the socket and the transcript, turns what the user does
- * into commands, and holds as signals what only the page knows (banner, toasts, drawer, drafts).
- * Components read it and call it; they hold no state of their own worth losing.
+ * into commands, and holds as signals what only the page knows (toasts, drawer, draft). Components
+ * read it and call it; they hold no state of their own worth losing.
  */
 
-import { batch, signal } from "@preact/signals";
+import { signal } from "@preact/signals";
 
 import * as api from "./api.js";
+import { Banner } from "./banner.js";
 import { Chat } from "./chat.js";
 import { Outbox } from "./outbox.js";
 import { errorText } from "./protocol.js";
+import { Removals, UNDO_MS } from "./removals.js";
 import { Socket } from "./socket.js";
 import { Store } from "./storage.js";
 import { Transcript } from "./view.js";
 
-const BANNER_DELAY_MS = 2000; // shorter troubles are nobody's business
-const RESUMED_MS = 3000;
-const UNDO_MS = 5000;
-const TOAST_MS = 5000;
 const DRAFT_PREFIX = "parley.draft.";
-
-const HEALTH_TEXTS = {
-  store: "Answers continue, storage is catching up",
-  engine: { unavailable: "The model is restarting", stalled: "The model is slow to answer" },
-};
+const FRAME_BYTES = 256 * 1024; // the server closes the connection over a larger frame
+const FRAME_OVERHEAD = 1024;
 
 export class Page {
   /** Bumped when the shell must be drawn again; components read it and then the chat. */
   tick = signal(0);
-  /** @type {import("@preact/signals").Signal<{text: string, tone: string, action?: object} | null>} */
-  banner = signal(null);
   toasts = signal([]);
   spoken = signal("");
   drawerOpen = signal(false);
   signedOut = signal(false);
   model = signal("");
-  /** Sessions whose deletion waits for its undo to run out. */
-  deleting = signal(new Map());
   renaming = signal(null);
-  away = signal(false);
+  away = signal(false); // the reader scrolled up
   /** @type {import("@preact/signals").Signal<{error: object, until: number} | null>} */
   refusal = signal(null);
-  nextCursor = signal(null);
+  nextCursor = signal(null); // of the list of sessions
   draft = signal("");
-  #bannerTimer = 0;
   #loadingEarlier = false;
 
   constructor() {
@@ -61,16 +51,20 @@ export class Page {
       onstate: (state) => this.#socketChanged(state),
       visible: () => !document.hidden,
     });
+    this.banner = new Banner(() => this.#checkSignedIn());
+    this.removals = new Removals((sessionId) => {
+      this.chat.remove(sessionId);
+      this.store.remove(DRAFT_PREFIX + sessionId);
+    });
   }
 
   start() {
     addEventListener("hashchange", () => this.#showAddressed());
     addEventListener("online", () => this.socket.wake());
-    addEventListener("pagehide", () => this.#deleteNow());
+    addEventListener("pagehide", () => this.removals.finishAll());
     document.addEventListener("visibilitychange", () => this.#visibilityChanged());
     this.#showAddressed();
     this.socket.open();
-    api.modelName().then((name) => (this.model.value = name), () => {});
   }
 
   /** The transcript's elements exist now. */
@@ -86,17 +80,22 @@ export class Page {
   /** Show a session, or with null a new chat. The address decides, so that Back and reload agree. */
   show(sessionId) {
     this.drawerOpen.value = false;
-    const hash = sessionId ? `#${sessionId}` : "";
-    if (location.hash === hash) this.#showAddressed();
-    else if (hash) location.hash = hash;
-    else {
-      history.pushState(null, "", location.pathname);
+    if (sessionId) {
+      location.hash = sessionId;
+    } else {
+      if (location.hash) history.pushState(null, "", location.pathname);
       this.#showAddressed();
     }
   }
 
+  /** @returns {boolean} whether the message is on its way */
   say(text) {
     if (text.trim() === "" || this.chat.activity() !== "idle") return false;
+    const limit = this.chat.ready?.limits?.max_message_bytes ?? FRAME_BYTES;
+    if (new TextEncoder().encode(JSON.stringify(text)).length > limit - FRAME_OVERHEAD) {
+      this.refusal.value = { error: { code: "message_too_large" }, until: 0 };
+      return false;
+    }
     this.setDraft("");
     this.refusal.value = null;
     this.chat.say(text);
@@ -104,7 +103,7 @@ export class Page {
     return true;
   }
 
-  /** Freeze what is painted and tell the server how much that was. A new chat not yet made is taken back. */
+  /** Freeze what is painted and tell the server how much that was. */
   stop() {
     if (!["sending", "running"].includes(this.chat.activity())) return;
     const run = this.chat.current?.activeRun;
@@ -114,51 +113,42 @@ export class Page {
 
   setDraft(text) {
     this.draft.value = text;
-    const name = this.#draftName;
-    if (text === "") this.store.remove(name);
-    else this.store.set(name, text);
+    if (text === "") this.store.remove(this.#draftName);
+    else this.store.set(this.#draftName, text);
   }
 
   rename(sessionId, title) {
     this.renaming.value = null;
     const clean = title.trim();
-    const known = this.chat.sessions.get(sessionId)?.session.title;
-    if (clean && clean !== known) this.chat.rename(sessionId, clean);
+    if (clean && clean !== this.chat.sessions.get(sessionId)?.session.title) {
+      this.chat.rename(sessionId, clean);
+    }
   }
 
-  /** Hide a session at once; it is deleted for good when the undo has run out. */
   remove(sessionId) {
     const wasOnScreen = this.chat.currentId === sessionId;
-    const timer = setTimeout(() => this.#finishRemoval(sessionId), UNDO_MS);
-    this.deleting.value = new Map([...this.deleting.value, [sessionId, timer]]);
+    this.removals.start(sessionId);
     if (wasOnScreen) this.show(null);
-    this.toast("Chat deleted", {
-      label: "Undo",
-      run: () => this.#undoRemoval(sessionId, wasOnScreen),
-    });
+    const undo = () => {
+      this.removals.undo(sessionId);
+      if (wasOnScreen) this.show(sessionId);
+    };
+    this.toast("Chat deleted", { label: "Undo", run: undo });
   }
 
   async earlier() {
     const conversation = this.chat.current;
     if (!conversation?.hasMore || this.#loadingEarlier) return;
     this.#loadingEarlier = true;
-    try {
+    await this.#load("Earlier messages could not be loaded. Try again.", async () => {
       const page = await api.listMessages(conversation.id, conversation.path[0]?.id);
       this.chat.earlier(conversation.id, page.messages, page.has_more);
-    } catch (error) {
-      this.#httpFailed(error, "Earlier messages could not be loaded. Try again.");
-    }
+    });
     this.#loadingEarlier = false;
   }
 
-  async moreSessions() {
-    try {
-      const page = await api.listSessions(this.nextCursor.value);
-      this.nextCursor.value = page.next_cursor;
-      this.chat.listed(page.sessions);
-    } catch (error) {
-      this.#httpFailed(error, "More chats could not be loaded. Try again.");
-    }
+  moreSessions() {
+    return this.#loadSessions(this.nextCursor.value, "More chats could not be loaded. Try again.");
   }
 
   reconnect() {
@@ -167,18 +157,13 @@ export class Page {
   }
 
   toast(text, action = null) {
-    const toast = { id: crypto.getRandomValues(new Uint32Array(1))[0], text, action };
+    const toast = { text, action };
     this.toasts.value = [...this.toasts.value, toast];
-    setTimeout(() => this.dismiss(toast.id), TOAST_MS);
+    setTimeout(() => this.dismiss(toast), UNDO_MS);
   }
 
-  dismiss(id) {
-    this.toasts.value = this.toasts.value.filter((toast) => toast.id !== id);
-  }
-
-  /** Said once to those who listen instead of looking. */
-  speak(text) {
-    this.spoken.value = text;
+  dismiss(toast) {
+    this.toasts.value = this.toasts.value.filter((other) => other !== toast);
   }
 
   // ---- what the chat says ----
@@ -206,26 +191,27 @@ export class Page {
         if (change.frame && onScreen) this.#speakOf(change);
     }
     this.transcript?.changed();
-    this.#showHealth();
+    this.banner.health(this.chat.degraded);
     this.tick.value += 1;
   }
 
+  /** Boundaries only, for those who listen instead of looking: every token would be noise. */
   #speakOf({ frame, run }) {
-    if (frame.type === "response.created") this.speak("Generating");
+    if (frame.type === "response.created") this.spoken.value = "Generating";
     if (frame.type !== "response.done") return;
     const words = run.message.text.split(/\s+/).filter(Boolean).length;
     const { status } = frame.response;
-    if (status === "completed") this.speak(`Answer complete, ${words} words`);
-    else this.speak(status === "cancelled" ? "Stopped" : "The answer ended early");
+    if (status === "completed") this.spoken.value = `Answer complete, ${words} words`;
+    else this.spoken.value = status === "cancelled" ? "Stopped" : "The answer ended early";
   }
 
   #gone({ sessionId, wasOnScreen, by, reason }) {
+    this.store.remove(DRAFT_PREFIX + sessionId);
     if (!wasOnScreen) return;
     history.replaceState(null, "", location.pathname);
     this.#loadDraft();
     const who = by === "admin" ? "An administrator removed this chat" : "This chat was deleted";
     this.toast(reason ? `${who}: ${reason}` : who);
-    this.store.remove(DRAFT_PREFIX + sessionId);
   }
 
   /** Nothing that was typed is lost: a refused message goes back to where it was written. */
@@ -241,82 +227,27 @@ export class Page {
 
   #connected() {
     this.chat.connected();
-    this.#refreshSessions();
+    this.#loadSessions(null, "The list of chats could not be loaded. Reload the page.");
+    if (!this.model.value) api.modelName().then((name) => (this.model.value = name), () => {});
   }
 
   #socketChanged(state) {
     if (state === "open") {
-      clearTimeout(this.#bannerTimer);
-      this.#bannerTimer = 0;
-      if (this.banner.value?.tone === "lost") this.#showResumed();
-    } else if (state === "login") {
-      this.signedOut.value = true;
-      this.banner.value = null;
-    } else if (state === "stopped") {
-      const action = { label: "Reconnect", run: () => this.reconnect() };
-      this.banner.value = { text: this.socket.stoppedText, tone: "stopped", action };
-    } else {
-      this.#bannerTimer ||= setTimeout(() => this.#showLost(), BANNER_DELAY_MS);
-    }
-    this.tick.value += 1;
-  }
-
-  #showLost() {
-    this.banner.value = { text: "Reconnecting…", tone: "lost" };
-    this.#checkSignedIn();
-  }
-
-  #showResumed() {
-    this.banner.value = { text: "Resumed", tone: "good" };
-    this.speak("Reconnected");
-    setTimeout(() => {
-      if (this.banner.value?.tone === "good") this.banner.value = null;
-      this.#showHealth();
-    }, RESUMED_MS);
-  }
-
-  #showHealth() {
-    const { store, engine } = this.chat.degraded;
-    const text = store ? HEALTH_TEXTS.store : HEALTH_TEXTS.engine[engine];
-    const { value: shown } = this.banner;
-    if (text && shown?.text !== text && (!shown || shown.tone === "degraded")) {
-      this.banner.value = { text, tone: "degraded" };
-    } else if (!text && shown?.tone === "degraded") this.banner.value = null;
-  }
-
-  async #refreshSessions() {
-    try {
-      const page = await api.listSessions();
-      batch(() => {
-        this.signedOut.value = false;
-        this.nextCursor.value = page.next_cursor;
-        this.chat.listed(page.sessions, { complete: page.next_cursor === null });
-      });
-    } catch (error) {
-      this.#httpFailed(error, "The list of chats could not be loaded. It comes with the next reconnect.");
-    }
+      if (this.banner.connected()) this.spoken.value = "Reconnected";
+    } else if (state === "login") this.#signOut();
+    else if (state === "stopped") {
+      this.banner.stopped(this.socket.stoppedText, { label: "Reconnect", run: () => this.reconnect() });
+    } else this.banner.waiting();
   }
 
   /** A refused upgrade says nothing to a browser; an HTTP answer tells a missing login from a lost server. */
   #checkSignedIn() {
-    api.listSessions().catch((error) => {
-      if (error instanceof api.SignedOut) this.#httpFailed(error);
-    });
+    api.listSessions().catch((error) => error instanceof api.SignedOut && this.#signOut());
   }
 
-  #httpFailed(error, text) {
-    if (error instanceof api.SignedOut) {
-      this.signedOut.value = true;
-      this.banner.value = null;
-    } else this.toast(text);
-  }
-
-  async #refetch(sessionId) {
-    try {
-      this.chat.settle(sessionId, (await api.listMessages(sessionId)).messages);
-    } catch (error) {
-      this.#httpFailed(error, "A message could not be loaded. Reload the page.");
-    }
+  #signOut() {
+    this.signedOut.value = true;
+    this.banner.clear();
   }
 
   #visibilityChanged() {
@@ -325,7 +256,33 @@ export class Page {
     this.transcript?.changed();
   }
 
-  // ---- sessions ----
+  // ---- what is read over HTTP ----
+
+  #loadSessions(cursor, problem) {
+    return this.#load(problem, async () => {
+      const page = await api.listSessions(cursor);
+      this.signedOut.value = false;
+      this.nextCursor.value = page.next_cursor;
+      this.chat.listed(page.sessions, { complete: cursor === null && page.next_cursor === null });
+    });
+  }
+
+  #refetch(sessionId) {
+    return this.#load("A message could not be loaded. Reload the page.", async () => {
+      this.chat.settle(sessionId, (await api.listMessages(sessionId)).messages);
+    });
+  }
+
+  async #load(problem, read) {
+    try {
+      await read();
+    } catch (error) {
+      if (error instanceof api.SignedOut) this.#signOut();
+      else this.toast(problem);
+    }
+  }
+
+  // ---- the address and the drafts ----
 
   #showAddressed() {
     const sessionId = /^#(ses_[\w-]+)$/.exec(location.hash)?.[1] ?? null;
@@ -342,28 +299,5 @@ export class Page {
 
   #loadDraft() {
     this.draft.value = this.store.get(this.#draftName) ?? "";
-  }
-
-  #undoRemoval(sessionId, wasOnScreen) {
-    clearTimeout(this.deleting.value.get(sessionId));
-    this.#forgetRemoval(sessionId);
-    if (wasOnScreen) this.show(sessionId);
-  }
-
-  #finishRemoval(sessionId) {
-    this.chat.remove(sessionId);
-    this.store.remove(DRAFT_PREFIX + sessionId);
-    this.#forgetRemoval(sessionId);
-  }
-
-  #forgetRemoval(sessionId) {
-    const left = new Map(this.deleting.value);
-    left.delete(sessionId);
-    this.deleting.value = left;
-  }
-
-  /** The page goes away: what was deleted stays deleted. */
-  #deleteNow() {
-    for (const sessionId of this.deleting.value.keys()) this.#finishRemoval(sessionId);
   }
 }

@@ -7,7 +7,6 @@ export const SUBPROTOCOL = "chat.v1";
 
 /** The ends of a response that the user did not ask for, as a reader should see them. */
 const REASON_TEXTS = {
-  client_cancelled: "stopped",
   admin_cancelled: "stopped by an administrator",
   superseded: "stopped by a newer question",
   no_viewers: "stopped, nobody was watching",
@@ -15,12 +14,17 @@ const REASON_TEXTS = {
   max_output_tokens: "reached the length limit",
   deadline: "ran out of time",
   quota: "quota used up",
-  server_shutdown: "the server shut down",
-  owner_lost: "the server process was lost",
+  server_shutdown: "the server shut down, ask again",
+  owner_lost: "the server process was lost, ask again",
   content_filter: "withheld by a filter",
-  engine_error: "the engine failed",
-  store_lost: "the storage failed",
+  engine_error: "the model failed, ask again",
+  store_lost: "the storage failed, ask again",
 };
+
+/** The reasons of a response that somebody wanted to end; the others cut it short. */
+const STOP_REASONS = new Set(
+  "client_cancelled admin_cancelled superseded no_viewers session_deleted".split(" "),
+);
 
 /** What happened, and what to do about it. `{wait}` becomes a countdown where the server gave one. */
 const ERROR_TEXTS = {
@@ -78,6 +82,13 @@ export function errorText(error, waitMs = error.retry_after_ms ?? 0) {
 /** Why an answer ended, in a reader's words; empty when it simply came to its end. */
 export function reasonText(reason) {
   return REASON_TEXTS[reason] ?? "";
+}
+
+/** One word for how a message ended; empty if it is whole. @param {string} status of the message */
+export function endText(status, reason) {
+  if (status === "failed") return "Failed";
+  if (status !== "interrupted") return "";
+  return reason && !STOP_REASONS.has(reason) ? "Cut short" : "Stopped";
 }
 
 /**

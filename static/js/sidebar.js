@@ -14,8 +14,8 @@ const menu = signal(null);
 
 export function Sidebar({ page, inert }) {
   page.tick.value;
-  const { chat, deleting } = page;
-  const entries = chat.sessionList.filter(({ session }) => !deleting.value.has(session.id));
+  const { chat } = page;
+  const entries = chat.sessions.sorted.filter(({ session }) => !page.removals.hides(session.id));
   return html`<aside class="sidebar" id="sidebar" inert=${inert} aria-label="Chats">
     <div class="brand">
       <${Mark} /><span class="name">Parley</span>

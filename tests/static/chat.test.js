@@ -453,7 +453,7 @@ test("the sidebar follows created, updated, activity and deleted", () => {
     { type: "session.created", session: session(), epoch: "e", offset: 1, replayed: false },
     { type: "session.created", session: second, epoch: "f", offset: 1, replayed: false },
   );
-  const titles = () => chat.sessionList.map(({ session: { title } }) => title);
+  const titles = () => chat.sessions.sorted.map(({ session: { title } }) => title);
   assert.deepEqual(titles(), ["B", "A chat"]);
   receive({ type: "session.updated", session: session({ title: "A!", revision: 2, updated_at: 3000 }), offset: 9 });
   assert.deepEqual(titles(), ["A!", "B"]);

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { closePolicy, contentText, errorText, newKey, reasonText } from "../../static/js/protocol.js";
+import { closePolicy, contentText, endText, errorText, newKey, reasonText } from "../../static/js/protocol.js";
 
 test("an error says what happened and what to do", () => {
   assert.match(errorText({ code: "message_too_large" }), /too long\. Shorten it/);
@@ -22,6 +22,14 @@ test("an end the user did not choose is explained", () => {
   assert.equal(reasonText("max_output_tokens"), "reached the length limit");
   assert.equal(reasonText("eos"), "");
   assert.equal(reasonText(undefined), "");
+});
+
+test("a stop is told from an answer that was cut short", () => {
+  assert.equal(endText("interrupted", "client_cancelled"), "Stopped");
+  assert.equal(endText("interrupted", undefined), "Stopped");
+  assert.equal(endText("interrupted", "owner_lost"), "Cut short");
+  assert.equal(endText("failed", "engine_error"), "Failed");
+  assert.equal(endText("completed", "eos"), "");
 });
 
 test("an eviction gives its reason", () => {
