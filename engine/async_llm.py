@@ -21,19 +21,16 @@ import msgspec
 
 from engine.args import AsyncEngineArgs
 from engine.client import CoreClient, StateCallback
+from engine.collector import RequestOutputCollector
 from engine.connection import STALL_SECONDS, CoreConnection, CoreState
 from engine.download import resolve_model
 from engine.errors import EngineDeadError, RetryableRequestError
 from engine.inputs import ModelConfig, Prompt, check_params, parse_prompt
 from engine.ipc import Ready, SchedulerStats
 from engine.launcher import CoreProcess, PrivateDirectory
-from engine.output_processor import (
-    OutputProcessor,
-    ProgressCallback,
-    RequestOutputCollector,
-    RequestState,
-)
+from engine.output_processor import OutputProcessor
 from engine.outputs import RequestOutput
+from engine.request_state import ProgressCallback, RequestState
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 

@@ -20,7 +20,8 @@ from engine.errors import (
 )
 from engine.inputs import check_prompt
 from engine.ipc import Abort, AddRequest, Ready, SchedulerStats, SequenceOutput
-from engine.output_processor import OutputProcessor, RequestState, merge_outputs
+from engine.output_processor import OutputProcessor, merge_outputs
+from engine.request_state import RequestState
 from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

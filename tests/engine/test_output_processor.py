@@ -3,15 +3,12 @@ from typing import Any
 
 import pytest
 
+from engine.collector import RequestOutputCollector
 from engine.errors import ValidationError
 from engine.ipc import SequenceOutput
-from engine.output_processor import (
-    OutputProcessor,
-    RequestOutputCollector,
-    RequestState,
-    merge_outputs,
-)
+from engine.output_processor import OutputProcessor, merge_outputs
 from engine.outputs import CompletionOutput, RequestOutput, RequestProgress
+from engine.request_state import RequestState
 from engine.sampling_params import RequestOutputKind, SamplingParams
 
 DELTA, FINAL = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
