@@ -11,9 +11,9 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Mount, WebSocketRoute
+from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from engine import AsyncLLM
 from server import __version__
@@ -108,6 +108,7 @@ class Worker:
             routes=[
                 *routes(doors),
                 WebSocketRoute("/v1/ws", self.websocket),
+                Route("/v1/ws", upgrade_required, methods=["GET"]),
                 Mount("/static", Static(directory=STATIC)),
             ],
             lifespan=self._lifespan,
@@ -164,6 +165,19 @@ class Worker:
     # ---- the websocket door ---------------------------------------------------------------------
 
     async def websocket(self, websocket: WebSocket) -> None:
+        """The outermost handler: an exception behind it would break the socket off."""
+        try:
+            await self._open(websocket)
+        except (WebSocketDisconnect, OSError):
+            pass  # the client left during the handshake
+        except Exception:
+            logger.exception("connection failed")
+            with contextlib.suppress(RuntimeError, OSError):
+                if websocket.application_state is WebSocketState.CONNECTING:
+                    await websocket.accept(PROTOCOL)
+                await websocket.close(CloseCode.INTERNAL)
+
+    async def _open(self, websocket: WebSocket) -> None:
         """Negotiate, authenticate, count; then the connection takes over."""
         offered = websocket.scope.get("subprotocols", [])
         ours = [p for p in offered if not p.startswith(BEARER_SUBPROTOCOL)]
@@ -219,6 +233,13 @@ class Worker:
         self.metrics.count_close(int(code))
         await websocket.accept(PROTOCOL)
         await websocket.close(int(code), reason)
+
+
+async def upgrade_required(request: Request) -> Response:
+    """The websocket's address without a handshake."""
+    return Response(
+        status_code=426, headers={"Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    )
 
 
 async def http_error(request: Request, error: Exception) -> Response:

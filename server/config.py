@@ -56,6 +56,16 @@ class Settings(BaseSettings):
         description="Tokens per second of each answer, 0 = as fast as possible. "
         "[default: 60 for the demo model, otherwise 0]",
     )
+    max_model_len: int | None = Field(
+        None, ge=16, description="Context in tokens. [default: what the model and memory allow]"
+    )
+    max_num_seqs: int | None = Field(
+        None, ge=1, le=4096, description="Answers decoded at once; more wait. [default: 64]"
+    )
+    kv_cache_memory_bytes: int | None = Field(
+        None, ge=1, description="Memory for keys and values. [default: the engine's choice]"
+    )
+    dtype: str = Field("auto", description="auto, float32, bfloat16 or float16.")
     token: str | None = Field(
         None, description="Bearer token of the user `local`; generated into the data directory."
     )
@@ -82,6 +92,13 @@ class Settings(BaseSettings):
     max_messages_per_s: int = Field(
         20, ge=0, description="Frames of one connection, burst twice that; 0 = unlimited."
     )
+
+    @field_validator("dtype")
+    @classmethod
+    def _known_dtype(cls, value: str) -> str:
+        if value not in ("auto", "float32", "bfloat16", "float16"):
+            raise ValueError("must be auto, float32, bfloat16 or float16")
+        return value
 
     @field_validator("log_level")
     @classmethod

@@ -23,7 +23,13 @@ from server.run import Run, Stop
 from server.runs import clean_title
 from server.services import Services
 from server.translate import translate_store_errors
-from sessions.errors import ResponseNotFound, RunEnded, RunError, SessionNotFound
+from sessions.errors import (
+    MessageNotFound,
+    ResponseNotFound,
+    RunEnded,
+    RunError,
+    SessionNotFound,
+)
 from sessions.records import (
     MessagePage,
     Session,
@@ -197,7 +203,7 @@ class Handlers:
 
     async def _fence(self, response_id: str) -> int:
         run = self._runs.local(response_id)
-        if run is not None:
+        if run is not None and run.uid == self._uid:
             return run.fence
         return (await self._store.run(self._uid, response_id)).fence
 
@@ -211,8 +217,7 @@ class Handlers:
 
     async def _update_session(self, frame: UpdateSession) -> None:
         check_session_id(frame.session_id)
-        if frame.head is not None and not is_message_id(frame.head):
-            raise ApiError("message_not_found", "no such message", param="head")
+        check_message_id(frame.head)
         session = await self._store.update_session(
             self._uid,
             frame.session_id,
@@ -251,17 +256,16 @@ class Handlers:
 
     async def _create_response(self, frame: CreateResponse) -> None:
         check_session_id(frame.session_id)
-        if frame.parent_id is not None and not is_message_id(frame.parent_id):
-            raise ApiError("message_not_found", "no such message", param="parent_id")
+        check_message_id(frame.parent_id)
         if frame.priority != 0:
             raise ApiError("forbidden", "priority needs a role", param="priority")
         subscription = self._subscriptions.get(frame.session_id)
         if subscription is None or subscription.only is not None:
             await self._store.session(self._uid, frame.session_id)  # foreign: not found, not this
             raise ApiError("not_subscribed", "subscribe to the session first", param="session_id")
-        begun = await self._runs.create(self._uid, frame, subscription)
-        if begun.replayed:
-            await self._replay(subscription, frame, begun.response_id)
+        response_id, replayed = await self._runs.create(self._uid, frame, subscription)
+        if replayed:
+            await self._replay(subscription, frame, response_id)
 
     async def _replay(
         self, subscription: Subscription, frame: CreateResponse, response_id: str
@@ -420,8 +424,8 @@ class Handlers:
                 self._reply(
                     {**notice, "owner": "silent", "lease_ends_in_ms": left}, None, response_id
                 )
-            if silent and record.lease_until < time.time_ns() // 1_000_000:
-                await self._runs.end_orphan(response_id)
+            if silent:
+                await self._runs.end_orphan(response_id)  # a no-op until the lease has ended
             await asyncio.sleep(waits.pop(0) if waits else REMOTE_POLL_SECONDS[-1])
         if not self._watches(response_id):
             await self._send_done(response_id)
@@ -507,6 +511,11 @@ def check_session_id(session_id: str) -> None:
     """A malformed id is answered like an unknown one, and never reaches Redis."""
     if not is_session_id(session_id):
         raise SessionNotFound(session_id)
+
+
+def check_message_id(message_id: str | None) -> None:
+    if message_id is not None and not is_message_id(message_id):
+        raise MessageNotFound(message_id)
 
 
 def check_response_id(response_id: str) -> None:

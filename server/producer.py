@@ -228,6 +228,7 @@ class Producer:
             status="in_progress" if starts else "",
             fields=fields,
         )
+        run.lease_until = reply.lease_until
         run.num_stored = max(run.num_stored, first - 1 + len(events))
         if events:
             run.num_tokens_stored += len(token_ids)

@@ -9,6 +9,7 @@ rule, so every worker finds the same place without having to remember one.
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from engine import AsyncLLM
 from server.errors import ApiError
@@ -72,7 +73,11 @@ class PromptBuilder:
             )
             if len(ids) <= room or start >= len(history):
                 break
-            start = _next_turn(history, start)  # the estimate was too low: one more turn goes
+            # The estimate was too low: one more turn goes.
+            start = next(
+                (i for i in range(start + 1, len(history)) if history[i].role == "user"),
+                len(history),
+            )
         first = history[start].id if 0 < start < len(history) else None
         return Prompt(ids, first, start)
 
@@ -88,22 +93,23 @@ class PromptBuilder:
         return [message for message in messages if message.text]
 
     async def _start(self, history: Sequence[Message], text: str, num_alone: int, room: int) -> int:
-        """Where the prompt begins: walk the chat and cut to `KEEP_FRACTION` whenever it overflows.
+        """Where the prompt begins, found by asking every question of this chat again in thought.
 
-        The new message is walked like those before it, so the next turn finds the same place.
+        Whenever one overflows, whole turns go until `KEEP_FRACTION` is left. The new question is
+        treated like those before it, so the next one finds the same place.
         """
         counts = [await self._count(message) for message in history]
         counts.append(await self._count_text(text))
-        total = num_alone - counts[-1]
-        start = 0
-        for place, count in enumerate(counts):
-            total += count
-            if total > room:
-                while start < min(place, len(history)) and total > room * KEEP_FRACTION:
-                    following = min(_next_turn(history, start), place)
-                    total -= sum(counts[start:following])
-                    start = following
-        return start
+        before = list(accumulate(counts, initial=num_alone - counts[-1]))
+        questions = [place for place, m in enumerate(history) if place == 0 or m.role == "user"]
+        questions.append(len(history))
+        kept = 0  # index into `questions`: the oldest one that is still in the prompt
+        for number, place in enumerate(questions):
+            end = before[place + 1] + before[0]
+            if end - before[questions[kept]] > room:
+                while kept < number and end - before[questions[kept]] > room * KEEP_FRACTION:
+                    kept += 1
+        return questions[kept]
 
     async def _count(self, message: Message) -> int:
         known = self._counts.get(message.id)
@@ -130,10 +136,3 @@ class PromptBuilder:
                 messages.append({"role": role, "content": content})
         tokenizer = self._engine.get_tokenizer()
         return await tokenizer.apply_chat_template_async(messages, add_generation_prompt=True)
-
-
-def _next_turn(history: Sequence[Message], start: int) -> int:
-    """The place of the first user message after `start`."""
-    return next(
-        (i for i in range(start + 1, len(history)) if history[i].role == "user"), len(history)
-    )

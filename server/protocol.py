@@ -20,6 +20,7 @@ MAX_INTEGER = 2**53  # beyond it JavaScript cannot count
 MAX_INPUT_BYTES = 128 * 1024
 MAX_SYSTEM_BYTES = 32 * 1024
 MAX_ECHO_CHARACTERS = 64  # of a client's own words in an error message
+MAX_MESSAGE_CHARACTERS = MAX_ECHO_CHARACTERS + 32
 
 # Ids are checked by shape here, so that a malformed one never reaches Redis; see
 # sessions/records.py.
@@ -48,12 +49,9 @@ class Settings(Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=Tr
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
 
-    def __post_init__(self) -> None:
-        if self.system is not None and len(self.system.encode()) > MAX_SYSTEM_BYTES:
-            raise ValueError(f"system is longer than {MAX_SYSTEM_BYTES} bytes")
 
-
-class InputText(Struct, tag="input_text", tag_field="type", frozen=True):
+class InputText(Struct, frozen=True):
+    type: Literal["input_text"]
     text: str
 
 
@@ -229,6 +227,7 @@ def convert(body: dict[str, Any]) -> ClientFrame:
         if kind is CreateResponse and body.get(field) is not None:
             raise invalid_field(field, f"{field} is not supported by this server version")
     frame: Any = to_struct(body, kind)
+    _check_system(getattr(frame, "settings", None))
     if isinstance(frame, CreateResponse):
         _check_input(frame.text)
     return frame  # type: ignore[no-any-return]  # one of TYPES' values
@@ -239,11 +238,20 @@ def to_struct(body: Any, kind: type[Any]) -> Any:
     try:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `")
+        text = str(error)  # `message - at `$.path``; a client's own words may be in the message
+        message, found, path = text.rpartition(" - at `")
+        if not found:
+            message, path = text, ""
         param = path.removeprefix("$").removeprefix(".").rstrip("`")
         if not param and (named := re.search(r"field `(\w+)`", message)):
             param = named[1]
-        raise invalid_field(param, message) from None
+        raise invalid_field(param, message[:MAX_MESSAGE_CHARACTERS]) from None
+
+
+def _check_system(settings: Settings | None) -> None:
+    system = settings.system if settings is not None else None
+    if system is not None and len(system.encode()) > MAX_SYSTEM_BYTES:
+        raise invalid_field("settings.system", f"system is longer than {MAX_SYSTEM_BYTES} bytes")
 
 
 def _check_input(text: str) -> None:

@@ -16,13 +16,12 @@ from engine.errors import EngineError
 from server.auth import COOKIE_SECONDS, Authenticator, cookie_name
 from server.errors import ApiError, invalid_field
 from server.guard import error_response
-from server.handlers import check_session_id
+from server.handlers import check_message_id, check_session_id
 from server.health import Health
 from server.services import Services, User
 from server.translate import translate_store_errors
 from sessions.credentials import Credentials
 from sessions.errors import StoreUnavailable
-from sessions.records import is_message_id
 
 MAX_LIMIT = 200
 DEFAULT_LIMIT = 50
@@ -188,9 +187,8 @@ class Rest:
         session_id = request.path_params["session_id"]
         check_session_id(session_id)
         places = {name: request.query_params.get(name) for name in ("leaf", "before")}
-        for name, value in places.items():
-            if value is not None and not is_message_id(value):
-                raise ApiError("message_not_found", "no such message", param=name)
+        for message_id in places.values():
+            check_message_id(message_id)
         page = await self._store.path(user.uid, session_id, limit=_limit(request), **places)
         return json_response(
             {"messages": [message.wire() for message in page.messages], "has_more": page.has_more}

@@ -104,6 +104,7 @@ class Run:
         self.events: list[Event] = [created]
         self.user_message = message  # replaced by the beginner of the run
         self.status = "in_progress"  # terminal once `response.done` was published
+        self.lease_until = 0  # by Redis' clock, milliseconds since 1970
         self.num_stored = 1  # entries in Redis: `begin_response` writes the first
         self.text_length = 0  # UTF-16 code units
         self.token_ids: list[int] = []

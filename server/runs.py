@@ -10,15 +10,15 @@ import hashlib
 import random
 import re
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import msgspec
 import orjson
 import structlog
 
 from engine import AsyncLLM
-from engine.errors import EngineError
+from engine.errors import EngineDeadError, EngineError, RetryableRequestError
 from server.errors import ApiError
 from server.hub import Hub, Subscription
 from server.metrics import Metrics
@@ -28,6 +28,7 @@ from server.protocol import CreateResponse
 from server.run import End, Run, Stop
 from server.sampling import ModelDefaults, effective_settings, sampling_params
 from sessions.errors import (
+    IdempotencyKeyReused,
     ResponseInProgress,
     ResponseNotFound,
     RunEnded,
@@ -47,6 +48,8 @@ from sessions.records import (
 from sessions.store import SessionStore
 
 logger = structlog.get_logger("server")
+
+T = TypeVar("T")
 
 TITLE_CHARACTERS = 60
 INDEX_SECONDS = 3.0  # how often the leases of own runs are written to the index
@@ -90,7 +93,7 @@ class Runs:
         self._on_store_exit = on_store_exit
         self._prompts = PromptBuilder(store, engine)
         self._runs: dict[str, Run] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self.draining = False
 
     @property
@@ -106,20 +109,36 @@ class Runs:
 
     # ---- begin ----------------------------------------------------------------------------------
 
-    async def create(self, uid: str, frame: CreateResponse, asker: Subscription) -> BegunResponse:
-        """Begin an answer, or find the one that this key began before.
+    async def create(
+        self, uid: str, frame: CreateResponse, asker: Subscription
+    ) -> tuple[str, bool]:
+        """Begin an answer, or find the one that this key began before: its id, and True then.
 
-        The viewers' frames go through the hub, the asker's with its `event_id`. Raises `ApiError`
-        and the store's errors; then nothing was stored.
+        The viewers' frames go through the hub, the asker's with its `event_id`. Cancelling the
+        caller does not cancel this: what the store has begun must also be produced. Raises
+        `ApiError` and the store's errors; then nothing was stored.
         """
+        return await asyncio.shield(self._start(self._create(uid, frame, asker)))
+
+    async def _create(
+        self, uid: str, frame: CreateResponse, asker: Subscription
+    ) -> tuple[str, bool]:
+        session, known = await asyncio.gather(
+            self._store.session(uid, frame.session_id),
+            self._store.known_response(uid, frame.session_id, frame.idempotency_key),
+        )
+        if known is not None:  # before any other refusal: a repeat must find what it began
+            response_id, body_hash = known
+            if body_hash != _body_hash(frame):
+                raise IdempotencyKeyReused(response_id)
+            return response_id, True
         self._check_admission(uid)
-        session = await self._store.session(uid, frame.session_id)
         settings = self._settings(session, frame)
         parent_id = frame.parent_id if frame.parent_id is not None else session.head
         prompt = await self._build_prompt(uid, session.id, parent_id, frame.text, settings)
         run, begun = await self._begin(uid, session, frame, settings)
         if run is None:
-            return begun
+            return begun.response_id, True
         if begun.parent_id != parent_id or begun.queued_behind:
             run.prompt = None  # the history moved on: built again when its turn comes
         else:
@@ -130,13 +149,11 @@ class Runs:
         self._start(self._run(run, begun, frame, settings))
         if begun.title_empty:
             self._start(self._set_title(uid, session.id, frame.text))
-        return begun
+        return run.response_id, False
 
     def _check_admission(self, uid: str) -> None:
         if self.draining:
             raise ApiError("draining", "this worker is restarting; connect again")
-        if not self._engine.is_ready:
-            raise ApiError("engine_unavailable", "the engine is starting; try again shortly")
         if self._max_active_per_user:
             active = sum(run.uid == uid for run in self._runs.values())
             if active >= self._max_active_per_user:
@@ -146,6 +163,8 @@ class Runs:
                 )
         try:
             self._engine.check_admission()
+        except (RetryableRequestError, EngineDeadError) as error:
+            raise ApiError("engine_unavailable", "the engine is away; try again shortly") from error
         except EngineError as error:
             raise ApiError("queue_full", "too many answers are waiting for the engine") from error
 
@@ -249,6 +268,7 @@ class Runs:
         if begun.replayed:
             return None, begun
         run = Run(response, assistant, uid=uid, fence=begun.fence, created=created)
+        run.lease_until = begun.lease_until
         run.user_message = user.with_parent(begun.parent_id)
         return run, begun
 
@@ -344,10 +364,12 @@ class Runs:
             command = {"type": "promote", "response_id": response_id}
             await self._store.publish_control(record.owner, command)
 
-    def _start(self, work: Any) -> None:
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task that `drain` waits for and `close` cancels."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     # ---- stop -----------------------------------------------------------------------------------
 
@@ -359,10 +381,7 @@ class Runs:
         if not run.stop(stop):
             return None
         self._hub.spawn(self._engine.abort(run.response_id))
-        task = asyncio.create_task(self._store_stop(run, stop))
-        self._tasks.add(task)  # type: ignore[arg-type]
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return self._start(self._store_stop(run, stop))
 
     async def _store_stop(self, run: Run, stop: Stop) -> bool:
         try:
@@ -434,8 +453,8 @@ class Runs:
                         await self.end_orphan(response_id)
                 if time.monotonic() - touched >= INDEX_SECONDS:
                     touched = time.monotonic()
-                    lease_until = int(time.time() * 1000) + 10_000
-                    await self._store.touch_run_index(dict.fromkeys(self._runs, lease_until))
+                    leases = {run.response_id: run.lease_until for run in self._runs.values()}
+                    await self._store.touch_run_index(leases)
             except StoreUnavailable:
                 continue
 

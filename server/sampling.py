@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from engine import RequestOutputKind, SamplingParams
+from engine.sampling_params import MIN_TEMPERATURE
 
 DEFAULT_TEMPERATURE = 0.7
 DEFAULT_TOP_P = 0.95
@@ -35,7 +36,10 @@ class ModelDefaults:
 def effective_settings(
     defaults: ModelDefaults, model: str, max_model_len: int, *layers: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Merge defaults, the session's and the response's settings; later ones win. Draws a seed."""
+    """Merge defaults, the session's and the response's settings; later ones win.
+
+    The result is what is in force: it has a seed, and the temperature that is computed with.
+    """
     settings: dict[str, Any] = {
         "model": model,
         "temperature": DEFAULT_TEMPERATURE,
@@ -45,6 +49,8 @@ def effective_settings(
     }
     for layer in layers:
         settings.update({name: value for name, value in layer.items() if value is not None})
+    if settings["temperature"] > 0:
+        settings["temperature"] = max(settings["temperature"], MIN_TEMPERATURE)
     settings.setdefault("seed", secrets.randbits(SEED_BITS))
     return settings
 

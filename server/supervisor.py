@@ -113,6 +113,10 @@ class Supervisor:
             model=str(folder),
             served_model_name=self._model_name(),
             pace=self._settings.effective_pace,
+            max_model_len=self._settings.max_model_len,
+            max_num_seqs=self._settings.max_num_seqs,
+            kv_cache_memory_bytes=self._settings.kv_cache_memory_bytes,
+            dtype=self._settings.dtype,
         ).create_engine_config(self._directory.address, model=str(folder))
         console.print(f"[dim]·[/] loading the model [bold]{self._model_name()}[/] …")
         self._start_core()

@@ -255,6 +255,24 @@ class Responses(StoreBase):
             raise SessionNotFound
         return reply[1].decode() if reply[0] == b"known" else None
 
+    async def known_response(
+        self, uid: str, session_id: str, idempotency_key: str
+    ) -> tuple[str, str] | None:
+        """The response that a key has begun, with the hash of its body; None if there is none.
+
+        Raises `SessionNotFound`.
+        """
+        check_session_id(session_id)
+        check_idempotency_key(idempotency_key)
+        owner, value = await self.client.calls(
+            ("HGET", self.keys.session(session_id, "m"), "uid"),
+            ("GET", self.keys.idempotency(session_id, idempotency_key)),
+        )
+        if owner is None or owner.decode() != uid:
+            raise SessionNotFound
+        response_id, _, body_hash = (value or b"").decode().partition(" ")
+        return (response_id, body_hash) if body_hash else None
+
     async def finish_response(
         self,
         response_id: str,
