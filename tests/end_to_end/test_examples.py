@@ -1,0 +1,84 @@
+"""The examples and the README's conversation, run as a reader would run them."""
+
+import asyncio
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from asyncio.subprocess import PIPE, Process
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.harness import ROOT, Server
+from tests.tiny_model import oracle_answer, oracle_word
+
+SECONDS = 30.0
+NODE = shutil.which("node")
+
+
+def script(name: str) -> str:
+    return str(ROOT / "examples" / name)
+
+
+async def start(*command: str, cwd: Path | None = None) -> Process:
+    return await asyncio.create_subprocess_exec(*command, cwd=cwd, stdout=PIPE, stderr=PIPE)
+
+
+async def finish(process: Process) -> str:
+    """What it printed; it must end by itself, without an error."""
+    async with asyncio.timeout(SECONDS):
+        printed, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()
+    return printed.decode()
+
+
+async def interrupt_after(process: Process, count: int) -> str:
+    """Press Ctrl-C when so many bytes were printed; return everything that was."""
+    assert process.stdout is not None
+    async with asyncio.timeout(SECONDS):
+        first = await process.stdout.readexactly(count)
+    process.send_signal(signal.SIGINT)
+    return first.decode() + await finish(process)
+
+
+def node_has_websocket() -> list[str] | None:
+    """The flags with which node knows `WebSocket`; None without such a node."""
+    if NODE is None:
+        return None
+    for flags in ([], ["--experimental-websocket"]):
+        asked = [NODE, *flags, "-e", "process.exit(globalThis.WebSocket ? 0 : 1)"]
+        if subprocess.run(asked, capture_output=True).returncode == 0:
+            return flags
+    return None
+
+
+async def test_the_python_client_streams_an_answer_until_ctrl_c_stops_it(server: Server) -> None:
+    data_dir = ("--data-dir", str(server.data_dir))
+    process = await start(sys.executable, script("python_client.py"), *data_dir, oracle_word(0))
+    printed = await interrupt_after(process, 40)
+    text, _, end = printed.rpartition("\n[")
+    assert oracle_answer(0, 3000).startswith(text) and len(text) >= 40
+    assert end.startswith("cancelled: client_cancelled, ")
+
+
+async def test_the_javascript_client_streams_an_answer_until_ctrl_c_stops_it(
+    server: Server,
+) -> None:
+    flags = node_has_websocket()
+    if NODE is None or flags is None:
+        pytest.skip("needs node 20 or later")
+    arguments = (server.url, server.token, oracle_word(0))
+    process = await start(NODE, *flags, script("javascript_client.js"), *arguments)
+    printed = await interrupt_after(process, 40)
+    assert printed.startswith(oracle_answer(0, 5))
+    assert "[cancelled: client_cancelled, " in printed
+
+
+async def test_the_conversation_of_the_readme_works(server: Server, tmp_path: Path) -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
+    assert len(code.splitlines()) == 12
+    (tmp_path / "data").symlink_to(server.data_dir)
+    printed = await finish(await start(sys.executable, "-c", code, cwd=tmp_path))
+    assert printed.startswith("t00001 t00002 ") and 200 < len(printed) < 1000
