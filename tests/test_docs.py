@@ -1,0 +1,129 @@
+"""The pages say what the code does: links lead somewhere, and no name is missing or invented."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from server.closing import CloseCode
+from server.config import OTHER_NAMES, PREFIX, Settings
+from server.errors import CODES
+from server.protocol import TYPES
+from server.protocol import Settings as ResponseSettings
+
+ROOT = Path(__file__).resolve().parent.parent
+# A page that is being written is not in git yet, and one in .venv is not ours.
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PROTOCOL = (ROOT / "docs" / "protocol.md").read_text()
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+SETTING = re.compile(rf"\b{PREFIX}[A-Z_]*[A-Z]")
+# What looks like the type of a frame where the server builds frames.
+FRAME_TYPE = re.compile(r'"((?:connection|session|message|response|viewer)\.[a-z_.]+|error|pong)"')
+METRIC = re.compile(r"`(parley_[a-z_]+)`")
+
+
+def prose(page: Path) -> str:
+    """The page without its code blocks."""
+    return FENCE.sub("", page.read_text())
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link into a page may name: its headings, as GitHub names them."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    names = (re.sub(r"[^\w\- ]", "", heading).strip().lower() for heading in headings)
+    return {name.replace(" ", "-") for name in names}
+
+
+def frame_types_sent() -> set[str]:
+    sources = "".join(path.read_text() for path in (ROOT / "server").glob("*.py"))
+    scripts = "".join(path.read_text() for path in (ROOT / "sessions" / "lua").glob("*.lua"))
+    found = set(FRAME_TYPE.findall(sources)) | set(FRAME_TYPE.findall(scripts))
+    # Put together from parts in the code.
+    return found | {"connection.degraded", "connection.restored", "message.updated"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    for link in LINK.findall(prose(page)):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        assert target.is_relative_to(ROOT), f"{page.name}: {link} leaves the repository"
+        if anchor:
+            assert anchor in anchors(target), f"{page.name}: {link}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_setting_that_a_page_names_exists(page: Path) -> None:
+    known = {PREFIX + name.upper() for name in Settings.model_fields} | set(OTHER_NAMES)
+    assert set(SETTING.findall(page.read_text())) - known == set()
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_the_settings_table_says_what_the_help_says(name: str) -> None:
+    field = Settings.model_fields[name]
+    default = "" if field.default in (None, "") else f"`{field.default}`"
+    row = f"| `{PREFIX}{name.upper()}` | {default} | {field.description} |"
+    assert row in OPERATIONS
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_every_other_name_is_explained(name: str) -> None:
+    assert f"`{name}`" in OPERATIONS
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_error_code_is_described_with_its_http_status(code: str) -> None:
+    _, status = CODES[code]
+    rows = [
+        line for line in PROTOCOL.splitlines() if line.startswith("| `") and f"`{code}`" in line
+    ]
+    assert any(str(status) in row.split("|")[2] for row in rows), code
+
+
+@pytest.mark.parametrize("kind", sorted(set(TYPES) | frame_types_sent()))
+def test_every_frame_has_a_row(kind: str) -> None:
+    names = [
+        name for row in re.findall(r"^\| (`[^|]+) \|", PROTOCOL, re.M) for name in row.split(", ")
+    ]
+    assert f"`{kind}`" in names
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_every_field_of_a_clients_frame_is_described(kind: str) -> None:
+    for field in TYPES[kind].__struct_fields__:
+        assert re.search(rf"\b{field}\b", PROTOCOL), f"{kind}: {field}"
+
+
+@pytest.mark.parametrize("name", ResponseSettings.__struct_fields__)
+def test_every_setting_of_a_response_is_described(name: str) -> None:
+    assert re.search(rf"^\| .*`{name}`", PROTOCOL, re.M)
+
+
+@pytest.mark.parametrize("code", list(CloseCode), ids=str)
+def test_every_close_code_is_described(code: CloseCode) -> None:
+    cells = re.findall(r"^\| ([\d, ]+) \|", PROTOCOL, re.M)
+    assert str(int(code)) in ", ".join(cells).split(", ")
+
+
+def test_no_metric_of_ours_is_missing() -> None:
+    source = (ROOT / "server" / "metrics.py").read_text()
+    described = set(METRIC.findall(OPERATIONS))
+    for name in re.findall(r'"(parley_[a-z_]+)"', source):
+        if name != "parley_":
+            assert described & {name, f"{name}_total"}, name
+
+
+def test_every_folder_of_the_repository_is_in_the_readme() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout
+    folders = {line.split("/")[0] for line in listed.splitlines() if "/" in line} - {".ci"}
+    readme = (ROOT / "README.md").read_text()
+    assert {folder for folder in folders if f"({folder})" not in readme} == set()
