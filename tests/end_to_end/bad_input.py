@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tests.end_to_end.raw import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, close_frame, frame
+from tests.end_to_end.raw import CLOSE, CONTINUATION, PING, PONG, TEXT, close_frame, frame
 
 MAX_MESSAGE_BYTES = 256 * 1024
 MAX_INPUT_BYTES = 128 * 1024
@@ -63,25 +63,33 @@ def _create(**fields: Any) -> str:
 
 
 def _invalid_json() -> Iterator[BadFrame]:
-    texts = {
-        "B17": ["", " ", "\t\r\n ", "{", "nul", "\ufeff{}", "{}{}", '{"type":"ping",}']
-        + ["{'type':'ping'}", '{"t":NaN}', '{"t":Infinity}', '{"t":-Infinity}', '{"t":1e999}']
-        + ["[]", '"x"', "42", "true", "null", "-", "01", '{"type":"ping"', '"', "{}\x00", "\x00"],
-        "B18": ["[" * 33, "[" * 1025, "[" * 100_000, '{"a":' * 50_000, "[" * 33 + "]" * 33]
-        + ['{"t":' + "[" * 32 + "]" * 32 + "}"],
-        "B19": ['{"type":"\\ud800"}', '{"type":"ping","x":"\\udc00\\ud800"}', '{"\\ud800":1}']
-        + [f'{{"type":"ping","t":{n}}}' for n in (2**53 + 1, -(2**53) - 1, 2**64, 10**400)]
-        + [f'{{"type":"ping","unknown":[{{"deep":{2**64}}}]}}'],
+    numbers = (2**53 + 1, -(2**53) - 1, 2**64, 10**400)
+    texts: dict[str, tuple[str, ...]] = {
+        "B17": (
+            *("", " ", "\t\r\n ", "{", "nul", "\ufeff{}", "{}{}", '{"type":"ping",}', "-", "01"),
+            *("{'type':'ping'}", '{"t":NaN}', '{"t":Infinity}', '{"t":-Infinity}', '{"t":1e999}'),
+            *("[]", '"x"', "42", "true", "null", '{"type":"ping"', '"', "{}\x00", "\x00"),
+        ),
+        "B18": (
+            *("[" * 33, "[" * 1025, "[" * 100_000, '{"a":' * 50_000, "[" * 33 + "]" * 33),
+            '{"t":' + "[" * 32 + "]" * 32 + "}",
+        ),
+        "B19": (
+            *('{"type":"\\ud800"}', '{"type":"ping","x":"\\udc00\\ud800"}', '{"\\ud800":1}'),
+            *(f'{{"type":"ping","t":{number}}}' for number in numbers),
+            f'{{"type":"ping","unknown":[{{"deep":{2**64}}}]}}',
+        ),
     }
     for row, bad in texts.items():
         yield from (BadFrame(row, text, "invalid_json") for text in bad)
 
 
 def _unknown_types() -> Iterator[BadFrame]:
-    for value in ("nonsense", "", "PING", "ping\0", 7, None, True, [], {"a": 1}, "x" * 60_000):
+    strings = ("nonsense", "", "PING", "ping\0", "__class__", "x" * 60_000)
+    others: tuple[Any, ...] = (7, None, True, [], {"a": 1})
+    for value in (*strings, *others):
         yield BadFrame("B20", json.dumps({"type": value}), "unknown_type", "type")
     yield BadFrame("B20", "{}", "unknown_type", "type")
-    yield BadFrame("B20", '{"type":"__class__"}', "unknown_type", "type")
     yield BadFrame("B21", '{"type":"ping","type":"nonsense"}', "unknown_type", "type")
     needs_key = '{"type":"stop","type":"response.create","session_id":"$session"}'
     yield BadFrame("B21", needs_key, "idempotency_key_required", "idempotency_key")
@@ -103,7 +111,8 @@ def _bad_inputs() -> Iterator[BadFrame]:
         yield BadFrame("B25", _create(input=value), "invalid_field", "input")
     for wrong in (7, {}, {"type": "input_text", "text": "hi"}, None, True):
         yield BadFrame("B25", _create(input=wrong), "invalid_field", "input")
-    for parts in ([{"type": "image", "text": "hi"}], [{"text": "hi"}], ["hi"], [{}], [None]):
+    unknown: tuple[list[Any], ...] = ([{"type": "image", "text": "hi"}], [{"text": "hi"}], ["hi"])
+    for parts in (*unknown, [{}], [None]):
         yield BadFrame("B25", _create(input=parts), "invalid_field")
     for other in ("regenerate_of", "continue_of"):
         text = _create(**{other: "msg_" + "A" * 22})
@@ -238,6 +247,7 @@ BYTES = (
         frame(TEXT, b"\xe2\x82", fin=False) + frame(CONTINUATION),
         (1007,),
     ),
+    BadBytes("B9", "bad text, then close", frame(TEXT, b"\xff") + close_frame(1000), (1000, 1007)),
     *(
         BadBytes("B9", f"close {code}", close_frame(code), (1002, 1007))
         for code in (1005, 1006, 1015, 999, 5000, 0, 1004, 65535)
