@@ -120,7 +120,7 @@ function Pill({ page }) {
 function useShortcuts(page) {
   useEffect(() => {
     const onKeyDown = (event) => {
-      if (event.key === "Escape" && !event.defaultPrevented) {
+      if (event.key === "Escape" && !event.defaultPrevented && !event.isComposing) {
         if (page.drawerOpen.value) page.drawerOpen.value = false;
         else page.stop();
       }

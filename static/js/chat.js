@@ -212,9 +212,7 @@ export class Chat {
       this.sessions.put(frame.session);
       return this.#changed("sessions");
     }
-    const wasOnScreen = id === this.currentId;
-    this.#forget(id);
-    this.#changed("gone", id, { wasOnScreen, by: frame.by ?? "user", reason: frame.reason });
+    this.#gone(id, { by: frame.by ?? "user", reason: frame.reason });
   }
 
   #sessionActivity({ session_id: id, active, status }) {
@@ -302,8 +300,7 @@ export class Chat {
     const send = this.outbox.removeSend(error.event_id);
     if (send) return this.#changed("refused", send.sessionId, { send, error });
     if (purpose === "subscribe" && error.code === "session_not_found") {
-      this.#forget(id);
-      return this.#changed("gone", id, { wasOnScreen: true, by: "user" });
+      return this.#gone(id, { by: "user" });
     }
     if (purpose === "unsubscribe") return; // it was left already
     if (purpose === "resume") return this.#refetchRun(id);
@@ -346,11 +343,20 @@ export class Chat {
     return place === "apply";
   }
 
+  #gone(sessionId, details) {
+    const wasOnScreen = sessionId === this.currentId;
+    this.#forget(sessionId);
+    this.#changed("gone", sessionId, { wasOnScreen, ...details });
+  }
+
   #forget(sessionId) {
     this.sessions.delete(sessionId);
     this.conversations.delete(sessionId);
-    for (const send of this.sendsOf(sessionId)) this.outbox.removeSend(send.key);
     if (this.currentId === sessionId) this.currentId = null;
+    for (const send of this.sendsOf(sessionId)) {
+      this.outbox.removeSend(send.key);
+      this.#changed("refused", sessionId, { send, error: { code: "session_not_found" } });
+    }
     this.#changed("sessions");
     this.#changed("conversation", this.currentId);
   }

@@ -209,14 +209,16 @@ export class Page {
     this.store.remove(DRAFT_PREFIX + sessionId);
     if (!wasOnScreen) return;
     history.replaceState(null, "", location.pathname);
-    this.#loadDraft();
+    if (this.draft.value === "") this.#loadDraft();
+    else this.setDraft(this.draft.value); // what was being typed goes on in the new chat
     const who = by === "admin" ? "An administrator removed this chat" : "This chat was deleted";
     this.toast(reason ? `${who}: ${reason}` : who);
   }
 
   /** Nothing that was typed is lost: a refused message goes back to where it was written. */
   #refused({ send, error }) {
-    const name = DRAFT_PREFIX + (send.sessionId ?? "new");
+    const lost = send.sessionId === null || error.code === "session_not_found";
+    const name = DRAFT_PREFIX + (lost ? "new" : send.sessionId);
     const draft = [send.text, this.store.get(name)].filter(Boolean).join("\n\n");
     this.store.set(name, draft);
     if (name === this.#draftName) this.draft.value = draft;

@@ -475,6 +475,16 @@ test("deleting the chat on screen in another tab leaves an empty new chat", () =
   assert.equal(changes.find(({ kind }) => kind === "gone").wasOnScreen, true);
 });
 
+test("a message on its way to a chat that is deleted is handed back", () => {
+  const { chat, receive, changes } = watchingChat();
+  receive(done(3, 0));
+  chat.say("are you there?");
+  receive({ type: "session.deleted", session_id: SESSION, offset: 4, by: "user" });
+  const refused = changes.find(({ kind }) => kind === "refused");
+  assert.equal(refused.send.text, "are you there?");
+  assert.equal(chat.outbox.sends.size, 0);
+});
+
 test("a page that holds all sessions removes those it does not hold", () => {
   const { chat } = newChat();
   chat.listed([session(), session({ id: "ses_B" })], { complete: true });
