@@ -19,14 +19,11 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from engine.batch import Batch
+from engine.checkpoint import UnsupportedModelError
 from engine.ops import Ops
 
 NAME = "parley_paged"
 LAYER_ATTRIBUTE = "parley_layer"
-
-
-class UnsupportedModelError(ValueError):
-    """The model needs what paged attention does not do. The message is one line for a person."""
 
 
 @dataclass(slots=True)

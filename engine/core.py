@@ -20,12 +20,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
 import msgspec
 
 from engine.block_manager import BlockManager
+from engine.checkpoint import check_folder
 from engine.config import EngineConfig
 from engine.core_io import ClientGone, InboxItem, IoThread, Shutdown
 from engine.core_metrics import CoreMetrics
@@ -220,6 +222,7 @@ def main() -> int:
 
 def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     """Load the model and build everything around it. Raises ValueError with one clear line."""
+    check_folder(Path(config.model), needs_weights=config.load_format != "dummy")
     os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     import torch  # after these settings; and tests of the step loop need no torch

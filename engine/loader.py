@@ -4,7 +4,6 @@ Only safetensors, no code from the folder, no network. What paged attention cann
 here, before the first request: a model that loads must give the text that transformers gives.
 """
 
-import json
 import logging
 import time
 from collections.abc import Iterable
@@ -18,7 +17,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine import attention
-from engine.attention import PagedLayer, StepContext, UnsupportedModelError
+from engine.attention import PagedLayer, StepContext
+from engine.checkpoint import UnsupportedModelError, check_folder
 from engine.config import EngineConfig
 from engine.ops import Ops
 
@@ -49,12 +49,11 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
     """Load `config.model`. Raises `UnsupportedModelError` with one line for a person."""
     started = time.monotonic()
     folder = Path(config.model)
+    check_folder(folder, needs_weights=config.load_format != "dummy")
     hf_config = _read_config(folder)
     _check_config(hf_config)
     device = _choose_device(config.device)
     dtype = _choose_dtype(config.dtype, hf_config, device)
-    if config.load_format != "dummy":
-        _check_weights(folder)
     logger.info("loading %s as %s on %s", folder, str(dtype).removeprefix("torch."), device)
     attention.register()
     model = _build(folder, hf_config, dtype, config.load_format).to(device)
@@ -84,18 +83,6 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
 
 
 def _read_config(folder: Path) -> Any:
-    if not folder.is_dir():
-        raise UnsupportedModelError(f"{folder} is not a folder")
-    try:
-        plain = json.loads((folder / "config.json").read_text())
-    except FileNotFoundError:
-        raise UnsupportedModelError(f"{folder} has no config.json") from None
-    except (OSError, ValueError) as error:
-        raise UnsupportedModelError(f"{folder}/config.json is unreadable: {error}") from None
-    if not isinstance(plain, dict):
-        raise UnsupportedModelError(f"{folder}/config.json is not an object")
-    if "auto_map" in plain:
-        raise UnsupportedModelError(f"{folder} needs code of its own (auto_map), which never runs")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever a validator of transformers raises
@@ -114,14 +101,6 @@ def _check_config(config: Any) -> None:
         raise UnsupportedModelError(f"{name} shares keys and values between layers")
     if getattr(config, "alibi", False):
         raise UnsupportedModelError(f"{name} uses alibi positions")
-
-
-def _check_weights(folder: Path) -> None:
-    if any(folder.glob("*.safetensors")):
-        return
-    if any(file for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern)):
-        raise UnsupportedModelError(f"{folder} has only pickled weights; safetensors are needed")
-    raise UnsupportedModelError(f"{folder} has no safetensors")
 
 
 def _choose_device(name: str) -> torch.device:
@@ -155,6 +134,7 @@ def _has_native_bfloat16() -> bool:
 
 def _build(folder: Path, config: Any, dtype: torch.dtype, load_format: str) -> nn.Module:
     transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # what it warns of, we refuse or accept
     if load_format == "dummy":
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(
@@ -169,6 +149,7 @@ def _build(folder: Path, config: Any, dtype: torch.dtype, load_format: str) -> n
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
+                ignore_mismatched_sizes=True,  # they are reported with the missing ones
                 output_loading_info=True,
             )
         except Exception as error:  # broken files fail in many ways; each becomes one line
@@ -176,10 +157,10 @@ def _build(folder: Path, config: Any, dtype: torch.dtype, load_format: str) -> n
             if attention.NAME in str(error):  # it knows its own few implementations only
                 problem = f"{config.model_type} does not take our attention"
             raise UnsupportedModelError(problem) from None
-        if report["missing_keys"] or report.get("mismatched_keys"):
-            missing = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
+        missing = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]
+        if missing:
             raise UnsupportedModelError(
-                f"{folder} lacks {len(missing)} weights of its model, first {missing[0]}"
+                f"{folder} lacks {len(missing)} weights of its shape, first {min(missing)}"
             )
     if model.config.get_text_config()._attn_implementation != attention.NAME:
         raise UnsupportedModelError(f"{config.model_type} does not take our attention")

@@ -13,8 +13,9 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from engine.attention import LayerShape, PagedLayer, UnsupportedModelError
+from engine.attention import LayerShape, PagedLayer
 from engine.batch import build_batch
+from engine.checkpoint import UnsupportedModelError
 from engine.config import EngineConfig
 from engine.loader import LoadedModel
 from engine.ops import allocate_cache

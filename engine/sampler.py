@@ -178,7 +178,7 @@ class Sampler:
         uniform = torch.tensor(numbers, dtype=torch.float64).unsqueeze(1)
         if not truncated:
             cumulative = weights.cumsum(-1, dtype=torch.float64)
-            return _invert(cumulative, cumulative[:, -1:], uniform).tolist()
+            return _invert(cumulative, cumulative[:, -1:].contiguous(), uniform).tolist()
         top_k = torch.tensor([p.top_k if p.top_k > 0 else logits.shape[1] for p in params])
         top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64)
         return choose_truncated(weights, top_k.unsqueeze(1), top_p.unsqueeze(1), uniform)

@@ -1,0 +1,63 @@
+"""`build_batch`: where the tokens of a step lie, by hand for a mixed batch."""
+
+from array import array
+
+import torch
+
+from engine.batch import build_batch
+from engine.sampling_params import SamplingParams
+from engine.sequence import ScheduledSequence, Sequence
+
+CPU = torch.device("cpu")
+
+
+def make_sequence(tokens: list[int], num_computed: int, blocks: list[int]) -> Sequence:
+    sequence = Sequence("c", "r", tokens, SamplingParams())
+    sequence.num_computed_tokens = num_computed
+    sequence.block_table = array("i", blocks)
+    return sequence
+
+
+def test_a_decode_and_two_chunks_lie_behind_one_another() -> None:
+    decode = make_sequence([10, 11, 12, 13, 14], 4, [7, 3])
+    last_chunk = make_sequence([20, 21, 22, 23, 24, 25], 3, [5, 1])
+    first_chunk = make_sequence([30, 31, 32, 33, 34, 35, 36], 0, [0, 2])
+    batch = build_batch(
+        [
+            ScheduledSequence(decode, 1),
+            ScheduledSequence(last_chunk, 3),
+            ScheduledSequence(first_chunk, 5),
+        ],
+        4,
+        CPU,
+    )
+    assert batch.input_ids.tolist() == [14, 23, 24, 25, 30, 31, 32, 33, 34]
+    assert batch.positions.tolist() == [4, 3, 4, 5, 0, 1, 2, 3, 4]
+    assert batch.slot_mapping.tolist() == [12, 23, 4, 5, 0, 1, 2, 3, 8]
+    assert batch.block_tables.tolist() == [[7, 3], [5, 1], [0, 2]]
+    assert batch.cu_seqlens_q.tolist() == [0, 1, 4, 9]
+    assert batch.seq_lens.tolist() == [5, 6, 5]
+    assert batch.logits_rows.tolist() == [0, 3]  # the first chunk does not reach its last token
+
+
+def test_shorter_block_tables_end_in_zeros_and_dtypes_are_as_documented() -> None:
+    batch = build_batch(
+        [
+            ScheduledSequence(make_sequence([1], 0, [9]), 1),
+            ScheduledSequence(make_sequence([1] * 9, 8, [4, 5, 6]), 1),
+        ],
+        4,
+        CPU,
+    )
+    assert batch.block_tables.tolist() == [[9, 0, 0], [4, 5, 6]]
+    for tensor in (batch.block_tables, batch.cu_seqlens_q, batch.seq_lens):
+        assert tensor.dtype == torch.int32
+    for tensor in (batch.input_ids, batch.positions, batch.slot_mapping, batch.logits_rows):
+        assert tensor.dtype == torch.int64
+
+
+def test_a_block_table_may_grow_after_its_batch_was_built() -> None:
+    sequence = make_sequence([1] * 4, 0, [0])
+    batch = build_batch([ScheduledSequence(sequence, 4)], 4, CPU)
+    sequence.block_table.append(1)  # an exported buffer would refuse
+    assert batch.block_tables.tolist() == [[0]]

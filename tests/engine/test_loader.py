@@ -1,0 +1,122 @@
+"""The loader: every folder either gives a model whose attention is ours, or one clear line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import loader, ops
+from engine.checkpoint import UnsupportedModelError
+from engine.config import EngineConfig
+from tests.tiny_model import build_tiny_model
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_model(tmp_path_factory.mktemp("llama"), "llama")
+
+
+def load(folder: Path, **settings: Any) -> loader.LoadedModel:
+    config = EngineConfig(model=str(folder), address="", served_model_name="", **settings)
+    return loader.load_model(config, ops.REFERENCE)
+
+
+def edit_config(folder: Path, **fields: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def test_a_checkpoint_is_described(llama: Path) -> None:
+    loaded = load(llama)
+    assert (loaded.vocab_size, loaded.max_positions, loaded.eos_token_ids) == (384, 512, [0])
+    assert loaded.dtype == torch.float32
+    assert [layer.shapes[0].num_kv_heads for layer in loaded.layers] == [2, 2, 2]
+    assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
+
+
+def test_dummy_weights_need_no_files(llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((llama / "config.json").read_text())
+    assert load(tmp_path, load_format="dummy").vocab_size == 384
+
+
+def test_eos_ids_of_both_configs_are_joined(tmp_path: Path) -> None:
+    build_tiny_model(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [0, 2]}')
+    edit_config(tmp_path, eos_token_id=1)
+    assert load(tmp_path).eos_token_ids == [0, 1, 2]
+
+
+@pytest.mark.parametrize("has_native", [True, False])
+def test_auto_dtype_is_the_checkpoints_unless_the_cpu_would_emulate_it(
+    has_native: bool, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text((llama / "config.json").read_text())
+    edit_config(tmp_path, dtype="bfloat16")
+    monkeypatch.setattr(loader, "_has_native_bfloat16", lambda: has_native)
+    expected = torch.bfloat16 if has_native else torch.float32
+    assert load(tmp_path, load_format="dummy").dtype == expected
+    assert load(tmp_path, load_format="dummy", dtype="bfloat16").dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("family", ["bloom", "falcon", "mpt", "gptj"])
+def test_models_that_do_not_call_our_attention_are_refused(family: str, tmp_path: Path) -> None:
+    build_tiny_model(tmp_path, family)
+    with pytest.raises(UnsupportedModelError, match=family) as error:
+        load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"auto_map": {"AutoModel": "evil.py"}}, "code of its own"),
+        ({"model_type": "nonsense"}, "config.json"),
+        ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "linear"),
+        ({"num_kv_shared_layers": 1}, "shares keys and values"),
+        ({"is_encoder_decoder": True}, "encoder-decoder"),
+        ({"vocab_size": 400}, r"lacks 2 weights of its shape, first lm_head\.weight"),
+        ({"num_hidden_layers": 4}, r"lacks 9 weights of its shape, first model\.layers\.3"),
+    ],
+)
+def test_configs_we_cannot_serve_are_refused(
+    fields: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    build_tiny_model(tmp_path, "llama")
+    edit_config(tmp_path, **fields)
+    with pytest.raises(UnsupportedModelError, match=problem):
+        load(tmp_path)
+
+
+def test_pickled_missing_and_broken_weights_are_refused(tmp_path: Path) -> None:
+    build_tiny_model(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(UnsupportedModelError, match=str(tmp_path)):
+        load(tmp_path)
+    weights.rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(UnsupportedModelError, match="only pickled weights"):
+        load(tmp_path)
+    (tmp_path / "pytorch_model.bin").unlink()
+    with pytest.raises(UnsupportedModelError, match="no safetensors"):
+        load(tmp_path)
+
+
+def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="is not a folder"):
+        load(tmp_path / "absent")
+    with pytest.raises(UnsupportedModelError, match=r"has no config\.json"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UnsupportedModelError, match="unreadable"):
+        load(tmp_path)
+
+
+def test_ropes_that_depend_on_the_longest_sequence_are_kept_to_their_first_part(
+    llama: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text((llama / "config.json").read_text())
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+    edit_config(tmp_path, rope_parameters=rope | {"original_max_position_embeddings": 128})
+    assert load(tmp_path, load_format="dummy").max_positions == 128

@@ -1,0 +1,193 @@
+"""The runner: the tokens of transformers' greedy `generate`, whatever the batch looks like.
+
+Each comparison runs the real scheduler, so prompts are prefilled in chunks of five tokens,
+sequences join late, share steps, and are preempted for want of blocks.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine import ops
+from engine.block_manager import BlockManager
+from engine.config import EngineConfig
+from engine.loader import load_model
+from engine.model_runner import ModelRunner, resolve_sizes
+from engine.scheduler import Scheduler
+from tests.engine.fakes import make_request
+from tests.tiny_model import build_tiny_model
+
+NUM_TOKENS = 24
+PROMPT_LENGTHS = (7, 3, 40, 1, 17, 12)
+FAMILIES = ["llama", "qwen3", "gpt2"]
+OTHER_FAMILIES = [
+    "qwen2",
+    "mistral",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "opt",
+    "gpt_neox",
+    "gpt_bigcode",
+    "stablelm",
+    "starcoder2",
+    "olmo2",
+    "smollm3",
+    "qwen3_moe",
+    "gpt_oss",
+    "deepseek_v3",
+]
+
+Folders = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads of so small a model only wait for each other, very long on a busy machine."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    built: dict[str, Path] = {}
+
+    def folder(family: str) -> Path:
+        if family not in built:
+            built[family] = build_tiny_model(tmp_path_factory.mktemp(family), family)
+        return built[family]
+
+    return folder
+
+
+def make_prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(5, 380, (n,), generator=generator).tolist() for n in PROMPT_LENGTHS]
+
+
+def generate_with_transformers(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    answers = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NUM_TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+        )
+        answers.append(output[0, len(prompt) :].tolist())
+    return answers
+
+
+class Engine:
+    """Runner and scheduler, without a process between."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        config = EngineConfig(model=str(folder), address="", served_model_name="", **settings)
+        self.runner = ModelRunner(load_model(config, ops.choose(config.attn_backend)), config)
+        assert self.runner.config.num_blocks is not None
+        blocks = BlockManager(self.runner.config.num_blocks, config.block_size)
+        self.scheduler = Scheduler(self.runner.config, blocks, self.runner.loaded.vocab_size)
+        self.tokens: dict[str, list[int]] = {}
+
+    def add(self, request_id: str, prompt: list[int], **params: Any) -> None:
+        params = {"max_tokens": NUM_TOKENS, "ignore_eos": True} | params
+        self.scheduler.add("me", make_request(request_id, prompt=prompt, **params), 0.0)
+
+    def step(self) -> None:
+        scheduled = self.scheduler.schedule(0.0)
+        self.scheduler.update(scheduled, self.runner.execute(scheduled), 0.0)
+        for output in self.scheduler.take_outputs().get("me", []):
+            self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+
+    def run(self) -> None:
+        while self.scheduler.sequences:
+            self.step()
+        self.scheduler.check_integrity()
+        assert self.scheduler.blocks.num_free == self.scheduler.blocks.num_blocks
+
+
+def check_equals_transformers(folder: Path, **settings: Any) -> Engine:
+    """Half of the prompts at once, the others while these run."""
+    prompts = make_prompts()
+    engine = Engine(folder, **settings)
+    for number, prompt in enumerate(prompts):
+        if number == 3:
+            for _ in range(9):
+                engine.step()
+        engine.add(str(number), prompt)
+    engine.run()
+    expected = generate_with_transformers(folder, prompts)
+    assert [engine.tokens[str(number)] for number in range(len(prompts))] == expected
+    return engine
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_chunks_decodes_and_latecomers_equal_transformers(
+    family: str, backend: str, folders: Folders
+) -> None:
+    check_equals_transformers(folders(family), max_num_batched_tokens=5, attn_backend=backend)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_preempted_sequences_equal_transformers(family: str, folders: Folders) -> None:
+    engine = check_equals_transformers(folders(family), num_blocks=7)
+    assert engine.scheduler.totals.preemptions > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_alone_and_from_the_prefix_cache_equals_transformers(family: str, folders: Folders) -> None:
+    prompt = make_prompts()[2]
+    engine = Engine(folders(family))
+    for name in ("cold", "cached"):
+        engine.add(name, prompt)
+        engine.run()
+    (expected,) = generate_with_transformers(folders(family), [prompt])
+    assert engine.tokens["cold"] == engine.tokens["cached"] == expected
+    assert engine.scheduler.blocks.num_hit_tokens == 32
+
+
+@pytest.mark.parametrize("family", OTHER_FAMILIES)
+def test_every_supported_architecture_equals_transformers(family: str, folders: Folders) -> None:
+    check_equals_transformers(folders(family), max_num_batched_tokens=5)
+
+
+def test_seeded_answers_are_alike_alone_batched_and_resumed(folders: Folders) -> None:
+    prompts = make_prompts()
+    params: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9, "seed": 5}
+    together = Engine(folders("llama"))
+    for number, prompt in enumerate(prompts):
+        together.add(str(number), prompt, **params)
+    together.run()
+    engine = Engine(folders("llama"), max_num_batched_tokens=5)
+    engine.add("alone", prompts[2], **params)
+    engine.run()
+    answer = engine.tokens["alone"]
+    assert together.tokens["2"] == answer
+    engine.add("resumed", prompts[2], resume_token_ids=answer[:10], **params)
+    engine.run()
+    assert engine.tokens["resumed"] == answer[10:]
+
+
+def test_sizes_are_clamped_to_positions_and_cache(folders: Folders) -> None:
+    def sizes(**settings: Any) -> tuple[int | None, int | None]:
+        config = EngineConfig(
+            model=str(folders("gpt2")), address="", served_model_name="", **settings
+        )
+        resolved = resolve_sizes(config, load_model(config, ops.REFERENCE))
+        return resolved.num_blocks, resolved.max_model_len
+
+    assert sizes(max_num_seqs=3) == (96, 512)
+    assert sizes(max_model_len=100, max_num_seqs=1) == (7, 100)
+    assert sizes(max_model_len=9999, num_blocks=4) == (4, 64)
+    bytes_per_block = 16 * 3 * 4 * (16 + 16) * 4  # tokens, layers, heads, widths, float32
+    assert sizes(kv_cache_memory_bytes=bytes_per_block * 9 + 1) == (9, 144)

@@ -1,0 +1,55 @@
+"""Which ops are chosen, the cache's layout, and the references against torch's own attention."""
+
+import pytest
+import torch
+
+from csrc import build
+from engine import ops
+
+
+def test_the_reference_equals_scaled_dot_product_attention() -> None:
+    torch.manual_seed(0)
+    length, heads, kv_heads, width = 37, 6, 2, 8
+    key_cache = ops.allocate_cache(5, 16, kv_heads, width, torch.float32, is_key=True)
+    value_cache = ops.allocate_cache(5, 16, kv_heads, width, torch.float32, is_key=False)
+    keys, values = torch.randn(2, length, kv_heads, width)
+    queries, out = torch.randn(length, heads, width), torch.empty(length, heads, width)
+    table = torch.tensor([[4, 0, 3]], dtype=torch.int32)
+    places = torch.arange(length)
+    slots = table[0, places // 16].long() * 16 + places % 16
+    ops.store_kv_reference(keys, values, key_cache, value_cache, slots)
+    bounds, lengths = torch.tensor([0, length]), torch.tensor([length])
+    ops.paged_attention_reference(
+        queries, key_cache, value_cache, table, bounds, lengths, out, 0.3, 0, 0.0, None
+    )
+    q, k, v = (x.transpose(0, 1) for x in (queries, keys, values))
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=True, scale=0.3, enable_gqa=True
+    )
+    torch.testing.assert_close(out, expected.transpose(0, 1))
+
+
+def test_the_cache_lies_as_csrc_reads_it() -> None:
+    keys = ops.allocate_cache(3, 16, 2, 8, torch.bfloat16, is_key=True)
+    values = ops.allocate_cache(3, 16, 2, 8, torch.bfloat16, is_key=False)
+    assert keys.shape == values.shape == (3, 16, 2, 8)
+    assert keys.stride() == (256, 1, 128, 16)  # [block][head][dim][token]
+    assert values.stride() == (256, 8, 128, 1)  # [block][head][token][dim]
+    assert not keys.any() and not values.any()
+
+
+def test_a_backend_is_chosen_by_name() -> None:
+    assert ops.choose("torch") is ops.REFERENCE
+    assert ops.choose("auto").name == ("cpu" if ops.load_library() else "torch")
+    with pytest.raises(ValueError, match="'cuda' is none of auto, cpu, torch"):
+        ops.choose("cuda")
+
+
+def test_without_a_compiler_auto_falls_back_and_cpu_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(build, "build", lambda: None)
+    monkeypatch.setattr(ops, "load_library", ops.load_library.__wrapped__)
+    assert ops.choose("auto") is ops.REFERENCE
+    with pytest.raises(ValueError, match="csrc could not be built"):
+        ops.choose("cpu")

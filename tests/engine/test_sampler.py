@@ -1,0 +1,249 @@
+"""The sampler: what parameters do to logits; randomness depends on seed and place alone."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.sampler import Sampler, choose_truncated, philox_4x32, uniforms
+from engine.sampling_params import SamplingParams
+from engine.sequence import SampledToken, Sequence
+
+VOCAB = 50
+
+
+def make_sequence(
+    prompt: tuple[int, ...] = (1, 2), output: tuple[int, ...] = (), **params: Any
+) -> Sequence:
+    params = {"seed": 7} | params
+    sequence = Sequence(
+        "c", "r", list(prompt), SamplingParams(**params), resume_token_ids=list(output)
+    )
+    sequence.stop_ids = frozenset(params.get("stop_token_ids", ()))
+    return sequence
+
+
+def random_logits(num_rows: int = 1, vocab: int = VOCAB, seed: int = 0) -> Tensor:
+    return torch.randn(num_rows, vocab, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def sample_one(logits: Tensor, sequence: Sequence) -> SampledToken:
+    (token,) = Sampler().sample(logits, [sequence])
+    return token
+
+
+def frequencies(logits: Tensor, num_samples: int = 1500, **params: Any) -> Tensor:
+    """How often each token is chosen, over that many seeds. logits: [vocab]"""
+    sequences = [make_sequence(seed=seed, **params) for seed in range(num_samples)]
+    tokens = Sampler().sample(logits.expand(num_samples, -1), sequences)
+    counts = torch.bincount(torch.tensor([t.token_id for t in tokens]), minlength=len(logits))
+    return counts / num_samples
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    [  # the published known-answer vectors of Random123 for philox4x32-10
+        (
+            "00000000 00000000 00000000 00000000",
+            "00000000 00000000",
+            "6627e8d5 e169c58d bc57ac4c 9b00dbd8",
+        ),
+        (
+            "ffffffff ffffffff ffffffff ffffffff",
+            "ffffffff ffffffff",
+            "408f276d 41c83b0e a20bc7c6 6d5451fd",
+        ),
+        (
+            "243f6a88 85a308d3 13198a2e 03707344",
+            "a4093822 299f31d0",
+            "d16cfe09 94fdcceb 5001e420 24126ea1",
+        ),
+    ],
+)
+def test_philox_gives_the_published_answers(counter: str, key: str, expected: str) -> None:
+    def words(text: str) -> Any:
+        return np.array([[int(word, 16)] for word in text.split()], np.uint64)
+
+    assert (philox_4x32(words(counter), words(key)) == words(expected)).all()
+
+
+def test_uniform_numbers_depend_on_seed_and_position_alone() -> None:
+    numbers = uniforms(123, 0, 100)
+    assert (uniforms(123, 37, 5) == numbers[37:42]).all()
+    assert not (uniforms(124, 0, 100) == numbers).any()
+    assert ((numbers >= 0) & (numbers < 1)).all()
+    assert uniforms(-1, 0, 1) == uniforms(2**64 - 1, 0, 1)
+
+
+def test_greedy_is_the_maximum() -> None:
+    logits = random_logits(5)
+    tokens = Sampler().sample(logits, [make_sequence(temperature=0) for _ in range(5)])
+    assert [token.token_id for token in tokens] == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+def test_frequencies_follow_the_softmax(temperature: float) -> None:
+    logits = random_logits(vocab=8)[0]
+    expected = (logits / temperature).softmax(-1)
+    assert (frequencies(logits, temperature=temperature) - expected).abs().max() < 0.05
+
+
+def _expected_support(logits: Tensor, top_k: int, top_p: float, min_p: float) -> list[int]:
+    """The tokens that may come, computed in the plainest way."""
+    probabilities = logits.double().softmax(-1)
+    kept = [i for i in range(len(logits)) if probabilities[i] >= min_p * probabilities.max()]
+    kept.sort(key=lambda i: -float(probabilities[i]))
+    kept = kept[: top_k or None]
+    total, mass, nucleus = float(probabilities[kept].sum()), 0.0, []
+    for token in kept:
+        nucleus.append(token)
+        mass += float(probabilities[token])
+        if mass >= top_p * total:
+            break
+    return sorted(nucleus)
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"),
+    [(3, 1, 0), (0, 0.6, 0), (0, 1, 0.2), (5, 0.7, 0), (6, 0.9, 0.1), (1, 1, 0), (0, 1e-9, 0)],
+)
+def test_only_tokens_of_the_nucleus_come_in_their_proportions(
+    top_k: int, top_p: float, min_p: float
+) -> None:
+    logits = random_logits(vocab=12)[0]
+    found = frequencies(logits, top_k=top_k, top_p=top_p, min_p=min_p)
+    support = _expected_support(logits, top_k, top_p, min_p)
+    assert found.nonzero().squeeze(1).tolist() == support
+    expected = logits[support].softmax(-1)
+    assert (found[support] - expected).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_few_candidates_give_what_all_give(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weights = (torch.randn(40, VOCAB, generator=generator) * 2).exp()
+    top_k = torch.randint(1, VOCAB + 1, (40, 1), generator=generator)
+    top_p = torch.rand((40, 1), generator=generator, dtype=torch.float64)
+    uniform = torch.rand((40, 1), generator=generator, dtype=torch.float64)
+    arguments = (weights, top_k, top_p, uniform)
+    assert choose_truncated(*arguments, 8) == choose_truncated(*arguments, VOCAB)
+
+
+MIXED: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0.7, "top_p": 0.95},
+    {"temperature": 1.3, "top_k": 5},
+    {"min_p": 0.1},
+    {"repetition_penalty": 1.3, "presence_penalty": 0.5, "output": (3, 3, 4)},
+    {"top_p": 0.2, "logit_bias": {4: 3.0}, "min_tokens": 9, "stop_token_ids": [6]},
+]
+
+
+def test_a_row_is_chosen_alike_alone_and_in_any_batch() -> None:
+    logits = random_logits(len(MIXED))
+    alone = [sample_one(logits[i : i + 1], make_sequence(**p)) for i, p in enumerate(MIXED)]
+    together = Sampler().sample(logits, [make_sequence(**params) for params in MIXED])
+    assert together == alone
+    backwards = Sampler().sample(logits.flip(0), [make_sequence(**p) for p in reversed(MIXED)])
+    assert backwards[::-1] == alone
+
+
+def test_a_resumed_sequence_goes_on_with_the_same_choices() -> None:
+    params: dict[str, Any] = {
+        "temperature": 1.5,
+        "frequency_penalty": 0.7,
+        "repetition_penalty": 1.2,
+    }
+    whole = make_sequence(**params)
+    logits = random_logits(40, seed=3)
+    for step in range(40):
+        whole.token_ids.append(sample_one(logits[step : step + 1], whole).token_id)
+    resumed = make_sequence(output=tuple(whole.token_ids[2:27]), **params)
+    for step in range(25, 40):
+        resumed.token_ids.append(sample_one(logits[step : step + 1], resumed).token_id)
+    assert resumed.token_ids == whole.token_ids
+
+
+def test_without_a_seed_two_sequences_differ() -> None:
+    logits = torch.zeros(1, 1000)
+    tokens = {sample_one(logits, make_sequence(seed=None)).token_id for _ in range(20)}
+    assert len(tokens) > 10
+
+
+def test_penalties_are_vllms() -> None:
+    logits = torch.tensor([[2.0, -2.0, 1.0, 0.5, 3.0]])
+    sequence = make_sequence(
+        prompt=(0, 1),
+        output=(2, 2, 4),
+        temperature=0,
+        repetition_penalty=2.0,
+        frequency_penalty=0.25,
+        presence_penalty=0.125,
+        logprobs=0,
+    )
+    sample_one(logits, sequence)
+    edited = logits.clone()
+    sequence.sampler_state.edit(edited[0], sequence)
+    expected = [2 / 2, -2 * 2, 1 / 2 - 0.5 - 0.125, 0.5, 3 / 2 - 0.25 - 0.125]
+    torch.testing.assert_close(edited[0], torch.tensor(expected))
+
+
+def test_stop_ids_wait_for_min_tokens() -> None:
+    logits = torch.tensor([[0.0, 1.0, 9.0]])
+    params: dict[str, Any] = {"temperature": 0, "stop_token_ids": [2], "min_tokens": 1}
+    assert sample_one(logits, make_sequence(**params)).token_id == 1
+    assert sample_one(logits, make_sequence(output=(1,), **params)).token_id == 2
+
+
+def test_bias_and_allowed_ids_change_the_choice() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
+    assert sample_one(logits, make_sequence(temperature=0, logit_bias={0: 5})).token_id == 0
+    sequence = make_sequence(temperature=0, allowed_token_ids=[0, 2])
+    assert sample_one(logits, sequence).token_id == 2
+
+
+def test_forced_tokens_come_with_their_own_logprobs() -> None:
+    logits = random_logits()
+    sequence = make_sequence(output=(9,), trace_decode_token_ids=[9, 11], logprobs=0)
+    token = sample_one(logits, sequence)
+    assert token.token_id == 11 and token.logprobs is not None
+    assert token.logprobs[0][1] == pytest.approx(float(logits[0].log_softmax(-1)[11]))
+
+
+def test_logprobs_are_the_models_own_with_ranks() -> None:
+    logits = random_logits()
+    expected = logits[0].log_softmax(-1)
+    order = expected.argsort(descending=True).tolist()
+    sequence = make_sequence(
+        temperature=0.5, top_k=1, logprobs=3, logprob_token_ids=[order[9]], logit_bias={1: -9}
+    )
+    token = sample_one(logits, sequence)
+    assert token.token_id == order[0] and token.logprobs is not None
+    assert [(i, rank) for i, _, rank in token.logprobs] == [
+        (order[0], 1),
+        (order[1], 2),
+        (order[2], 3),
+        (order[9], 10),
+    ]
+    values = [value for _, value, _ in token.logprobs]
+    assert values == pytest.approx([float(expected[order[i]]) for i in (0, 1, 2, 9)])
+    everything = sample_one(logits, make_sequence(temperature=0, logprobs=-1)).logprobs
+    assert everything is not None and [rank for _, _, rank in everything] == list(range(1, 51))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_row_without_finite_maximum_fails_alone(value: float) -> None:
+    logits = random_logits(3)
+    logits[1, 4] = value
+    tokens = Sampler().sample(logits, [make_sequence(temperature=t) for t in (0, 1, 1)])
+    assert [token.error is None for token in tokens] == [True, False, True]
+
+
+def test_an_extreme_uniform_number_stays_within_the_nucleus() -> None:
+    weights = torch.tensor([[0.3, 0.5, 0.2, 0.0]])
+    ones = torch.tensor([[np.nextafter(1.0, 0.0)]], dtype=torch.float64)
+    off_k, off_p = torch.tensor([[4]]), torch.tensor([[1.0]], dtype=torch.float64)
+    assert choose_truncated(weights, off_k, off_p, ones) == [2]
+    assert choose_truncated(weights, off_k, off_p, torch.zeros_like(ones)) == [1]
