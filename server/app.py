@@ -40,6 +40,7 @@ from sessions.store import SessionStore
 logger = structlog.get_logger("server")
 
 STATIC = Path(__file__).resolve().parent.parent / "static"
+TOO_MANY_CONNECTIONS = "too_many_connections;retry_after_ms=5000"
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -84,6 +85,7 @@ class Worker:
             engine=engine,
             hub=self.hub,
             runs=self.runs,
+            health=self.health,
             metrics=self.metrics,
             limits=config.limits,
             connections=ConnectionCounter(config.limits),
@@ -186,6 +188,9 @@ class Worker:
             return
         address = websocket.client.host if websocket.client else ""
         counter = self.services.connections
+        if not counter.allow_handshake(address):
+            await self._accept_and_close(websocket, CloseCode.TOO_MANY, TOO_MANY_CONNECTIONS)
+            return
         try:
             user = await self.authenticator.user(websocket)
         except ApiError as error:
@@ -196,9 +201,8 @@ class Worker:
                 websocket, CloseCode.TRY_LATER, "store_unavailable;retry_after_ms=1000"
             )
             return
-        if not counter.allow_handshake(address) or not counter.enter(user.uid, address):
-            reason = "too_many_connections;retry_after_ms=5000"
-            await self._accept_and_close(websocket, CloseCode.TOO_MANY, reason)
+        if not counter.enter(user.uid, address):
+            await self._accept_and_close(websocket, CloseCode.TOO_MANY, TOO_MANY_CONNECTIONS)
             return
         try:
             await websocket.accept(PROTOCOL)

@@ -10,9 +10,7 @@ import binascii
 import hashlib
 import hmac
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 
 from starlette.requests import HTTPConnection
 
@@ -78,7 +76,7 @@ class Authenticator:
         raise ApiError("token_invalid", "the bearer token is not valid")
 
     async def _cookie_user(self, connection: HTTPConnection) -> User:
-        raw = _cookie(connection.headers)
+        raw = _cookie(connection)
         if raw is None:
             raise ApiError("token_invalid", "no credentials: open the login URL, or send a token")
         changes = connection.scope["type"] == "websocket" or connection.scope["method"] not in (
@@ -129,12 +127,6 @@ def _decode_subprotocol(offered: str) -> str:
         raise ApiError("token_invalid", "the bearer subprotocol is not base64url") from None
 
 
-def _cookie(headers: Mapping[str, str]) -> str | None:
-    try:
-        jar = SimpleCookie(headers.get("cookie", ""))
-    except CookieError:
-        return None
-    for name in (SECURE_COOKIE_NAME, COOKIE_NAME):
-        if name in jar:
-            return jar[name].value
-    return None
+def _cookie(connection: HTTPConnection) -> str | None:
+    cookies = connection.cookies  # a lenient parser: other servers on this host set cookies, too
+    return cookies.get(SECURE_COOKIE_NAME) or cookies.get(COOKIE_NAME)

@@ -122,11 +122,13 @@ def _running_server(data_dir: Path | None) -> tuple[str, str]:
         raise _fail(str(error)) from None
     folder = settings.data_dir
     try:
-        url = json.loads((folder / "server.json").read_text())["url"]
-        token = settings.token or (folder / "token").read_text().strip()
+        url: str = json.loads((folder / "server.json").read_text())["url"]
     except (OSError, ValueError, KeyError):
         raise _fail(f"no server is running on {folder}; start one with `parley serve`") from None
-    return url, token
+    try:
+        return url, settings.token or (folder / "token").read_text().strip()
+    except OSError:
+        raise _fail(f"set {PREFIX}TOKEN as for the server: {folder} holds no token") from None
 
 
 def main() -> None:

@@ -18,8 +18,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from server.limits import Limits
 
 PREFIX = "PARLEY_"
-# Read elsewhere: PARLEY_REDIS_SERVER names a binary, the other two belong to the tests.
-OTHER_NAMES = ("PARLEY_REDIS_SERVER", "PARLEY_TESTING", "PARLEY_FAULT")
+OTHER_NAMES = ("PARLEY_REDIS_SERVER",)  # names the binary of the embedded Redis
 DEMO_PACE = 60.0  # tokens/s of the demo model, which decodes faster than a hand can stop
 MIN_SECRET_CHARACTERS = 24  # of an operator's token on a bind that others can reach
 EXPOSED_LIMITS = {
@@ -41,7 +40,7 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
-    data_dir: Path = Field(Path("data"), description="Sessions, tokens and logs live here.")
+    data_dir: Path = Field(Path("data"), description="Sessions and tokens live here.")
     redis_url: str | None = Field(
         None, description="An existing Redis ≥ 6.2; without it Parley runs its own."
     )

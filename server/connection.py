@@ -24,12 +24,14 @@ from server.limits import TokenBucket
 from server.outbox import Outbox
 from server.protocol import CancelResponse, ClientFrame, ClientState, Ping, parse
 from server.services import Services, User
+from sessions.errors import StoreUnavailable
 
 logger = structlog.get_logger("server")
 
 MAX_BAD_FRAMES = 3
 BAD_FRAMES_WINDOW_SECONDS = 60.0
 MAX_STRIKES = 20  # refusals by the message rate before the connection is closed
+STRIKES_WINDOW_SECONDS = 60.0
 FIRST_FRAME_SECONDS = 10.0
 SEND_SECONDS = 15.0  # a socket that takes nothing for so long is given up
 ABORT_AFTER_CLOSE_SECONDS = 1.0
@@ -53,7 +55,7 @@ class Connection:
         self._frames: asyncio.Queue[ClientFrame] = asyncio.Queue(MAX_QUEUED_FRAMES)
         self._messages = TokenBucket(services.limits.messages_per_s)
         self._bad_frames: deque[float] = deque(maxlen=MAX_BAD_FRAMES)
-        self._strikes = 0
+        self._strikes: deque[float] = deque(maxlen=MAX_STRIKES)
         self._heard = asyncio.Event()
         self._overflow = asyncio.Event()
         self._draining = asyncio.Event()
@@ -63,6 +65,8 @@ class Connection:
         hub = self._services.hub
         code, reason = CloseCode.NORMAL, ""
         self.outbox.put(self._ready_frame())
+        if problems := self._services.health.problems:
+            self.outbox.put({"type": "connection.degraded", **problems})
         try:
             await hub.add_watcher(self)
             async with asyncio.TaskGroup() as tasks:
@@ -71,6 +75,8 @@ class Connection:
         except* CloseConnection as group:
             closing = _first(group)
             code, reason = closing.code, closing.reason
+        except* StoreUnavailable:
+            code, reason = CloseCode.TRY_LATER, "store_unavailable;retry_after_ms=1000"
         except* (WebSocketDisconnect, RuntimeError) as group:
             # Starlette raises RuntimeError for the same thing when the close was seen elsewhere.
             if not _is_disconnect(group):
@@ -113,8 +119,7 @@ class Connection:
         """The frame, or None after an error was answered."""
         try:
             if not self._messages.take():
-                self._strikes += 1
-                if self._strikes >= MAX_STRIKES:
+                if _fills(self._strikes, STRIKES_WINDOW_SECONDS):
                     raise CloseConnection(CloseCode.TOO_MANY, "rate_limited;retry_after_ms=5000")
                 raise ApiError(
                     "rate_limited",
@@ -128,17 +133,9 @@ class Connection:
         except ApiError as error:
             self.put_error(error, getattr(error, "event_id", None))
             if error.code == "invalid_json":
-                self._count_bad_frame()
+                if _fills(self._bad_frames, BAD_FRAMES_WINDOW_SECONDS):
+                    raise CloseConnection(CloseCode.BAD_FRAMES, "invalid_json") from None
             return None
-
-    def _count_bad_frame(self) -> None:
-        now = time.monotonic()
-        self._bad_frames.append(now)
-        if (
-            len(self._bad_frames) == MAX_BAD_FRAMES
-            and now - self._bad_frames[0] < BAD_FRAMES_WINDOW_SECONDS
-        ):
-            raise CloseConnection(CloseCode.BAD_FRAMES, "invalid_json")
 
     async def _work(self) -> None:
         while True:
@@ -229,6 +226,13 @@ class Connection:
             transport = self._websocket.scope["extensions"].get("parley.transport")
             if transport is not None:
                 transport["transport"].abort()
+
+
+def _fills(times: deque[float], window_seconds: float) -> bool:
+    """Note an offence; True if as many as are counted fell into the window."""
+    now = time.monotonic()
+    times.append(now)
+    return len(times) == times.maxlen and now - times[0] < window_seconds
 
 
 def _first(group: BaseExceptionGroup[Any]) -> Any:

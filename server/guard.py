@@ -30,7 +30,7 @@ _IMPORT_MAP = re.compile(rb'<script type="importmap"[^>]*>(.*?)</script>', re.DO
 
 
 class BodyRefused(Exception):
-    """Raised inside `receive` to end a request whose body is too large or too slow."""
+    """Raised to end a request whose body is too large or too slow."""
 
     def __init__(self, error: ApiError) -> None:
         super().__init__(error.code)
@@ -62,6 +62,10 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> int | None:
         raw: list[tuple[bytes, bytes]] = scope["headers"]
+        if not scope["path"].startswith("/"):  # a whole URL, as for a proxy
+            return 400
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in raw}:
+            return 400  # whoever stands in front of us may have read another end of the body
         if len(raw) > MAX_HEADERS or sum(len(k) + len(v) for k, v in raw) > MAX_HEADER_BYTES:
             return 431
         if self._hosts is not None:
@@ -86,6 +90,7 @@ class Guard:
             await send(message)
 
         try:
+            check_announced_size(scope)
             await self._app(scope, body, send_with_headers)
         except BodyRefused as refused:
             error = refused.error
@@ -98,6 +103,13 @@ class Guard:
             answer = error_response(error)
             answer.headers["connection"] = "close"
             await answer(scope, receive, send_with_headers)
+
+
+def check_announced_size(scope: Scope) -> None:
+    """Refuse a body that says that it is too large, whether anybody would read it or not."""
+    announced = Headers(scope=scope).get("content-length", "0")
+    if int(announced) > MAX_BODY_BYTES:
+        raise BodyRefused(ApiError("payload_too_large", "the body is too large"))
 
 
 class BoundedBody:

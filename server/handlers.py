@@ -1,12 +1,15 @@
 """What each frame of a client does. One `Handlers` per connection; one frame at a time."""
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from server.errors import ApiError, invalid_field
-from server.frames import put_event, session_event_frame
-from server.hub import Subscription
+from server.frames import put_event, session_event_frame, text_of
+from server.hub import Subscription, Watcher
 from server.protocol import (
     CancelResponse,
     ClientFrame,
@@ -32,15 +35,19 @@ from sessions.errors import (
 )
 from sessions.records import (
     MessagePage,
+    ObjectEvent,
     Session,
     is_message_id,
     is_response_id,
     is_session_id,
     session_of,
+    utf16_prefix,
 )
 
 if TYPE_CHECKING:
     from server.connection import Connection
+
+logger = structlog.get_logger("server")
 
 DURABLE_WAIT_SECONDS = 0.05  # before `response.cancelling` goes out as `durable: false`
 REMOTE_POLL_SECONDS = (0.02, 0.05, 0.1)  # then every 0.1 s
@@ -59,7 +66,6 @@ class Handlers:
         self._runs = services.runs
         self._subscriptions: dict[str, Subscription] = {}
         self._stops: set[asyncio.Task[None]] = set()
-        self._early: dict[str, asyncio.Task[bool] | None] = {}  # gates closed by the reader
 
     async def handle(self, frame: ClientFrame) -> None:
         with translate_store_errors():
@@ -130,8 +136,8 @@ class Handlers:
         check_session_id(frame.session_id)
         for listed in frame.responses:
             check_response_id(listed.response_id)
-        if frame.observe and not self._connection.user.is_admin:
-            raise ApiError("forbidden", "only an admin may observe", param="observe")
+        if frame.observe:
+            raise ApiError("forbidden", "observing needs a role", param="observe")
         await self._leave(frame.session_id)
         session = await self._store.session(self._uid, frame.session_id)
         subscription = self._new_subscription(session.id)
@@ -218,19 +224,40 @@ class Handlers:
     async def _update_session(self, frame: UpdateSession) -> None:
         check_session_id(frame.session_id)
         check_message_id(frame.head)
-        session = await self._store.update_session(
-            self._uid,
-            frame.session_id,
-            title=None if frame.title is None else clean_title(frame.title),
-            settings=None if frame.settings is None else settings_dict(frame.settings),
-            pinned=frame.pinned,
-            head=frame.head,
-            if_revision=frame.if_revision,
-        )
-        await self._runs.publish_updated(session)
+        subscription = self._expect_reply(frame, "session.updated")
+        try:
+            session = await self._store.update_session(
+                self._uid,
+                frame.session_id,
+                title=None if frame.title is None else clean_title(frame.title),
+                settings=None if frame.settings is None else settings_dict(frame.settings),
+                pinned=frame.pinned,
+                head=frame.head,
+                if_revision=frame.if_revision,
+            )
+        except BaseException:
+            if subscription is not None:
+                subscription.expect_reply("session.updated", None)
+            raise
+        updated = await self._runs.publish_updated(session, besides=self._connection)
+        if subscription is None:
+            self._reply(updated, frame.event_id)
 
     async def _delete_session(self, frame: DeleteSession) -> None:
-        await delete_session(self._services, self._uid, frame.session_id)
+        subscription = self._expect_reply(frame, "session.deleted")
+        deleted = await delete_session(
+            self._services, self._uid, frame.session_id, besides=self._connection
+        )
+        if subscription is None:
+            self._reply(deleted, frame.event_id)
+
+    def _expect_reply(self, frame: UpdateSession | DeleteSession, kind: str) -> Subscription | None:
+        """The asker's own subscription, which will bring the reply; None if it has none."""
+        subscription = self._subscriptions.get(frame.session_id)
+        if subscription is None or subscription.only is not None:
+            return None
+        subscription.expect_reply(kind, frame.event_id)
+        return subscription
 
     def _new_subscription(self, session_id: str) -> Subscription:
         if len(self._subscriptions) >= self._services.limits.max_subscriptions:
@@ -308,9 +335,7 @@ class Handlers:
                 self._stop_local(run, frame)
 
     def _stop_local(self, run: Run, frame: CancelResponse) -> None:
-        stop = Stop("user", "client_cancelled", frame.seen_sequence_number)
-        if run.response_id not in self._early:
-            self._early[run.response_id] = self._runs.stop(run, stop)
+        self._runs.stop(run, Stop("user", "client_cancelled", frame.seen_sequence_number))
 
     async def _cancel(self, frame: CancelResponse) -> None:
         """`response.cancel` and `stop`: what it names now is stopped, and nothing else ever."""
@@ -329,22 +354,25 @@ class Handlers:
             await self._store.session(self._uid, frame.session_id)
             if frame.idempotency_key is not None:
                 return await self._cancel_early(frame)
-            targets = await self._live(frame.session_id)
+            targets = await self._live(frame.session_id, frame)
         else:
             if frame.idempotency_key is not None:
                 raise invalid_field("session_id", "idempotency_key needs a session_id")
             sessions = [s for s in self._subscriptions.values() if s.only is None]
-            targets = [rid for s in sessions for rid in await self._live(s.session_id)]
+            targets = [
+                rid for s in sessions for rid in await self._live(s.session_id, CancelResponse())
+            ]
         if not targets:
             raise ApiError("response_not_found", "nothing is running that could be stopped")
         return targets
 
-    async def _live(self, session_id: str) -> list[str]:
+    async def _live(self, session_id: str, frame: CancelResponse) -> list[str]:
         """Active and queued answers, first those that this worker knows without asking."""
-        own = [run.response_id for run in self._runs.local_of_session(session_id)]
-        for response_id in own:
-            if (run := self._runs.local(response_id)) is not None and run.uid == self._uid:
-                self._stop_local(run, CancelResponse())
+        runs = [r for r in self._runs.local_of_session(session_id) if r.uid == self._uid]
+        own = [run.response_id for run in runs]
+        for run in runs:
+            # What was seen of one answer says nothing about another.
+            self._stop_local(run, frame if len(runs) == 1 else CancelResponse())
         live = await self._store.live_responses(session_id)
         others = [rid for rid in (live.active, *live.queued) if rid is not None and rid not in own]
         return own + others
@@ -378,24 +406,30 @@ class Handlers:
                     await self._cancel_remote(response_id, frame)
         except ApiError as error:
             self._connection.put_error(error, frame.event_id)
+        except Exception:
+            logger.exception("stop failed", response_id=response_id)
+            failure = ApiError("internal", "an internal error occurred")
+            self._connection.put_error(failure, frame.event_id)
 
     async def _cancel_local(self, run: Run, frame: CancelResponse) -> None:
         self._stop_local(run, frame)
-        storing = self._early.pop(run.response_id, None)
-        durable = storing is None and run.stopping is not None
-        if storing is not None:
-            done, _ = await asyncio.wait({storing}, timeout=DURABLE_WAIT_SECONDS)
-            durable = bool(done) and storing.result()
-        if not run.done.is_set():
-            self._reply(
-                cancelling(run.response_id, durable=durable), frame.event_id, run.response_id
-            )
+        told = False
+
+        def tell(durable: bool) -> None:
+            nonlocal told
+            if not told and not run.done.is_set():
+                told = True
+                notice = cancelling(run.response_id, durable=durable)
+                self._reply(notice, frame.event_id, run.response_id)
+
+        timer = asyncio.get_running_loop().call_later(DURABLE_WAIT_SECONDS, tell, False)
+        run.when_stop_is_stored(lambda: tell(True))
         await run.done.wait()
+        timer.cancel()
         if not self._watches(run.response_id):
             await self._send_done(run.response_id)
 
     async def _cancel_remote(self, response_id: str, frame: CancelResponse) -> None:
-        self._early.pop(response_id, None)
         try:
             asked = await self._store.request_cancel(
                 self._uid, response_id, seen=frame.seen_sequence_number
@@ -403,14 +437,20 @@ class Handlers:
         except RunEnded:
             await self._send_done(response_id)
             return
-        self._freeze(response_id)
+        subscription = self._subscriptions.get(session_of(response_id))
+        if subscription is None or not subscription.wants(response_id):
+            ended, subscription = asyncio.Event(), None
+        else:
+            ended = subscription.freeze(response_id)
         self._reply(cancelling(response_id, durable=True), frame.event_id, response_id)
         await self._store.publish_control(
             asked.owner, {"type": "cancel", "response_id": response_id}
         )
-        await self._await_remote_end(response_id)
+        await self._await_remote_end(response_id, ended)
+        skipped = subscription is not None and subscription.has_skipped(response_id)
+        await self._send_done(response_id, with_text=skipped)
 
-    async def _await_remote_end(self, response_id: str) -> None:
+    async def _await_remote_end(self, response_id: str, ended: asyncio.Event) -> None:
         """Wait for the owner; if it is silent until its lease ends, end the answer in its place."""
         started = time.monotonic()
         told = False
@@ -426,26 +466,30 @@ class Handlers:
                 )
             if silent:
                 await self._runs.end_orphan(response_id)  # a no-op until the lease has ended
-            await asyncio.sleep(waits.pop(0) if waits else REMOTE_POLL_SECONDS[-1])
-        if not self._watches(response_id):
-            await self._send_done(response_id)
-
-    def _freeze(self, response_id: str) -> None:
-        """No text of this answer leaves on this connection any more; its end still does."""
-        for subscription in self._subscriptions.values():
-            subscription.frozen.add(response_id)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(waits.pop(0) if waits else REMOTE_POLL_SECONDS[-1]):
+                    await ended.wait()
+            if ended.is_set():
+                return
 
     def _watches(self, response_id: str) -> bool:
         subscription = self._subscriptions.get(session_of(response_id))
         return subscription is not None and subscription.wants(response_id)
 
-    async def _send_done(self, response_id: str) -> None:
-        """The stored `response.done` of an answer that has ended: losing a race is no error."""
+    async def _send_done(self, response_id: str, *, with_text: bool = False) -> None:
+        """The stored `response.done` of an answer that has ended: losing a race is no error.
+
+        `with_text` for a connection that was sent less than the stored text.
+        """
         events = await self._store.events(response_id)
         if not events:
             raise ApiError("response_not_found", "no such response")
         record = await self._store.run(self._uid, response_id)
         number, event = events[-1]
+        if with_text and isinstance(event, ObjectEvent):
+            text = text_of([stored for _, stored in events])
+            kept = utf16_prefix(text, event.data["response"]["text_length"])
+            event = ObjectEvent({**event.data, "text": kept})
         put_event(self._connection.outbox, response_id, number, record.fence, event)
 
 
@@ -459,8 +503,13 @@ def cancelling(response_id: str, *, durable: bool) -> dict[str, Any]:
     }
 
 
-async def delete_session(services: Services, uid: str, session_id: str) -> None:
-    """Delete a session for its viewers, its sidebars and the workers that answer in it."""
+async def delete_session(
+    services: Services, uid: str, session_id: str, *, besides: Watcher | None = None
+) -> dict[str, Any]:
+    """Delete a session for its viewers, its sidebars and the workers that answer in it.
+
+    Returns the frame that tells of it; `besides` gets it only as a viewer.
+    """
     check_session_id(session_id)
     await services.store.session(uid, session_id)
     live = await services.store.live_responses(session_id)
@@ -482,7 +531,8 @@ async def delete_session(services: Services, uid: str, session_id: str) -> None:
         "by": "user",
     }
     services.hub.publish_session(session_id, deleted.offset, frame)
-    await services.hub.tell_user(uid, session_id, frame)
+    await services.hub.tell_user(uid, session_id, frame, besides=besides)
+    return frame
 
 
 def snapshot(session: Session, page: MessagePage) -> dict[str, Any]:

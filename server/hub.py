@@ -31,6 +31,7 @@ from sessions.records import (
     LiveResponseEvents,
     LiveSessionEvents,
     ObjectEvent,
+    TextEvent,
     session_of,
 )
 from sessions.store import SessionStore
@@ -72,7 +73,9 @@ class Subscription:
         self.offset = 0
         self.joining = True
         self.cursors: dict[str, int] = {}  # response id → last number that was queued
-        self.frozen: set[str] = set()  # stopped from here: no more text, only the end
+        self._frozen: dict[str, asyncio.Event] = {}  # stopped from here; set at their ends
+        self._skipped: set[str] = set()  # answers of which text was left out
+        self._replies: dict[str, str] = {}  # frame type → event id of the request it answers
         self._held: list[tuple[int, dict[str, Any]]] = []
 
     @property
@@ -82,6 +85,12 @@ class Subscription:
     def wants(self, response_id: str) -> bool:
         return self.only is None or response_id in self.only
 
+    def expect_reply(self, kind: str, event_id: str | None) -> None:
+        """The next session event of this kind answers a request of this connection."""
+        self._replies.pop(kind, None)
+        if event_id is not None:
+            self._replies[kind] = event_id
+
     def put_session_event(self, offset: int, frame: dict[str, Any]) -> None:
         if self.only is not None:
             return
@@ -89,7 +98,19 @@ class Subscription:
             self._held.append((offset, frame))
         elif offset > self.offset:
             self.offset = offset
+            if (event_id := self._replies.pop(frame["type"], None)) is not None:
+                frame = {**frame, "event_id": event_id}
             self.outbox.put(frame)
+
+    def freeze(self, response_id: str) -> asyncio.Event:
+        """Send nothing more of an answer; the event is set when its end has come by.
+
+        Whoever freezes sends `response.done` itself, with the text if `has_skipped`.
+        """
+        return self._frozen.setdefault(response_id, asyncio.Event())
+
+    def has_skipped(self, response_id: str) -> bool:
+        return response_id in self._skipped
 
     def end_join(self, offset: int) -> None:
         """The snapshot up to `offset` was queued: send what came meanwhile, and go live."""
@@ -107,8 +128,12 @@ class Subscription:
         for number, event in enumerate(events, first):
             if number > cursor:
                 self.cursors[response_id] = number
-                if response_id not in self.frozen or _is_done(event):
+                if (frozen := self._frozen.get(response_id)) is None:
                     put_event(self.outbox, response_id, number, fence, event)
+                elif _is_done(event):
+                    frozen.set()
+                elif isinstance(event, TextEvent):
+                    self._skipped.add(response_id)
         return True
 
     def put_created(

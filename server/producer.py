@@ -244,6 +244,7 @@ class Producer:
             return  # the next append says so again
         stop = Stop(record.cancel_by, record.cancel_reason, record.seen_sequence_number)
         if run.stop(stop):
+            run.mark_stop_stored()
             await self._engine.abort(run.response_id)
 
     def _lose(self, error: Exception) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -206,6 +207,8 @@ class Static(StaticFiles):
     """The page's files: vendored ones may be kept for ever, our own are asked for each time."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
+        if scope["method"] not in ("GET", "HEAD"):
+            raise HTTPException(405, headers={"Allow": "GET, HEAD"})
         answer = await super().get_response(path, scope)
         immutable = VERSIONED.match(path) is not None
         answer.headers["Cache-Control"] = "max-age=86400" if immutable else "no-cache"

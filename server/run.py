@@ -6,7 +6,7 @@ called, `add_text` refuses, whoever calls it.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,6 +120,8 @@ class Run:
         self.timeline = Timeline()
         self.changed = asyncio.Event()  # there is something to append
         self.stop_asked = asyncio.Event()  # wakes the loop that waits for its flush window
+        self.stop_is_stored = False  # then not even this worker's death can undo the stop
+        self._when_stop_is_stored: list[Callable[[], None]] = []
         self.promoted = asyncio.Event()  # its turn has come among the session's responses
         self.done = asyncio.Event()  # `response.done` was published
 
@@ -148,6 +150,19 @@ class Run:
         self.stop_asked.set()
         self.promoted.set()
         return True
+
+    def when_stop_is_stored(self, callback: Callable[[], None]) -> None:
+        """Call back at that very moment: what the callback queues goes before `response.done`."""
+        if self.stop_is_stored:
+            callback()
+        else:
+            self._when_stop_is_stored.append(callback)
+
+    def mark_stop_stored(self) -> None:
+        self.stop_is_stored = True
+        callbacks, self._when_stop_is_stored = self._when_stop_is_stored, []
+        for callback in callbacks:
+            callback()
 
     def restore(self, events: Sequence[Event], record: RunRecord) -> None:
         """Take up what another worker had stored of this answer, to end it."""

@@ -20,7 +20,7 @@ import structlog
 from engine import AsyncLLM
 from engine.errors import EngineDeadError, EngineError, RetryableRequestError
 from server.errors import ApiError
-from server.hub import Hub, Subscription
+from server.hub import Hub, Subscription, Watcher
 from server.metrics import Metrics
 from server.producer import Producer
 from server.prompts import Prompt, PromptBuilder
@@ -300,8 +300,10 @@ class Runs:
             session = await self._store.update_session(uid, session_id, title=title, by="policy")
             await self.publish_updated(session, by="policy")
 
-    async def publish_updated(self, session: Session, by: str = "user") -> None:
-        """`session.updated` to the viewers and the sidebars."""
+    async def publish_updated(
+        self, session: Session, by: str = "user", besides: Watcher | None = None
+    ) -> dict[str, Any]:
+        """`session.updated` to the viewers and the sidebars; returns the frame."""
         frame = {
             "type": "session.updated",
             "session_id": session.id,
@@ -310,7 +312,8 @@ class Runs:
             "offset": session.offset,
         }
         self._hub.publish_session(session.id, session.offset, frame)
-        await self._hub.tell_user(session.uid, session.id, frame)
+        await self._hub.tell_user(session.uid, session.id, frame, besides=besides)
+        return frame
 
     # ---- run ------------------------------------------------------------------------------------
 
@@ -322,6 +325,7 @@ class Runs:
         try:
             if begun.cancel:  # a stop was waiting for this answer's key
                 run.stop(Stop())
+                run.mark_stop_stored()
             if begun.queued_behind:
                 producer.show_queued("session", begun.queued_behind)
                 await producer.hold()
@@ -334,7 +338,8 @@ class Runs:
             token_ids = run.prompt.token_ids if run.prompt else []
             room = self._engine.model_config.max_model_len - len(token_ids)
             max_tokens = min(settings["max_output_tokens"], room)
-            finished = await producer.produce(token_ids, sampling_params(settings, max_tokens))
+            params = sampling_params(settings, max_tokens, self._engine.get_tokenizer().chat_stop)
+            finished = await producer.produce(token_ids, params)
         except Exception:
             logger.exception("run failed", response_id=run.response_id)
             finished = await producer.finish(End("failed", "engine_error", "unknown"))
@@ -373,26 +378,26 @@ class Runs:
 
     # ---- stop -----------------------------------------------------------------------------------
 
-    def stop(self, run: Run, stop: Stop) -> asyncio.Task[bool] | None:
-        """Stop an own answer: the gate closes before this returns; None if it was closed already.
+    def stop(self, run: Run, stop: Stop) -> None:
+        """Stop an own answer: the gate closes before this returns; a second stop changes nothing.
 
-        The task tells whether the wish was stored, so that even this worker's death cannot undo it.
+        `run.stop_is_stored` becomes True once the wish is in the store.
         """
-        if not run.stop(stop):
-            return None
-        self._hub.spawn(self._engine.abort(run.response_id))
-        return self._start(self._store_stop(run, stop))
+        if run.stop(stop):
+            self._hub.spawn(self._engine.abort(run.response_id))
+            self._start(self._store_stop(run, stop))
 
-    async def _store_stop(self, run: Run, stop: Stop) -> bool:
+    async def _store_stop(self, run: Run, stop: Stop) -> None:
         try:
             await self._store.request_cancel(
                 None, run.response_id, by=stop.by, reason=stop.reason, seen=stop.seen
             )
-            return True
         except RunEnded as ended:
-            return ended.status == "cancelled"
+            if ended.status != "cancelled":
+                return
         except SessionError:
-            return False
+            return  # the end itself will be stored, or the run is lost anyway
+        run.mark_stop_stored()
 
     async def _supersede(self, uid: str, response_id: str) -> None:
         """End the active answer to make room for the next one."""

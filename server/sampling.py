@@ -1,7 +1,7 @@
 """A session's and a response's settings → what the engine is asked for, defaults filled in."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,9 @@ def effective_settings(
     return settings
 
 
-def sampling_params(settings: Mapping[str, Any], max_tokens: int) -> SamplingParams:
+def sampling_params(
+    settings: Mapping[str, Any], max_tokens: int, chat_stop: Sequence[str] = ()
+) -> SamplingParams:
     """Effective settings → the engine's parameters; `max_tokens` is what there is room for."""
     return SamplingParams.from_optional(
         temperature=settings["temperature"],
@@ -65,7 +67,8 @@ def sampling_params(settings: Mapping[str, Any], max_tokens: int) -> SamplingPar
         repetition_penalty=settings.get("repetition_penalty"),
         presence_penalty=settings.get("presence_penalty"),
         frequency_penalty=settings.get("frequency_penalty"),
-        stop=settings.get("stop"),
+        # Without a chat template, a model would go on with the user's next line.
+        stop=[*(settings.get("stop") or ()), *chat_stop],
         seed=settings["seed"],
         max_tokens=max_tokens,
         output_kind=RequestOutputKind.DELTA,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from engine import AsyncLLM
+from server.health import Health
 from server.hub import Hub
 from server.limits import ConnectionCounter, Limits
 from server.metrics import Metrics
@@ -31,6 +32,7 @@ class Services:
     engine: AsyncLLM
     hub: Hub
     runs: Runs
+    health: Health
     metrics: Metrics
     limits: Limits
     connections: ConnectionCounter

@@ -117,6 +117,7 @@ class Supervisor:
             max_num_seqs=self._settings.max_num_seqs,
             kv_cache_memory_bytes=self._settings.kv_cache_memory_bytes,
             dtype=self._settings.dtype,
+            log_level=self._settings.log_level.upper(),
         ).create_engine_config(self._directory.address, model=str(folder))
         console.print(f"[dim]·[/] loading the model [bold]{self._model_name()}[/] …")
         self._start_core()
@@ -316,8 +317,7 @@ class Supervisor:
             _close_pipes(worker.process)
             logger.error("worker died", replica=worker.replica, status=status)
             if status == EXIT_REFUSED:
-                self._signals += 1
-                return
+                raise StartError("the session store is not usable any more (see above)")
             # waitpid is the proof that it writes nothing any more: its runs may be ended at once.
             self._exited.append(worker.replica)
             for other in self._workers:

@@ -46,18 +46,22 @@ class TerminalChat:
 
     async def _open_session(self, socket: ClientConnection) -> None:
         if self._session_id is None:
-            await _send(socket, "session.create", idempotency_key=secrets.token_urlsafe(16))
-            frame = await self._receive(socket, "session.created")
+            key = secrets.token_urlsafe(16)
+            await _send(socket, "session.create", event_id=key[:16], idempotency_key=key)
+            frame = await self._receive(socket, "session.created", key[:16])
             self._session_id = frame["session"]["id"]
         else:
             await _send(socket, "session.subscribe", session_id=self._session_id)
             await self._receive(socket, "session.subscribed")
         console.print(f"[dim]session {self._session_id}[/]")
 
-    async def _receive(self, socket: ClientConnection, kind: str) -> dict[str, Any]:
+    async def _receive(
+        self, socket: ClientConnection, kind: str, event_id: str | None = None
+    ) -> dict[str, Any]:
+        """The next frame of that type, and of that event id: other tabs create sessions, too."""
         while True:
             frame: dict[str, Any] = json.loads(await socket.recv())
-            if frame["type"] == kind:
+            if frame["type"] == kind and frame.get("event_id") == event_id:
                 return frame
             if frame["type"] == "error":
                 raise SystemExit(f"parley: {frame['error']['message']}")

@@ -83,6 +83,11 @@ def utf16_length(text: str) -> int:
     return len(text) + sum(character > "\uffff" for character in text)
 
 
+def utf16_prefix(text: str, length: int) -> str:
+    """The first `length` UTF-16 code units of `text`."""
+    return text.encode("utf-16-le")[: 2 * length].decode("utf-16-le", "ignore")
+
+
 class Unset(Enum):
     """The type of `UNSET`, which is not None: None is the root of a session's message tree."""
 
