@@ -57,6 +57,19 @@ class BlockManager:
             parent = self._cache_ids[block]
         return blocks
 
+    def will_extend(self, prefix: list[int], sequence: Sequence, other: Sequence) -> bool:
+        """Whether `other`, prefilling, will soon fill the next block that `sequence` needs."""
+        end = (len(prefix) + 1) * self.block_size
+        return (
+            self.enable_caching
+            and not sequence.params.skip_reading_prefix_cache
+            and not other.is_decoding
+            and end < sequence.num_tokens
+            and other.num_computed_tokens < end <= other.num_tokens
+            and other.cache_salt == sequence.cache_salt
+            and other.token_ids[:end] == sequence.token_ids[:end]
+        )
+
     def num_needed(self, sequence: Sequence, prefix: list[int]) -> int:
         """Free blocks that `allocate` would use up; a free block of the prefix counts as well."""
         num_idle_hits = sum(self._reference_counts[block] == 0 for block in prefix)

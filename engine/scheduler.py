@@ -13,10 +13,11 @@ always emits one last output. The scheduler knows no tensors and never reads a c
 import math
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 
+from engine.admission import Problem, find_congestion, find_problem
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
 from engine.ipc import AddRequest, SchedulerStats, SequenceOutput
@@ -29,15 +30,6 @@ from engine.sequence import (
 )
 
 QUEUE_REPORT_SECONDS = 0.5  # how often waiting clients hear their position, at most
-ABSENT_FEATURES = (
-    "prompt_logprobs",
-    "structured_outputs",
-    "bad_words",
-    "thinking_token_budget",
-    "repetition_detection",
-)
-
-Problem = tuple[str, str]  # (code, message) of an answer that ends with "error"
 
 
 @dataclass(slots=True)
@@ -101,7 +93,9 @@ class Scheduler:
         max_tokens = self.max_model_len if params.max_tokens is None else params.max_tokens
         sequence.max_num_tokens = min(sequence.num_prompt_tokens + max_tokens, self.max_model_len)
 
-        problem = self._find_problem(sequence)
+        problem = find_problem(sequence, self.config, self.vocab_size) or find_congestion(
+            sequence, self.config, len(self.waiting), self._num_waiting_tokens
+        )
         self.totals.requests += 1
         self.sequences[sequence.key] = sequence
         self._enqueue(sequence)
@@ -234,30 +228,6 @@ class Scheduler:
 
     # ---- helpers, in the order of their use ------------------------------------------------------
 
-    def _find_problem(self, sequence: Sequence) -> Problem | None:
-        """Why a new request cannot be served, if so."""
-        num_prompt_tokens = sequence.num_prompt_tokens
-        if num_prompt_tokens == 0:
-            return ("invalid_request", "the prompt is empty")
-        if num_prompt_tokens >= self.max_model_len:
-            return (
-                "context_length_exceeded",
-                f"the prompt has {num_prompt_tokens} tokens, "
-                f"the context holds {self.max_model_len} with at least one of the answer",
-            )
-        for name in ABSENT_FEATURES:
-            if getattr(sequence.params, name):
-                return ("unsupported_parameter", f"{name} is not implemented")
-        if not all(0 <= token < self.vocab_size for token in _all_ids(sequence)):
-            return ("invalid_request", f"a token id is not below {self.vocab_size}")
-        limit = self.config.max_num_queued_reqs
-        if limit is not None and len(self.waiting) >= limit:
-            return ("queue_full", f"{len(self.waiting)} requests are waiting already")
-        limit = self.config.max_num_queued_tokens
-        if limit is not None and self._num_waiting_tokens + sequence.num_tokens > limit:
-            return ("queue_full", f"{self._num_waiting_tokens} tokens are waiting already")
-        return None
-
     def _enqueue(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=_order)
         self._num_waiting_tokens += sequence.num_tokens
@@ -325,6 +295,8 @@ class Scheduler:
         prefix = self.blocks.find_prefix(sequence)
         if self.blocks.num_needed(sequence, prefix) > num_available:
             return None
+        if any(self.blocks.will_extend(prefix, sequence, other) for other in self.running):
+            return None  # a step or two later its blocks can be shared, as by n > 1 siblings
         self._dequeue(sequence)
         self.blocks.allocate(sequence, prefix)
         sequence.status = SequenceStatus.RUNNING
@@ -386,16 +358,3 @@ class Scheduler:
 
 def _order(sequence: Sequence) -> tuple[int, float, int]:
     return sequence.order
-
-
-def _all_ids(sequence: Sequence) -> Iterator[int]:
-    """Every token id of a request that will index something as long as the vocabulary."""
-    params = sequence.params
-    yield from (min(sequence.token_ids), max(sequence.token_ids))
-    for ids in (
-        params.logit_bias,
-        params.allowed_token_ids,
-        params.logprob_token_ids,
-        params.trace_decode_token_ids,
-    ):
-        yield from ids or ()

@@ -64,7 +64,7 @@ def test_decodes_come_before_prefills_and_share_the_budget() -> None:
 def test_one_prompt_takes_no_more_than_its_share() -> None:
     run = Run(make_scheduler(max_num_batched_tokens=16, long_prefill_token_threshold=6))
     run.add("a", 20)
-    run.add("b", 5)
+    run.add("b", prompt=[9] * 5)
     assert run.step() == {"a": 6, "b": 5}
 
 
@@ -245,6 +245,17 @@ def test_after_a_stop_the_next_turn_finds_its_prefix() -> None:
     (end,) = [o for o in run.outputs if o.request_id == "b" and o.finish_reason]
     partial = len(run.tokens("a"))
     assert end.num_cached_tokens >= (10 + partial - 1) // 4 * 4 > 12
+
+
+def test_siblings_wait_for_the_first_prefill_and_share_its_blocks() -> None:
+    run = Run(make_scheduler(max_num_batched_tokens=8))
+    for name in "abc":
+        run.add(name, 14, max_tokens=2)
+    assert [run.step() for _ in range(3)] == [
+        {"a": 8},
+        {"a": 6},
+        {"a": 1, "b": 2, "c": 2},
+    ]
 
 
 def test_resumed_tokens_are_output_and_only_new_ones_come() -> None:
