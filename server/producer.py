@@ -199,10 +199,13 @@ class Producer:
             except TimeoutError:
                 pass
             run.changed.clear()
+            append = asyncio.ensure_future(self._append())
             try:
-                # Shielded: a cancelled append may have been applied, and then its numbers are
-                # taken.
-                await asyncio.shield(asyncio.ensure_future(self._append()))
+                await asyncio.shield(append)
+            except asyncio.CancelledError:
+                # It may be applied all the same, and what follows must begin behind it.
+                await asyncio.gather(append, return_exceptions=True)
+                raise
             except StoreUnavailable:
                 run.changed.set()
                 await asyncio.sleep(STORE_RETRY_SECONDS)
