@@ -7,6 +7,7 @@ ignored is worse than none.
 import difflib
 import ipaddress
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -97,6 +98,14 @@ class Settings(BaseSettings):
     def _known_dtype(cls, value: str) -> str:
         if value not in ("auto", "float32", "bfloat16", "float16"):
             raise ValueError("must be auto, float32, bfloat16 or float16")
+        return value
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _exact_origins(cls, value: str) -> str:
+        for origin in filter(None, map(str.strip, value.split(","))):
+            if re.fullmatch(r"https?://[^/?#@*\s]+", origin, re.IGNORECASE) is None:
+                raise ValueError(f"{origin} is not an origin; one looks like https://chat.example")
         return value
 
     @field_validator("log_level")

@@ -222,7 +222,9 @@ class Connection:
         try:
             async with asyncio.timeout(ABORT_AFTER_CLOSE_SECONDS):
                 await self._websocket.close(int(code), reason)
-        except (TimeoutError, RuntimeError, WebSocketDisconnect):
+        except (RuntimeError, WebSocketDisconnect):
+            pass  # it was closed meanwhile, and its close frame may be on its way
+        except TimeoutError:
             transport = self._websocket.scope["extensions"].get("parley.transport")
             if transport is not None:
                 transport["transport"].abort()

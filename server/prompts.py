@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from engine import AsyncLLM
-from server.errors import ApiError
+from engine.errors import ValidationError
+from server.errors import ApiError, invalid_field
 from sessions.records import Message
 from sessions.store import SessionStore
 
@@ -135,4 +136,8 @@ class PromptBuilder:
             else:
                 messages.append({"role": role, "content": content})
         tokenizer = self._engine.get_tokenizer()
-        return await tokenizer.apply_chat_template_async(messages, add_generation_prompt=True)
+        try:
+            return await tokenizer.apply_chat_template_async(messages, add_generation_prompt=True)
+        except ValidationError as error:  # some templates know no system role, for instance
+            param = "settings.system" if system else "input"
+            raise invalid_field(param, "the model's chat template refuses this") from error

@@ -146,7 +146,11 @@ class Rest:
             metrics.engine.values = await self._services.engine.metrics()
         except (EngineError, TimeoutError):
             metrics.engine.values = {}  # no core, no figures: better than old ones
-        return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(
+            metrics.render(),
+            media_type="text/plain; version=0.0.4; charset=utf-8",
+            headers={"Cache-Control": "no-store"},
+        )
 
     async def version(self, request: Request, user: User) -> Response:
         return json_response({"version": self._services.version})

@@ -208,6 +208,26 @@ async def ask(server: Server, data: bytes) -> Answer:
         return await socket.ask(data)
 
 
+async def log_in(server: Server) -> str:
+    """A `Cookie` header, by the way that a browser gets one."""
+    return cookie_of(await ask(server, request(server, path=await login_path(server))))
+
+
+async def login_path(server: Server) -> str:
+    """A path with a fresh one-time code."""
+    headers = [("Authorization", f"Bearer {server.token}")]
+    answer = await ask(server, request(server, "POST", "/v1/login-codes", headers))
+    assert answer.status == 201, answer
+    return str(json.loads(answer.body)["path"])
+
+
+def cookie_of(answer: Answer) -> str:
+    """What a browser sends back after this answer."""
+    set_cookie = answer.header("set-cookie")
+    assert set_cookie is not None, answer
+    return set_cookie.partition(";")[0]
+
+
 def _parse_head(raw: bytes) -> tuple[int, list[tuple[str, str]]]:
     status_line, *lines = raw.decode("latin-1").rstrip("\r\n").split("\r\n")
     pairs = [line.partition(":") for line in lines]

@@ -8,11 +8,8 @@ import asyncio
 import contextlib
 import copy
 import json
-import urllib.request
 from collections.abc import AsyncIterator, Iterator, Sequence
-from http.cookies import SimpleCookie
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -37,6 +34,7 @@ from tests.end_to_end.raw import (
     assert_discreet,
     close_frame,
     frame,
+    log_in,
     upgrade,
 )
 from tests.end_to_end.spelling_model import MAX_POSITIONS, SPELLED, build_spelling_model
@@ -216,7 +214,7 @@ async def test_a_token_in_the_url_is_none(server: Server) -> None:
 
 
 async def test_a_cookie_counts_only_with_our_exact_origin(server: Server) -> None:
-    cookie = await asyncio.to_thread(log_in, server)
+    cookie = await log_in(server)
     port = str(urlsplit(server.url).port)
     for origin in bad_input.BAD_ORIGINS:
         values = [origin] if isinstance(origin, str) else origin
@@ -229,28 +227,6 @@ async def test_a_cookie_counts_only_with_our_exact_origin(server: Server) -> Non
             changed = {"Authorization": None, "Cookie": cookie, "Origin": good}
             assert (await socket.upgrade(changed)).status == 101
             assert (await socket.next("connection.ready"))["user"]["id"] == "local"
-
-
-def log_in(server: Server) -> str:
-    """A cookie, by the way that a browser gets one."""
-    request = urllib.request.Request(
-        server.url + "/v1/login-codes",
-        method="POST",
-        headers={"Authorization": f"Bearer {server.token}"},
-    )
-    with urllib.request.urlopen(request) as answer:
-        path = json.load(answer)["path"]
-    opener = urllib.request.build_opener(NoRedirect)
-    try:
-        opener.open(server.url + path)
-    except urllib.error.HTTPError as redirect:
-        jar = SimpleCookie(redirect.headers["Set-Cookie"])
-    return f"parley={jar['parley'].value}"
-
-
-class NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        return None
 
 
 # ---- ids (B31) ----------------------------------------------------------------------------------

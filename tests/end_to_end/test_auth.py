@@ -1,0 +1,175 @@
+"""Who may come in, through the real doors: tokens, the login link, its cookie."""
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from tests.end_to_end.harness import Client, Server
+from tests.end_to_end.raw import (
+    Answer,
+    RawSocket,
+    ask,
+    cookie_of,
+    log_in,
+    login_path,
+    request,
+    upgrade,
+)
+
+Headers = list[tuple[str, str]]
+
+
+def bearer(token: str) -> Headers:
+    return [("Authorization", f"Bearer {token}")]
+
+
+def origin(server: Server) -> str:
+    return f"http://{urlsplit(server.url).netloc}"
+
+
+async def get(server: Server, path: str, headers: Headers) -> Answer:
+    return await ask(server, request(server, path=path, headers=headers))
+
+
+async def user_of(server: Server, changed: dict[str, Any]) -> dict[str, Any]:
+    """Who a websocket with these headers belongs to."""
+    async with RawSocket(server) as socket:
+        answer = await socket.ask(upgrade(server, changed))
+        assert answer.status == 101, answer
+        assert answer.header("sec-websocket-protocol") == "chat.v1"
+        user: dict[str, Any] = (await socket.next("connection.ready"))["user"]
+        return user
+
+
+def subprotocol(token: str) -> str:
+    encoded = base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
+    return f"chat.v1, bearer.{encoded}"
+
+
+async def test_header_subprotocol_and_cookie_are_the_same_user(server: Server) -> None:
+    cookie = await log_in(server)
+    ways: list[dict[str, Any]] = [
+        {},
+        {"Authorization": None, "Sec-WebSocket-Protocol": subprotocol(server.token)},
+        {"Authorization": None, "Cookie": cookie, "Origin": origin(server)},
+    ]
+    for changed in ways:
+        assert (await user_of(server, changed))["id"] == "local"
+    async with Client(server) as client:
+        session = await client.new_session()
+    for headers in (bearer(server.token), [("Cookie", cookie)]):
+        listed = json.loads((await get(server, "/v1/sessions", headers)).body)["sessions"]
+        assert listed[0]["id"] == session
+
+
+async def test_an_explicit_credential_beats_the_cookie(server: Server) -> None:
+    cookie = await log_in(server)
+    admin = (server.data_dir / "admin-token").read_text().strip()
+    changed = {"Authorization": f"Bearer {admin}", "Cookie": cookie, "Origin": origin(server)}
+    assert await user_of(server, changed) == {
+        "id": "admin",
+        "name": "admin",
+        "roles": ["user", "admin"],
+    }
+    wrong = await get(server, "/v1/sessions", [("Cookie", cookie), *bearer("wrong")])
+    assert wrong.status == 401
+    header_first = {"Sec-WebSocket-Protocol": subprotocol(admin)}
+    assert (await user_of(server, header_first))["id"] == "local"
+
+
+async def test_a_login_link_works_once_and_sets_a_cookie(server: Server) -> None:
+    path = await login_path(server)
+    first = await get(server, path, [])
+    assert (first.status, first.header("location")) == (303, "/")
+    assert first.header("cache-control") == "no-store"
+    attributes = {part.strip().lower() for part in (first.header("set-cookie") or "").split(";")}
+    assert {"httponly", "samesite=lax", "path=/"} <= attributes
+    assert any(part.startswith("max-age=") for part in attributes)
+    assert (await get(server, "/v1/sessions", [("Cookie", cookie_of(first))])).status == 200
+    second = await get(server, path, [])
+    assert second.status == 401
+    assert second.header("set-cookie") is None
+
+
+async def test_a_wrong_login_code_sets_no_cookie(server: Server) -> None:
+    for code in ("", "x", "x" * 10_000, "%00", "..%2f", "%f0%9f", "*"):
+        answer = await get(server, f"/login?code={code}", [])
+        assert (answer.status, answer.header("set-cookie")) == (401, None)
+
+
+async def test_a_cookie_cannot_multiply_itself(server: Server) -> None:
+    cookie = await log_in(server)
+    for origins in ([], [("Origin", origin(server))], [("Origin", "https://evil.example")]):
+        headers = [("Cookie", cookie), *origins]
+        answer = await ask(server, request(server, "POST", "/v1/login-codes", headers))
+        assert answer.status == 403
+        assert answer.error["code"] == "forbidden"
+
+
+async def test_a_cookie_is_found_among_those_of_other_servers_on_this_host(server: Server) -> None:
+    cookie = await log_in(server)
+    others = ('a[b]=c; {"json": 1}', 'theme="dark', "_xsrf=2|1f|x; =; ;;", "é=ü", "parley2=x")
+    for other in others:
+        for line in (f"{other}; {cookie}", f"{cookie}; {other}"):
+            assert (await get(server, "/v1/sessions", [("Cookie", line)])).status == 200, line
+
+
+async def test_a_forged_cookie_is_none(server: Server) -> None:
+    values = ("", "x", "x" * 8000, server.token, '""', "%00", "*", "ÿ")
+    for value in values:
+        answer = await get(server, "/v1/sessions", [("Cookie", f"parley={value}")])
+        assert answer.status == 401, value
+        assert answer.error["code"] == "token_invalid"
+
+
+async def test_malformed_authorization_is_refused(server: Server) -> None:
+    token = server.token
+    wrong: list[Headers] = [
+        bearer(""),
+        bearer("wrong"),
+        bearer(token.upper()),
+        bearer(token[:-1]),
+        bearer(f"{token} {token}"),
+        [("Authorization", token)],
+        [("Authorization", f"Basic {token}")],
+        bearer(token) * 2,
+        bearer("ÿé"),
+    ]
+    for headers in wrong:
+        answer = await get(server, "/v1/sessions", headers)
+        assert answer.status == 401, headers
+        assert answer.header("www-authenticate") == "Bearer"
+    assert (await get(server, "/v1/sessions", [("Authorization", f"bearer {token}")])).status == 200
+
+
+async def test_a_chosen_token_and_a_cookie_survive_a_restart(
+    new_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    token = "chosen-by-the-operator-1234"
+    (tmp_path / "data0").mkdir()
+    (tmp_path / "data0" / "token").write_text("what-the-file-says-is-not-asked")
+    server = new_server(PARLEY_TOKEN=token)
+    assert (await get(server, "/v1/sessions", bearer(server.token))).status == 401
+    server.token = token
+    cookie = await log_in(server)
+    async with Client(server) as client:
+        session = await client.new_session()
+    assert server.stop() == 0
+    server.start()
+    for headers in (bearer(token), [("Cookie", cookie)]):
+        answer = await get(server, "/v1/sessions", headers)
+        assert [s["id"] for s in json.loads(answer.body)["sessions"]] == [session]
+    log = server.log()
+    for secret in (token, cookie.partition("=")[2]):
+        assert secret not in log
+
+
+async def test_generated_tokens_are_private_files(server: Server) -> None:
+    for name in ("token", "admin-token"):
+        path = server.data_dir / name
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert len(path.read_text().strip()) >= 43
+    assert server.data_dir.stat().st_mode & 0o777 == 0o700
