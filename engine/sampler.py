@@ -10,6 +10,7 @@ Rows cost what they ask for: greedy rows only the maximum, plain random rows one
 vocabulary, top-k and top-p rows the best few candidates unless those do not hold enough weight.
 """
 
+import math
 import secrets
 from collections.abc import Sequence as Collection
 
@@ -49,14 +50,17 @@ def philox_4x32(counter: Uints, key: Uints) -> Uints:
 
 
 def uniforms(seed: int, start: int, num: int) -> npt.NDArray[np.float64]:
-    """The random numbers in [0, 1) of output positions `start` to `start + num`, 53 bits each."""
+    """The random numbers in [0, 1) of output positions `start` to `start + num`.
+
+    They have 48 bits, so that in float64 a number times a sum of weights stays below that sum.
+    """
     positions = np.arange(start, start + num, dtype=np.uint64)
     zeros = np.zeros(num, np.uint64)
     counter = np.stack([positions & _MASK, positions >> _SHIFT, zeros, zeros])
     words = np.array([[seed & 0xFFFFFFFF], [seed >> 32 & 0xFFFFFFFF]], np.uint64)
     high, low, _, _ = philox_4x32(counter, np.broadcast_to(words, (2, num)))
-    bits = (high >> np.uint64(5) << np.uint64(26)) | (low >> np.uint64(6))
-    result: npt.NDArray[np.float64] = bits.astype(np.float64) * 2.0**-53
+    bits = (high << np.uint64(16)) | (low >> np.uint64(16))
+    result: npt.NDArray[np.float64] = bits.astype(np.float64) * 2.0**-48
     return result
 
 
@@ -137,56 +141,67 @@ class Sampler:
                 if state.edits_logits:
                     state.edit(edited[row], sequences[row])
         maxima, best = edited.max(dim=-1)
-        is_finite = torch.isfinite(maxima).tolist()
-        tokens = best.tolist()
-        random = [row for row, state in enumerate(states) if is_finite[row] and not state.is_greedy]
+        tokens: list[int] = best.tolist()
+        is_finite = [math.isfinite(maximum) for maximum in maxima.tolist()]
         for truncated in (False, True):
-            rows = [row for row in random if states[row].is_truncated is truncated]
+            rows = [
+                row
+                for row, state in enumerate(states)
+                if not state.is_greedy and state.is_truncated is truncated and is_finite[row]
+            ]
             if rows:
-                chosen = self._choose(edited, maxima, rows, sequences, truncated)
+                whole = len(rows) == len(states)
+                chosen = _choose(
+                    edited if whole else edited[rows],
+                    maxima if whole else maxima[rows],
+                    [sequences[row] for row in rows],
+                    truncated,
+                )
                 for row, token in zip(rows, chosen, strict=True):
                     tokens[row] = token
-        for row, sequence in enumerate(sequences):
-            if forced := sequence.params.trace_decode_token_ids:
-                tokens[row] = forced[min(sequence.num_output_tokens, len(forced) - 1)]
         return [
-            SampledToken(tokens[row], _logprobs(logits[row], tokens[row], sequence.params))
+            _result(logits, row, tokens[row], sequence)
             if is_finite[row]
             else SampledToken(-1, error="the model gave no finite logits")
             for row, sequence in enumerate(sequences)
         ]
 
-    def _choose(
-        self,
-        logits: Tensor,
-        maxima: Tensor,
-        rows: list[int],
-        sequences: Collection[Sequence],
-        truncated: bool,
-    ) -> list[int]:
-        params = [sequences[row].params for row in rows]
-        numbers = [
-            _state_of(sequences[row]).uniform(sequences[row].num_output_tokens) for row in rows
-        ]
-        if len(rows) < len(logits):
-            logits, maxima = logits[rows], maxima[rows]
-        temperature = torch.tensor([p.temperature for p in params]).unsqueeze(1)
-        weights = ((logits - maxima.unsqueeze(1)) / temperature).exp_()  # [n, vocab], the best is 1
-        if any(p.min_p for p in params):
-            floor = torch.tensor([p.min_p for p in params]).unsqueeze(1)
-            weights.masked_fill_(weights < floor, 0)
-        uniform = torch.tensor(numbers, dtype=torch.float64).unsqueeze(1)
-        if not truncated:
-            cumulative = weights.cumsum(-1, dtype=torch.float64)
-            return _invert(cumulative, cumulative[:, -1:].contiguous(), uniform).tolist()
-        top_k = torch.tensor([p.top_k if p.top_k > 0 else logits.shape[1] for p in params])
-        top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64)
-        return choose_truncated(weights, top_k.unsqueeze(1), top_p.unsqueeze(1), uniform)
+
+def _choose(
+    logits: Tensor,  # [n, vocab] float32
+    maxima: Tensor,  # [n]
+    sequences: list[Sequence],
+    truncated: bool,
+) -> list[int]:
+    """One random token per row, of all or only of the best."""
+    vocab = logits.shape[1]
+    numbers = torch.tensor(
+        [
+            (
+                _state_of(sequence).uniform(sequence.num_output_tokens),
+                sequence.params.temperature,
+                sequence.params.min_p,
+                sequence.params.top_p,
+                sequence.params.top_k if sequence.params.top_k > 0 else vocab,
+            )
+            for sequence in sequences
+        ],
+        dtype=torch.float64,
+    )
+    uniform, temperature, min_p, top_p, top_k = numbers.T.contiguous().unsqueeze(2)  # [n, 1]
+    weights = (logits - maxima.unsqueeze(1)).div_(temperature.float()).exp_()  # the best is 1
+    if any(sequence.params.min_p for sequence in sequences):
+        weights.masked_fill_(weights < min_p, 0)
+    if truncated:
+        return choose_truncated(weights, top_k, top_p, uniform)
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    chosen: list[int] = _invert(cumulative, cumulative[:, -1:], uniform).squeeze(1).tolist()
+    return chosen
 
 
 def choose_truncated(
     weights: Tensor,  # [n, vocab] float32, not negative
-    top_k: Tensor,  # [n, 1] int64, the vocabulary's size is "off"
+    top_k: Tensor,  # [n, 1] whole numbers, the vocabulary's size is "off"
     top_p: Tensor,  # [n, 1] float64, 1 is "off"
     uniform: Tensor,  # [n, 1] float64
     num_candidates: int = NUM_CANDIDATES,
@@ -201,18 +216,17 @@ def choose_truncated(
     heaviest, ids = weights.topk(num_candidates, dim=-1)  # [n, num_candidates], descending
     kept = heaviest.double().masked_fill_(torch.arange(num_candidates) >= top_k, 0)
     cumulative = kept.cumsum(-1)
-    total = torch.where(
+    border = top_p * torch.where(
         top_k <= num_candidates,
         cumulative[:, -1:],
         weights.sum(-1, keepdim=True, dtype=torch.float64),
     )
-    border = top_p * total
     num_kept = (cumulative < border).sum(-1, keepdim=True).add_(1).clamp_(max=num_candidates)
     choice = _invert(cumulative, cumulative.gather(1, num_kept - 1), uniform)
-    tokens: list[int] = ids.gather(1, choice.unsqueeze(1)).squeeze(1).tolist()
+    tokens: list[int] = ids.gather(1, choice).squeeze(1).tolist()
     if num_candidates < vocab:
-        short = (top_k > num_candidates) & ((cumulative[:, -1:] < border) | (top_k < vocab))
-        rows = short.squeeze(1).nonzero().squeeze(1)
+        needs_more = (top_k > num_candidates) & ((cumulative[:, -1:] < border) | (top_k < vocab))
+        rows = needs_more.squeeze(1).nonzero().squeeze(1)
         if len(rows):
             again = choose_truncated(weights[rows], top_k[rows], top_p[rows], uniform[rows], vocab)
             for row, token in zip(rows.tolist(), again, strict=True):
@@ -221,10 +235,8 @@ def choose_truncated(
 
 
 def _invert(cumulative: Tensor, total: Tensor, uniform: Tensor) -> Tensor:
-    """The first index of each row whose cumulative weight is above `uniform * total`. [n]"""
-    choice = torch.searchsorted(cumulative, uniform * total, right=True)
-    last = torch.searchsorted(cumulative, total)  # if rounding carried the product to the total
-    return torch.minimum(choice, last).squeeze(1)
+    """The first index of each row whose cumulative weight is above `uniform * total`. [n, 1]"""
+    return torch.searchsorted(cumulative, uniform * total, right=True)
 
 
 def _state_of(sequence: Sequence) -> RowState:
@@ -234,15 +246,21 @@ def _state_of(sequence: Sequence) -> RowState:
     return state
 
 
-def _logprobs(
-    logits: Tensor, token: int, params: SamplingParams
-) -> list[tuple[int, float, int]] | None:
+def _result(logits: Tensor, row: int, token: int, sequence: Sequence) -> SampledToken:
+    params = sequence.params
+    if forced := params.trace_decode_token_ids:
+        token = forced[min(sequence.num_output_tokens, len(forced) - 1)]
+    if params.logprobs is None:
+        return SampledToken(token)
+    return SampledToken(token, _logprobs(logits[row], token, params))
+
+
+def _logprobs(logits: Tensor, token: int, params: SamplingParams) -> list[tuple[int, float, int]]:
     """(token id, logprob, rank) of the chosen token, then of the best and the asked for.
 
     Of the model's own distribution, before penalties and temperature. logits: [vocab] float32.
     """
-    if params.logprobs is None:
-        return None
+    assert params.logprobs is not None
     logprobs = logits.log_softmax(-1)
     vocab = len(logprobs)
     num_best = vocab if params.logprobs == -1 else min(params.logprobs, vocab)

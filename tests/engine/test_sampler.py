@@ -243,7 +243,7 @@ def test_a_row_without_finite_maximum_fails_alone(value: float) -> None:
 
 def test_an_extreme_uniform_number_stays_within_the_nucleus() -> None:
     weights = torch.tensor([[0.3, 0.5, 0.2, 0.0]])
-    ones = torch.tensor([[np.nextafter(1.0, 0.0)]], dtype=torch.float64)
+    ones = torch.tensor([[1 - 2.0**-48]], dtype=torch.float64)
     off_k, off_p = torch.tensor([[4]]), torch.tensor([[1.0]], dtype=torch.float64)
     assert choose_truncated(weights, off_k, off_p, ones) == [2]
     assert choose_truncated(weights, off_k, off_p, torch.zeros_like(ones)) == [1]
