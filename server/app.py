@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import structlog
 from starlette.applications import Starlette
@@ -27,6 +28,7 @@ from server.health import Health
 from server.hub import Hub
 from server.limits import ConnectionCounter, Limits
 from server.metrics import Metrics
+from server.orphans import Orphans
 from server.rest import Doors, Static, routes
 from server.runs import Runs
 from server.sampling import ModelDefaults
@@ -78,13 +80,20 @@ class Worker:
             model=config.model,
             defaults=ModelDefaults.read(config.model_folder),
             max_active_per_user=config.limits.max_active_responses_per_user,
-            on_store_exit=self.health.store_exited,
+        )
+        self.orphans = Orphans(
+            store=store,
+            hub=self.hub,
+            metrics=self.metrics,
+            runs=self.runs,
+            replica=config.replica,
         )
         self.services = Services(
             store=store,
             engine=engine,
             hub=self.hub,
             runs=self.runs,
+            orphans=self.orphans,
             health=self.health,
             metrics=self.metrics,
             limits=config.limits,
@@ -125,7 +134,7 @@ class Worker:
         await self.feed.start()
         background = [
             asyncio.create_task(self.health.watch_forever()),
-            asyncio.create_task(self.runs.sweep_forever()),
+            asyncio.create_task(self.orphans.sweep_forever()),
             asyncio.create_task(self._listen_to_control()),
         ]
         try:
@@ -151,7 +160,21 @@ class Worker:
 
     def _on_control(self, payload: LivePayload) -> None:
         if isinstance(payload, LiveFrame):
-            self.hub.spawn(self.runs.on_control(payload.data))
+            self.hub.spawn(self.obey(payload.data))
+
+    async def obey(self, command: dict[str, Any]) -> None:
+        """Carry out a command of another worker, or of the supervisor."""
+        match command:
+            case {"type": "cancel", "response_id": str(response_id)}:
+                await self.runs.stop_as_stored(response_id)
+            case {"type": "promote", "response_id": str(response_id)}:
+                self.runs.promote(response_id)
+            case {"type": "deleted", "session_id": str(session_id)}:
+                self.runs.stop_deleted(session_id)
+            case {"type": "exited", "replica": str(replica)}:
+                await self.orphans.adopt(replica)
+            case {"type": "store_exited"}:
+                self.health.store_exited()
 
     async def drain(self, seconds: float) -> None:
         """Tell clients to come back elsewhere, let answers finish, close every socket with 1012."""

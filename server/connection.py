@@ -106,7 +106,7 @@ class Connection:
             if frame is None:
                 continue
             if isinstance(frame, CancelResponse):
-                self._handlers.close_gate(frame)
+                self._handlers.stops.close_gate(frame)
             if isinstance(frame, Ping):
                 now_ms = time.time_ns() // 1_000_000
                 self.outbox.put({"type": "pong", "t": frame.t, "server_time": now_ms})

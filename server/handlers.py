@@ -1,14 +1,11 @@
 """What each frame of a client does. One `Handlers` per connection; one frame at a time."""
 
-import asyncio
-import contextlib
-import time
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from server.errors import ApiError, invalid_field
-from server.frames import put_event, session_event_frame, text_of
+from server.errors import ApiError
+from server.frames import session_event_frame
 from server.hub import Subscription, Watcher
 from server.protocol import (
     CancelResponse,
@@ -22,26 +19,23 @@ from server.protocol import (
     UnsubscribeSession,
     UpdateSession,
 )
-from server.run import Run, Stop
 from server.runs import clean_title
 from server.services import Services
-from server.translate import translate_store_errors
+from server.stops import Stops
+from server.translate import (
+    check_message_id,
+    check_response_id,
+    check_session_id,
+    translate_store_errors,
+)
 from sessions.errors import (
-    MessageNotFound,
     ResponseNotFound,
-    RunEnded,
     RunError,
-    SessionNotFound,
 )
 from sessions.records import (
     MessagePage,
-    ObjectEvent,
     Session,
-    is_message_id,
-    is_response_id,
-    is_session_id,
     session_of,
-    utf16_prefix,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +59,7 @@ class Handlers:
         self._hub = services.hub
         self._runs = services.runs
         self._subscriptions: dict[str, Subscription] = {}
-        self._stops: set[asyncio.Task[None]] = set()
+        self.stops = Stops(connection, services, self._subscriptions)
 
     async def handle(self, frame: ClientFrame) -> None:
         with translate_store_errors():
@@ -83,14 +77,13 @@ class Handlers:
                 case CreateResponse():
                     await self._create_response(frame)
                 case CancelResponse():
-                    await self._cancel(frame)
+                    await self.stops.cancel(frame)
                 case ResumeResponse():
                     await self._resume(frame)
 
     async def leave_all(self) -> None:
         """The connection is gone: it watches nothing any more. Answers go on."""
-        for task in self._stops:
-            task.cancel()
+        self.stops.close()
         for subscription in list(self._subscriptions.values()):
             await self._hub.leave(subscription)
         self._subscriptions.clear()
@@ -325,183 +318,6 @@ class Handlers:
         after = frame.after_sequence_number if frame.fence == fence else 0
         await self._hub.attach(subscription, frame.response_id, after)
 
-    # ---- stop -----------------------------------------------------------------------------------
-
-    def close_gate(self, frame: CancelResponse) -> None:
-        """Called by the reader, before anything is awaited: stop what this worker produces."""
-        if frame.response_id is not None:
-            run = self._runs.local(frame.response_id)
-            if run is not None and run.uid == self._uid:
-                self._stop_local(run, frame)
-
-    def _stop_local(self, run: Run, frame: CancelResponse) -> None:
-        self._runs.stop(run, Stop("user", "client_cancelled", frame.seen_sequence_number))
-
-    async def _cancel(self, frame: CancelResponse) -> None:
-        """`response.cancel` and `stop`: what it names now is stopped, and nothing else ever."""
-        targets = await self._targets(frame)
-        for response_id in targets:
-            task = asyncio.create_task(self._cancel_one(response_id, frame))
-            self._stops.add(task)
-            task.add_done_callback(self._stops.discard)
-
-    async def _targets(self, frame: CancelResponse) -> list[str]:
-        if frame.response_id is not None:
-            check_response_id(frame.response_id)
-            return [frame.response_id]
-        if frame.session_id is not None:
-            check_session_id(frame.session_id)
-            await self._store.session(self._uid, frame.session_id)
-            if frame.idempotency_key is not None:
-                return await self._cancel_early(frame)
-            targets = await self._live(frame.session_id, frame)
-        else:
-            if frame.idempotency_key is not None:
-                raise invalid_field("session_id", "idempotency_key needs a session_id")
-            sessions = [s for s in self._subscriptions.values() if s.only is None]
-            targets = [
-                rid for s in sessions for rid in await self._live(s.session_id, CancelResponse())
-            ]
-        if not targets:
-            raise ApiError("response_not_found", "nothing is running that could be stopped")
-        return targets
-
-    async def _live(self, session_id: str, frame: CancelResponse) -> list[str]:
-        """Active and queued answers, first those that this worker knows without asking."""
-        runs = [r for r in self._runs.local_of_session(session_id) if r.uid == self._uid]
-        own = [run.response_id for run in runs]
-        for run in runs:
-            # What was seen of one answer says nothing about another.
-            self._stop_local(run, frame if len(runs) == 1 else CancelResponse())
-        live = await self._store.live_responses(session_id)
-        others = [rid for rid in (live.active, *live.queued) if rid is not None and rid not in own]
-        return own + others
-
-    async def _cancel_early(self, frame: CancelResponse) -> list[str]:
-        """Stop by key: the response may not exist yet, then the wish waits for it."""
-        assert frame.session_id is not None and frame.idempotency_key is not None
-        known = await self._store.cancel_early(self._uid, frame.session_id, frame.idempotency_key)
-        if known is not None:
-            return [known]
-        self._reply(
-            {
-                "type": "response.cancelling",
-                "response_id": None,
-                "idempotency_key": frame.idempotency_key,
-                "by": "user",
-                "confirmed": False,
-                "durable": True,
-            },
-            frame.event_id,
-        )
-        return []
-
-    async def _cancel_one(self, response_id: str, frame: CancelResponse) -> None:
-        try:
-            with translate_store_errors():
-                run = self._runs.local(response_id)
-                if run is not None and run.uid == self._uid:
-                    await self._cancel_local(run, frame)
-                else:
-                    await self._cancel_remote(response_id, frame)
-        except ApiError as error:
-            self._connection.put_error(error, frame.event_id)
-        except Exception:
-            logger.exception("stop failed", response_id=response_id)
-            failure = ApiError("internal", "an internal error occurred")
-            self._connection.put_error(failure, frame.event_id)
-
-    async def _cancel_local(self, run: Run, frame: CancelResponse) -> None:
-        self._stop_local(run, frame)
-        told = False
-
-        def tell(durable: bool) -> None:
-            nonlocal told
-            if not told and not run.done.is_set():
-                told = True
-                notice = cancelling(run.response_id, durable=durable)
-                self._reply(notice, frame.event_id, run.response_id)
-
-        timer = asyncio.get_running_loop().call_later(DURABLE_WAIT_SECONDS, tell, False)
-        run.when_stop_is_stored(lambda: tell(True))
-        await run.done.wait()
-        timer.cancel()
-        if not self._watches(run.response_id):
-            await self._send_done(run.response_id)
-
-    async def _cancel_remote(self, response_id: str, frame: CancelResponse) -> None:
-        try:
-            asked = await self._store.request_cancel(
-                self._uid, response_id, seen=frame.seen_sequence_number
-            )
-        except RunEnded:
-            await self._send_done(response_id)
-            return
-        subscription = self._subscriptions.get(session_of(response_id))
-        if subscription is None or not subscription.wants(response_id):
-            ended, subscription = asyncio.Event(), None
-        else:
-            ended = subscription.freeze(response_id)
-        self._reply(cancelling(response_id, durable=True), frame.event_id, response_id)
-        await self._store.publish_control(
-            asked.owner, {"type": "cancel", "response_id": response_id}
-        )
-        await self._await_remote_end(response_id, ended)
-        skipped = subscription is not None and subscription.has_skipped(response_id)
-        await self._send_done(response_id, with_text=skipped)
-
-    async def _await_remote_end(self, response_id: str, ended: asyncio.Event) -> None:
-        """Wait for the owner; if it is silent until its lease ends, end the answer in its place."""
-        started = time.monotonic()
-        told = False
-        waits = list(REMOTE_POLL_SECONDS)
-        while (record := await self._store.run(self._uid, response_id)).is_live:
-            silent = time.monotonic() - started > SILENT_OWNER_SECONDS
-            if silent and not told:
-                told = True
-                left = max(0, record.lease_until - time.time_ns() // 1_000_000)
-                notice = cancelling(response_id, durable=True)
-                self._reply(
-                    {**notice, "owner": "silent", "lease_ends_in_ms": left}, None, response_id
-                )
-            if silent:
-                await self._runs.end_orphan(response_id)  # a no-op until the lease has ended
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(waits.pop(0) if waits else REMOTE_POLL_SECONDS[-1]):
-                    await ended.wait()
-            if ended.is_set():
-                return
-
-    def _watches(self, response_id: str) -> bool:
-        subscription = self._subscriptions.get(session_of(response_id))
-        return subscription is not None and subscription.wants(response_id)
-
-    async def _send_done(self, response_id: str, *, with_text: bool = False) -> None:
-        """The stored `response.done` of an answer that has ended: losing a race is no error.
-
-        `with_text` for a connection that was sent less than the stored text.
-        """
-        events = await self._store.events(response_id)
-        if not events:
-            raise ApiError("response_not_found", "no such response")
-        record = await self._store.run(self._uid, response_id)
-        number, event = events[-1]
-        if with_text and isinstance(event, ObjectEvent):
-            text = text_of([stored for _, stored in events])
-            kept = utf16_prefix(text, event.data["response"]["text_length"])
-            event = ObjectEvent({**event.data, "text": kept})
-        put_event(self._connection.outbox, response_id, number, record.fence, event)
-
-
-def cancelling(response_id: str, *, durable: bool) -> dict[str, Any]:
-    return {
-        "type": "response.cancelling",
-        "response_id": response_id,
-        "by": "user",
-        "confirmed": False,
-        "durable": durable,
-    }
-
 
 async def delete_session(
     services: Services, uid: str, session_id: str, *, besides: Watcher | None = None
@@ -555,19 +371,3 @@ def settings_dict(settings: Any) -> dict[str, Any]:
     """The settings that are set."""
     values = {name: getattr(settings, name) for name in settings.__struct_fields__}
     return {name: value for name, value in values.items() if value is not None}
-
-
-def check_session_id(session_id: str) -> None:
-    """A malformed id is answered like an unknown one, and never reaches Redis."""
-    if not is_session_id(session_id):
-        raise SessionNotFound(session_id)
-
-
-def check_message_id(message_id: str | None) -> None:
-    if message_id is not None and not is_message_id(message_id):
-        raise MessageNotFound(message_id)
-
-
-def check_response_id(response_id: str) -> None:
-    if not is_response_id(response_id):
-        raise ResponseNotFound(response_id)

@@ -17,10 +17,9 @@ from engine.errors import EngineError
 from server.auth import COOKIE_SECONDS, Authenticator, cookie_name
 from server.errors import ApiError, invalid_field
 from server.guard import error_response
-from server.handlers import check_message_id, check_session_id
 from server.health import Health
 from server.services import Services, User
-from server.translate import translate_store_errors
+from server.translate import check_message_id, check_session_id, translate_store_errors
 from sessions.credentials import Credentials
 from sessions.errors import StoreUnavailable
 

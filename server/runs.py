@@ -1,4 +1,4 @@
-"""`Runs`: begins answers, ends them, and takes over those whose worker died.
+"""`Runs`: begins answers and ends them.
 
 This is the one place where a session meets the engine. A run belongs to the worker that accepted
 its `response.create`; sockets are only viewers, so closing them ends nothing.
@@ -7,10 +7,9 @@ its `response.create`; sockets are only viewers, so closing them ends nothing.
 import asyncio
 import contextlib
 import hashlib
-import random
 import re
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import msgspec
@@ -32,7 +31,6 @@ from sessions.errors import (
     ResponseInProgress,
     ResponseNotFound,
     RunEnded,
-    RunError,
     SessionError,
     StoreUnavailable,
 )
@@ -52,8 +50,6 @@ logger = structlog.get_logger("server")
 T = TypeVar("T")
 
 TITLE_CHARACTERS = 60
-INDEX_SECONDS = 3.0  # how often the leases of own runs are written to the index
-SWEEP_SECONDS = 1.0
 MAX_SUPERSEDE_TRIES = 3
 REMOTE_POLL_SECONDS = 0.1  # while another worker ends the answer that ours replaces
 DRAIN_GRACE_SECONDS = 2.0  # for the ends of what is cut off
@@ -80,7 +76,6 @@ class Runs:
         model: str,
         defaults: ModelDefaults,
         max_active_per_user: int,
-        on_store_exit: Callable[[], None],
     ) -> None:
         self._store = store
         self._engine = engine
@@ -90,7 +85,6 @@ class Runs:
         self._model = model
         self._defaults = defaults
         self._max_active_per_user = max_active_per_user
-        self._on_store_exit = on_store_exit
         self._prompts = PromptBuilder(store, engine)
         self._runs: dict[str, Run] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -103,6 +97,10 @@ class Runs:
     def local(self, response_id: str) -> Run | None:
         """The run if this worker produces it."""
         return self._runs.get(response_id)
+
+    def leases(self) -> dict[str, int]:
+        """Response id → `lease_until` of every own run."""
+        return {run.response_id: run.lease_until for run in self._runs.values()}
 
     def local_of_session(self, session_id: str) -> list[Run]:
         return [run for run in self._runs.values() if run.session_id == session_id]
@@ -345,8 +343,13 @@ class Runs:
             finished = await producer.finish(End("failed", "engine_error", "unknown"))
         finally:
             self._forget(run)
-        if finished is not None and finished.next_response_id is not None:
-            await self._promote(finished.next_response_id)
+        await self._promote_next(finished)
+
+    async def finish(self, run: Run, end: End) -> None:
+        """End a run that was taken over: it produces nothing more, only its end is missing."""
+        finished = await self._producer(run).finish(end)
+        self._show_activity(run, active=False, status=run.status)
+        await self._promote_next(finished)
 
     def _producer(self, run: Run) -> Producer:
         return Producer(
@@ -359,10 +362,13 @@ class Runs:
         self._hub.claimed.discard(run.response_id)
         self._show_activity(run, active=False, status=run.status)
 
-    async def _promote(self, response_id: str) -> None:
+    async def _promote_next(self, finished: Finished | None) -> None:
         """The session's next answer may start, wherever its owner is."""
-        if (run := self._runs.get(response_id)) is not None:
-            run.promoted.set()
+        if finished is None or finished.next_response_id is None:
+            return
+        response_id = finished.next_response_id
+        if response_id in self._runs:
+            self.promote(response_id)
             return
         with contextlib.suppress(StoreUnavailable, ResponseNotFound):
             record = await self._store.run(None, response_id)
@@ -415,88 +421,21 @@ class Runs:
                     return
                 await asyncio.sleep(REMOTE_POLL_SECONDS)
 
-    async def on_control(self, command: dict[str, Any]) -> None:
-        """A command from another worker, or from the supervisor."""
-        match command:
-            case {"type": "cancel", "response_id": str(response_id)}:
-                if (run := self._runs.get(response_id)) is not None:
-                    await self._producer(run).stop_as_stored()
-            case {"type": "promote", "response_id": str(response_id)}:
-                if (run := self._runs.get(response_id)) is not None:
-                    run.promoted.set()
-            case {"type": "deleted", "session_id": str(session_id)}:
-                self.stop_deleted(session_id)
-            case {"type": "exited", "replica": str(replica)}:
-                await self.adopt_orphans(replica)
-            case {"type": "store_exited"}:
-                self._on_store_exit()
+    async def stop_as_stored(self, response_id: str) -> None:
+        """Another worker stored a stop of an own answer."""
+        if (run := self._runs.get(response_id)) is not None:
+            await self._producer(run).stop_as_stored()
+
+    def promote(self, response_id: str) -> None:
+        """An own answer's turn has come."""
+        if (run := self._runs.get(response_id)) is not None:
+            run.promoted.set()
 
     def stop_deleted(self, session_id: str) -> None:
         """The session is gone: its answers end, and there is nothing to store."""
         for run in self.local_of_session(session_id):
             if run.stop(Stop("user", "session_deleted")):
                 self._hub.spawn(self._engine.abort(run.response_id))
-
-    # ---- answers whose worker died --------------------------------------------------------------
-
-    async def adopt_orphans(self, replica: str) -> None:
-        """End what a dead worker left running; its death is proved by the supervisor's waitpid."""
-        try:
-            for response_id in await self._store.runs_owned_by(replica):
-                await self.end_orphan(response_id, replica)
-        except StoreUnavailable:
-            logger.warning("cannot adopt the runs of a dead worker yet", replica=replica)
-
-    async def sweep_forever(self) -> None:
-        """End answers whose lease ran out, and keep the leases of our own in the index."""
-        touched = 0.0
-        while True:
-            await asyncio.sleep(SWEEP_SECONDS * random.uniform(0.8, 1.2))
-            try:
-                for response_id in await self._store.expired_runs():
-                    if response_id not in self._runs:
-                        await self.end_orphan(response_id)
-                if time.monotonic() - touched >= INDEX_SECONDS:
-                    touched = time.monotonic()
-                    leases = {run.response_id: run.lease_until for run in self._runs.values()}
-                    await self._store.touch_run_index(leases)
-            except StoreUnavailable:
-                continue
-
-    async def end_orphan(self, response_id: str, exited_owner: str | None = None) -> None:
-        """End an answer whose owner is dead or whose lease ran out; a no-op for any other."""
-        try:
-            reaped = await self._store.reap(
-                response_id, new_owner=self._replica, exited_owner=exited_owner
-            )
-            record = await self._store.run(None, response_id)
-            log = await self._store.events(response_id)
-            stored = await self._store.message(None, record.session_id, record.message_id)
-        except (RunError, SessionError) as error:
-            if isinstance(error, StoreUnavailable):
-                raise
-            return
-        events = [event for _, event in log]
-        created = events[0]
-        if not isinstance(created, ObjectEvent):
-            return
-        run = Run(
-            created.data["response"], stored, uid=record.uid, fence=reaped.fence, created=created
-        )
-        run.restore(events, record)
-        end = End("incomplete", "owner_lost", "unknown")
-        if reaped.cancel:
-            run.stop(Stop(record.cancel_by, record.cancel_reason, reaped.seen))
-            end = run.end("abort", None, "unknown")
-        self._metrics.count_reaped()
-        self._hub.claimed.add(response_id)
-        try:
-            finished = await self._producer(run).finish(end)
-        finally:
-            self._hub.claimed.discard(response_id)
-        self._show_activity(run, active=False, status=run.status)
-        if finished is not None and finished.next_response_id is not None:
-            await self._promote(finished.next_response_id)
 
     # ---- the worker ends ------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from server.health import Health
 from server.hub import Hub
 from server.limits import ConnectionCounter, Limits
 from server.metrics import Metrics
+from server.orphans import Orphans
 from server.runs import Runs
 from sessions.store import SessionStore
 
@@ -32,6 +33,7 @@ class Services:
     engine: AsyncLLM
     hub: Hub
     runs: Runs
+    orphans: Orphans
     health: Health
     metrics: Metrics
     limits: Limits

@@ -194,7 +194,7 @@ async def run(config: WorkerConfig) -> int:
     await server.ready.wait()
     print('{"ready": true}', flush=True)
     for replica in config.exited:
-        worker.hub.spawn(worker.runs.adopt_orphans(replica))
+        worker.hub.spawn(worker.orphans.adopt(replica))
     orphaned = await _obey(commands, worker, stop, serving)
     for open_server in server.servers:
         open_server.close()  # nobody new; who is here is told and waited for
@@ -212,7 +212,7 @@ async def _obey(
 
     async def read() -> None:
         async for line in commands:
-            worker.hub.spawn(worker.runs.on_control(msgspec.json.decode(line)))
+            worker.hub.spawn(worker.obey(msgspec.json.decode(line)))
 
     reading = asyncio.create_task(read())
     stopping = asyncio.create_task(stop.wait())

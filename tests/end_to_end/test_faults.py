@@ -1,4 +1,4 @@
-"""`kill -9` of each part during an answer: partial text is kept, everybody is told, life goes on."""
+"""`kill -9` of each part during an answer: the text is kept, everybody is told, life goes on."""
 
 import asyncio
 from collections.abc import Callable

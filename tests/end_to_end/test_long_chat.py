@@ -1,7 +1,7 @@
 """A chat that outgrows the model's context goes on, with its oldest turns left out."""
 
 from collections.abc import Iterator
-from pathlib import Path
+from itertools import pairwise
 
 import pytest
 
@@ -40,7 +40,7 @@ async def test_the_oldest_turns_are_left_out_for_several_turns_at_once(small: Se
         assert omitted[0] == 0
         assert omitted == sorted(omitted)
         assert omitted[-1] > 0
-        assert any(a == b > 0 for a, b in zip(omitted, omitted[1:], strict=False))
+        assert any(a == b > 0 for a, b in pairwise(omitted))
 
 
 async def test_only_a_message_that_does_not_fit_alone_is_refused(small: Server) -> None:

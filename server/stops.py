@@ -1,0 +1,237 @@
+"""Stop: which answers a frame means, and what its sender is told until they have ended."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from server.errors import ApiError, invalid_field
+from server.frames import put_event, text_of
+from server.hub import Subscription
+from server.protocol import CancelResponse
+from server.run import Run, Stop
+from server.services import Services
+from server.translate import check_response_id, check_session_id, translate_store_errors
+from sessions.errors import RunEnded
+from sessions.records import ObjectEvent, session_of, utf16_prefix
+
+if TYPE_CHECKING:
+    from server.connection import Connection
+
+logger = structlog.get_logger("server")
+
+DURABLE_WAIT_SECONDS = 0.05  # before `response.cancelling` goes out as `durable: false`
+REMOTE_POLL_SECONDS = (0.02, 0.05, 0.1)  # then every 0.1 s
+SILENT_OWNER_SECONDS = 2.0
+
+
+class Stops:
+    """The stops of one connection; `subscriptions` are those of its handlers."""
+
+    def __init__(
+        self,
+        connection: "Connection",
+        services: Services,
+        subscriptions: Mapping[str, Subscription],
+    ) -> None:
+        self._connection = connection
+        self._store = services.store
+        self._hub = services.hub
+        self._runs = services.runs
+        self._orphans = services.orphans
+        self._subscriptions = subscriptions
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def _uid(self) -> str:
+        return self._connection.uid
+
+    def close(self) -> None:
+        """The connection is gone: nobody is told any more. What was stopped stays stopped."""
+        for task in self._tasks:
+            task.cancel()
+
+    def close_gate(self, frame: CancelResponse) -> None:
+        """Called by the reader, before anything is awaited: stop what this worker produces."""
+        if frame.response_id is not None:
+            run = self._runs.local(frame.response_id)
+            if run is not None and run.uid == self._uid:
+                self._stop_local(run, frame)
+
+    def _stop_local(self, run: Run, frame: CancelResponse) -> None:
+        self._runs.stop(run, Stop("user", "client_cancelled", frame.seen_sequence_number))
+
+    async def cancel(self, frame: CancelResponse) -> None:
+        """`response.cancel` and `stop`: what it names now is stopped, and nothing else ever."""
+        targets = await self._targets(frame)
+        for response_id in targets:
+            task = asyncio.create_task(self._cancel_one(response_id, frame))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _targets(self, frame: CancelResponse) -> list[str]:
+        if frame.response_id is not None:
+            check_response_id(frame.response_id)
+            return [frame.response_id]
+        if frame.session_id is not None:
+            check_session_id(frame.session_id)
+            await self._store.session(self._uid, frame.session_id)
+            if frame.idempotency_key is not None:
+                return await self._cancel_early(frame)
+            targets = await self._live(frame.session_id, frame)
+        else:
+            if frame.idempotency_key is not None:
+                raise invalid_field("session_id", "idempotency_key needs a session_id")
+            sessions = [s for s in self._subscriptions.values() if s.only is None]
+            targets = [
+                rid for s in sessions for rid in await self._live(s.session_id, CancelResponse())
+            ]
+        if not targets:
+            raise ApiError("response_not_found", "nothing is running that could be stopped")
+        return targets
+
+    async def _live(self, session_id: str, frame: CancelResponse) -> list[str]:
+        """Active and queued answers, first those that this worker knows without asking."""
+        runs = [r for r in self._runs.local_of_session(session_id) if r.uid == self._uid]
+        own = [run.response_id for run in runs]
+        for run in runs:
+            # What was seen of one answer says nothing about another.
+            self._stop_local(run, frame if len(runs) == 1 else CancelResponse())
+        live = await self._store.live_responses(session_id)
+        others = [rid for rid in (live.active, *live.queued) if rid is not None and rid not in own]
+        return own + others
+
+    async def _cancel_early(self, frame: CancelResponse) -> list[str]:
+        """Stop by key: the response may not exist yet, then the wish waits for it."""
+        assert frame.session_id is not None and frame.idempotency_key is not None
+        known = await self._store.cancel_early(self._uid, frame.session_id, frame.idempotency_key)
+        if known is not None:
+            return [known]
+        self._reply(
+            {
+                "type": "response.cancelling",
+                "response_id": None,
+                "idempotency_key": frame.idempotency_key,
+                "by": "user",
+                "confirmed": False,
+                "durable": True,
+            },
+            frame.event_id,
+        )
+        return []
+
+    async def _cancel_one(self, response_id: str, frame: CancelResponse) -> None:
+        try:
+            with translate_store_errors():
+                run = self._runs.local(response_id)
+                if run is not None and run.uid == self._uid:
+                    await self._cancel_local(run, frame)
+                else:
+                    await self._cancel_remote(response_id, frame)
+        except ApiError as error:
+            self._connection.put_error(error, frame.event_id)
+        except Exception:
+            logger.exception("stop failed", response_id=response_id)
+            failure = ApiError("internal", "an internal error occurred")
+            self._connection.put_error(failure, frame.event_id)
+
+    async def _cancel_local(self, run: Run, frame: CancelResponse) -> None:
+        self._stop_local(run, frame)
+        told = False
+
+        def tell(durable: bool) -> None:
+            nonlocal told
+            if not told and not run.done.is_set():
+                told = True
+                notice = cancelling(run.response_id, durable=durable)
+                self._reply(notice, frame.event_id, run.response_id)
+
+        timer = asyncio.get_running_loop().call_later(DURABLE_WAIT_SECONDS, tell, False)
+        run.when_stop_is_stored(lambda: tell(True))
+        await run.done.wait()
+        timer.cancel()
+        if not self._watches(run.response_id):
+            await self._send_done(run.response_id)
+
+    async def _cancel_remote(self, response_id: str, frame: CancelResponse) -> None:
+        try:
+            asked = await self._store.request_cancel(
+                self._uid, response_id, seen=frame.seen_sequence_number
+            )
+        except RunEnded:
+            await self._send_done(response_id)
+            return
+        subscription = self._subscriptions.get(session_of(response_id))
+        if subscription is None or not subscription.wants(response_id):
+            ended, subscription = asyncio.Event(), None
+        else:
+            ended = subscription.freeze(response_id)
+        self._reply(cancelling(response_id, durable=True), frame.event_id, response_id)
+        await self._store.publish_control(
+            asked.owner, {"type": "cancel", "response_id": response_id}
+        )
+        await self._await_remote_end(response_id, ended)
+        skipped = subscription is not None and subscription.has_skipped(response_id)
+        await self._send_done(response_id, with_text=skipped)
+
+    async def _await_remote_end(self, response_id: str, ended: asyncio.Event) -> None:
+        """Wait for the owner; if it is silent until its lease ends, end the answer in its place."""
+        started = time.monotonic()
+        told = False
+        waits = list(REMOTE_POLL_SECONDS)
+        while (record := await self._store.run(self._uid, response_id)).is_live:
+            silent = time.monotonic() - started > SILENT_OWNER_SECONDS
+            if silent and not told:
+                told = True
+                left = max(0, record.lease_until - time.time_ns() // 1_000_000)
+                notice = cancelling(response_id, durable=True)
+                self._reply(
+                    {**notice, "owner": "silent", "lease_ends_in_ms": left}, None, response_id
+                )
+            if silent:
+                await self._orphans.end(response_id)  # a no-op until the lease has ended
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(waits.pop(0) if waits else REMOTE_POLL_SECONDS[-1]):
+                    await ended.wait()
+            if ended.is_set():
+                return
+
+    def _watches(self, response_id: str) -> bool:
+        subscription = self._subscriptions.get(session_of(response_id))
+        return subscription is not None and subscription.wants(response_id)
+
+    async def _send_done(self, response_id: str, *, with_text: bool = False) -> None:
+        """The stored `response.done` of an answer that has ended: losing a race is no error.
+
+        `with_text` for a connection that was sent less than the stored text.
+        """
+        events = await self._store.events(response_id)
+        if not events:
+            raise ApiError("response_not_found", "no such response")
+        record = await self._store.run(self._uid, response_id)
+        number, event = events[-1]
+        if with_text and isinstance(event, ObjectEvent):
+            text = text_of([stored for _, stored in events])
+            kept = utf16_prefix(text, event.data["response"]["text_length"])
+            event = ObjectEvent({**event.data, "text": kept})
+        put_event(self._connection.outbox, response_id, number, record.fence, event)
+
+    def _reply(
+        self, frame: dict[str, Any], event_id: str | None, response_id: str | None = None
+    ) -> None:
+        if event_id is not None:
+            frame = {**frame, "event_id": event_id}
+        self._connection.outbox.put(frame, response_id)
+
+
+def cancelling(response_id: str, *, durable: bool) -> dict[str, Any]:
+    return {
+        "type": "response.cancelling",
+        "response_id": response_id,
+        "by": "user",
+        "confirmed": False,
+        "durable": durable,
+    }
