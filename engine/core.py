@@ -96,6 +96,7 @@ class EngineCore:
     def step(self) -> bool:
         """One round; False if there was nothing to compute."""
         self._round_started = self._now()
+        self._receive_aborts()
         while not self.inbox.empty():
             self._handle(self.inbox.get_nowait())
         scheduled = self.scheduler.schedule(self._now())
@@ -159,7 +160,7 @@ class EngineCore:
             return UtilityReply(utility.call_id, error=f"{type(error).__name__}: {error}")
 
     def _receive_aborts(self) -> None:
-        """What came while the step ran; each is in the inbox as well and is ignored there."""
+        """What has come since; each is in the inbox as well, where it is mostly ignored then."""
         while self.aborts:
             client_id, message = self.aborts.popleft()
             self.scheduler.abort(client_id, message.request_ids, message.reason)

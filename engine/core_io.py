@@ -109,6 +109,13 @@ class IoThread(threading.Thread):
     # ---- the thread -----------------------------------------------------------------------------
 
     def run(self) -> None:
+        try:
+            self._serve()
+        except BaseException:  # a core that hears nobody must not live on
+            logger.exception("the IO thread failed")
+            os._exit(1)
+
+    def _serve(self) -> None:
         while self._last_words is None:
             is_congested = any(client.backlog for client in self._clients.values())
             events = dict(self._poller.poll(RETRY_MS if is_congested else None))

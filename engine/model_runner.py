@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 CACHE_MEMORY_SHARE = 0.25  # of the memory that is available when the core starts
 MAX_CACHE_BYTES = 4 << 30  # unless `kv_cache_memory_bytes` asks for more
+MAX_CACHE_TOKENS = 131_072  # likewise: the prefix cache fills whatever it is given, over time
 
 
 class ModelRunner:
@@ -70,11 +71,13 @@ def resolve_sizes(config: EngineConfig, loaded: LoadedModel) -> EngineConfig:
     per_sequence = -(-max_model_len // block_size)
     num_blocks = config.num_blocks
     if num_blocks is None:
+        num_blocks = per_sequence * config.max_num_seqs
         memory = config.kv_cache_memory_bytes
         if memory is None:
+            num_blocks = min(num_blocks, max(per_sequence, MAX_CACHE_TOKENS // block_size))
             memory = min(int(_available_memory() * CACHE_MEMORY_SHARE), MAX_CACHE_BYTES)
-        num_blocks = memory // (block_size * sum(map(_bytes_per_token, loaded.layers)))
-        num_blocks = min(num_blocks, per_sequence * config.max_num_seqs)
+        block_bytes = block_size * sum(map(_bytes_per_token, loaded.layers))
+        num_blocks = min(num_blocks, memory // block_bytes)
     if num_blocks < 1:
         raise UnsupportedModelError("there is no memory for a single block of the KV cache")
     max_model_len = min(max_model_len, num_blocks * block_size)

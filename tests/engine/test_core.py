@@ -83,6 +83,15 @@ def test_an_abort_read_before_its_request_ends_it() -> None:
     assert core.model.steps == []
 
 
+def test_an_id_may_be_used_again_right_after_its_abort() -> None:
+    core = SteppedCore()
+    core.abort("a")
+    core.run()
+    core.add("a", max_tokens=2)
+    core.run()
+    assert core.end("a").finish_reason == "length"
+
+
 def test_the_clients_reason_is_kept() -> None:
     core = SteppedCore()
     core.add("a", max_tokens=50)
@@ -210,13 +219,15 @@ def test_aborts_at_every_point_leave_every_block_free(seed: int) -> None:
 class CoreUnderTest:
     """`python -m engine.core` and one raw DEALER socket."""
 
-    def __init__(self, model: Path, folder: Path, **settings: Any) -> None:
+    def __init__(
+        self, model: Path, folder: Path, program: tuple[str, ...] = (), **settings: Any
+    ) -> None:
         self.address = f"ipc://{folder}/core.sock"
         config = EngineConfig(
             model=str(model), address=self.address, served_model_name="tiny", **settings
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "engine.core"],
+            [sys.executable, "-P", *(program or ("-m", "engine.core"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -287,9 +298,9 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def _running_core(oracle: Path) -> Iterator[CoreUnderTest]:
+def _running_core(oracle: Path, *program: str) -> Iterator[CoreUnderTest]:
     with tempfile.TemporaryDirectory(prefix="parley-") as folder:  # a socket's path must be short
-        core = CoreUnderTest(oracle, Path(folder), num_blocks=256)
+        core = CoreUnderTest(oracle, Path(folder), program, num_blocks=256)
         try:
             yield core
         finally:
@@ -385,6 +396,24 @@ def test_the_core_exits_cleanly_and_says_so(oracle: Path, how: str) -> None:
         assert isinstance(core.receive(), Dead)
         assert core.process.wait(10) == 0
         assert not Path(core.address.removeprefix("ipc://")).exists()
+
+
+def test_a_failing_step_is_told_and_ends_the_process(oracle: Path) -> None:
+    with _running_core(oracle, "-c", _FAILING_SCRIPT) as core:
+        core.hello()
+        core.send(make_request("a", prompt=[1]))
+        while not isinstance(message := core.receive(), Dead):
+            pass
+        assert message.reason == "ZeroDivisionError in the step loop"
+        assert core.process.wait(10) == 1
+
+
+_FAILING_SCRIPT = """
+import sys
+from engine import core, model_runner
+model_runner.ModelRunner.execute = lambda runner, scheduled: 1 / 0
+sys.exit(core.main())
+"""
 
 
 def test_a_broken_folder_is_one_clear_line(tmp_path: Path) -> None:

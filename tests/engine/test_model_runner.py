@@ -187,6 +187,7 @@ def test_sizes_are_clamped_to_positions_and_cache(folders: Folders) -> None:
         return resolved.num_blocks, resolved.max_model_len
 
     assert sizes(max_num_seqs=3) == (96, 512)
+    assert sizes(max_num_seqs=9999) == (8192, 512)
     assert sizes(max_model_len=100, max_num_seqs=1) == (7, 100)
     assert sizes(max_model_len=9999, num_blocks=4) == (4, 64)
     bytes_per_block = 16 * 3 * 4 * (16 + 16) * 4  # tokens, layers, heads, widths, float32
