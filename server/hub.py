@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Coroutine
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -185,7 +186,7 @@ class Hub:
         self._keys = keys
         self._replica = replica
         self._tasks: set[asyncio.Task[None]] = set()
-        self._opening: dict[str, asyncio.Lock] = {}
+        self._opening = WeakValueDictionary[str, asyncio.Lock]()  # kept by who holds or awaits
         self.rooms: dict[str, Room] = {}
         self.watchers: dict[str, set[Watcher]] = {}  # by user
         self.local_runs: dict[str, LocalRun] = {}  # by response id
@@ -251,8 +252,13 @@ class Hub:
         async with lock:
             if (room := self.rooms.get(session_id)) is None:
                 # Subscribe first, read then: an event between the two would be lost otherwise.
-                await self._feed.subscribe(self._keys.session_channel(session_id), self._on_live)
-                session = await self._store.session(None, session_id)
+                channel = self._keys.session_channel(session_id)
+                await self._feed.subscribe(channel, self._on_live)
+                try:
+                    session = await self._store.session(None, session_id)
+                except BaseException:
+                    await self._feed.unsubscribe(channel)
+                    raise
                 room = self.rooms[session_id] = Room(session_id, session.epoch, session.offset)
             room.subscriptions.add(subscription)
 
@@ -262,10 +268,10 @@ class Hub:
         if room is None:
             return
         room.subscriptions.discard(subscription)
-        async with self._opening.setdefault(session_id, asyncio.Lock()):
+        lock = self._opening.setdefault(session_id, asyncio.Lock())
+        async with lock:
             if not room.subscriptions and self.rooms.get(session_id) is room:
                 del self.rooms[session_id]
-                self._opening.pop(session_id, None)
                 await self._feed.unsubscribe(self._keys.session_channel(session_id))
 
     def viewers(self, session_id: str) -> int:

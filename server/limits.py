@@ -30,8 +30,8 @@ class TokenBucket:
 
     @property
     def retry_after_ms(self) -> int:
-        """When the next token will be there."""
-        return max(1, round((1 - self._tokens) / self.rate * 1000)) if self.rate else 0
+        """When the next token will be there; never a moment too early."""
+        return int((1 - self._tokens) / self.rate * 1000) + 1 if self.rate else 0
 
     def take(self) -> bool:
         if not self.rate:

@@ -1,0 +1,33 @@
+"""Fixtures: one redis-server for all tests here, a store under a fresh prefix on it."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from sessions.embedded import EmbeddedRedis
+from sessions.store import SessionStore
+from tests.redis_server import fresh_prefix, redis_binaries, running_redis
+from tests.sessions.chat import Chat
+
+BINARIES = redis_binaries()
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[EmbeddedRedis]:
+    if not BINARIES:
+        pytest.skip("no redis-server found")
+    with running_redis(next(iter(BINARIES.values()))) as redis:
+        yield redis
+
+
+@pytest.fixture
+async def store(redis_server: EmbeddedRedis) -> AsyncIterator[SessionStore]:
+    store = await SessionStore.open(redis_server.url, prefix=fresh_prefix())
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def chat(store: SessionStore) -> Chat:
+    """A fresh session of user `alice`."""
+    return await Chat.create(store)

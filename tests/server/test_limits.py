@@ -1,0 +1,112 @@
+"""`TokenBucket` and `ConnectionCounter`, by a clock that the test moves."""
+
+import pytest
+
+from server import limits
+from server.limits import ConnectionCounter, Limits, TokenBucket
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(limits, "time", clock)
+    return clock
+
+
+def taken(bucket: TokenBucket, tries: int) -> int:
+    return sum(bucket.take() for _ in range(tries))
+
+
+def test_a_bucket_begins_with_two_seconds_of_tokens() -> None:
+    bucket = TokenBucket(20)
+    assert bucket.burst == 40
+    assert taken(bucket, 100) == 40
+
+
+def test_a_bucket_gains_its_rate_and_never_more_than_its_burst(clock: Clock) -> None:
+    bucket = TokenBucket(20)
+    taken(bucket, 40)
+    clock.now += 0.5
+    assert taken(bucket, 100) == 10
+    clock.now += 3600
+    assert taken(bucket, 100) == 40
+
+
+def test_waiting_as_long_as_told_is_enough(clock: Clock) -> None:
+    bucket = TokenBucket(3)
+    taken(bucket, 6)
+    assert not bucket.take()
+    clock.now += bucket.retry_after_ms / 1000
+    assert bucket.take()
+
+
+def test_refusals_cost_nothing(clock: Clock) -> None:
+    bucket = TokenBucket(10)
+    taken(bucket, 1000)
+    clock.now += 0.1
+    assert taken(bucket, 5) == 1
+
+
+def test_rate_zero_never_refuses() -> None:
+    bucket = TokenBucket(0)
+    assert taken(bucket, 10_000) == 10_000
+    assert bucket.retry_after_ms == 0
+
+
+def test_connections_are_counted_by_user_and_by_address() -> None:
+    counter = ConnectionCounter(Limits(max_connections_per_user=2, max_connections_per_address=3))
+    assert counter.enter("alice", "1.1.1.1")
+    assert counter.enter("alice", "2.2.2.2")
+    assert not counter.enter("alice", "3.3.3.3")
+    assert counter.enter("bob", "1.1.1.1")
+    assert counter.enter("carol", "1.1.1.1")
+    assert not counter.enter("dave", "1.1.1.1")
+    counter.leave("alice", "1.1.1.1")
+    assert counter.enter("dave", "1.1.1.1")
+
+
+def test_a_refused_connection_is_not_counted() -> None:
+    counter = ConnectionCounter(Limits(max_connections_per_user=5, max_connections_per_address=1))
+    assert counter.enter("alice", "1.1.1.1")
+    for _ in range(10):
+        assert not counter.enter("alice", "1.1.1.1")
+    assert counter.users["alice"] == 1
+
+
+def test_nothing_is_kept_of_those_who_left() -> None:
+    counter = ConnectionCounter(Limits())
+    for number in range(100):
+        assert counter.enter(f"user{number}", "1.1.1.1")
+    for number in range(100):
+        counter.leave(f"user{number}", "1.1.1.1")
+    assert not counter.users
+    assert not counter.addresses
+
+
+def test_handshakes_are_limited_by_address(clock: Clock) -> None:
+    counter = ConnectionCounter(Limits(max_handshakes_per_s=5))
+    assert sum(counter.allow_handshake("1.1.1.1") for _ in range(50)) == 10
+    assert counter.allow_handshake("2.2.2.2")
+    clock.now += 1
+    assert sum(counter.allow_handshake("1.1.1.1") for _ in range(50)) == 5
+
+
+def test_many_addresses_do_not_grow_the_table_for_ever() -> None:
+    counter = ConnectionCounter(Limits(max_handshakes_per_s=5))
+    for number in range(25_000):
+        counter.allow_handshake(str(number))
+    assert len(counter.handshakes) <= 10_001
+
+
+def test_zero_is_unlimited() -> None:
+    counter = ConnectionCounter(Limits())
+    assert all(counter.allow_handshake("1.1.1.1") for _ in range(1000))
+    assert all(counter.enter("alice", "1.1.1.1") for _ in range(1000))

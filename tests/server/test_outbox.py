@@ -1,0 +1,204 @@
+"""`Outbox`: control frames in order, deltas merged, a bound."""
+
+import asyncio
+from typing import Any
+
+import orjson
+import pytest
+
+from server import outbox as outbox_module
+from server.outbox import HIDDEN_INTERVAL_SECONDS, MAX_BYTES, MAX_DELTA_CHARACTERS, Outbox
+
+
+class Clock:
+    """Stands for the event loop's clock; `pass_by` makes time pass without waiting."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._passed = 0.0
+        loop = asyncio.get_running_loop()
+        real = loop.time
+        monkeypatch.setattr(loop, "time", lambda: real() + self._passed)
+
+    def pass_by(self, seconds: float) -> None:
+        self._passed += seconds
+
+
+class Overflow:
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self) -> None:
+        self.times += 1
+
+
+@pytest.fixture
+def overflow() -> Overflow:
+    return Overflow()
+
+
+@pytest.fixture
+async def outbox(overflow: Overflow) -> Outbox:
+    return Outbox(overflow)
+
+
+async def sent(outbox: Outbox) -> list[dict[str, Any]]:
+    """What the writer would send now."""
+    frames: list[dict[str, Any]] = []
+    while True:
+        getting = asyncio.ensure_future(outbox.get())
+        await asyncio.sleep(0)
+        if not getting.done():
+            getting.cancel()
+            return frames
+        frames.append(orjson.loads(getting.result()))
+
+
+async def test_control_frames_keep_their_order(outbox: Outbox) -> None:
+    for number in range(5):
+        outbox.put({"type": "pong", "t": number})
+    assert [frame["t"] for frame in await sent(outbox)] == [0, 1, 2, 3, 4]
+
+
+async def test_a_single_delta_has_one_number(outbox: Outbox) -> None:
+    outbox.put_delta("r", 3, 1, 0, "Two")
+    assert await sent(outbox) == [
+        {
+            "type": "response.output_text.delta",
+            "response_id": "r",
+            "sequence_number": 3,
+            "fence": 1,
+            "text_offset": 0,
+            "delta": "Two",
+        }
+    ]
+
+
+async def test_waiting_deltas_of_one_response_leave_as_one(outbox: Outbox) -> None:
+    outbox.put_delta("r", 3, 1, 0, "Two")
+    outbox.put_delta("r", 4, 1, 3, " plus")
+    outbox.put_delta("r", 5, 1, 8, " two")
+    (frame,) = await sent(outbox)
+    assert (frame["first_sequence_number"], frame["sequence_number"]) == (3, 5)
+    assert (frame["text_offset"], frame["delta"]) == (0, "Two plus two")
+
+
+async def test_what_was_sent_is_not_merged_with_what_comes(outbox: Outbox) -> None:
+    outbox.put_delta("r", 3, 1, 0, "a")
+    (first,) = await sent(outbox)
+    outbox.put_delta("r", 4, 1, 1, "b")
+    (second,) = await sent(outbox)
+    assert (first["delta"], second["delta"]) == ("a", "b")
+    assert "first_sequence_number" not in second
+
+
+async def test_responses_do_not_mix(outbox: Outbox) -> None:
+    outbox.put_delta("r", 3, 1, 0, "a")
+    outbox.put_delta("s", 3, 1, 0, "x")
+    outbox.put_delta("r", 4, 1, 1, "b")
+    frames = await sent(outbox)
+    assert {f["response_id"]: f["delta"] for f in frames} == {"r": "ab", "s": "x"}
+
+
+async def test_a_frame_of_a_response_stands_behind_its_waiting_delta(outbox: Outbox) -> None:
+    outbox.put_delta("r", 3, 1, 0, "a")
+    outbox.put_delta("s", 3, 1, 0, "x")
+    outbox.put({"type": "response.done", "response_id": "r"}, "r")
+    outbox.put_delta("r", 4, 1, 1, "never after an end, but kept in order all the same")
+    kinds = [(f["response_id"], f["type"][9:13]) for f in await sent(outbox)]
+    assert kinds.index(("r", "outp")) < kinds.index(("r", "done"))
+    assert [kind for name, kind in kinds if name == "r"] == ["outp", "done", "outp"]
+
+
+async def test_another_fence_begins_another_delta(outbox: Outbox) -> None:
+    outbox.put_delta("r", 3, 1, 0, "a")
+    outbox.put_delta("r", 4, 2, 1, "b")
+    assert [(f["fence"], f["delta"]) for f in await sent(outbox)] == [(1, "a"), (2, "b")]
+
+
+async def test_a_delta_that_is_long_enough_takes_no_more(outbox: Outbox) -> None:
+    outbox.put_delta("r", 3, 1, 0, "x" * (MAX_DELTA_CHARACTERS + 1))
+    outbox.put_delta("r", 4, 1, MAX_DELTA_CHARACTERS + 1, "y")
+    frames = await sent(outbox)
+    assert [(f["sequence_number"], f["delta"][:1]) for f in frames] == [(3, "x"), (4, "y")]
+
+
+async def test_a_hidden_page_gets_one_delta_per_interval(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    outbox.set_hidden(True)
+    outbox.put_delta("r", 3, 1, 0, "a")
+    assert [f["delta"] for f in await sent(outbox)] == ["a"]  # the first at once
+    outbox.put_delta("r", 4, 1, 1, "b")
+    clock.pass_by(HIDDEN_INTERVAL_SECONDS / 2)
+    outbox.put_delta("r", 5, 1, 2, "c")
+    assert await sent(outbox) == []
+    clock.pass_by(HIDDEN_INTERVAL_SECONDS / 2)
+    assert [f["delta"] for f in await sent(outbox)] == ["bc"]
+
+
+async def test_an_interval_ends_by_itself(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_module, "HIDDEN_INTERVAL_SECONDS", 0.01)
+    outbox.set_hidden(True)
+    outbox.put_delta("r", 3, 1, 0, "a")
+    await outbox.get()
+    outbox.put_delta("r", 4, 1, 1, "b")
+    async with asyncio.timeout(5):
+        assert orjson.loads(await outbox.get())["delta"] == "b"
+
+
+async def test_control_frames_do_not_wait_for_the_interval(outbox: Outbox) -> None:
+    outbox.set_hidden(True)
+    outbox.put_delta("r", 3, 1, 0, "a")
+    await sent(outbox)
+    outbox.put_delta("r", 4, 1, 1, "b")
+    outbox.put({"type": "pong"})
+    assert [f["type"] for f in await sent(outbox)] == ["pong"]
+    outbox.put({"type": "response.done"}, "r")
+    kinds = [f["type"] for f in await sent(outbox)]
+    assert kinds == ["response.output_text.delta", "response.done"]
+
+
+async def test_a_page_that_is_shown_again_gets_what_waits(outbox: Outbox) -> None:
+    outbox.set_hidden(True)
+    outbox.put_delta("r", 3, 1, 0, "a")
+    await sent(outbox)
+    outbox.put_delta("r", 4, 1, 1, "b")
+    getting = asyncio.ensure_future(outbox.get())
+    await asyncio.sleep(0)
+    assert not getting.done()
+    outbox.set_hidden(False)
+    async with asyncio.timeout(5):
+        assert orjson.loads(await getting)["delta"] == "b"
+
+
+async def test_a_waiting_writer_is_woken(outbox: Outbox) -> None:
+    getting = asyncio.ensure_future(outbox.get())
+    await asyncio.sleep(0)
+    outbox.put({"type": "pong"})
+    async with asyncio.timeout(5):
+        assert orjson.loads(await getting) == {"type": "pong"}
+
+
+async def test_getting_can_be_cancelled_without_losing_a_frame(outbox: Outbox) -> None:
+    getting = asyncio.ensure_future(outbox.get())
+    await asyncio.sleep(0)
+    outbox.put({"type": "pong"})
+    getting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await getting
+    assert await sent(outbox) == [{"type": "pong"}]
+
+
+async def test_overflow_is_told_once(outbox: Outbox, overflow: Overflow) -> None:
+    for number in range(70):
+        outbox.put_delta("r", number, 1, 0, "x" * (MAX_BYTES // 64))
+    assert overflow.times == 1
+
+
+async def test_what_was_sent_does_not_count(outbox: Outbox, overflow: Overflow) -> None:
+    for number in range(200):
+        outbox.put_delta("r", number, 1, 0, "x" * (MAX_BYTES // 64))
+        outbox.put({"type": "pong", "t": "y" * 1000})
+        await sent(outbox)
+    assert overflow.times == 0

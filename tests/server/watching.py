@@ -1,0 +1,68 @@
+"""A connection as the hub sees it, and a feed that brings nothing by itself."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from server.outbox import Outbox
+from sessions.records import LivePayload
+
+PATIENCE = 5.0  # seconds until a test gives up; nothing waits for it when all is well
+
+Callback = Callable[[LivePayload], None]
+
+
+class Viewer:
+    """Watches; `next` is what its writer would send."""
+
+    def __init__(self, uid: str = "alice") -> None:
+        self.uid = uid
+        self.outbox = Outbox(lambda: None)
+
+    async def next(self) -> dict[str, Any]:
+        async with asyncio.timeout(PATIENCE):
+            frame: dict[str, Any] = orjson.loads(await self.outbox.get())
+            return frame
+
+    async def sent(self) -> list[dict[str, Any]]:
+        """Everything that waits now."""
+        self.outbox.put({"type": "end of test"})
+        frames: list[dict[str, Any]] = []
+        while not frames or frames[-1]["type"] != "end of test":
+            frames.append(await self.next())
+        # Deltas leave when no control frame waits any more.
+        while True:
+            getting = asyncio.ensure_future(self.outbox.get())
+            await asyncio.sleep(0)
+            if not getting.done():
+                getting.cancel()
+                return [frame for frame in frames if frame["type"] != "end of test"]
+            frames.append(orjson.loads(getting.result()))
+
+
+class SilentFeed:
+    """Stands for `LiveFeed`: knows who subscribed, and delivers what the test tells it to."""
+
+    def __init__(self) -> None:
+        self.channels: dict[str, Callback] = {}
+        self.calls: Counter[str] = Counter()
+        self.resync: Callable[[], None] = lambda: None
+
+    def on_resync(self, callback: Callable[[], None]) -> None:
+        self.resync = callback
+
+    async def subscribe(self, channel: str, callback: Callback) -> None:
+        self.calls["subscribe"] += 1
+        await asyncio.sleep(0)
+        self.channels[channel] = callback
+
+    async def unsubscribe(self, channel: str) -> None:
+        self.calls["unsubscribe"] += 1
+        await asyncio.sleep(0)
+        self.channels.pop(channel, None)
+
+    def deliver(self, channel: str, payload: LivePayload) -> None:
+        self.channels[channel](payload)
