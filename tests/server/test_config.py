@@ -1,0 +1,165 @@
+"""`Settings`: checked together, once, with one line that names what is wrong."""
+
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from server.cli import app
+from server.config import ConfigError, Settings, load_settings, read_or_create_secret
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("PARLEY_")]:
+        monkeypatch.delenv(name)
+
+
+def refused(**flags: object) -> str:
+    with pytest.raises(ConfigError) as raised:
+        load_settings(flags)
+    message = str(raised.value)
+    assert "\n" not in message
+    return message
+
+
+def test_defaults_listen_on_loopback_without_limits_per_user() -> None:
+    settings = load_settings({})
+    assert (settings.host, settings.port, settings.workers) == ("127.0.0.1", 8000, 1)
+    limits = settings.limits
+    assert (limits.max_connections_per_user, limits.max_handshakes_per_s) == (0, 0)
+    assert limits.messages_per_s == 20
+
+
+def test_an_exposed_address_has_limits_and_what_is_set_counts() -> None:
+    limits = load_settings({"host": "0.0.0.0", "max_connections_per_user": 0}).limits
+    assert (limits.max_connections_per_user, limits.max_connections_per_address) == (0, 64)
+    assert (limits.max_handshakes_per_s, limits.max_active_responses_per_user) == (20, 4)
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        *(("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("localhost", True)),
+        *(("0.0.0.0", False), ("::", False), ("192.168.1.5", False), ("chat.example", False)),
+    ],
+)
+def test_what_only_this_machine_can_reach(host: str, loopback: bool) -> None:
+    assert load_settings({"host": host}).is_loopback is loopback
+
+
+def test_a_flag_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARLEY_PORT", "9000")
+    monkeypatch.setenv("PARLEY_WORKERS", "3")
+    settings = load_settings({"port": 9001, "workers": None})
+    assert (settings.port, settings.workers) == (9001, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("PARLEY_MAX_MESAGES_PER_S", "PARLEY_MAX_MESSAGES_PER_S"),
+        ("PARLEY_WORKER", "PARLEY_WORKERS"),
+        ("PARLEY_REDIS", "PARLEY_REDIS_URL"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_settings({}, {name: "1"})
+    assert name in str(raised.value)
+    assert f"did you mean {near}?" in str(raised.value)
+
+
+def test_names_of_others_are_left_alone() -> None:
+    load_settings({}, {"PARLEY_REDIS_SERVER": "x", "PATH": "y", "parley": "z"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        ({"port": -1}, "port"),
+        ({"port": 70_000}, "port"),
+        ({"workers": 0}, "workers"),
+        ({"workers": "many"}, "workers"),
+        ({"pace": -1}, "pace"),
+        ({"max_messages_per_s": -1}, "max_messages_per_s"),
+        ({"max_connections_per_user": "64kb"}, "max_connections_per_user"),
+        ({"drain_seconds": -0.1}, "drain_seconds"),
+        ({"log_level": "loud"}, "log_level"),
+        ({"token": ""}, "token"),
+        ({"token": "   "}, "token"),
+        ({"token": "žluťoučký-kůň"}, "token"),
+        ({"host": "0.0.0.0", "token": "short"}, "token"),
+        ({"host": "0.0.0.0", "admin_token": "x" * 23}, "admin_token"),
+        ({"token": "same" * 10, "admin_token": "same" * 10}, "admin_token"),
+        ({"allowed_origins": "*"}, "allowed_origins"),
+        ({"allowed_origins": "https://chat.example/"}, "allowed_origins"),
+        ({"allowed_origins": "https://a.example, chat.example"}, "allowed_origins"),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(flags: dict[str, object], name: str) -> None:
+    message = refused(**flags)
+    assert name in message
+    for secret in ("short", "x" * 23, "same" * 10):
+        assert secret not in message
+
+
+def test_origins_are_a_list_without_case() -> None:
+    settings = load_settings({"allowed_origins": " https://A.example ,http://b.example:80, "})
+    assert settings.origins == ("https://a.example", "http://b.example:80")
+
+
+def test_every_setting_has_a_help_text() -> None:
+    assert all(field.description for field in Settings.model_fields.values())
+
+
+def test_a_secret_is_made_once_and_private(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    first = read_or_create_secret(path)
+    assert read_or_create_secret(path) == first
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert len(first) >= 43
+
+
+# ---- the command line ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "words"),
+    [
+        (["serve", "--port", "70000"], {}, ["port"]),
+        (["serve", "--port", "abc"], {}, ["port"]),
+        (["serve", "--prot", "1"], {}, ["--prot", "--port"]),
+        (["serve", "--host", "0.0.0.0", "--token", "short"], {}, ["token", "24"]),
+        (["serve"], {"PARLEY_MAX_TOKNES": "5"}, ["PARLEY_MAX_TOKNES"]),
+        (["serve"], {"PARLEY_WORKRES": "5"}, ["PARLEY_WORKRES", "PARLEY_WORKERS"]),
+        (["serve"], {"PARLEY_WORKERS": "none"}, ["workers"]),
+        (["login", "--data-dir", "/nonexistent"], {}, ["no server is running"]),
+        (["nonsense"], {}, ["nonsense"]),
+    ],
+)
+def test_a_wrong_command_line_ends_with_2_and_says_why(
+    arguments: list[str],
+    environment: dict[str, str],
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2, result.output
+    assert "Traceback" not in result.output
+    for word in words:
+        assert word in result.output
+
+
+def test_help_lists_every_setting_with_its_name_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    result = CliRunner().invoke(app, ["serve", "--help"])
+    assert result.exit_code == 0
+    for name in Settings.model_fields:
+        assert f"--{name.replace('_', '-')}" in result.output
+        assert f"PARLEY_{name.upper()}" in result.output

@@ -1,0 +1,80 @@
+"""What `/metrics` says, in the text format, under the promised names."""
+
+from typing import Any
+
+import pytest
+
+from server.metrics import Metrics
+
+ENGINE: dict[str, Any] = {
+    "num_running": 2,
+    "num_waiting": 1,
+    "num_blocks_total": 100,
+    "num_blocks_free": 73,
+    "requests_total": 9,
+    "prompt_tokens_total": 500,
+    "attention": "paged",
+    "step_seconds": {"buckets": [(0.001, 4), (0.01, 6), (float("inf"), 7)], "sum": 0.5, "count": 7},
+}
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+def values(metrics: Metrics) -> dict[str, float]:
+    lines = metrics.render().decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
+
+
+def test_the_engines_figures_have_the_names_that_scripts_know(metrics: Metrics) -> None:
+    metrics.engine.values = ENGINE
+    found = values(metrics)
+    assert found["parley_kv_blocks_total"] == 100
+    assert found["parley_kv_blocks_free"] == 73
+    assert found["parley_requests_running"] == 2
+    assert found["parley_requests_waiting"] == 1
+    assert found["parley_prompt_tokens_total"] == 500
+
+
+def test_histograms_texts_and_counters_are_rendered_as_what_they_are(metrics: Metrics) -> None:
+    metrics.engine.values = ENGINE
+    text = metrics.render().decode()
+    assert "# TYPE parley_step_seconds histogram" in text
+    assert "# TYPE parley_prompt_tokens_total counter" in text
+    assert "# TYPE parley_kv_blocks_total gauge" in text
+    found = values(metrics)
+    assert found['parley_step_seconds_bucket{le="0.01"}'] == 6
+    assert found['parley_step_seconds_bucket{le="+Inf"}'] == found["parley_step_seconds_count"] == 7
+    assert found['parley_attention_info{value="paged"}'] == 1
+
+
+def test_without_a_core_there_are_no_figures_of_it(metrics: Metrics) -> None:
+    assert "parley_kv_blocks_free" not in values(metrics)
+    assert values(metrics)["parley_connections"] == 0
+
+
+def test_what_is_counted_is_shown(metrics: Metrics) -> None:
+    metrics.count_response("cancelled", "client_cancelled")
+    metrics.count_error("invalid_json")
+    metrics.count_error("invalid_json")
+    metrics.count_close(4400)
+    metrics.observe_stop(0.02, num_discarded=3)
+    metrics.observe_first_token(0.3)
+    metrics.observe_inter_event(0.004)
+    found = values(metrics)
+    assert found['parley_responses_total{reason="client_cancelled",status="cancelled"}'] == 1
+    assert found['parley_errors_total{code="invalid_json"}'] == 2
+    assert found['parley_closes_total{code="4400"}'] == 1
+    assert found["parley_tokens_discarded_after_stop_total"] == 3
+    assert found["parley_stop_seconds_count"] == 1
+    assert found['parley_time_to_first_token_seconds_bucket{le="0.5"}'] == 1
+    assert found['parley_inter_token_seconds_bucket{le="0.005"}'] == 1
+
+
+def test_workers_do_not_share_figures() -> None:
+    first, second = Metrics(), Metrics()
+    first.count_close(1000)
+    assert 'parley_closes_total{code="1000"}' not in values(second)

@@ -1,0 +1,213 @@
+"""`Producer`: from the engine's outputs to one end, whatever the store does meanwhile."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from engine import AsyncLLM, CompletionOutput, RequestOutput, SamplingParams
+from engine.errors import EngineDeadError
+from server.hub import Hub, Subscription
+from server.metrics import Metrics
+from server.producer import Producer
+from server.run import Run, Stop
+from sessions.follow import LiveFeed
+from sessions.records import ObjectEvent, TextEvent
+from sessions.store import SessionStore
+from tests.server.watching import SilentFeed, Viewer
+from tests.sessions.chat import CREATED, Chat
+
+PARAMS = SamplingParams(max_tokens=100)
+
+
+def output(rid: str, text: str, finish_reason: str | None = None) -> RequestOutput:
+    answer = CompletionOutput(
+        index=0,
+        text=text,
+        token_ids=[1] if text else [],
+        finish_reason=cast("Any", finish_reason),
+    )
+    finished = finish_reason is not None
+    return RequestOutput(rid, None, None, None, [answer], finished)
+
+
+class Engine:
+    """Says what the test lets it say; an abort ends it."""
+
+    def __init__(self) -> None:
+        self._outputs: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
+        self.prompts: list[Any] = []
+
+    def say(self, *outputs: RequestOutput | Exception) -> None:
+        for each in outputs:
+            self._outputs.put_nowait(each)
+
+    async def generate(
+        self, prompt: Any, params: Any, request_id: str, **_: Any
+    ) -> AsyncIterator[RequestOutput]:
+        self.prompts.append(prompt)
+        finished = False
+        while not finished:
+            said = await self._outputs.get()
+            if isinstance(said, Exception):
+                raise said
+            finished = said.finished
+            yield said
+
+    async def abort(self, request_id: str) -> None:
+        self.say(output(request_id, "", "abort"))
+
+
+class Answering:
+    """One begun answer, its producer, and somebody who watches."""
+
+    def __init__(self, store: SessionStore, chat: Chat) -> None:
+        self.store, self.chat = store, chat
+        self.engine = Engine()
+        self.viewer = Viewer()
+
+    async def begin(self) -> "Answering":
+        self.hub = Hub(self.store, cast("LiveFeed", SilentFeed()), self.store.keys, "w1")
+        begun = await self.chat.begin()
+        self.rid = begun.response_id
+        response = {"id": self.rid, "session_id": self.chat.session_id, "settings": {}}
+        message = self.chat.messages[self.rid]
+        created = ObjectEvent(dict(CREATED))
+        self.run = Run(response, message, uid="alice", fence=1, created=created)
+        self.hub.local_runs[self.rid] = cast("Any", self.run)
+        subscription = Subscription(self.viewer, self.chat.session_id)
+        await self.hub.join(subscription)
+        subscription.end_join(begun.offset)
+        subscription.put_events(self.rid, 1, 1, self.run.events)
+        self.producer = Producer(
+            self.run,
+            store=self.store,
+            engine=cast("AsyncLLM", self.engine),
+            hub=self.hub,
+            metrics=Metrics(),
+        )
+        return self
+
+    def start(self) -> asyncio.Task[Any]:
+        return asyncio.create_task(self.producer.produce([1, 2, 3], PARAMS))
+
+    async def text_comes(self) -> None:
+        while (await self.viewer.next())["type"] != "response.output_text.delta":
+            pass
+
+    async def stored(self) -> tuple[list[str], str]:
+        """The texts in the log, and that of the message."""
+        events = [event for _, event in await self.store.events(self.rid)]
+        message_id = self.run.message.id
+        message = await self.store.message("alice", self.chat.session_id, message_id)
+        return [e.delta for e in events if isinstance(e, TextEvent)], message.text
+
+
+@pytest.fixture
+async def answering(store: SessionStore, chat: Chat) -> Any:
+    answering = await Answering(store, chat).begin()
+    yield answering
+    await answering.hub.close()
+
+
+async def test_an_answer_is_shown_stored_and_ended_once(answering: Answering) -> None:
+    answering.engine.say(
+        output(answering.rid, "one "),
+        output(answering.rid, "two "),
+        output(answering.rid, "", "stop"),
+    )
+    await answering.start()
+    frames = await answering.viewer.sent()
+    done = [frame for frame in frames if frame["type"] == "response.done"]
+    assert [frame["response"]["status"] for frame in done] == ["completed"]
+    assert done[0]["durable"] is True
+    texts, message = await answering.stored()
+    assert "".join(texts) == message == "one two "
+    record = await answering.store.run("alice", answering.rid)
+    assert (record.status, record.num_tokens) == ("completed", 2)
+
+
+async def test_a_stop_keeps_what_was_shown_and_discards_what_comes(answering: Answering) -> None:
+    producing = answering.start()
+    answering.engine.say(output(answering.rid, "kept "))
+    await answering.text_comes()
+    answering.run.stop(Stop())
+    answering.engine.say(output(answering.rid, "late "), output(answering.rid, "", "abort"))
+    await producing
+    (done,) = (f for f in await answering.viewer.sent() if f["type"] == "response.done")
+    assert (done["response"]["status"], done["response"]["text_length"]) == ("cancelled", 5)
+    assert await answering.stored() == (["kept "], "kept ")
+
+
+async def test_an_answer_stopped_before_it_began_never_reaches_the_engine(
+    answering: Answering,
+) -> None:
+    answering.run.stop(Stop())
+    await answering.start()
+    assert answering.engine.prompts == []
+    assert (await answering.stored())[1] == ""
+
+
+async def test_a_dead_engine_ends_the_answer_with_what_there_is(answering: Answering) -> None:
+    answering.engine.say(output(answering.rid, "half "), EngineDeadError())
+    await answering.start()
+    (done,) = (f for f in await answering.viewer.sent() if f["type"] == "response.done")
+    assert done["response"]["status"] == "failed"
+    assert done["response"]["status_details"]["reason"] == "engine_error"
+    assert (await answering.stored())[1] == "half "
+
+
+async def test_an_append_on_its_way_when_the_answer_ends_is_waited_for(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its numbers are taken: an end that overtakes its reply would seem to leave a gap."""
+    applied, reply = asyncio.Event(), asyncio.Event()
+    append, finish = answering.store.append, answering.store.finish_response
+
+    async def slow_append(response_id: str, **arguments: Any) -> Any:
+        result = await append(response_id, **arguments)
+        applied.set()
+        await reply.wait()
+        return result
+
+    async def finish_as_the_reply_comes(response_id: str, **arguments: Any) -> Any:
+        reply.set()
+        return await finish(response_id, **arguments)
+
+    monkeypatch.setattr(answering.store, "append", slow_append)
+    monkeypatch.setattr(answering.store, "finish_response", finish_as_the_reply_comes)
+    producing = answering.start()
+    answering.engine.say(output(answering.rid, "one "))
+    await applied.wait()
+    answering.engine.say(output(answering.rid, "two "), output(answering.rid, "", "stop"))
+    asyncio.get_running_loop().call_later(0.2, reply.set)
+    await producing
+    assert answering.run.status == "completed"
+    assert await answering.stored() == (["one ", "two "], "one two ")
+    record = await answering.store.run("alice", answering.rid)
+    assert record.num_tokens == 2
+
+
+async def test_a_deleted_session_ends_its_answer_for_those_who_watch(
+    answering: Answering,
+) -> None:
+    producing = answering.start()
+    answering.engine.say(output(answering.rid, "half "))
+    await answering.text_comes()
+    answering.run.stop(Stop("user", "session_deleted"))
+    await answering.store.delete_session("alice", answering.chat.session_id)
+    await answering.engine.abort(answering.rid)
+    assert await producing is None
+    (done,) = (f for f in await answering.viewer.sent() if f["type"] == "response.done")
+    assert done["response"]["status_details"]["reason"] == "session_deleted"
+
+
+async def test_queue_positions_are_told_at_most_twice_a_second(answering: Answering) -> None:
+    progress = SimpleNamespace(scheduled=False, num_cached_tokens=0)
+    for position in range(10):
+        progress.queue_position = position
+        answering.producer._on_progress(cast("Any", progress))
+    queued = [f for f in await answering.viewer.sent() if f["type"] == "response.queued"]
+    assert [frame["position"] for frame in queued] == [0]

@@ -1,0 +1,166 @@
+"""`Run`: numbers, the gate that a stop closes, what is kept, and how it ends."""
+
+import pytest
+
+from server.run import Run, Stop, Timeline
+from sessions.records import Message, ObjectEvent, TextEvent
+
+RESPONSE = {"id": "resp_" + "A" * 33, "session_id": "ses_" + "A" * 22, "settings": {"seed": 1}}
+
+
+@pytest.fixture
+def run() -> Run:
+    message = Message("msg_1", None, "assistant", "", "in_progress", 1)
+    created = ObjectEvent({"type": "response.created"})
+    return Run(RESPONSE, message, uid="alice", fence=1, created=created)
+
+
+def test_events_are_numbered_from_response_created_on(run: Run) -> None:
+    assert run.sequence_number == 1
+    run.add_object({"type": "response.in_progress"})
+    run.add_text("one ", [1])
+    assert run.sequence_number == 3
+    assert run.changed.is_set()
+
+
+def test_offsets_count_utf16_units(run: Run) -> None:
+    offsets = [event and event.text_offset for event in map(add(run), ("a", "😀", "é", "b"))]
+    assert offsets == [0, 1, 3, 4]
+    assert run.text_length == 5
+    assert run.text() == "a😀éb"
+
+
+def add(run: Run):  # type: ignore[no-untyped-def]
+    return lambda text: run.add_text(text, [1])
+
+
+def test_tokens_without_text_are_counted_and_not_numbered(run: Run) -> None:
+    assert run.add_text("", [1, 2]) is None
+    assert (run.sequence_number, run.token_ids) == (1, [1, 2])
+
+
+def test_nothing_is_added_behind_a_stop(run: Run) -> None:
+    run.add_text("kept", [1])
+    assert run.stop(Stop())
+    assert run.add_text("late", [2, 3]) is None
+    assert run.text() == "kept"
+    assert (run.token_ids, run.num_discarded) == ([1], 2)
+    assert run.stop_asked.is_set()
+
+
+def test_the_first_stop_counts(run: Run) -> None:
+    assert run.stop(Stop(seen=3))
+    assert not run.stop(Stop("admin", "admin_cancelled", seen=9))
+    assert run.stopping is not None
+    assert (run.stopping.by, run.stopping.seen) == ("user", 3)
+
+
+def test_a_stop_behind_the_end_changes_nothing(run: Run) -> None:
+    run.done.set()
+    assert not run.stop(Stop())
+    assert run.stopping is None
+
+
+def test_a_stop_lets_a_waiting_answer_go_on_to_its_end(run: Run) -> None:
+    run.stop(Stop())
+    assert run.promoted.is_set()
+
+
+def test_a_lost_run_says_nothing_more(run: Run) -> None:
+    run.lost = True
+    assert run.add_text("late", [1]) is None
+
+
+def test_whoever_waits_for_a_stored_stop_hears_of_it_once_at_that_moment(run: Run) -> None:
+    heard: list[str] = []
+    run.when_stop_is_stored(lambda: heard.append("before"))
+    assert heard == []
+    run.mark_stop_stored()
+    run.when_stop_is_stored(lambda: heard.append("after"))
+    run.mark_stop_stored()
+    assert heard == ["before", "after"]
+
+
+@pytest.mark.parametrize(
+    ("seen", "kept"),
+    [
+        (None, "one two three "),
+        (0, ""),
+        (1, ""),
+        (2, "one "),
+        (3, "one two "),
+        (99, "one two three "),
+    ],
+)
+def test_the_text_is_cut_at_what_was_seen_unless_that_is_beyond_the_log(
+    run: Run, seen: int | None, kept: str
+) -> None:
+    for part in ("one ", "two ", "three "):
+        run.add_text(part, [1])
+    run.stop(Stop(seen=seen))
+    assert run.final_text() == kept
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "stop_reason", "status", "reason"),
+    [
+        ("stop", None, "completed", "eos"),
+        ("stop", 151645, "completed", "eos"),
+        ("stop", "END", "completed", "stop"),
+        ("length", None, "incomplete", "max_output_tokens"),
+        ("error", None, "failed", "engine_error"),
+        ("abort", None, "failed", "engine_error"),
+    ],
+)
+def test_how_the_engine_ended_is_how_the_answer_ends(
+    run: Run, finish_reason: str, stop_reason: object, status: str, reason: str
+) -> None:
+    end = run.end(finish_reason, stop_reason, "released")
+    assert (end.status, end.reason, end.by) == (status, reason, None)
+
+
+@pytest.mark.parametrize("finish_reason", ["stop", "length", "abort", "error"])
+def test_a_stop_wins_against_every_end(run: Run, finish_reason: str) -> None:
+    run.stop(Stop())
+    end = run.end(finish_reason, None, "unknown")
+    assert (end.status, end.reason, end.by) == ("cancelled", "client_cancelled", "user")
+    assert end.engine == "unknown"
+
+
+def test_a_shutdown_is_no_cancellation(run: Run) -> None:
+    run.stop(Stop("policy", "server_shutdown"))
+    assert run.end("abort", None, "released").status == "incomplete"
+
+
+def test_response_done_carries_the_response_and_what_it_cost(run: Run) -> None:
+    run.num_prompt_tokens, run.num_cached_tokens = 14, 8
+    run.add_text("hi", [1, 2])
+    run.stop(Stop())
+    done = run.done_data(run.end("abort", None, "released"), 2, durable=True)
+    response = done["response"]
+    assert (done["type"], done["engine"], done["durable"]) == ("response.done", "released", True)
+    assert response["id"] == RESPONSE["id"]
+    assert response["status_details"] == {"reason": "client_cancelled", "by": "user"}
+    assert response["usage"] == {"input_tokens": 14, "cached_tokens": 8, "output_tokens": 2}
+    assert response["text_length"] == 2
+
+
+def test_timings_are_told_as_far_as_they_are_known() -> None:
+    timeline = Timeline(created=10.0, done=12.0)
+    assert timeline.wire(0) == {"total_ms": 2000}
+    timeline.scheduled, timeline.first_token, timeline.last_token = 10.1, 10.5, 11.5
+    assert timeline.wire(11) == {
+        "total_ms": 2000,
+        "queue_ms": 100,
+        "ttft_ms": 500,
+        "tokens_per_s": 10.0,
+    }
+
+
+def test_the_log_is_text_events_at_their_offsets(run: Run) -> None:
+    run.add_text("a", [1])
+    run.add_object({"type": "response.in_progress"})
+    run.add_text("b", [2])
+    texts = [event for event in run.events if isinstance(event, TextEvent)]
+    assert texts == [TextEvent(0, "a"), TextEvent(1, "b")]
+    assert run.text(until=3) == "a"
