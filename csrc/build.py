@@ -127,5 +127,4 @@ def _cache_folder() -> Path:
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     path = build()
-    print(path or "not built")
     sys.exit(path is None)

@@ -31,3 +31,4 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     watchdog_seconds: float = 30.0
     threads: int = 0  # of torch; 0 = torch's own choice
     log_level: str = "INFO"
+    log_format: str = "text"  # text, json

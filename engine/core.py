@@ -30,6 +30,7 @@ from engine.block_manager import BlockManager
 from engine.checkpoint import check_folder
 from engine.config import EngineConfig
 from engine.core_io import ClientGone, InboxItem, IoThread, Shutdown
+from engine.core_log import configure_log
 from engine.core_metrics import CoreMetrics
 from engine.ipc import (
     Abort,
@@ -194,9 +195,7 @@ def main() -> int:
     report_to = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints goes to the log
     config = msgspec.json.decode(_read_line(0), type=EngineConfig)
-    logging.basicConfig(
-        level=config.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    configure_log(config.log_level, config.log_format)
     watch = ParentWatch()
     try:
         core, ready = load_core(config)

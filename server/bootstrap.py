@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / ".parley"
+KERNELS_STAMP = VENV / ".parley-kernels"
+SOURCE_SUFFIXES = (".cpp", ".h", ".py")
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 TORCH_CPU_INDEX_TIMEOUT_SECONDS = 3.0
 
@@ -50,12 +52,17 @@ def run(*command: str | Path) -> None:
         )
 
 
-def fingerprint() -> str:
-    """What the environment was made from: it is made again when any of this changes."""
+def fingerprint(files: list[Path]) -> str:
+    """What something was made from: it is made again when any of these files changes."""
     content = hashlib.sha256(sys.version.encode())
-    for name in ("pyproject.toml", "constraints.txt", "server/bootstrap.py"):
-        content.update((ROOT / name).read_bytes())
+    for file in sorted(files):
+        content.update(file.read_bytes())
     return content.hexdigest()
+
+
+def made_from(stamp: Path, wanted: str) -> bool:
+    """Whether the stamp says that this was made already."""
+    return stamp.exists() and stamp.read_text() == wanted
 
 
 def has_nvidia_gpu() -> bool:
@@ -100,22 +107,28 @@ def install() -> None:
 
 
 def build_extension() -> None:
-    """Build the C++ kernels; without a compiler Parley runs on its torch reference paths."""
+    """Build the C++ kernels; where that fails, Parley runs on its torch reference paths."""
     if shutil.which(os.environ.get("CXX", "g++")) is None and shutil.which("clang++") is None:
         say(
             "WARNING: no C++ compiler (sudo apt install g++): slower torch reference paths are used"
         )
         return
-    run(PYTHON, "-m", "csrc.build")
+    wanted = fingerprint([p for p in (ROOT / "csrc").rglob("*") if p.suffix in SOURCE_SUFFIXES])
+    if made_from(KERNELS_STAMP, wanted) and any((ROOT / "build").glob("*.so")):
+        return
+    say("building the C++ kernels")
+    if subprocess.run([str(PYTHON), "-m", "csrc.build"], cwd=ROOT).returncode == 0:
+        KERNELS_STAMP.write_text(wanted)
 
 
 def main() -> int:
     try:
         check_python()
-        wanted = fingerprint()
-        if not (STAMP.exists() and STAMP.read_text() == wanted):
+        wanted = fingerprint([ROOT / "pyproject.toml", ROOT / "constraints.txt", Path(__file__)])
+        if not made_from(STAMP, wanted):
             install()
             STAMP.write_text(wanted)
+            KERNELS_STAMP.unlink(missing_ok=True)  # they are built against the installed torch
         build_extension()
     except SetupError as error:
         print(f"parley setup: {error}", file=sys.stderr)

@@ -58,6 +58,7 @@ def serve(
     allowed_origins: Annotated[str | None, _option("allowed_origins")] = None,
     drain_seconds: Annotated[float | None, _option("drain_seconds")] = None,
     log_level: Annotated[str | None, _option("log_level")] = None,
+    log_format: Annotated[str | None, _option("log_format")] = None,
     max_connections_per_user: Annotated[int | None, _option("max_connections_per_user")] = None,
     max_connections_per_address: Annotated[
         int | None, _option("max_connections_per_address")
@@ -80,7 +81,7 @@ def serve(
     from server.logs import configure_logs
     from server.supervisor import Supervisor
 
-    configure_logs(settings.log_level, "supervisor")
+    configure_logs(settings.log_level, settings.effective_log_format, "supervisor")
     raise typer.Exit(Supervisor(settings).run())
 
 

@@ -9,6 +9,7 @@ import ipaddress
 import os
 import re
 import secrets
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,9 @@ class Settings(BaseSettings):
         30.0, ge=0, le=3600, description="How long running answers may finish when Parley stops."
     )
     log_level: str = Field("info", description="debug, info, warning or error.")
+    log_format: str = Field(
+        "auto", description="json, text, or auto: text on a terminal, otherwise json."
+    )
     max_connections_per_user: int | None = Field(
         None, ge=0, description="0 = unlimited. [default: 0 on loopback, otherwise 16]"
     )
@@ -106,6 +110,13 @@ class Settings(BaseSettings):
         for origin in filter(None, map(str.strip, value.split(","))):
             if re.fullmatch(r"https?://[^/?#@*\s]+", origin, re.IGNORECASE) is None:
                 raise ValueError(f"{origin} is not an origin; one looks like https://chat.example")
+        return value
+
+    @field_validator("log_format")
+    @classmethod
+    def _known_format(cls, value: str) -> str:
+        if value not in ("auto", "json", "text"):
+            raise ValueError("must be auto, json or text")
         return value
 
     @field_validator("log_level")
@@ -142,6 +153,12 @@ class Settings(BaseSettings):
     @property
     def is_demo(self) -> bool:
         return self.model == "demo"
+
+    @property
+    def effective_log_format(self) -> str:
+        if self.log_format != "auto":
+            return self.log_format
+        return "text" if sys.stderr.isatty() else "json"
 
     @property
     def effective_pace(self) -> float:

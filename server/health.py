@@ -1,6 +1,7 @@
 """Whether Redis and the engine can be used, told to every client when it changes."""
 
 import asyncio
+import logging
 from typing import Any
 
 import structlog
@@ -65,6 +66,7 @@ class Health:
                 if (state == "ok") == (kind == "restored"):
                     frame[part] = state
             if frame:
-                logger.warning("connection " + kind, **frame)
+                level = logging.WARNING if kind == "degraded" else logging.INFO
+                logger.log(level, "connection " + kind, **frame)
                 body: dict[str, Any] = {"type": f"connection.{kind}", **frame}
                 self._hub.broadcast(body)

@@ -1,6 +1,6 @@
-"""Structured logs on stderr: one event per line, fields as JSON, never a user's words.
+"""Structured logs on stderr: one event per line with its fields, never a user's words.
 
-Control characters of whatever reaches a field are escaped by JSON itself.
+JSON escapes the control characters of whatever reaches a field, and so does the text format.
 """
 
 import logging
@@ -9,9 +9,12 @@ import sys
 import structlog
 
 
-def configure_logs(level: str, process: str) -> None:
+def configure_logs(level: str, log_format: str, process: str) -> None:
     """Set up structlog and let the libraries' warnings through; `process` names who speaks."""
     number = getattr(logging, level.upper())
+    renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
+    if log_format == "text":
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     structlog.configure(
         processors=[
             structlog.stdlib.add_log_level,
@@ -22,7 +25,7 @@ def configure_logs(level: str, process: str) -> None:
             structlog.processors.ExceptionRenderer(
                 structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
             ),
-            structlog.processors.JSONRenderer(),
+            renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

@@ -109,7 +109,7 @@ class Supervisor:
         folder = self._model_folder()
         redis_url = self._start_redis()
         self._base_config = self._worker_config(redis_url, folder)
-        self._engine_config = AsyncEngineArgs(
+        engine_config = AsyncEngineArgs(
             model=str(folder),
             served_model_name=self._model_name(),
             pace=self._settings.effective_pace,
@@ -119,6 +119,9 @@ class Supervisor:
             dtype=self._settings.dtype,
             log_level=self._settings.log_level.upper(),
         ).create_engine_config(self._directory.address, model=str(folder))
+        self._engine_config = msgspec.structs.replace(
+            engine_config, log_format=self._settings.effective_log_format
+        )
         console.print(f"[dim]·[/] loading the model [bold]{self._model_name()}[/] …")
         self._start_core()
         for _ in range(self._settings.workers):
@@ -190,6 +193,7 @@ class Supervisor:
             check_host=settings.is_loopback,
             drain_seconds=settings.drain_seconds,
             log_level=settings.log_level,
+            log_format=settings.effective_log_format,
         )
 
     def _start_core(self) -> None:

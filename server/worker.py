@@ -63,6 +63,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     check_host: bool = True
     drain_seconds: float = 30.0
     log_level: str = "info"
+    log_format: str = "json"
     exited: tuple[str, ...] = ()  # workers that died before this one was started
 
 
@@ -276,7 +277,7 @@ def _uvicorn_config(worker: Worker) -> uvicorn.Config:
 
 def main() -> int:
     config = msgspec.json.decode(sys.stdin.buffer.raw.readline(), type=WorkerConfig)  # type: ignore[union-attr]
-    configure_logs(config.log_level, config.replica)
+    configure_logs(config.log_level, config.log_format, config.replica)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run(config))
 
