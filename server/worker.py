@@ -110,7 +110,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._is_lingering = False
 
     def data_received(self, data: bytes) -> None:
-        if self._is_lingering:
+        if self._is_lingering or self.transport.is_closing():
             return
         if self.handshake_initiated and not self.handshake_complete:
             self._early += data

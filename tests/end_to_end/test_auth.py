@@ -1,6 +1,7 @@
 """Who may come in, through the real doors: tokens, the login link, its cookie."""
 
 import base64
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +64,17 @@ async def test_header_subprotocol_and_cookie_are_the_same_user(server: Server) -
     for headers in (bearer(server.token), [("Cookie", cookie)]):
         listed = json.loads((await get(server, "/v1/sessions", headers)).body)["sessions"]
         assert listed[0]["id"] == session
+
+
+async def test_the_same_key_of_two_users_makes_two_sessions(server: Server) -> None:
+    other = copy.copy(server)
+    other.token = (server.data_dir / "admin-token").read_text().strip()
+    made = []
+    for user in (server, other, server):
+        async with Client(user) as client:
+            await client.send("session.create", idempotency_key="the-same-key")
+            made.append((await client.next("session.created"))["session"]["id"])
+    assert made[0] == made[2] != made[1]
 
 
 async def test_an_explicit_credential_beats_the_cookie(server: Server) -> None:

@@ -141,13 +141,18 @@ async def test_a_broken_frame_ends_with_a_close_frame(server: Server, bad: BadBy
         await socket.ended()
 
 
-async def test_so_does_one_in_the_same_packet_as_the_handshake(server: Server) -> None:
+async def test_so_does_one_in_the_same_packet_as_the_handshake_and_none_costs_memory(
+    server: Server,
+) -> None:
+    (worker,) = server.children("server.worker")
+    before = worker.memory_info().rss
     for bad in bad_input.BYTES:
         async with RawSocket(server) as socket:
             await socket.send(upgrade(server) + bad.data)
             assert (await socket.answer()).status == 101
             code, _ = await socket.closed()
             assert code in bad.codes, bad.name
+    assert worker.memory_info().rss - before < 20 * 2**20
 
 
 async def test_a_library_client_hears_why_its_huge_message_was_refused(server: Server) -> None:
@@ -187,6 +192,8 @@ async def test_nothing_behind_a_close_is_processed(server: Server) -> None:
 async def test_a_bad_handshake_gets_an_http_answer(server: Server, bad: BadHandshake) -> None:
     answer = await ask(server, upgrade(server, bad.changed, method=bad.method))
     assert answer.status in bad.statuses
+    with_more = upgrade(server, bad.changed, method=bad.method) + b"12345" + bad_input.HELLO
+    assert (await ask(server, with_more)).status == answer.status
     if answer.status == 426 or "version" in bad.name:
         assert answer.header("sec-websocket-version") == "13"
     if answer.status == 405:

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from hypothesis import settings
 
 from sessions.embedded import EmbeddedRedis
 from sessions.store import SessionStore
@@ -10,6 +11,10 @@ from tests.redis_server import fresh_prefix, redis_binaries, running_redis
 from tests.sessions.chat import Chat
 
 BINARIES = redis_binaries()
+
+# How long an example takes says how busy the machine is; a failing one is printed to be repeated.
+settings.register_profile("server", deadline=None, print_blob=True)
+settings.load_profile("server")
 
 
 @pytest.fixture(scope="session")

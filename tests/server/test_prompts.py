@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import AsyncLLM
@@ -166,7 +166,6 @@ sizes = st.lists(st.tuples(st.integers(1, 120), st.integers(1, 200)), min_size=2
 
 
 @given(sizes, st.integers(0, 100), st.sampled_from([1, 100, 500, 900]))
-@settings(deadline=None)
 async def test_a_growing_chat_always_fits_and_rarely_moves_its_beginning(
     chat: list[tuple[int, int]], system: int, max_output_tokens: int
 ) -> None:

@@ -217,7 +217,7 @@ PATTERNS = ('"', "\\", '"\\', "[", "{", '{"', '{"":', "1", "1.", "1e", "-", "-1"
 
 
 @given(st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=4), st.sampled_from(PATTERNS))
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_the_longest_message_takes_no_time(parts: list[str], last: str) -> None:
     pattern = "".join(parts)
     text = '{"a":' + pattern * (MAX_MESSAGE_CHARACTERS // len(pattern)) + last

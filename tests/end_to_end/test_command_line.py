@@ -1,0 +1,62 @@
+"""`parley` as a process: its exit codes, its one line, and the link that it prints."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.harness import ROOT, Server
+from tests.end_to_end.raw import ask, cookie_of, request
+
+
+def parley(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("PARLEY_")}
+    return subprocess.run(
+        [sys.executable, "-m", "server", *arguments],
+        cwd=ROOT,
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+async def test_login_prints_a_link_that_works(server: Server) -> None:
+    printed = parley("login", "--data-dir", str(server.data_dir))
+    assert printed.returncode == 0, printed.stderr
+    url = printed.stdout.strip()
+    assert url.startswith(server.url + "/login?code=")
+    answer = await ask(server, request(server, path=url.removeprefix(server.url)))
+    cookie = [("Cookie", cookie_of(answer))]
+    assert (await ask(server, request(server, path="/v1/sessions", headers=cookie))).status == 200
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"PARLEY_MAX_MESAGES_PER_S": "5"}, "did you mean PARLEY_MAX_MESSAGES_PER_S?"),
+        ({"PARLEY_MODEL": "/nonexistent/model"}, "/nonexistent/model"),
+        ({"PARLEY_HOST": "203.0.113.1"}, "cannot listen on 203.0.113.1"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_ends_with_2_and_one_line(
+    tmp_path: Path, environment: dict[str, str], words: str
+) -> None:
+    given = {"PARLEY_DATA_DIR": str(tmp_path / "data"), "PARLEY_PORT": "0", **environment}
+    ended = parley("serve", **given)
+    assert ended.returncode == 2
+    assert words in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ended = parley("serve", "--port", port, PARLEY_DATA_DIR=str(tmp_path / "data"))
+    assert ended.returncode == 2
+    assert f"127.0.0.1:{port}" in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1
