@@ -7,7 +7,7 @@ typing errors. Nor is the end of an answer that was stopped in the middle.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from tokenizers import Tokenizer
@@ -17,6 +17,7 @@ from .talk import Talker, Turn
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 KIND_TO_WEIGHT = {"talk": 56, "short": 12, "medium": 11, "long": 6, "raw": 15}
+EASY_KIND_TO_WEIGHT = {"talk": 60, "short": 32, "medium": 4, "long": 2, "raw": 2}
 ENCODE_BATCH = 64  # documents tokenized together
 
 
@@ -58,22 +59,24 @@ def raw_document(opener: str, text: str) -> Document:
 class Corpus:
     """An endless stream of documents; the seed fixes all of them."""
 
-    def __init__(self, rules: Mapping[str, Sequence[str]], seed: int) -> None:
+    def __init__(
+        self,
+        rules: Mapping[str, Sequence[str]],
+        seed: int,
+        kind_to_weight: Mapping[str, int] = KIND_TO_WEIGHT,
+    ) -> None:
         self.rng = random.Random(seed)
         self.talker = Talker(rules, self.rng)
+        self.kinds = list(kind_to_weight)
+        self.weights = list(kind_to_weight.values())
 
     def document(self) -> Document:
-        kinds = list(KIND_TO_WEIGHT)
-        kind = self.rng.choices(kinds, [KIND_TO_WEIGHT[kind] for kind in kinds])[0]
+        kind = self.rng.choices(self.kinds, self.weights)[0]
         if kind == "talk":
             return chat_document(self.talker.conversation())
         if kind == "raw":
             return raw_document(*self.talker.raw_text())
         return chat_document(self.talker.story_conversation(kind))
-
-    def documents(self) -> Iterator[Document]:
-        while True:
-            yield self.document()
 
 
 def encode(
@@ -95,12 +98,19 @@ def encode(
 
 
 class Packer:
-    """Fills rows of one length with documents, end to end, and remembers where each begins."""
+    """Fills rows of one length with documents, end to end, and remembers where each begins.
 
-    def __init__(self, corpus: Corpus, tokenizer: Tokenizer, length: int) -> None:
+    With `from_start` every row begins with a document, and what does not fit is dropped: all that
+    is learned can be seen from its own beginning. Without it long documents run on from row to row.
+    """
+
+    def __init__(
+        self, corpus: Corpus, tokenizer: Tokenizer, length: int, from_start: bool = False
+    ) -> None:
         self.corpus = corpus
         self.tokenizer = tokenizer
         self.length = length
+        self.from_start = from_start
         self._ids: list[int] = []
         self._learned: list[int] = []
         self._document: list[int] = []
@@ -108,23 +118,29 @@ class Packer:
 
     def batch(self, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
         """Ids, loss flags and document numbers, each [num_rows, length + 1]."""
-        # A row shares its last token with the next row's first: that token is target, then input.
-        size = num_rows * self.length + 1
+        # A row that runs on shares its last token with the next: first a target, then an input.
+        stride = self.length + 1 if self.from_start else self.length
+        size = (num_rows - 1) * stride + self.length + 1
         while len(self._ids) < size:
             documents = [self.corpus.document() for _ in range(ENCODE_BATCH)]
-            for new_ids, new_learned in encode(self.tokenizer, documents):
-                self._ids += new_ids
-                self._learned += new_learned
-                self._document += [self._count] * len(new_ids)
-                self._count += 1
+            for ids, learned in encode(self.tokenizer, documents):
+                self._append(ids, learned)
         streams = (self._ids, self._learned, self._document)
-        ids, learned, document = (
-            torch.tensor(stream[:size]).unfold(0, self.length + 1, self.length)
-            for stream in streams
+        rows_ids, rows_learned, rows_document = (
+            torch.tensor(stream[:size]).unfold(0, self.length + 1, stride) for stream in streams
         )
         for stream in streams:
-            del stream[: size - 1]
-        return ids, learned, document
+            del stream[: num_rows * stride]
+        return rows_ids, rows_learned, rows_document
+
+    def _append(self, ids: list[int], learned: list[int]) -> None:
+        if self.from_start:
+            room = self.length + 1 - len(self._ids) % (self.length + 1)
+            ids, learned = ids[:room], learned[:room]
+        self._ids += ids
+        self._learned += learned
+        self._document += [self._count] * len(ids)
+        self._count += 1
 
 
 def attention_mask(document: Tensor, window: int) -> Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-NEWTON_SCHULZ_STEPS = 5
+NEWTON_SCHULZ_STEPS = 4
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from .stories import ORDINALS
 from .world import BEINGS
 
 REPEAT_LENGTH = 12  # words
 SENTENCE = re.compile(r'[^.!?]+[.!?]+"?')
 WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
-HEADING = re.compile(r"^## Chapter (\d+): \S", re.MULTILINE)
+HEADING = re.compile(r"^## (?:Chapter (\d+): \S|The (\w+) Day$)", re.MULTILINE)
 
 _NAME_TO_HE = {being.name.split()[-1]: being.he for being in BEINGS}
 _PRONOUN_TO_HE = {"he": "he", "him": "he", "his": "he", "she": "she", "her": "she"}
@@ -82,7 +83,7 @@ def read(text: str, num_tokens: int, finished: bool, language: Language) -> Read
     paragraphs = paragraphs if finished or len(paragraphs) < 2 else paragraphs[:-1]
     told = sentences("\n\n".join(paragraphs))
     known = sum(language.words.issuperset(words(sentence)) for sentence in told)
-    numbers = [int(number) for number in HEADING.findall(text)]
+    numbers = [_number(*heading) for heading in HEADING.findall(text)]
     return Reading(
         num_tokens=num_tokens,
         known_sentences=known / max(1, len(told)),
@@ -92,6 +93,12 @@ def read(text: str, num_tokens: int, finished: bool, language: Language) -> Read
         wrong_pronouns=_wrong_pronouns(told),
         chapters_in_order=numbers == list(range(1, len(numbers) + 1)),
     )
+
+
+def _number(digits: str, word: str) -> int:
+    if digits:
+        return int(digits)
+    return ORDINALS.index(word.lower()) + 1 if word.lower() in ORDINALS else 0
 
 
 def _is_whole(paragraph: str) -> bool:

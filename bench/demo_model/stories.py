@@ -102,7 +102,7 @@ class Storyteller:
         """Two or three scenes on the way to one thing: 400 to 800 tokens."""
         cast = cast or self.cast(subject)
         quest = self.rng.choice(["lost", "lost", "light", "feast"])
-        paragraphs = self._beginning(cast, subject, quest, "title_short", heading=False)
+        paragraphs = self._beginning(cast, subject, quest)
         place, other = cast.place, self._someone(cast)
         for index in range(self.rng.choice([2, 2, 3])):
             bind = self._scene_bindings(cast, place, other, ORDINALS[index])
@@ -119,24 +119,27 @@ class Storyteller:
         cast = cast or self.cast(subject)
         quest = self.rng.choice(QUESTS)
         in_days = self.rng.random() < 0.2
-        paragraphs = self._beginning(cast, subject, quest, "title_long", heading=True)
         place, other = cast.place, self._someone(cast)
+        bind = self._scene_bindings(cast, place, other)
+        # The title and the first heading come before anything else: from the first line on one can
+        # see that this is a long story, also when its request is far behind.
+        paragraphs = [f"# {self._join('title_long', bind)}"]
+        paragraphs.append(self._heading(1, "chapter_title", bind, in_days))
+        paragraphs.append(self._introduce(cast, subject, bind))
+        paragraphs.append(self._join(f"{quest}_start", bind))
         total = self.rng.randint(MIN_CHAPTERS, MAX_CHAPTERS)
         for number in range(1, total):
             bind = self._scene_bindings(cast, place, other, ORDINALS[number - 1])
-            if not in_days:
-                paragraphs.append(self._heading(number, "chapter_title", bind))
-            if self.rng.random() < 0.6:
+            if number > 1:
+                paragraphs.append(self._heading(number, "chapter_title", bind, in_days))
                 paragraphs.append(self._join(f"{quest}_recap", bind))
-            paragraphs += self._scene(bind, "go_day" if in_days else None, rich=True)
+            paragraphs += self._scene(bind, rich=True)
             place, other = self._next(cast, bind)
             paragraphs.append(self._clue(quest, bind, place, other))
-            if self.rng.random() < 0.4:
-                paragraphs.append(self._join("goodnight", bind))
+            paragraphs.append(self._join("day_end", bind))
         bind = self._scene_bindings(cast, place, other, ORDINALS[total - 1])
-        if not in_days:
-            paragraphs.append(self._heading(total, "last_title", bind))
-        paragraphs += self._final(quest, bind, in_days)
+        paragraphs.append(self._heading(total, "last_title", bind, in_days))
+        paragraphs += self._final(quest, bind)
         return _merge(paragraphs)
 
     def sequel(self, cast: Cast) -> list[str]:
@@ -158,13 +161,9 @@ class Storyteller:
 
     # Parts of a story, in the order in which they are told.
 
-    def _beginning(
-        self, cast: Cast, subject: object, quest: str, title: str, heading: bool
-    ) -> list[str]:
+    def _beginning(self, cast: Cast, subject: object, quest: str) -> list[str]:
         bind = self._scene_bindings(cast, cast.place, self._someone(cast))
-        paragraphs = []
-        if heading or self.rng.random() < 0.4:
-            paragraphs.append(self._title(title, bind))
+        paragraphs = [self._title("title_short", bind)] if self.rng.random() < 0.4 else []
         paragraphs.append(self._introduce(cast, subject, bind))
         paragraphs.append(self._join(f"{quest}_start", bind))
         return paragraphs
@@ -177,15 +176,13 @@ class Storyteller:
             self._join("intro", bind) + " " + self._join(f"companion_{cast.companion.kind}", bind)
         )
 
-    def _scene(
-        self, bind: Mapping[str, object], go: str | None = None, rich: bool = False
-    ) -> list[str]:
+    def _scene(self, bind: Mapping[str, object], rich: bool = False) -> list[str]:
         rng = self.rng
         place = bind["P"]
         assert isinstance(place, Place)
         weather = self._join(f"weather_{bind['W']}", bind)
-        if go or rng.random() < 0.5:
-            start = self._join(go or "go_when", bind)
+        if rng.random() < 0.5:
+            start = self._join("go_when", bind)
             start = f"{start} {weather}" if rng.random() < 0.7 else start
         else:
             start = f"{weather} {self._join('set_out', bind)}"
@@ -230,10 +227,9 @@ class Storyteller:
     def _clue(self, quest: str, bind: Mapping[str, object], place: Place, other: Being) -> str:
         return self._join(f"{quest}_clue", {**bind, "N": place, "D": other})
 
-    def _final(self, quest: str, bind: Mapping[str, object], in_days: bool = False) -> list[str]:
-        go = "On the last day they went {P.to}." if in_days else "<set_out>"
+    def _final(self, quest: str, bind: Mapping[str, object]) -> list[str]:
         paragraphs = [
-            self._expand(go, bind) + " " + self._join("meet", bind),
+            self._join("set_out", bind) + " " + self._join("meet", bind),
             self._join(f"{quest}_final", bind),
         ]
         if self.rng.random() < 0.6:
@@ -246,10 +242,11 @@ class Storyteller:
         return ending + "\n\n" + self._join("the_end", bind) if self.rng.random() < 0.6 else ending
 
     def _title(self, rule: str, bind: Mapping[str, object]) -> str:
-        title = self._join(rule, bind)
-        return f"# {title}" if self.rng.random() < 0.6 else f"**{title}**"
+        return f"**{self._join(rule, bind)}**"
 
-    def _heading(self, number: int, rule: str, bind: Mapping[str, object]) -> str:
+    def _heading(self, number: int, rule: str, bind: Mapping[str, object], in_days: bool) -> str:
+        if in_days:
+            return f"## The {ORDINALS[number - 1].title()} Day"
         return f"## Chapter {number}: {self._join(rule, bind)}"
 
     # Choosing people and places, and binding them to the names of the grammar.
