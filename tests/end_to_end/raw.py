@@ -14,14 +14,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
-from tests.end_to_end.harness import Server
+from tests.end_to_end.harness import ROOT, Server
 
 ANSWER_SECONDS = 10.0
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 LOST = 1006  # what a browser reports when no close frame came
 NO_STATUS = 1005
 
-_INDISCREET = re.compile(rb"Traceback|site-packages|\.py\b|File \"|/tmp/|/work/|/home/")
+_INDISCREET = re.compile(
+    rb"Traceback|site-packages|\.py\b|File \"|/tmp/|" + re.escape(str(ROOT).encode())
+)
 
 
 class Answer(NamedTuple):

@@ -106,9 +106,9 @@ async def test_sessions_come_in_pages_newest_first(server: Server) -> None:
     cursor = ""
     while len(found) < 5:
         page = await get_json(server, f"/v1/sessions?limit=2{cursor}")
-        assert len(page["sessions"]) == 2
+        assert 1 <= len(page["sessions"]) <= 2
         found += [session["id"] for session in page["sessions"]]
-        cursor = f"&cursor={quote(page['next_cursor'])}"
+        cursor = f"&cursor={quote(page['next_cursor'] or '')}"
     assert found[:5] == made[::-1]
     assert len(set(found)) == len(found)
 
