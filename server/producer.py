@@ -7,7 +7,7 @@ engine waits for neither sockets nor Redis, and Redis being away delays nothing 
 
 import asyncio
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -38,6 +38,20 @@ STORE_RETRY_SECONDS = 0.2
 QUEUE_FRAME_SECONDS = 0.5  # `response.queued` is sent at most twice a second
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one append stores. Without a reply it is sent again as it was: it may be stored."""
+
+    first: int
+    events: list[Event]
+    token_ids: list[int]
+    text_length: int
+
+    @property
+    def last(self) -> int:
+        return self.first - 1 + len(self.events)
+
+
 class Producer:
     """Runs one answer. `run.done` is set when `response.done` was published."""
 
@@ -49,6 +63,7 @@ class Producer:
         self._engine = engine
         self._hub = hub
         self._metrics = metrics
+        self._unanswered: Batch | None = None
         self._last_queue_frame = 0.0
         self._last_text_at: float | None = None
 
@@ -214,29 +229,41 @@ class Producer:
 
     async def _append(self) -> None:
         run = self._run
-        first = run.num_stored + 1
-        events = run.events[run.num_stored :]
-        token_ids = run.token_ids[run.num_tokens_stored :]
-        starts = any(isinstance(e, ObjectEvent) for e in events)
+        batch = self._unanswered or Batch(
+            run.num_stored + 1,
+            run.events[run.num_stored :],
+            run.token_ids[run.num_tokens_stored :],
+            run.text_length,
+        )
+        self._unanswered = batch if batch.events else None
+        starts = any(isinstance(e, ObjectEvent) for e in batch.events)
         fields: dict[str, str | int] = {}
         if starts and run.prompt_from is not None:
             fields["prompt_from"] = run.prompt_from
         reply = await self._store.append(
             run.response_id,
             fence=run.fence,
-            first=first,
-            events=events,
-            token_ids=token_ids if events else (),
-            text_length=run.text_length,
+            first=batch.first,
+            events=batch.events,
+            token_ids=batch.token_ids if batch.events else (),
+            text_length=batch.text_length,
             status="in_progress" if starts else "",
             fields=fields,
         )
         run.lease_until = reply.lease_until
-        run.num_stored = max(run.num_stored, first - 1 + len(events))
-        if events:
-            run.num_tokens_stored += len(token_ids)
+        if batch.events:
+            self._settle(batch)
         if reply.cancel and run.stopping is None:
             await self.stop_as_stored()
+
+    def _settle(self, batch: Batch) -> None:
+        """The batch is stored."""
+        run = self._run
+        self._unanswered = None
+        run.num_stored = batch.last
+        run.num_tokens_stored += len(batch.token_ids)
+        if run.num_stored < run.sequence_number:  # more came while it was unanswered
+            run.changed.set()
 
     async def stop_as_stored(self) -> None:
         """A stop reached the store through another worker: the owner hears of it here."""
@@ -277,10 +304,10 @@ class Producer:
                 run.stopping = Stop(pending.by, pending.reason, pending.seen)
                 end = run.end("abort", None, end.engine)
             except SequenceGap as gap:
-                if not run.num_stored < gap.sequence_number <= run.sequence_number:
+                if self._unanswered is None or gap.sequence_number != self._unanswered.last:
                     self._finish_lost(gap)
                     return None
-                run.num_stored = gap.sequence_number
+                self._settle(self._unanswered)
             except (RunLost, RunEnded, RunGone) as error:
                 self._finish_lost(error)
                 return None

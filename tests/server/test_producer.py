@@ -13,6 +13,7 @@ from server.hub import Hub, Subscription
 from server.metrics import Metrics
 from server.producer import Producer
 from server.run import Run, Stop
+from sessions.errors import StoreUnavailable
 from sessions.follow import LiveFeed
 from sessions.records import ObjectEvent, TextEvent
 from sessions.store import SessionStore
@@ -188,6 +189,36 @@ async def test_an_append_on_its_way_when_the_answer_ends_is_waited_for(
     assert await answering.stored() == (["one ", "two "], "one two ")
     record = await answering.store.run("alice", answering.rid)
     assert record.num_tokens == 2
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_an_append_whose_reply_was_lost_is_stored_once(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    lost, again = asyncio.Event(), asyncio.Event()
+    append = answering.store.append
+
+    async def lose_the_first_reply(response_id: str, **arguments: Any) -> Any:
+        reply = await append(response_id, **arguments)
+        if not lost.is_set() and arguments["events"]:
+            lost.set()
+            raise StoreUnavailable
+        again.set()
+        return reply
+
+    monkeypatch.setattr(answering.store, "append", lose_the_first_reply)
+    producing = answering.start()
+    answering.engine.say(output(answering.rid, "one "))
+    await lost.wait()
+    answering.engine.say(output(answering.rid, "two "))
+    if not ends:
+        await again.wait()
+    answering.engine.say(output(answering.rid, "", "stop"))
+    await producing
+    assert answering.run.status == "completed"
+    assert await answering.stored() == (["one ", "two "], "one two ")
+    record = await answering.store.run("alice", answering.rid)
+    assert (record.num_tokens, record.text_length) == (2, 8)
 
 
 async def test_a_deleted_session_ends_its_answer_for_those_who_watch(
