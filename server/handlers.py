@@ -336,10 +336,11 @@ async def delete_session(
                 owners.add((await services.store.run(None, response_id)).owner)
             except (ResponseNotFound, RunError):
                 continue
-    services.runs.stop_deleted(session_id)
-    deleted = await services.store.delete_session(uid, session_id)
+    # Told first: an owner that found its run gone without knowing why would call the data lost.
     for owner in owners:
         await services.store.publish_control(owner, {"type": "deleted", "session_id": session_id})
+    services.runs.stop_deleted(session_id)
+    deleted = await services.store.delete_session(uid, session_id)
     frame = {
         "type": "session.deleted",
         "session_id": session_id,

@@ -65,7 +65,9 @@ class PromptBuilder:
                 f"the message has {len(alone)} tokens; the model's context has {max_model_len}",
                 param="input",
             )
-        room = max(max_model_len - max_output_tokens, len(alone))
+        # An answer may ask for more than half the context, but not at the cost of all history.
+        reserved = min(max_output_tokens, max_model_len // 2)
+        room = max(max_model_len - reserved, len(alone))
         history = await self._history(uid, session_id, leaf) if leaf else []
         start = await self._start(history, text, len(alone), room)
         while True:

@@ -177,7 +177,9 @@ class Runs:
             self._defaults, self._model, max_model_len, session.settings, own
         )
         if settings["model"] != self._model:
-            raise ApiError("model_not_found", "this server does not have that model", param="model")
+            raise ApiError(
+                "model_not_found", "this server does not have that model", param="settings.model"
+            )
         return settings
 
     async def _build_prompt(
