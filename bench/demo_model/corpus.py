@@ -17,7 +17,7 @@ from .talk import Talker, Turn
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 KIND_TO_WEIGHT = {"talk": 56, "short": 12, "medium": 11, "long": 6, "raw": 15}
-EASY_KIND_TO_WEIGHT = {"talk": 60, "short": 32, "medium": 4, "long": 2, "raw": 2}
+BEGINNINGS_KIND_TO_WEIGHT = {"talk": 55, "short": 15, "medium": 10, "long": 13, "raw": 7}
 ENCODE_BATCH = 64  # documents tokenized together
 
 

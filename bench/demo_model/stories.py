@@ -108,7 +108,7 @@ class Storyteller:
             bind = self._scene_bindings(cast, place, other, ORDINALS[index])
             paragraphs += self._scene(bind)
             place, other = self._next(cast, bind)
-            paragraphs.append(self._clue(quest, bind, place, other))
+            paragraphs.append(self._join("bridge", {**bind, "N": place, "D": other}))
         paragraphs += self._final(quest, self._scene_bindings(cast, place, other))
         return paragraphs
 
@@ -133,6 +133,8 @@ class Storyteller:
             if number > 1:
                 paragraphs.append(self._heading(number, "chapter_title", bind, in_days))
                 paragraphs.append(self._join(f"{quest}_recap", bind))
+            # Who, where and which day are said often, so that each can be copied from near by.
+            paragraphs.append(self._join("day_start", bind))
             paragraphs += self._scene(bind, rich=True)
             place, other = self._next(cast, bind)
             paragraphs.append(self._clue(quest, bind, place, other))
