@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,6 +180,8 @@ class Worker:
     async def drain(self, seconds: float) -> None:
         """Tell clients to come back elsewhere, let answers finish, close every socket with 1012."""
         self.runs.draining = True
+        wait_ms = random.randint(100, 2000)
+        self.hub.broadcast({"type": "connection.draining", "reconnect_after_ms": wait_ms})
         await self.runs.drain(seconds)
         for connection in list(self.connections):
             connection.close_soon()

@@ -189,7 +189,7 @@ def load_settings(
     known = {PREFIX + name.upper() for name in Settings.model_fields} | set(OTHER_NAMES)
     for name in environment:
         if name.startswith(PREFIX) and name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError(f"unknown setting {name}{hint}")
     given = {name: value for name, value in flags.items() if value is not None}
@@ -203,15 +203,17 @@ def load_settings(
 
 
 def read_or_create_secret(path: Path) -> str:
-    """A token that outlives restarts, in a file that only its owner can read."""
-    try:
-        secret = path.read_text().strip()
-        if secret:
-            return secret
-    except FileNotFoundError:
-        pass
-    secret = secrets.token_urlsafe(32)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secret + "\n")
-    return secret
+    """A token that outlives restarts, in a file that only its owner can read.
+
+    One that is too short to be ours, say from a write that was cut off, is made anew.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    with os.fdopen(descriptor, "r+") as file:
+        os.fchmod(file.fileno(), 0o600)  # also where it was there before, with another mode
+        secret = file.read().strip()
+        if len(secret) < MIN_SECRET_CHARACTERS:
+            secret = secrets.token_urlsafe(32)
+            file.seek(0)
+            file.truncate()
+            file.write(secret + "\n")
+        return secret

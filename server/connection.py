@@ -35,6 +35,7 @@ STRIKES_WINDOW_SECONDS = 60.0
 FIRST_FRAME_SECONDS = 10.0
 SEND_SECONDS = 15.0  # a socket that takes nothing for so long is given up
 ABORT_AFTER_CLOSE_SECONDS = 1.0
+FRAMES_PER_TURN = 16
 MAX_QUEUED_FRAMES = 64  # parsed and waiting for the store; more wait in the socket
 MAX_AGE_SECONDS = 3600
 RESUME_WINDOW_SECONDS = 600
@@ -97,16 +98,22 @@ class Connection:
     # ---- the tasks ------------------------------------------------------------------------------
 
     async def _read(self) -> None:
+        num_frames = 0
         while True:
             message = await self._websocket.receive()
             if message["type"] == "websocket.disconnect":
                 raise WebSocketDisconnect(message.get("code") or 1005)
             self._heard.set()
+            if self._overflow.is_set():
+                raise CloseConnection(CloseCode.SLOW_CONSUMER, "slow_consumer")
+            num_frames += 1
+            if num_frames % FRAMES_PER_TURN == 0:
+                await asyncio.sleep(0)  # `receive` does not yield while frames are there already
             frame = self._parse(message)
             if frame is None:
                 continue
             if isinstance(frame, CancelResponse):
-                self._handlers.stops.close_gate(frame)
+                self._handlers.stops.close_gates(frame)
             if isinstance(frame, Ping):
                 now_ms = time.time_ns() // 1_000_000
                 self.outbox.put({"type": "pong", "t": frame.t, "server_time": now_ms})

@@ -43,9 +43,6 @@ if TYPE_CHECKING:
 
 logger = structlog.get_logger("server")
 
-DURABLE_WAIT_SECONDS = 0.05  # before `response.cancelling` goes out as `durable: false`
-REMOTE_POLL_SECONDS = (0.02, 0.05, 0.1)  # then every 0.1 s
-SILENT_OWNER_SECONDS = 2.0
 MAX_SNAPSHOT_BYTES = 192 * 1024
 
 

@@ -362,6 +362,28 @@ class Hub:
         if room.early:
             self._sync(room, "")
 
+    def disown(self, response_id: str) -> None:
+        """An answer of this worker is another's now: its viewers get the log's text instead."""
+        self.claimed.discard(response_id)
+        self.local_runs.pop(response_id, None)
+        if (room := self.rooms.get(session_of(response_id))) is not None:
+            self.spawn(self._resend(room, response_id))
+
+    async def _resend(self, room: Room, response_id: str) -> None:
+        while room.subscriptions:
+            try:
+                record = await self._store.run(None, response_id)
+                events = [event for _, event in await self._store.events(response_id)]
+            except StoreUnavailable:
+                await asyncio.sleep(RESYNC_RETRY_SECONDS)
+                continue
+            except ResponseNotFound:
+                return
+            for subscription in room.subscriptions:
+                if not subscription.joining and subscription.wants(response_id):
+                    subscription.put_log(response_id, record.fence, events, 0)
+            return
+
     # ---- catching up from the log ---------------------------------------------------------------
 
     def _resync_all(self) -> None:

@@ -6,6 +6,7 @@ engine waits for neither sockets nor Redis, and Redis being away delays nothing 
 """
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass, replace
 
@@ -34,6 +35,7 @@ FLUSH_SECONDS = 0.025  # between two text events of one answer; the first goes a
 RENEW_SECONDS = (
     1.0  # an answer without events renews its lease and reads its cancel flag that often
 )
+PROMOTION_CHECK_SECONDS = 1.0
 STORE_RETRY_SECONDS = 0.2
 QUEUE_FRAME_SECONDS = 0.5  # `response.queued` is sent at most twice a second
 
@@ -81,10 +83,22 @@ class Producer:
         """Keep the lease of an answer that waits for its turn, until it is promoted or stopped."""
         writer = asyncio.create_task(self._write_log())
         try:
-            await self._run.promoted.wait()
+            while not self._run.promoted.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(PROMOTION_CHECK_SECONDS):
+                        await self._run.promoted.wait()
+                await self._look_for_promotion()
         finally:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
+
+    async def _look_for_promotion(self) -> None:
+        """The message that promotes may be lost: the store knows whose turn it is."""
+        run = self._run
+        with contextlib.suppress(StoreUnavailable):
+            live = await self._store.live_responses(run.session_id)
+            if live.active == run.response_id or run.lost:
+                run.promoted.set()
 
     # ---- from the engine ------------------------------------------------------------------------
 
@@ -280,7 +294,7 @@ class Producer:
     def _lose(self, error: Exception) -> None:
         """The store refuses this worker's writes: it must not show another character."""
         run = self._run
-        if run.stopping is None or run.stopping.reason != "session_deleted":
+        if not run.is_deleted:
             logger.warning("run lost", error=type(error).__name__, **self._ids())
         run.lost = True
         run.stop(Stop("policy", "store_lost"))
@@ -291,6 +305,7 @@ class Producer:
     async def finish(self, end: End) -> Finished | None:
         """Make the answer terminal, once; tell the viewers at once even while the store is away."""
         run = self._run
+        run.is_ending = True  # what is stored and what is told must be the same end
         run.timeline.done = time.monotonic()
         while True:
             try:
@@ -356,13 +371,15 @@ class Producer:
         """The run is somebody else's, or its session is gone: end it for the viewers here."""
         run = self._run
         self._lose(error)
-        deleted = run.stopping is not None and run.stopping.reason == "session_deleted"
+        deleted = run.is_deleted
         if isinstance(error, RunGone | SequenceGap) and not run.done.is_set():
             if deleted:
                 end = End("cancelled", "session_deleted", "released", "user")
             else:
                 end = End("failed", "store_lost", "released")
             self._publish_done(end, durable=deleted)
+        elif isinstance(error, RunLost | RunEnded):
+            self._hub.disown(run.response_id)  # what is shown here may be more than was stored
         run.done.set()
 
     def _message(self, end: End) -> Message:

@@ -26,7 +26,7 @@ from sessions.errors import StoreUnavailable
 MAX_LIMIT = 200
 DEFAULT_LIMIT = 50
 MAX_CODE_CHARACTERS = 128
-VERSIONED = re.compile(r"vendor/")  # vendored files never change under their name
+VERSIONED = re.compile(r"vendor/[^/]*[0-9]")  # such a folder's name changes with its files
 
 Endpoint = Callable[[Request, User], Awaitable[Response]]
 
@@ -214,5 +214,5 @@ class Static(StaticFiles):
             raise HTTPException(405, headers={"Allow": "GET, HEAD"})
         answer = await super().get_response(path, scope)
         immutable = VERSIONED.match(path) is not None
-        answer.headers["Cache-Control"] = "max-age=86400" if immutable else "no-cache"
+        answer.headers["Cache-Control"] = "max-age=31536000, immutable" if immutable else "no-cache"
         return answer

@@ -115,8 +115,9 @@ class Run:
         self.prompt: Prompt | None = None
         self.prompt_from: str | None = None
         self.stopping: Stop | None = None
+        self.is_deleted = False  # its session is gone, and that was somebody's wish
         self.lost = False  # another worker owns it, or its session is gone: say nothing more
-        self.is_durable = True  # False once an end was told that Redis does not have yet
+        self.is_ending = False  # its end is on the way to the store: too late for a stop
         self.timeline = Timeline()
         self.changed = asyncio.Event()  # there is something to append
         self.stop_asked = asyncio.Event()  # wakes the loop that waits for its flush window
@@ -144,7 +145,7 @@ class Run:
 
     def stop(self, stop: Stop) -> bool:
         """Close the gate, at once and for good; False if it was closed before."""
-        if self.stopping is not None or self.done.is_set():
+        if self.stopping is not None or self.is_ending or self.done.is_set():
             return False
         self.stopping = stop
         self.stop_asked.set()

@@ -436,6 +436,7 @@ class Runs:
     def stop_deleted(self, session_id: str) -> None:
         """The session is gone: its answers end, and there is nothing to store."""
         for run in self.local_of_session(session_id):
+            run.is_deleted = True
             if run.stop(Stop("user", "session_deleted")):
                 self._hub.spawn(self._engine.abort(run.response_id))
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -15,7 +15,7 @@ from server.protocol import CancelResponse
 from server.run import Run, Stop
 from server.services import Services
 from server.translate import check_response_id, check_session_id, translate_store_errors
-from sessions.errors import RunEnded
+from sessions.errors import RunEnded, StoreUnavailable
 from sessions.records import ObjectEvent, session_of, utf16_prefix
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ logger = structlog.get_logger("server")
 DURABLE_WAIT_SECONDS = 0.05  # before `response.cancelling` goes out as `durable: false`
 REMOTE_POLL_SECONDS = (0.02, 0.05, 0.1)  # then every 0.1 s
 SILENT_OWNER_SECONDS = 2.0
+STORE_RETRY_SECONDS = 0.2
 
 
 class Stops:
@@ -44,6 +45,7 @@ class Stops:
         self._orphans = services.orphans
         self._subscriptions = subscriptions
         self._tasks: set[asyncio.Task[None]] = set()
+        self._handled: dict[int, set[str]] = {}  # id of a queued frame → what the reader stopped
 
     @property
     def _uid(self) -> str:
@@ -54,55 +56,74 @@ class Stops:
         for task in self._tasks:
             task.cancel()
 
-    def close_gate(self, frame: CancelResponse) -> None:
-        """Called by the reader, before anything is awaited: stop what this worker produces."""
+    def close_gates(self, frame: CancelResponse) -> None:
+        """Called by the reader, before anything is awaited: stop what this worker produces.
+
+        So these stops wait neither for earlier frames nor for the store.
+        """
+        runs = self._local_runs(frame)
+        for run in runs:
+            # What was seen of one answer says nothing about another.
+            self._stop_local(run, frame if len(runs) == 1 else CancelResponse())
+            self._start(self._cancel_one(run.response_id, frame))
+        self._handled[id(frame)] = {run.response_id for run in runs}
+
+    def _local_runs(self, frame: CancelResponse) -> list[Run]:
+        """The user's answers on this worker that the frame means."""
         if frame.response_id is not None:
             run = self._runs.local(frame.response_id)
-            if run is not None and run.uid == self._uid:
-                self._stop_local(run, frame)
+            runs = [] if run is None else [run]
+        elif frame.idempotency_key is not None:
+            runs = []  # which answer that is, the store knows
+        elif frame.session_id is not None:
+            runs = self._runs.local_of_session(frame.session_id)
+        else:
+            watched = [s.session_id for s in self._subscriptions.values() if s.only is None]
+            runs = [r for session_id in watched for r in self._runs.local_of_session(session_id)]
+        return [run for run in runs if run.uid == self._uid and not run.done.is_set()]
 
     def _stop_local(self, run: Run, frame: CancelResponse) -> None:
         self._runs.stop(run, Stop("user", "client_cancelled", frame.seen_sequence_number))
 
     async def cancel(self, frame: CancelResponse) -> None:
-        """`response.cancel` and `stop`: what it names now is stopped, and nothing else ever."""
-        targets = await self._targets(frame)
+        """`response.cancel` and `stop`, as far as the reader has not carried them out already."""
+        handled = self._handled.pop(id(frame), set())
+        try:
+            targets = await self._targets(frame)
+        except StoreUnavailable:
+            if handled:
+                return  # what runs here is stopped, and the store will be told
+            raise
+        if not targets and not handled and frame.idempotency_key is None:
+            raise ApiError("response_not_found", "nothing is running that could be stopped")
         for response_id in targets:
-            task = asyncio.create_task(self._cancel_one(response_id, frame))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            if response_id not in handled:
+                self._start(self._cancel_one(response_id, frame))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _targets(self, frame: CancelResponse) -> list[str]:
         if frame.response_id is not None:
             check_response_id(frame.response_id)
             return [frame.response_id]
-        if frame.session_id is not None:
-            check_session_id(frame.session_id)
-            await self._store.session(self._uid, frame.session_id)
-            if frame.idempotency_key is not None:
-                return await self._cancel_early(frame)
-            targets = await self._live(frame.session_id, frame)
-        else:
+        if frame.session_id is None:
             if frame.idempotency_key is not None:
                 raise invalid_field("session_id", "idempotency_key needs a session_id")
-            sessions = [s for s in self._subscriptions.values() if s.only is None]
-            targets = [
-                rid for s in sessions for rid in await self._live(s.session_id, CancelResponse())
-            ]
-        if not targets:
-            raise ApiError("response_not_found", "nothing is running that could be stopped")
-        return targets
+            watched = [s.session_id for s in self._subscriptions.values() if s.only is None]
+            return [rid for session_id in watched for rid in await self._live(session_id)]
+        check_session_id(frame.session_id)
+        await self._store.session(self._uid, frame.session_id)
+        if frame.idempotency_key is not None:
+            return await self._cancel_early(frame)
+        return await self._live(frame.session_id)
 
-    async def _live(self, session_id: str, frame: CancelResponse) -> list[str]:
-        """Active and queued answers, first those that this worker knows without asking."""
-        runs = [r for r in self._runs.local_of_session(session_id) if r.uid == self._uid]
-        own = [run.response_id for run in runs]
-        for run in runs:
-            # What was seen of one answer says nothing about another.
-            self._stop_local(run, frame if len(runs) == 1 else CancelResponse())
+    async def _live(self, session_id: str) -> list[str]:
+        """Active and queued answers, on whichever worker."""
         live = await self._store.live_responses(session_id)
-        others = [rid for rid in (live.active, *live.queued) if rid is not None and rid not in own]
-        return own + others
+        return [rid for rid in (live.active, *live.queued) if rid is not None]
 
     async def _cancel_early(self, frame: CancelResponse) -> list[str]:
         """Stop by key: the response may not exist yet, then the wish waits for it."""
@@ -170,12 +191,20 @@ class Stops:
         else:
             ended = subscription.freeze(response_id)
         self._reply(cancelling(response_id, durable=True), frame.event_id, response_id)
-        await self._store.publish_control(
-            asked.owner, {"type": "cancel", "response_id": response_id}
-        )
-        await self._await_remote_end(response_id, ended)
-        skipped = subscription is not None and subscription.has_skipped(response_id)
-        await self._send_done(response_id, with_text=skipped)
+        with contextlib.suppress(StoreUnavailable):  # its next append tells the owner as well
+            await self._store.publish_control(
+                asked.owner, {"type": "cancel", "response_id": response_id}
+            )
+        while (
+            True
+        ):  # the stop is stored: its asker hears of the end, however long the store is away
+            try:
+                await self._await_remote_end(response_id, ended)
+                skipped = subscription is not None and subscription.has_skipped(response_id)
+                await self._send_done(response_id, with_text=skipped)
+                return
+            except StoreUnavailable:
+                await asyncio.sleep(STORE_RETRY_SECONDS)
 
     async def _await_remote_end(self, response_id: str, ended: asyncio.Event) -> None:
         """Wait for the owner; if it is silent until its lease ends, end the answer in its place."""

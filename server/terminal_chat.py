@@ -1,6 +1,6 @@
 """`parley chat`: one session in the terminal, over the same websocket as the browser.
 
-Ctrl-C stops the answer that is being written; Ctrl-D, or Ctrl-C at the prompt, leaves.
+Ctrl-C stops the answer that is being written; Ctrl-D at the prompt leaves.
 """
 
 import asyncio
@@ -69,7 +69,12 @@ class TerminalChat:
     async def _ask(self, socket: ClientConnection, text: str) -> None:
         key = secrets.token_urlsafe(16)
         await _send(
-            socket, "response.create", session_id=self._session_id, idempotency_key=key, input=text
+            socket,
+            "response.create",
+            event_id=key[:16],
+            session_id=self._session_id,
+            idempotency_key=key,
+            input=text,
         )
         loop = asyncio.get_running_loop()
         stop = {"session_id": self._session_id, "idempotency_key": key}
@@ -77,14 +82,21 @@ class TerminalChat:
             signal.SIGINT, lambda: asyncio.ensure_future(_send(socket, "stop", **stop))
         )
         try:
-            await self._follow(socket)
+            await self._follow(socket, key[:16])
         finally:
             loop.remove_signal_handler(signal.SIGINT)
 
-    async def _follow(self, socket: ClientConnection) -> None:
-        """Print the answer as it comes, then how it ended."""
+    async def _follow(self, socket: ClientConnection, event_id: str) -> None:
+        """Print our answer as it comes, then how it ended; other tabs' answers are passed over."""
+        response_id = None
         async for message in socket:
             frame = json.loads(message)
+            asked = event_id in (frame.get("event_id"), frame.get("error", {}).get("event_id"))
+            if frame["type"] == "response.created" and asked:
+                response_id = frame["response"]["id"]
+            whose = frame.get("response_id") or frame.get("response", {}).get("id")
+            if whose not in (None, response_id) or (frame["type"] == "error" and not asked):
+                continue
             match frame["type"]:
                 case "response.output_text.delta":
                     console.print(frame["delta"], end="", markup=False)

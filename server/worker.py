@@ -29,6 +29,7 @@ from websockets.server import ServerProtocol
 
 from engine import AsyncLLM
 from server.app import AppConfig, Worker
+from server.closing import CloseCode
 from server.connection import MAX_MESSAGE_BYTES
 from server.guard import MAX_HEADER_BYTES
 from server.limits import Limits
@@ -42,6 +43,7 @@ STORE_RETRY_SECONDS = 0.2
 PING_SECONDS = 20.0
 KEEP_ALIVE_SECONDS = 15
 SHUTDOWN_SECONDS = 3
+UNRULY = (CloseCode.BAD_FRAMES, CloseCode.TOO_MANY, CloseCode.SLOW_CONSUMER)
 LINGER_SECONDS = 2.0  # for a client to read why it was refused
 BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 EXIT_REFUSED = 3  # the store must not be used: restarting would not help
@@ -128,6 +130,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     async def send(self, message: Any) -> None:
         await super().send(message)
+        if (
+            message["type"] == "websocket.close"
+            and message.get("code") in UNRULY
+            and self.close_sent
+        ):
+            self._linger()  # it may send for ever, and parsing that would hold up everybody
         if self._early and self.handshake_complete and not self.close_sent:
             early, self._early = self._early, b""
             self.transport.resume_reading()
@@ -146,10 +154,16 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             {"type": "websocket.disconnect", "code": close.code, "reason": close.reason}
         )
         self.close_sent = True
-        self._is_lingering = True
         self.transport.write(b"".join(self.conn.data_to_send()))
+        self._linger()
+
+    def _linger(self) -> None:
+        """Our close frame is out: swallow what still comes, unparsed, and cut soon."""
+        self._is_lingering = True
         self.transport.write_eof()
         self.transport.resume_reading()
+        if self.close_timer is not None:
+            self.close_timer.cancel()
         self.close_timer = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
     def _refuse_handshake(self) -> None:

@@ -155,7 +155,7 @@ def _bad_settings() -> Iterator[BadFrame]:
                 yield BadFrame(row, text, "invalid_field", f"settings.{name}")
     yield BadFrame("B27", _create(settings=[]), "invalid_field", "settings")
     yield BadFrame("B27", _create(settings={"model": ""}), "invalid_field", "settings.model")
-    yield BadFrame("B27", _create(settings={"model": "other"}), "model_not_found", "model")
+    yield BadFrame("B27", _create(settings={"model": "other"}), "model_not_found", "settings.model")
     new = {"idempotency_key": "bad-settings", "settings": {"top_p": 0}}
     yield BadFrame("B27", _frame("session.create", **new), "invalid_field", "settings.top_p")
     changed = {"session_id": "$session", "settings": {"seed": 1.5}}

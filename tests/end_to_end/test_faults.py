@@ -135,6 +135,27 @@ async def test_a_stop_works_while_redis_is_away(new_server: NewServer) -> None:
         assert stored_text(server, session) == answer.final
 
 
+async def test_a_stop_by_session_works_while_redis_is_away(new_server: NewServer) -> None:
+    server = new_server()
+    async with Client(server) as client:
+        session = await client.new_session()
+        response = await client.ask(session, oracle_word(0), settings=GREEDY)
+        await client.deltas(response, 10)
+        (redis,) = server.children("redis-server")
+        redis.suspend()
+        try:
+            await client.send("stop", session_id=session)
+            assert (await client.next("response.cancelling"))["durable"] is False
+            answer = await client.done(response)
+        finally:
+            redis.resume()
+        assert answer.done is not None
+        assert answer.done["response"]["status"] == "cancelled"
+        await client.next("message.updated")
+        assert stored_text(server, session) == answer.final
+        assert [f for f in client.frames if f["type"] == "error"] == []
+
+
 async def test_the_supervisor_dies_and_leaves_no_orphan(new_server: NewServer) -> None:
     server = new_server()
     assert server.process is not None

@@ -171,7 +171,7 @@ async def test_a_growing_chat_always_fits_and_rarely_moves_its_beginning(
 ) -> None:
     history: list[Message] = []
     beginnings: list[int] = []
-    room = CONTEXT - max_output_tokens
+    room = CONTEXT - min(max_output_tokens, CONTEXT // 2)
     for number, (question, answer) in enumerate(chat):
         if cost(system, question) >= room:
             return  # the message alone takes more than its room: all history goes
