@@ -121,6 +121,7 @@ def print_readings(label: str, readings: list[Reading]) -> None:
         f"sentences of known words {mean(r.known_sentences for r in readings):.2%}, "
         f"strange triples {mean(r.strange_triples for r in readings):.2%}, "
         f"most repeated 12 words {mean(r.most_repeated for r in readings):.2f}, "
+        f"most copied paragraph {mean(r.most_copied for r in readings):.2f}, "
         f"whole paragraphs {mean(r.whole_paragraphs for r in readings):.2%}, "
         f"wrong pronouns {mean(r.wrong_pronouns for r in readings):.2%}, "
         f"chapters in order {mean(r.chapters_in_order for r in readings):.0%}"

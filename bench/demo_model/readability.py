@@ -15,6 +15,7 @@ from .stories import ORDINALS
 from .world import BEINGS
 
 REPEAT_LENGTH = 12  # words
+LONG_PARAGRAPH = 30  # words
 SENTENCE = re.compile(r'[^.!?]+[.!?]+"?')
 WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
 HEADING = re.compile(r"^## (?:Chapter (\d+): \S|The (\w+) Day$)", re.MULTILINE)
@@ -53,6 +54,7 @@ class Reading:
     known_sentences: float  # share of sentences all of whose words the generator uses
     strange_triples: float  # share of runs of three words that the generator never wrote
     most_repeated: int  # how often the commonest run of twelve words occurs
+    most_copied: int  # how often the commonest long paragraph occurs word for word
     whole_paragraphs: float  # share that begin and end like paragraphs, with paired quotes
     wrong_pronouns: float  # share of sentences with one name and a pronoun that does not fit it
     chapters_in_order: bool
@@ -62,9 +64,9 @@ class Reading:
         marks = {
             "words": self.known_sentences >= 0.98,
             "triples": self.strange_triples <= 0.03,
-            "repetition": self.most_repeated <= 4,
+            "repetition": self.most_repeated <= 10 and self.most_copied <= 2,
             "paragraphs": self.whole_paragraphs >= 0.95,
-            "pronouns": self.wrong_pronouns <= 0.1,
+            "pronouns": self.wrong_pronouns <= 0.3,
             "chapters": self.chapters_in_order,
         }
         return [name for name, reached in marks.items() if not reached]
@@ -81,6 +83,9 @@ def read(text: str, num_tokens: int, finished: bool, language: Language) -> Read
     )
     paragraphs = text.strip().split("\n\n")
     paragraphs = paragraphs if finished or len(paragraphs) < 2 else paragraphs[:-1]
+    copies = Counter(
+        paragraph for paragraph in paragraphs if len(paragraph.split()) >= LONG_PARAGRAPH
+    )
     told = sentences("\n\n".join(paragraphs))
     known = sum(language.words.issuperset(words(sentence)) for sentence in told)
     numbers = [_number(*heading) for heading in HEADING.findall(text)]
@@ -89,6 +94,7 @@ def read(text: str, num_tokens: int, finished: bool, language: Language) -> Read
         known_sentences=known / max(1, len(told)),
         strange_triples=strange / max(1, len(triples)),
         most_repeated=max(runs.values(), default=0),
+        most_copied=max(copies.values(), default=0),
         whole_paragraphs=sum(map(_is_whole, paragraphs)) / len(paragraphs),
         wrong_pronouns=_wrong_pronouns(told),
         chapters_in_order=numbers == list(range(1, len(numbers) + 1)),

@@ -85,32 +85,34 @@ class Storyteller:
         """One errand, with a beginning and an end: 120 to 250 tokens."""
         cast = cast or self.cast(subject)
         bind = self._scene_bindings(cast, cast.place, self._someone(cast))
-        paragraphs = []
-        if self.rng.random() < 0.4:
-            paragraphs.append(self._title("title_short", bind))
         start = self._join("short_start", bind)
         if isinstance(subject, Being) or self.rng.random() < 0.5:
             start = self._introduce(cast, subject, bind) + " " + start
-        paragraphs.append(start)
-        paragraphs.append(self._join("meet", bind) + " " + self._errand(bind))
-        paragraphs.append(self._ending(bind))
-        return paragraphs
+        if isinstance(subject, Thing):
+            start += " " + self._join("carried_thing", bind)
+        scene = self._join("meet", bind) + " " + self._errand(bind)
+        return [*self._perhaps_title(bind), start, scene, self._ending(bind)]
 
     def medium(
         self, subject: Being | Place | Thing | None = None, cast: Cast | None = None
     ) -> list[str]:
-        """Two or three scenes on the way to one thing: 400 to 800 tokens."""
+        """Two or three scenes of one day: 300 to 600 tokens."""
         cast = cast or self.cast(subject)
-        quest = self.rng.choice(["lost", "lost", "light", "feast"])
-        paragraphs = self._beginning(cast, subject, quest)
         place, other = cast.place, self._someone(cast)
+        bind = self._scene_bindings(cast, place, other)
+        paragraphs = [*self._perhaps_title(bind), self._introduce(cast, subject, bind)]
+        if isinstance(subject, Thing) or self.rng.random() < 0.2:
+            paragraphs[-1] += " " + self._join("carried_thing", bind)
         for index in range(self.rng.choice([2, 2, 3])):
-            bind = self._scene_bindings(cast, place, other, ORDINALS[index])
-            paragraphs += self._scene(bind)
+            bind = self._scene_bindings(cast, place, other)
+            start = self._join("next_scene" if index else "short_start", bind)
+            start += " " + self._expand(bind["P"].sight, bind)  # type: ignore[attr-defined]
+            paragraphs += [start, self._join("meet", bind) + " " + self._errand(bind)]
+            paragraphs[-1 - self.rng.randint(0, 1)] += " " + self._pause(cast, bind)
             place, other = self._next(cast, bind)
-            paragraphs.append(self._join("bridge", {**bind, "N": place, "D": other}))
-        paragraphs += self._final(quest, self._scene_bindings(cast, place, other))
-        return paragraphs
+        if self.rng.random() < 0.4:
+            paragraphs.append(self._join("feast_scene", bind))
+        return [*paragraphs, self._ending(bind)]
 
     def long(
         self, subject: Being | Place | Thing | None = None, cast: Cast | None = None
@@ -130,19 +132,20 @@ class Storyteller:
         total = self.rng.randint(MIN_CHAPTERS, MAX_CHAPTERS)
         for number in range(1, total):
             bind = self._scene_bindings(cast, place, other, ORDINALS[number - 1])
+            # Who, where and which day are said often, so that each can be copied from near by.
+            day_start = self._join("day_start", bind)
             if number > 1:
                 paragraphs.append(self._heading(number, "chapter_title", bind, in_days))
-                paragraphs.append(self._join(f"{quest}_recap", bind))
-            # Who, where and which day are said often, so that each can be copied from near by.
-            paragraphs.append(self._join("day_start", bind))
-            paragraphs += self._scene(bind, rich=True)
+                paragraphs.append(self._join(f"{quest}_recap", bind) + " " + day_start)
+            else:
+                paragraphs[-1] += " " + day_start
+            paragraphs += self._scene(cast, bind)
             place, other = self._next(cast, bind)
-            paragraphs.append(self._clue(quest, bind, place, other))
-            paragraphs.append(self._join("day_end", bind))
+            clue = self._join(f"{quest}_clue", {**bind, "N": place, "D": other})
+            paragraphs.append(clue + " " + self._join("day_end", bind))
         bind = self._scene_bindings(cast, place, other, ORDINALS[total - 1])
         paragraphs.append(self._heading(total, "last_title", bind, in_days))
-        paragraphs += self._final(quest, bind)
-        return _merge(paragraphs)
+        return paragraphs + self._final(quest, bind)
 
     def sequel(self, cast: Cast) -> list[str]:
         """What happened next, when a told story is continued."""
@@ -163,12 +166,8 @@ class Storyteller:
 
     # Parts of a story, in the order in which they are told.
 
-    def _beginning(self, cast: Cast, subject: object, quest: str) -> list[str]:
-        bind = self._scene_bindings(cast, cast.place, self._someone(cast))
-        paragraphs = [self._title("title_short", bind)] if self.rng.random() < 0.4 else []
-        paragraphs.append(self._introduce(cast, subject, bind))
-        paragraphs.append(self._join(f"{quest}_start", bind))
-        return paragraphs
+    def _perhaps_title(self, bind: Mapping[str, object]) -> list[str]:
+        return [f"**{self._join('title_short', bind)}**"] if self.rng.random() < 0.4 else []
 
     def _introduce(self, cast: Cast, subject: object, bind: Mapping[str, object]) -> str:
         if isinstance(subject, Being) and subject.kind == "animal":
@@ -178,7 +177,8 @@ class Storyteller:
             self._join("intro", bind) + " " + self._join(f"companion_{cast.companion.kind}", bind)
         )
 
-    def _scene(self, bind: Mapping[str, object], rich: bool = False) -> list[str]:
+    def _scene(self, cast: Cast, bind: Mapping[str, object]) -> list[str]:
+        """One chapter's scene: the way, the meeting and the errand, always a paragraph each."""
         rng = self.rng
         place = bind["P"]
         assert isinstance(place, Place)
@@ -191,18 +191,19 @@ class Storyteller:
         if rng.random() < 0.6:
             start += " " + self._expand(place.sight, bind)
         paragraphs = [start]
-        if rich and rng.random() < 0.2:
+        if rng.random() < 0.2:
             paragraphs.append(self._animal_interlude(bind))
         meeting = self._join("meet", bind)
         if rng.random() < 0.75:
             meeting += " " + self._join("greet", bind)
         paragraphs += [meeting, self._errand(bind)]
-        companion = bind["B"]
-        assert isinstance(companion, Being)
-        pauses = [f"react_{companion.kind}", "sense", "think", "rest"]
-        for pause in rng.sample(pauses, rng.choice([0, 1, 1, 2]) if rich else 1):
-            paragraphs.insert(rng.randint(1, len(paragraphs)), self._join(pause, bind))
-        return _merge(paragraphs)
+        for _ in range(rng.choice([0, 1, 1, 2])):
+            paragraphs[rng.randrange(len(paragraphs))] += " " + self._pause(cast, bind)
+        return paragraphs
+
+    def _pause(self, cast: Cast, bind: Mapping[str, object]) -> str:
+        pauses = [f"react_{cast.companion.kind}", "sense", "think", "rest"]
+        return self._join(self.rng.choice(pauses), bind)
 
     def _animal_interlude(self, bind: Mapping[str, object]) -> str:
         animals = [animal for animal in ANIMALS if animal is not bind["B"]]
@@ -226,25 +227,19 @@ class Storyteller:
         cast.used.add(line)
         return self._expand(line, bind)
 
-    def _clue(self, quest: str, bind: Mapping[str, object], place: Place, other: Being) -> str:
-        return self._join(f"{quest}_clue", {**bind, "N": place, "D": other})
-
     def _final(self, quest: str, bind: Mapping[str, object]) -> list[str]:
         paragraphs = [
-            self._join("set_out", bind) + " " + self._join("meet", bind),
+            self._join("last_day", bind) + " " + self._join("set_out", bind),
+            self._join("meet", bind) + " " + self._join("final_sign", bind),
             self._join(f"{quest}_final", bind),
         ]
         if self.rng.random() < 0.6:
             paragraphs.append(self._join("feast_scene", bind))
-        paragraphs.append(self._ending(bind))
-        return paragraphs
+        return [*paragraphs, self._ending(bind)]
 
     def _ending(self, bind: Mapping[str, object]) -> str:
         ending = self._join("moral" if self.rng.random() < 0.7 else "goodnight", bind)
         return ending + "\n\n" + self._join("the_end", bind) if self.rng.random() < 0.6 else ending
-
-    def _title(self, rule: str, bind: Mapping[str, object]) -> str:
-        return f"**{self._join(rule, bind)}**"
 
     def _heading(self, number: int, rule: str, bind: Mapping[str, object], in_days: bool) -> str:
         if in_days:
@@ -289,15 +284,3 @@ class Storyteller:
     def _expand(self, template: str, bind: Mapping[str, object], plain: bool = False) -> str:
         text = self.grammar.fill(template, bind)
         return text if plain else tidy(text)
-
-
-def _merge(paragraphs: list[str]) -> list[str]:
-    """Join one-sentence paragraphs to the one before, except headings: prose, not a list."""
-    merged: list[str] = []
-    for index, paragraph in enumerate(paragraphs):
-        previous = merged[-1] if index else "#"
-        if len(paragraph) < 90 and not paragraph.startswith("#") and previous[0] not in "#*":
-            merged[-1] += " " + paragraph
-        else:
-            merged.append(paragraph)
-    return merged

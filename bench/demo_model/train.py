@@ -43,6 +43,8 @@ AVERAGE_SHARE = 0.02  # how much of the average of the weights one step replaces
 # Who, where and which chapter can only be copied from far back. These few tokens drown in the noise
 # of all the free choices between them; with more weight the model learns to copy them in time.
 NAME_WEIGHT, PLACE_WEIGHT, PRONOUN_WEIGHT, ANSWER_START_WEIGHT = 5.0, 4.0, 2.0, 4.0
+PARAGRAPH_START_WEIGHT = 3.0  # what comes next is decided in the first words of a paragraph
+PARAGRAPH_START = 4  # tokens
 PRONOUNS = ["he", "him", "his", "she", "her", "himself", "herself"]
 
 
@@ -51,7 +53,7 @@ def parse_arguments() -> argparse.Namespace:
     default = Path(tempfile.gettempdir()) / "parley_demo_model"
     parser.add_argument("--work", type=Path, default=default, help="checkpoints and tokenizer")
     parser.add_argument("--export", type=Path, default=Path("engine/demo"), help="final folder")
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=4600)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
@@ -96,6 +98,7 @@ class Trainer:
     def __init__(self, args: argparse.Namespace, tokenizer: Tokenizer) -> None:
         self.args = args
         self.token_weight = token_weights(tokenizer)
+        self.blank_line = tokenizer.encode("\n\n").ids[-1]
         self.model = new_model(tokenizer.get_vocab_size(), args.seed)
         matrices: list[Tensor] = []
         others: list[Tensor] = []
@@ -155,8 +158,15 @@ class Trainer:
         losses = functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
         keep = (learned[:, 1:] == 1) & (document[:, 1:] == document[:, :-1])
         weight = self.token_weight[targets]
-        starts = learned[:, :-1] == 0
-        weight = torch.where(starts, weight.clamp(min=ANSWER_START_WEIGHT), weight) * keep
+        answer_starts = learned[:, :-1] == 0
+        weight = torch.where(answer_starts, weight.clamp(min=ANSWER_START_WEIGHT), weight)
+        after_blank = functional.max_pool1d(
+            functional.pad((ids[:, :-1] == self.blank_line).float(), (PARAGRAPH_START - 1, 0)),
+            kernel_size=PARAGRAPH_START,
+            stride=1,
+        )
+        weight = torch.where(after_blank > 0, weight.clamp(min=PARAGRAPH_START_WEIGHT), weight)
+        weight = weight * keep
         return (losses * weight).sum() / weight.sum().clamp(min=1)
 
     def run(self, beginnings: Packer, whole: Packer) -> None:
