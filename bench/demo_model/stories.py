@@ -139,7 +139,7 @@ class Storyteller:
                 paragraphs.append(self._join(f"{quest}_recap", bind) + " " + day_start)
             else:
                 paragraphs[-1] += " " + day_start
-            paragraphs += self._scene(cast, bind)
+            paragraphs += self._scene(cast, bind, quest)
             place, other = self._next(cast, bind)
             clue = self._join(f"{quest}_clue", {**bind, "N": place, "D": other})
             paragraphs.append(clue + " " + self._join("day_end", bind))
@@ -177,7 +177,7 @@ class Storyteller:
             self._join("intro", bind) + " " + self._join(f"companion_{cast.companion.kind}", bind)
         )
 
-    def _scene(self, cast: Cast, bind: Mapping[str, object]) -> list[str]:
+    def _scene(self, cast: Cast, bind: Mapping[str, object], quest: str) -> list[str]:
         """One chapter's scene: the way, the meeting and the errand, always a paragraph each."""
         rng = self.rng
         place = bind["P"]
@@ -196,6 +196,7 @@ class Storyteller:
         meeting = self._join("meet", bind)
         if rng.random() < 0.75:
             meeting += " " + self._join("greet", bind)
+        meeting += " " + self._join(f"{quest}_tell", bind)
         paragraphs += [meeting, self._errand(bind)]
         for _ in range(rng.choice([0, 1, 1, 2])):
             paragraphs[rng.randrange(len(paragraphs))] += " " + self._pause(cast, bind)

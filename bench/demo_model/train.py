@@ -31,7 +31,7 @@ from .world import BEINGS, PLACES, THINGS
 WARMUP_STEPS = 30
 # First each step sees beginnings, short rows that start with a document; after that part of the run
 # every other step does, since that is where a request decides what kind of answer follows.
-BEGINNINGS_SHARE = 0.2
+BEGINNINGS_SHARE = 0.15
 BEGINNING_ROWS, BEGINNING_LENGTH = 12, 192
 ROWS, LENGTH = 4, 576
 DECAY_SHARE = 0.5  # the last part of the run, in which the learning rate falls to nothing
@@ -53,7 +53,7 @@ def parse_arguments() -> argparse.Namespace:
     default = Path(tempfile.gettempdir()) / "parley_demo_model"
     parser.add_argument("--work", type=Path, default=default, help="checkpoints and tokenizer")
     parser.add_argument("--export", type=Path, default=Path("engine/demo"), help="final folder")
-    parser.add_argument("--steps", type=int, default=4600)
+    parser.add_argument("--steps", type=int, default=5200)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
