@@ -38,6 +38,7 @@ from engine.ipc import (
 )
 
 HELLO_SECONDS = 0.05  # between two Hellos
+RECONNECT_MS = 50  # between two tries to reach a core that is not there
 TICK_SECONDS = 1.0  # between two Pings
 STALL_SECONDS = 5.0  # without a round of the step loop: the core is stalled
 MAX_MESSAGES_PER_TURN = 64  # received before the event loop gets a turn
@@ -175,8 +176,7 @@ class CoreConnection:
         socket.set(zmq.SNDHWM, 0)
         socket.set(zmq.RCVHWM, 0)
         socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        socket.set(zmq.RECONNECT_IVL, 50)
-        socket.set(zmq.RECONNECT_IVL_MAX, 500)
+        socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)  # constant: the other end is a local file
         socket.connect(address)
         return socket
 

@@ -17,6 +17,7 @@ import orjson
 import structlog
 
 from engine import AsyncLLM
+from engine.connection import CoreState
 from engine.errors import EngineDeadError, EngineError, RetryableRequestError
 from server.errors import ApiError
 from server.hub import Hub, Subscription, Watcher
@@ -51,6 +52,7 @@ T = TypeVar("T")
 
 TITLE_CHARACTERS = 60
 MAX_SUPERSEDE_TRIES = 3
+ENGINE_GRACE_SECONDS = 2.0  # for a worker that has just started to join the core
 REMOTE_POLL_SECONDS = 0.1  # while another worker ends the answer that ours replaces
 DRAIN_GRACE_SECONDS = 2.0  # for the ends of what is cut off
 # Control and bidirectional formatting characters would let a title disguise the rest of a page.
@@ -130,7 +132,7 @@ class Runs:
             if body_hash != _body_hash(frame):
                 raise IdempotencyKeyReused(response_id)
             return response_id, True
-        self._check_admission(uid)
+        await self._check_admission(uid)
         settings = self._settings(session, frame)
         parent_id = frame.parent_id if frame.parent_id is not None else session.head
         prompt = await self._build_prompt(uid, session.id, parent_id, frame.text, settings)
@@ -149,7 +151,7 @@ class Runs:
             self._start(self._set_title(uid, session.id, frame.text))
         return run.response_id, False
 
-    def _check_admission(self, uid: str) -> None:
+    async def _check_admission(self, uid: str) -> None:
         if self.draining:
             raise ApiError("draining", "this worker is restarting; connect again")
         if self._max_active_per_user:
@@ -160,6 +162,10 @@ class Runs:
                     "rate_limited", f"{limit} answers are running already", retry_after_ms=1000
                 )
         try:
+            if self._engine.core_state is CoreState.CONNECTING:
+                # Another worker may have said that all is ready while we were still joining.
+                with contextlib.suppress(TimeoutError):
+                    await self._engine.wait_ready(ENGINE_GRACE_SECONDS)
             self._engine.check_admission()
         except (RetryableRequestError, EngineDeadError) as error:
             raise ApiError("engine_unavailable", "the engine is away; try again shortly") from error
