@@ -71,6 +71,7 @@ class AsyncEngineArgs:
     model_impl: str = "auto"
     batch_invariant: bool = False
     pace: float = 0.0  # tokens/s per answer, 0 = as fast as possible
+    max_step_seconds: float = 0.03  # of a step that reads a prompt, about; 0 = any length
     watchdog_seconds: float = 30.0
     max_queue_seconds: float | None = None
     threads: int = 0  # of torch, 0 = torch's own choice
@@ -108,6 +109,7 @@ class AsyncEngineArgs:
             attn_backend=self.attn_backend,
             model_impl=self.model_impl,
             pace=self.pace,
+            max_step_seconds=self.max_step_seconds,
             watchdog_seconds=self.watchdog_seconds,
             threads=self.threads,
             log_level=self.log_level,

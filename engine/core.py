@@ -111,8 +111,13 @@ class EngineCore:
         self._receive_aborts()
         self.scheduler.update(scheduled, tokens, self._now())
         self._send_outputs()
-        histogram = metrics.decode_steps if is_decode else metrics.other_steps
-        histogram.observe(self._now() - self._round_started)
+        seconds = self._now() - self._round_started
+        if is_decode:
+            metrics.decode_steps.observe(seconds)
+        else:
+            metrics.other_steps.observe(seconds)
+            num_tokens = sum(item.num_tokens for item in scheduled)
+            self.scheduler.prompt_budget.observe(num_tokens, seconds)
         return True
 
     def wait(self) -> None:

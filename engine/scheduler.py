@@ -1,10 +1,11 @@
 """`Scheduler`: which sequences the next step computes, and the one place where a sequence ends.
 
-A step has a budget of tokens. Running decodes take one each, running prefills take a chunk of what
-is left, then waiting requests are let in by (priority, arrival). A request is let in only with room
-for all its known tokens, so a prefill never stops half way for want of blocks; a decode that finds
-no block takes them from the latest running sequence, which starts over later (its full blocks stay
-in the prefix cache, so this is cheap while nobody else needs them).
+A step has a budget of tokens, and for prompts one of seconds as well. Running decodes take one
+token each, running prefills take a chunk of what is left, then waiting requests are let in by
+(priority, arrival). A request is let in only with room for all its known tokens, so a prefill never
+stops half way for want of blocks; a decode that finds no block takes them from the latest running
+sequence, which starts over later (its full blocks stay in the prefix cache, so this is cheap while
+nobody else needs them).
 
 `finish()` serves every end from every state: it alone frees blocks and forgets a sequence, and it
 always emits one last output. The scheduler knows no tensors and never reads a clock.
@@ -28,6 +29,7 @@ from engine.sequence import (
     Sequence,
     SequenceStatus,
 )
+from engine.step_budget import StepBudget
 
 QUEUE_REPORT_SECONDS = 0.5  # how often waiting clients hear their position, at most
 
@@ -60,6 +62,7 @@ class Scheduler:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.max_model_len: int = config.max_model_len
         self.totals = SchedulerTotals()
+        self.prompt_budget = StepBudget(config.max_num_batched_tokens, config.max_step_seconds)
         self.sequences: dict[RequestKey, Sequence] = {}  # all that are not finished
         self.waiting: list[Sequence] = []  # both sorted by Sequence.order
         self.running: list[Sequence] = []
@@ -158,6 +161,7 @@ class Scheduler:
             if budget and self._is_due(sequence, now) and self._make_room(sequence):
                 scheduled.append(ScheduledSequence(sequence, 1))
                 budget -= 1
+        budget = min(budget, self.prompt_budget.num_tokens)
         for sequence in self.running:
             if budget and not sequence.is_decoding:
                 scheduled.append(self._next_chunk(sequence, budget))

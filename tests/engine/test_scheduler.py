@@ -393,3 +393,12 @@ def test_statuses_follow_the_life_of_a_sequence() -> None:
     run.scheduler.update(scheduled, run.model.execute(scheduled), 0.0)
     states.append(sequence.status)
     assert states == [SequenceStatus.WAITING, SequenceStatus.RUNNING, SequenceStatus.FINISHED]
+
+
+def test_a_prompt_is_read_in_chunks_that_fit_into_the_seconds_of_a_step() -> None:
+    run = Run(make_scheduler(max_num_batched_tokens=128, max_step_seconds=0.03))
+    run.scheduler.prompt_budget.observe(100, 0.05)
+    run.add("a", 3, max_tokens=9)
+    run.step()
+    run.add("b", 100, max_tokens=2)
+    assert run.step() == {"a": 1, "b": 48}
