@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup serve test check bench format clean
+.PHONY: help setup serve test test-slow check bench format clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -15,6 +15,9 @@ serve: setup     ## run Parley on http://127.0.0.1:8000
 
 test: setup      ## all tests (Chromium's only where it is installed)
 	@$(BIN)/python -m pytest
+
+test-slow: setup ## the long random runs
+	@$(BIN)/python -m pytest -m slow
 
 check: setup     ## ruff, mypy --strict, the direction of imports
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
