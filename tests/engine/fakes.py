@@ -5,12 +5,12 @@ from typing import Any
 
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
-from engine.core import EngineCore
 from engine.core_metrics import CoreMetrics
 from engine.ipc import Abort, AddRequest, CoreMessage, SequenceOutput, StepOutputs
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler
 from engine.sequence import SampledToken, ScheduledSequence, Sequence
+from engine.step_loop import EngineCore
 
 VOCAB_SIZE = 1000
 EOS = 0
