@@ -180,7 +180,10 @@ class Client:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.socket.close()
+        # Closing again what was lost while half a message was on its way makes websockets abort a
+        # transport that asyncio has taken apart, and Python 3.11 raises AttributeError then.
+        if self.close_code is None:
+            await self.socket.close()
         await self._task
 
     def cut(self) -> None:
