@@ -74,6 +74,7 @@ class AsyncEngineArgs:
     max_step_seconds: float = 0.03  # of a step that reads a prompt, about; 0 = any length
     watchdog_seconds: float = 30.0
     max_queue_seconds: float | None = None
+    max_request_seconds: float | None = None  # from the first step of a request to its end
     threads: int = 0  # of torch, 0 = torch's own choice
     log_level: str = "WARNING"  # of the core's own lines on stderr
 
@@ -106,6 +107,7 @@ class AsyncEngineArgs:
             max_num_queued_reqs=self.max_num_queued_reqs,
             max_num_queued_tokens=self.max_num_queued_tokens,
             max_queue_seconds=self.max_queue_seconds,
+            max_request_seconds=self.max_request_seconds,
             attn_backend=self.attn_backend,
             model_impl=self.model_impl,
             pace=self.pace,
@@ -192,5 +194,6 @@ _POSITIVE = (
     "max_num_queued_tokens",
     "stream_interval",
     "max_queue_seconds",
+    "max_request_seconds",
     "watchdog_seconds",
 )

@@ -1,8 +1,10 @@
 """`BlockManager`: which block of the KV cache belongs to whom, and which prefix can be read again.
 
 A block holds the keys and values of `block_size` consecutive tokens. Every block is in exactly one
-of two states: referenced by at least one sequence, or free. A free block may still be *cached*: it
-keeps its contents until it is handed out again, and the least recently released one goes first.
+of three states: referenced by at least one sequence, free, or deferred: released while a step was
+in flight that may still read it, and free once that step has ended. A free or deferred block may
+still be *cached*: it keeps its contents until it is handed out again, and the least recently
+released one goes first.
 
 The prefix cache maps (cache id of the parent block, the tokens of the block) to a block. A cache id
 is drawn once per cached content and never again, so equal keys mean equal text from the start of
@@ -30,6 +32,8 @@ class BlockManager:
         self.num_hit_tokens = 0
         self._reference_counts = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # oldest first
+        self._deferred: dict[int, int] = {}  # block → the step after which it is free
+        self._num_steps_started = self._num_steps_ended = 0
         self._key_to_block: dict[CacheKey, int] = {}
         self._block_to_key: list[CacheKey | None] = [None] * num_blocks
         self._cache_ids = [0] * num_blocks
@@ -39,6 +43,23 @@ class BlockManager:
     def num_free(self) -> int:
         """Blocks that can be handed out, cached ones included."""
         return len(self._free)
+
+    @property
+    def num_soon_free(self) -> int:
+        """Blocks that nobody holds, but that can be handed out only when a step has ended."""
+        return len(self._deferred)
+
+    def start_step(self) -> None:
+        """A step is in flight. Steps end in the order in which they start."""
+        self._num_steps_started += 1
+
+    def end_step(self) -> None:
+        """The oldest step in flight has ended: what was released before it ended is free now."""
+        self._num_steps_ended += 1
+        for block, step in list(self._deferred.items()):
+            if step <= self._num_steps_ended:
+                del self._deferred[block]
+                self._add_free(block)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -72,7 +93,7 @@ class BlockManager:
 
     def num_needed(self, sequence: Sequence, prefix: list[int]) -> int:
         """Free blocks that `allocate` would use up; a free block of the prefix counts as well."""
-        num_idle_hits = sum(self._reference_counts[block] == 0 for block in prefix)
+        num_idle_hits = sum(block in self._free for block in prefix)
         return self.num_blocks_for(sequence.num_tokens) - len(prefix) + num_idle_hits
 
     def allocate(self, sequence: Sequence, prefix: list[int]) -> None:
@@ -80,7 +101,7 @@ class BlockManager:
         assert not sequence.block_table
         for block in prefix:
             self._reference(block)
-        sequence.block_table.extend(prefix)
+            sequence.block_table.append(block)
         sequence.num_computed_tokens = len(prefix) * self.block_size
         sequence.num_blocks_cached = len(prefix)
         sequence.cache_parent = self._cache_ids[prefix[-1]] if prefix else sequence.cache_salt
@@ -121,9 +142,10 @@ class BlockManager:
         for block in reversed(sequence.block_table):
             self._reference_counts[block] -= 1
             if self._reference_counts[block] == 0:
-                self._free[block] = None
-                if self._block_to_key[block] is None:  # nothing to read again: hand it out next
-                    self._free.move_to_end(block, last=False)
+                if self._num_steps_ended < self._num_steps_started:
+                    self._deferred[block] = self._num_steps_started
+                else:
+                    self._add_free(block)
         del sequence.block_table[:]
         sequence.num_computed_tokens = 0
         sequence.num_blocks_cached = 0
@@ -143,7 +165,9 @@ class BlockManager:
                 counts[block] += 1
         assert counts == self._reference_counts, "reference counts differ from the block tables"
         unreferenced = {block for block, num in enumerate(counts) if num == 0}
-        assert unreferenced == self._free.keys(), "a block is neither referenced nor free"
+        assert not self._free.keys() & self._deferred.keys(), "a block is free and deferred"
+        idle = self._free.keys() | self._deferred.keys()
+        assert unreferenced == idle, "a block is neither referenced nor free"
         keys = {key: block for block, key in enumerate(self._block_to_key) if key is not None}
         assert keys == self._key_to_block, "the prefix cache points at the wrong blocks"
 
@@ -151,9 +175,14 @@ class BlockManager:
         return tuple(sequence.token_ids[start : start + self.block_size])
 
     def _reference(self, block: int) -> None:
-        if self._reference_counts[block] == 0:
+        if self._reference_counts[block] == 0 and self._deferred.pop(block, None) is None:
             del self._free[block]
         self._reference_counts[block] += 1
+
+    def _add_free(self, block: int) -> None:
+        self._free[block] = None
+        if self._block_to_key[block] is None:  # nothing to read again: hand it out next
+            self._free.move_to_end(block, last=False)
 
     def _take_free(self) -> int:
         block, _ = self._free.popitem(last=False)

@@ -26,6 +26,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
     max_queue_seconds: float | None = None
+    max_request_seconds: float | None = None  # from the first step of a request to its end
     attn_backend: str = "auto"  # auto, cpu (csrc), torch (reference)
     model_impl: str = "auto"  # auto, transformers, fused
     pace: float = 0.0  # tokens/s per answer, 0 = as fast as possible

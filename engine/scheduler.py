@@ -3,20 +3,23 @@
 A step has a budget of tokens, and for prompts one of seconds as well. Running decodes take one
 token each, running prefills take a chunk of what is left, then waiting requests are let in by
 (priority, arrival). A request is let in only with room for all its known tokens, so a prefill never
-stops half way for want of blocks; a decode that finds no block takes them from the latest running
-sequence, which starts over later (its full blocks stay in the prefix cache, so this is cheap while
-nobody else needs them).
+stops half way for want of blocks; decodes that find no block take them from the latest running
+sequences, which start over later (their full blocks stay in the prefix cache, so this is cheap
+while nobody else needs them).
 
 `finish()` serves every end from every state: it alone frees blocks and forgets a sequence, and it
-always emits one last output. The scheduler knows no tensors and never reads a clock.
+always emits one last output. What goes wrong with one sequence ends that one. The scheduler knows
+no tensors and never reads a clock.
 """
 
+import logging
 import math
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
+from typing import Concatenate, ParamSpec, TypeVar
 
 from engine.admission import Problem, find_congestion, find_problem
 from engine.block_manager import BlockManager
@@ -31,7 +34,13 @@ from engine.sequence import (
 )
 from engine.step_budget import StepBudget
 
+logger = logging.getLogger(__name__)
+
 QUEUE_REPORT_SECONDS = 0.5  # how often waiting clients hear their position, at most
+DEADLINE_CHECK_SECONDS = 0.25  # how late a deadline may be noticed
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -62,6 +71,7 @@ class Scheduler:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.max_model_len: int = config.max_model_len
         self.totals = SchedulerTotals()
+        self.max_step_tokens = config.max_num_batched_tokens  # less while memory is short
         self.prompt_budget = StepBudget(config.max_num_batched_tokens, config.max_step_seconds)
         self.sequences: dict[RequestKey, Sequence] = {}  # all that are not finished
         self.waiting: list[Sequence] = []  # both sorted by Sequence.order
@@ -70,6 +80,7 @@ class Scheduler:
         self._outputs: defaultdict[str, list[SequenceOutput]] = defaultdict(list)  # by client
         self._numbers = count()
         self._last_queue_report = -math.inf
+        self._last_deadline_check = -math.inf
 
     # ---- requests come and go -------------------------------------------------------------------
 
@@ -86,26 +97,17 @@ class Scheduler:
         )
         if sequence.key in self.sequences:
             return None
-        params = request.params
         priority = request.priority if self.config.scheduling_policy == "priority" else 0
-        sequence.order = (priority, request.arrival_time, next(self._numbers))
+        arrival_time = request.arrival_time if math.isfinite(request.arrival_time) else 0.0
+        sequence.order = (priority, arrival_time, next(self._numbers))
         sequence.queued_ts = now
-        sequence.stop_ids = frozenset(params.stop_token_ids or ())
-        if not params.ignore_eos:
-            sequence.stop_ids |= self.eos_token_ids
-        max_tokens = self.max_model_len if params.max_tokens is None else params.max_tokens
-        sequence.max_num_tokens = min(sequence.num_prompt_tokens + max_tokens, self.max_model_len)
-
-        problem = find_problem(sequence, self.config, self.vocab_size) or find_congestion(
+        congestion = find_congestion(
             sequence, self.config, len(self.waiting), self._num_waiting_tokens
         )
         self.totals.requests += 1
         self.sequences[sequence.key] = sequence
         self._enqueue(sequence)
-        if problem is not None:
-            self.finish(sequence, "error", error=problem)
-        elif sequence.num_output_tokens and (end := self._end_reason(sequence)):
-            self.finish(sequence, *end)  # nothing was left to generate behind the resumed tokens
+        self._attempt(sequence, self._examine, congestion)
         return sequence
 
     def abort(self, client_id: str, request_ids: Iterable[str], reason: str = "abort") -> None:
@@ -152,13 +154,18 @@ class Scheduler:
     # ---- one step -------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> list[ScheduledSequence]:
-        """Choose what to compute now; empty when nothing is due."""
-        budget = self.config.max_num_batched_tokens
-        scheduled: list[ScheduledSequence] = []
-        num_preemptions = self.totals.preemptions
+        """Choose what to compute now; empty when nothing is due.
 
-        for sequence in self.running.copy():
-            if budget and self._is_due(sequence, now) and self._make_room(sequence):
+        Else a step has started, which `update` or `give_up` must end.
+        """
+        self._end_overdue(now)
+        budget = self.max_step_tokens
+        scheduled: list[ScheduledSequence] = []
+        due = [sequence for sequence in self.running if self._is_due(sequence, now)][:budget]
+        num_victims = self._preempt_for(due)
+
+        for sequence in due:
+            if self._attempt(sequence, self._make_room):
                 scheduled.append(ScheduledSequence(sequence, 1))
                 budget -= 1
         budget = min(budget, self.prompt_budget.num_tokens)
@@ -166,11 +173,16 @@ class Scheduler:
             if budget and not sequence.is_decoding:
                 scheduled.append(self._next_chunk(sequence, budget))
                 budget -= scheduled[-1].num_tokens
-        if self.totals.preemptions == num_preemptions:  # else room is short: let nobody in
-            while budget and (admitted := self._admit_next(now)):
-                scheduled.append(self._next_chunk(admitted, budget))
+        while budget and not num_victims and self.waiting:  # after a preemption room is short
+            head = self.waiting[0]
+            if self._attempt(head, self._admit, now):
+                scheduled.append(self._next_chunk(head, budget))
                 budget -= scheduled[-1].num_tokens
+            elif not head.is_finished:
+                break
         self._report_queue(now)
+        if scheduled:
+            self.blocks.start_step()
         return scheduled
 
     def update(
@@ -180,20 +192,16 @@ class Scheduler:
         now: float,
     ) -> None:
         """Take in what a step computed: one token, or None, per scheduled sequence."""
+        self.blocks.end_step()
         for item, token in zip(scheduled, tokens, strict=True):
-            sequence = item.sequence
-            if sequence.is_finished:  # aborted while the step ran: the abort wins
-                continue
-            if not sequence.is_decoding:
-                self.totals.prompt_tokens += item.num_tokens
-            sequence.num_computed_tokens += item.num_tokens
-            self.blocks.cache_full_blocks(sequence)
-            if token is None:
-                self._outputs[sequence.client_id].append(self._output(sequence))
-            elif token.error is not None:
-                self.finish(sequence, "error", error=("engine_error", token.error))
-            else:
-                self._append(sequence, token, now)
+            # One that was aborted while the step ran has ended: the abort wins. One that was
+            # preempted has lost its blocks, and with them what the step computed.
+            if item.sequence.status is SequenceStatus.RUNNING:
+                self._attempt(item.sequence, self._take, item.num_tokens, token, now)
+
+    def give_up(self) -> None:
+        """The step that was scheduled last computed nothing; the next `schedule` repeats it."""
+        self.blocks.end_step()
 
     def next_due(self) -> float | None:
         """Until when (monotonic seconds) the step loop may sleep after an empty `schedule()`.
@@ -203,8 +211,8 @@ class Scheduler:
         times = []
         if self.config.pace and self.running:
             times.append(min(sequence.due_tick for sequence in self.running) / self.config.pace)
-        if self.config.max_queue_seconds is not None and self.waiting:
-            times.append(self._last_queue_report + QUEUE_REPORT_SECONDS)
+        if self._has_deadlines and self.sequences:
+            times.append(self._last_deadline_check + DEADLINE_CHECK_SECONDS)
         return min(times) if times else None
 
     def take_outputs(self) -> dict[str, list[SequenceOutput]]:
@@ -230,7 +238,45 @@ class Scheduler:
         assert not any(sequence.block_table for sequence in self.waiting)
         self.blocks.check_integrity(self.running)
 
+    def check_idle(self) -> None:
+        """Raise AssertionError unless everything is as before the first request."""
+        self.check_integrity()
+        assert not self.sequences and not self._num_waiting_tokens
+        assert self.blocks.num_free == self.blocks.num_blocks, "blocks are neither held nor free"
+
     # ---- helpers, in the order of their use ------------------------------------------------------
+
+    def _attempt(
+        self,
+        sequence: Sequence,
+        action: Callable[Concatenate[Sequence, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T | None:
+        """Do something for one sequence. A failure ends this one alone; None then."""
+        try:
+            return action(sequence, *args, **kwargs)
+        except Exception as error:
+            logger.exception("%r failed", sequence)
+            message = f"{type(error).__name__} in the scheduler"
+            self.finish(sequence, "error", error=("engine_error", message))
+            return None
+
+    def _examine(self, sequence: Sequence, congestion: Problem | None) -> None:
+        """What a new request may do, and whether it may stay at all."""
+        params = sequence.params
+        stop_ids = set(params.stop_token_ids or ())
+        if not params.ignore_eos:
+            stop_ids |= self.eos_token_ids
+        # What the model cannot say ends nothing, and would index beyond the logits.
+        sequence.stop_ids = frozenset(id for id in stop_ids if 0 <= id < self.vocab_size)
+        max_tokens = self.max_model_len if params.max_tokens is None else params.max_tokens
+        sequence.max_num_tokens = min(sequence.num_prompt_tokens + max_tokens, self.max_model_len)
+        problem = find_problem(sequence, self.config, self.vocab_size) or congestion
+        if problem is not None:
+            self.finish(sequence, "error", error=problem)
+        elif sequence.num_output_tokens and (end := self._end_reason(sequence)):
+            self.finish(sequence, *end)  # nothing was left to generate behind the resumed tokens
 
     def _enqueue(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=_order)
@@ -240,33 +286,65 @@ class Scheduler:
         del self.waiting[bisect_left(self.waiting, sequence.order, key=_order)]
         self._num_waiting_tokens -= sequence.num_tokens
 
+    @property
+    def _has_deadlines(self) -> bool:
+        config = self.config
+        return config.max_queue_seconds is not None or config.max_request_seconds is not None
+
+    def _end_overdue(self, now: float) -> None:
+        """End what has waited, or has been computed, for longer than it may."""
+        if not self._has_deadlines or now < self._last_deadline_check + DEADLINE_CHECK_SECONDS:
+            return
+        self._last_deadline_check = now
+        for sequence in list(self.sequences.values()):
+            if sequence.scheduled_ts:
+                since, limit = sequence.scheduled_ts, self.config.max_request_seconds
+                code, deed = "request_timeout", "finished"
+            else:
+                since, limit = sequence.queued_ts, self.config.max_queue_seconds
+                code, deed = "queue_timeout", "started"
+            if limit is not None and now - since > limit:
+                self.finish(sequence, "error", error=(code, f"not {deed} within {limit:g} s"))
+
     def _report_queue(self, now: float) -> None:
-        """Tell waiting clients how many requests are ahead, and end those that waited too long."""
+        """Tell waiting clients how many requests are ahead of theirs."""
         if not self.waiting or now < self._last_queue_report + QUEUE_REPORT_SECONDS:
             return
         self._last_queue_report = now
-        limit = self.config.max_queue_seconds
-        for position, sequence in enumerate(self.waiting.copy()):
-            if limit is not None and not sequence.scheduled_ts and now - sequence.queued_ts > limit:
-                message = f"not started within {limit:g} s"
-                self.finish(sequence, "error", error=("queue_timeout", message))
-            elif position != sequence.queue_position:
+        for position, sequence in enumerate(self.waiting):
+            if position != sequence.queue_position:
                 sequence.queue_position = position
                 self._outputs[sequence.client_id].append(self._output(sequence))
 
     def _is_due(self, sequence: Sequence, now: float) -> bool:
-        """Whether a sequence, when its turn comes within a step, wants its next token now."""
-        if sequence.status is not SequenceStatus.RUNNING or not sequence.is_decoding:
+        """Whether a running sequence wants its next token now."""
+        if not sequence.is_decoding:
             return False
         return not self.config.pace or sequence.due_tick <= now * self.config.pace
 
-    def _make_room(self, sequence: Sequence) -> bool:
-        """Give the last token of a decode its slot; False if the sequence itself had to go."""
-        while self.blocks.needs_block(sequence) and not self.blocks.num_free:
+    def _preempt_for(self, due: list[Sequence]) -> int:
+        """Preempt as many of the latest sequences as the decodes that are due lack blocks.
+
+        Once per step, for all of them together. Blocks that a step in flight still reads count as
+        free: their turn comes before another sequence must go. The oldest is never a victim: what
+        all others give back is always enough for it. The number of victims.
+        """
+        needy = {sequence.key for sequence in due if self.blocks.needs_block(sequence)}
+        num_victims = 0
+        while len(needy) > self.blocks.num_free + self.blocks.num_soon_free:
             victim = self.running[-1]
+            assert victim is not self.running[0]
             self._preempt(victim)
-            if victim is sequence:
-                return False
+            needy.discard(victim.key)
+            num_victims += 1
+        return num_victims
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Give the last token of a decode its slot; False if it must wait for its turn."""
+        if sequence.status is not SequenceStatus.RUNNING:
+            return False
+        if self.blocks.needs_block(sequence) and not self.blocks.num_free:
+            return False  # until the step in flight ends
         self.blocks.grow(sequence)
         return True
 
@@ -285,24 +363,23 @@ class Scheduler:
             num_tokens = min(num_tokens, self.config.long_prefill_token_threshold)
         return ScheduledSequence(sequence, num_tokens)
 
-    def _admit_next(self, now: float) -> Sequence | None:
+    def _admit(self, sequence: Sequence, now: float) -> bool:
         """Let the head of the queue in, if it fits."""
         num_running = len(self.running)
-        if not self.waiting or num_running >= self.config.max_num_seqs:
-            return None
+        if num_running >= self.config.max_num_seqs:
+            return False
         # Each running decode may soon want a block: without this reserve the newcomer would be
         # the next victim.
         num_available = self.blocks.num_free - num_running
         if num_available <= 0:
-            return None
-        sequence = self.waiting[0]
+            return False
         prefix = self.blocks.find_prefix(sequence)
         if self.blocks.num_needed(sequence, prefix) > num_available:
-            return None
+            return False
         if any(self.blocks.will_extend(prefix, sequence, other) for other in self.running):
-            return None  # a step or two later its blocks can be shared, as by n > 1 siblings
-        self._dequeue(sequence)
+            return False  # a step or two later its blocks can be shared, as by n > 1 siblings
         self.blocks.allocate(sequence, prefix)
+        self._dequeue(sequence)
         sequence.status = SequenceStatus.RUNNING
         sequence.queue_position = None
         insort(self.running, sequence, key=_order)
@@ -310,7 +387,22 @@ class Scheduler:
             sequence.scheduled_ts = now
             sequence.num_cached_tokens = sequence.num_computed_tokens
         self._outputs[sequence.client_id].append(self._output(sequence))
-        return sequence
+        return True
+
+    def _take(
+        self, sequence: Sequence, num_tokens: int, token: SampledToken | None, now: float
+    ) -> None:
+        """Take in what a step computed for one sequence."""
+        if not sequence.is_decoding:
+            self.totals.prompt_tokens += num_tokens
+        sequence.num_computed_tokens += num_tokens
+        self.blocks.cache_full_blocks(sequence)
+        if token is None:
+            self._outputs[sequence.client_id].append(self._output(sequence))
+        elif token.error is not None:
+            self.finish(sequence, "error", error=("engine_error", token.error))
+        else:
+            self._append(sequence, token, now)
 
     def _append(self, sequence: Sequence, token: SampledToken, now: float) -> None:
         sequence.token_ids.append(token.token_id)
