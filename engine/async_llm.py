@@ -24,13 +24,13 @@ from engine.client import CoreClient, StateCallback
 from engine.collector import RequestOutputCollector
 from engine.connection import STALL_SECONDS, CoreConnection, CoreState
 from engine.download import resolve_model
-from engine.errors import EngineDeadError, RetryableRequestError
+from engine.errors import EngineDeadError, RetryableRequestError, ValidationError
 from engine.inputs import ModelConfig, Prompt, check_params, parse_prompt
 from engine.ipc import Ready, SchedulerStats
 from engine.launcher import CoreProcess, PrivateDirectory
 from engine.output_processor import OutputProcessor
 from engine.outputs import RequestOutput
-from engine.request_state import ProgressCallback, RequestState
+from engine.request_state import ProgressCallback, create_states
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 
@@ -255,11 +255,13 @@ class AsyncLLM:
         """
         parsed = parse_prompt(prompt, prompt_token_ids, prompt_text)
         check_params(params, lora_request, self._parts.max_logprobs)
-        self._client.check_admission()
+        if params.n > 1 and resume_token_ids:
+            raise ValidationError("resume_token_ids need n = 1", "n", params.n)
+        self._client.check_admission(params.n)
         self._client.attach()
         params = self._complete_params(params)
         collector = RequestOutputCollector(params.output_kind, request_id)
-        state = RequestState(
+        states = create_states(
             request_id,
             params,
             collector,
@@ -267,23 +269,24 @@ class AsyncLLM:
             arrival_time=arrival_time,
             on_progress=on_progress,
         )
-        self.output_processor.add(state)
+        self.output_processor.add(*states)
         try:
             token_ids = parsed.token_ids
             if token_ids is None:
                 token_ids = await self._tokenize(parsed.text or "", tokenization_kwargs or {})
-            if not state.has_ended:  # it may have been aborted meanwhile
-                self._client.submit(
-                    state,
-                    token_ids,
-                    resume_token_ids=resume_token_ids,
-                    priority=priority,
-                    cache_salt=parsed.cache_salt,
-                )
+            for state in states:  # without a break between them: they will share a prefill
+                if not state.has_ended:  # it may have been aborted meanwhile
+                    self._client.submit(
+                        state,
+                        token_ids,
+                        resume_token_ids=resume_token_ids,
+                        priority=priority,
+                        cache_salt=parsed.cache_salt,
+                    )
         except BaseException:
-            self.output_processor.discard(state)
+            self._client.leave(*states)
             raise
-        collector.call_on_close(lambda: self._client.leave(state))
+        collector.call_on_close(lambda: self._client.leave(*states))
         return collector
 
     async def abort(self, request_id: Any, internal: bool = False) -> None:

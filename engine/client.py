@@ -150,29 +150,32 @@ class CoreClient:
 
     def abort(self, request_id: Any, *, internal: bool = False) -> None:
         """End a request at its next step; unknown, ended and already aborted ids are ignored."""
-        state = self.requests.find(request_id, internal=internal)
-        if state is None or state.is_aborting:
-            return
-        self.requests.start_abort(state)
-        if not state.in_core:
-            self.requests.end(state, "abort")
-            return
-        self.connection.send(Abort([state.internal_id]))
-        if self._loop is not None:
-            self._loop.call_later(ABORT_CONFIRM_SECONDS, self._end_unconfirmed, state)
+        to_stop = []
+        for state in self.requests.find(request_id, internal=internal):
+            if state.is_aborting:
+                continue
+            self.requests.start_abort(state)
+            if not state.in_core:
+                self.requests.end(state, "abort")
+                continue
+            to_stop.append(state.internal_id)
+            if self._loop is not None:
+                self._loop.call_later(ABORT_CONFIRM_SECONDS, self._end_unconfirmed, state)
+        if to_stop:
+            self.connection.send(Abort(to_stop))
 
-    def leave(self, state: RequestState) -> None:
+    def leave(self, *states: RequestState) -> None:
         """The reader of a request is gone; it may be the garbage collector who says so."""
-        if state.has_ended or self._loop is None:
+        if self._loop is None or all(state.has_ended for state in states):
             return
         try:
             is_here = asyncio.get_running_loop() is self._loop
         except RuntimeError:
             is_here = self._loop.is_closed()
         if is_here:
-            self._forget(state)
+            self._forget(*states)
         elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._forget, state)
+            self._loop.call_soon_threadsafe(self._forget, *states)
 
     # ---- from the connection
 
@@ -226,10 +229,11 @@ class CoreClient:
             else:
                 self.requests.fail(state, EngineDeadError(reason))
 
-    def _forget(self, state: RequestState) -> None:
-        if state.internal_id in self.requests.request_states:
+    def _forget(self, *states: RequestState) -> None:
+        open_states = [s for s in states if s.internal_id in self.requests.request_states]
+        for state in open_states:
             self.requests.discard(state)
-            self._abort_in_core([state])
+        self._abort_in_core(open_states)
 
     def _abort_in_core(self, states: Iterable[RequestState]) -> None:
         ids = [state.internal_id for state in states if state.in_core and not state.is_aborting]

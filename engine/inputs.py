@@ -97,8 +97,6 @@ def check_params(params: Any, lora_request: Any, max_logprobs: int) -> None:
         raise NotImplementedError(f"{type(params).__name__} is not implemented")
     if lora_request is not None:
         raise NotImplementedError("lora_request is not implemented")
-    if params.n > 1:
-        raise NotImplementedError("SamplingParams.n > 1 is not implemented")
     for name in _ABSENT_FEATURES:
         if getattr(params, name):
             raise NotImplementedError(f"SamplingParams.{name} is not implemented")

@@ -1,8 +1,9 @@
 """Step outputs of the core → `RequestOutput`s for whoever reads them.
 
-`OutputProcessor` holds every open request, by internal id, and by the caller's id while that id is
-taken. Whatever ends a request goes through `OutputProcessor.end`, which emits its one last output.
-Nothing here knows the socket: what the core must be told is returned.
+`OutputProcessor` holds every open answer, by internal id, and by the caller's id while that id is
+taken; a request for several answers (`n > 1`) has a parent here as well. Whatever ends an answer
+goes through `OutputProcessor.end`, which emits its one last output. Nothing here knows the socket:
+what the core must be told is returned.
 """
 
 from collections.abc import Iterable
@@ -11,6 +12,7 @@ from typing import Any
 from engine.errors import ValidationError
 from engine.ipc import SequenceOutput
 from engine.outputs import FinishReason, OutputError
+from engine.parent_request import ParentRequest
 from engine.request_state import RequestState, output_failed
 
 
@@ -19,25 +21,37 @@ class OutputProcessor:
 
     def __init__(self) -> None:
         self.request_states: dict[str, RequestState] = {}  # by internal id
-        self._external_to_internal: dict[str, str] = {}
+        self.parent_requests: dict[str, ParentRequest] = {}  # by internal id, only with n > 1
+        self._external_to_internal: dict[str, str] = {}  # of the parent, if there is one
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.request_states)
 
-    def add(self, state: RequestState) -> None:
-        """Take the request's id. `ValidationError` if another open request has it."""
-        external = str(state.request_id)
+    def add(self, *states: RequestState) -> None:
+        """Take the id of a request, all of whose answers are given.
+
+        `ValidationError` if another open request has it.
+        """
+        request_id, external = states[0].request_id, str(states[0].request_id)
         if external in self._external_to_internal:
             problem = f"a request with the id {external!r} is open already"
-            raise ValidationError(problem, "request_id", state.request_id)
-        self._external_to_internal[external] = state.internal_id
-        self.request_states[state.internal_id] = state
+            raise ValidationError(problem, "request_id", request_id)
+        self._external_to_internal[external] = _internal_id(states[0])
+        for state in states:
+            self.request_states[state.internal_id] = state
+            if state.parent is not None:
+                self.parent_requests[state.parent.internal_id] = state.parent
+                state.parent.children[state.internal_id] = state
 
-    def find(self, request_id: Any, *, internal: bool = False) -> RequestState | None:
+    def find(self, request_id: Any, *, internal: bool = False) -> list[RequestState]:
+        """The open answers to a request; none if nobody has this id, or it was aborted."""
         key = str(request_id)
         if not internal:
             key = self._external_to_internal.get(key, "")
-        return self.request_states.get(key)
+        if parent := self.parent_requests.get(key):
+            return list(parent.children.values())
+        state = self.request_states.get(key)
+        return [] if state is None else [state]
 
     def process(self, outputs: Iterable[SequenceOutput]) -> list[str]:
         """Hand outputs to their requests. Returns the internal ids that the core must still stop.
@@ -83,14 +97,25 @@ class OutputProcessor:
         state.fail(exception)
 
     def discard(self, state: RequestState) -> None:
-        """Forget a request, without a word to its reader. Idempotent."""
+        """Forget an answer, without a word to its reader. Idempotent."""
         self.request_states.pop(state.internal_id, None)
+        parent = state.parent
+        if parent is not None:
+            parent.children.pop(state.internal_id, None)
+            if parent.children:
+                return
+            self.parent_requests.pop(parent.internal_id, None)
         self._release_id(state)
 
     def _release_id(self, state: RequestState) -> None:
         external = str(state.request_id)
-        if self._external_to_internal.get(external) == state.internal_id:
+        if self._external_to_internal.get(external) == _internal_id(state):
             del self._external_to_internal[external]
+
+
+def _internal_id(state: RequestState) -> str:
+    """Of the whole request."""
+    return state.internal_id if state.parent is None else state.parent.internal_id
 
 
 def merge_outputs(earlier: SequenceOutput, later: SequenceOutput) -> SequenceOutput:

@@ -1,4 +1,4 @@
-"""`RequestState`: one open request in the client, from its prompt to its last output."""
+"""`RequestState`: one open answer in the client, from its prompt to its last output."""
 
 import logging
 import time
@@ -19,6 +19,7 @@ from engine.outputs import (
     RequestOutput,
     RequestProgress,
 )
+from engine.parent_request import ParentRequest
 from engine.sampling_params import RequestOutputKind, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -31,8 +32,9 @@ ProgressCallback = Callable[[RequestProgress], None]
 class RequestState:
     """One open request, from before its prompt is tokenized to its last output.
 
-    It keeps all that is needed to send the request again to another core: prompt, parameters and
-    every token so far.
+    With `n > 1` there is one for each answer, under a common parent: see `create_states`. It keeps
+    all that is needed to send the request again to another core: prompt, parameters and every token
+    so far.
     """
 
     def __init__(
@@ -44,10 +46,15 @@ class RequestState:
         prompt: str | None = None,
         arrival_time: float | None = None,
         on_progress: ProgressCallback | None = None,
+        metrics: RequestMetrics | None = None,
+        parent: ParentRequest | None = None,
+        index: int = 0,
     ) -> None:
         self.request_id = request_id  # as the caller gave it
-        self.internal_id = f"{request_id}-{uuid.uuid4().hex[:8]}"
+        self.internal_id = new_internal_id(request_id) if parent is None else parent.child_id(index)
         self.params = params
+        self.parent = parent
+        self.index = index  # of the answer, among those of its parent
         self.prompt = prompt
         self.prompt_token_ids: list[int] = []
         self.resume_token_ids: list[int] = []  # of an earlier run: already shown to somebody
@@ -55,10 +62,7 @@ class RequestState:
         self.in_core = False
         self.is_aborting = False
         self.has_ended = False
-        self.metrics = RequestMetrics(
-            arrival_time=time.time() if arrival_time is None else arrival_time,
-            queued_ts=time.monotonic(),
-        )
+        self.metrics = metrics or new_metrics(arrival_time)
         self._collector = weakref.ref(collector)  # a reader that lets go ends the request
         self._on_progress = on_progress
         self._progress: RequestProgress | None = None
@@ -166,7 +170,7 @@ class RequestState:
     def _note_progress(self, output: SequenceOutput) -> None:
         metrics = self.metrics
         metrics.num_preemptions = max(metrics.num_preemptions, output.num_preemptions)
-        metrics.scheduled_ts = output.scheduled_ts or metrics.scheduled_ts
+        metrics.scheduled_ts = metrics.scheduled_ts or output.scheduled_ts
         if output.first_token_ts and not metrics.first_token_ts:
             metrics.first_token_ts = output.first_token_ts
             metrics.first_token_latency = output.first_token_ts - metrics.queued_ts
@@ -208,7 +212,7 @@ class RequestState:
             text, token_ids, logprobs = self._text, list(self.token_ids), list(self._logprobs)
         with_logprobs = self.params.logprobs is not None
         completion = CompletionOutput(
-            index=0,
+            index=self.index,
             text=text,
             token_ids=token_ids,
             cumulative_logprob=self._cumulative_logprob if with_logprobs else None,
@@ -216,19 +220,69 @@ class RequestState:
             finish_reason=reason,
             stop_reason=stop_reason,
         )
-        collector.put(
-            RequestOutput(
-                request_id=self.request_id,
-                prompt=self.prompt,
-                prompt_token_ids=self.prompt_token_ids,
-                prompt_logprobs=None,
-                outputs=[completion],
-                finished=reason is not None,
-                metrics=self.metrics,
-                num_cached_tokens=self._num_cached_tokens,
-                error=error,
-            )
+        output = RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            prompt_logprobs=None,
+            outputs=[completion],
+            finished=reason is not None,
+            metrics=self.metrics,
+            num_cached_tokens=self._num_cached_tokens,
+            error=error,
         )
+        joined = output if self.parent is None else self.parent.join(output)
+        if joined is not None:
+            collector.put(joined)
+
+
+def create_states(
+    request_id: Any,
+    params: SamplingParams,
+    collector: RequestOutputCollector,
+    *,
+    prompt: str | None = None,
+    arrival_time: float | None = None,
+    on_progress: ProgressCallback | None = None,
+) -> list[RequestState]:
+    """The open answers to one request: `params.n` of them, one tells the progress of the prompt."""
+    if params.n == 1:
+        single = RequestState(
+            request_id,
+            params,
+            collector,
+            prompt=prompt,
+            arrival_time=arrival_time,
+            on_progress=on_progress,
+        )
+        return [single]
+    parent = ParentRequest(new_internal_id(request_id), params)
+    metrics = new_metrics(arrival_time)  # of all together
+    return [
+        RequestState(
+            request_id,
+            parent.child_params(index),
+            collector,
+            prompt=prompt,
+            on_progress=None if index else on_progress,
+            metrics=metrics,
+            parent=parent,
+            index=index,
+        )
+        for index in range(params.n)
+    ]
+
+
+def new_internal_id(request_id: Any) -> str:
+    """An id that no other request ever has, however often the caller's is used again."""
+    return f"{request_id}-{uuid.uuid4().hex[:8]}"
+
+
+def new_metrics(arrival_time: float | None) -> RequestMetrics:
+    return RequestMetrics(
+        arrival_time=time.time() if arrival_time is None else arrival_time,
+        queued_ts=time.monotonic(),
+    )
 
 
 def output_failed(state: RequestState, exception: Exception) -> OutputError:
