@@ -203,6 +203,11 @@ class Scheduler:
         """The step that was scheduled last computed nothing; the next `schedule` repeats it."""
         self.blocks.end_step()
 
+    @property
+    def is_blocked(self) -> bool:
+        """After an empty `schedule()`: requests wait for nothing that could ever come."""
+        return bool(self.waiting) and not self.running
+
     def next_due(self) -> float | None:
         """Until when (monotonic seconds) the step loop may sleep after an empty `schedule()`.
 

@@ -1,10 +1,12 @@
 """`EngineCore`: the step loop, without sockets and tensors.
 
 One round: receive, schedule, forward and sample, receive aborts again, update, send. A request's
-fault ends that request; a fault of the step itself leaves `run()`, and the process with it.
+fault ends that request. A step that finds no memory is tried again, smaller. Any other fault of the
+step leaves `run()`, and the process with it.
 """
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,11 +25,14 @@ from engine.ipc import (
     StepOutputs,
     Utility,
     UtilityReply,
+    encode,
 )
 from engine.scheduler import Scheduler
-from engine.sequence import Execute
+from engine.sequence import Execute, SampledToken, ScheduledSequence
 
 logger = logging.getLogger("engine.core")
+
+STUCK_SECONDS = 10.0  # without a step, though requests wait and none runs: then the first one ends
 
 
 class EngineCore:
@@ -55,6 +60,8 @@ class EngineCore:
         self._now = now
         self._is_stopping = False
         self._round_started: float | None = None  # None: idle
+        self._stuck_since: float | None = None  # None: nothing waits in vain
+        self._was_busy = False  # since the books were last checked
         self._utilities: dict[str, Callable[..., Any]] = {
             "metrics": lambda: metrics.snapshot(scheduler),
             "check_integrity": scheduler.check_integrity,
@@ -74,18 +81,17 @@ class EngineCore:
         self._receive_aborts()
         while not self.inbox.empty():
             self._handle(self.inbox.get_nowait())
-        scheduled = self.scheduler.schedule(self._now())
-        self._send_outputs()  # who was let in and who waits, before the forward pass
+        scheduled, tokens = self._compute()
         if not scheduled:
-            self._check_idle()
-            return False
+            return self._check_idle()
         metrics = self.metrics
         is_decode = all(item.sequence.is_decoding for item in scheduled)
-        tokens = self._execute(scheduled)
         self._receive_aborts()
         self.scheduler.update(scheduled, tokens, self._now())
         self._send_outputs()
         seconds = self._now() - self._round_started
+        self._was_busy = True
+        self._stuck_since = None
         if is_decode:
             metrics.decode_steps.observe(seconds)
         else:
@@ -95,8 +101,10 @@ class EngineCore:
         return True
 
     def wait(self) -> None:
-        """Sleep until a message comes or the next token of a paced answer is due."""
+        """Sleep until a message comes, the next paced token is due or the watchdog has its turn."""
         due = self.scheduler.next_due()
+        if self._stuck_since is not None:
+            due = min(due or math.inf, self._stuck_since + STUCK_SECONDS)
         timeout = None if due is None else max(0.0, due - self._now())
         self._round_started = None
         try:
@@ -109,6 +117,40 @@ class EngineCore:
         started = self._round_started
         age = 0.0 if started is None else self._now() - started
         return Pong(ping.number, self.epoch, age, self.scheduler.stats())
+
+    def _compute(self) -> tuple[list[ScheduledSequence], list[SampledToken | None]]:
+        """Schedule and execute. Without memory: again with less, without the largest prompt, no."""
+        for remedy in (self._halve_step, self._end_largest_prompt, None):
+            scheduled = self.scheduler.schedule(self._now())
+            self._send_outputs()  # who was let in and who waits, before the forward pass
+            if not scheduled:
+                break
+            try:
+                return scheduled, self._execute(scheduled)
+            except MemoryError as error:
+                if remedy is None:
+                    raise
+                logger.error("no memory for a step: %s; %s", error, self.scheduler.stats())
+                self.scheduler.give_up()
+                if not remedy(scheduled):
+                    raise
+            self._receive_aborts()
+        return [], []
+
+    def _halve_step(self, scheduled: list[ScheduledSequence]) -> bool:
+        """From now on until the core is idle steps are half as large as this one."""
+        self.scheduler.max_step_tokens = max(1, sum(item.num_tokens for item in scheduled) // 2)
+        return True
+
+    def _end_largest_prompt(self, scheduled: list[ScheduledSequence]) -> bool:
+        """False if no prompt is in this step, so that there is nobody to blame."""
+        prompts = [item.sequence for item in scheduled if not item.sequence.is_decoding]
+        if not prompts:
+            return False
+        largest = max(prompts, key=lambda sequence: sequence.num_tokens)
+        error = ("out_of_memory", "there is not enough memory to read the prompt")
+        self.scheduler.finish(largest, "error", error=error)
+        return True
 
     def _handle(self, item: InboxItem) -> None:
         match item:
@@ -134,7 +176,9 @@ class EngineCore:
         if function is None:
             return UtilityReply(utility.call_id, error=f"there is no utility {utility.name!r}")
         try:
-            return UtilityReply(utility.call_id, function(*utility.args))
+            reply = UtilityReply(utility.call_id, function(*utility.args))
+            encode(reply)  # here, where a value that cannot be sent is an error like any other
+            return reply
         except Exception as error:  # an answer, whatever it is: the step loop goes on
             logger.exception("utility %s failed", utility.name)
             return UtilityReply(utility.call_id, error=f"{type(error).__name__}: {error}")
@@ -153,15 +197,32 @@ class EngineCore:
         for client_id, of_client in outputs.items():
             self.send(client_id, StepOutputs(self.epoch, step, of_client, stats))
 
-    def _check_idle(self) -> None:
-        """With nothing running all blocks must be free, and the head of the queue must fit."""
+    def _check_idle(self) -> bool:
+        """After a round without a step. True if the next one may find work at once."""
         scheduler = self.scheduler
-        if scheduler.running:
-            return
-        if scheduler.blocks.num_free != scheduler.blocks.num_blocks:
-            logger.error("idle, but %s", scheduler.stats())
-        if scheduler.waiting:
-            head = scheduler.waiting[0]
-            logger.error("nothing runs, but %r was not let in: %s", head, scheduler.stats())
-            scheduler.finish(head, "error", error=("engine_error", "it could not be scheduled"))
-            self._send_outputs()
+        if scheduler.is_blocked:
+            return self._watch_blocked()
+        self._stuck_since = None
+        if self._was_busy and not scheduler.sequences:
+            self._was_busy = False
+            scheduler.max_step_tokens = scheduler.config.max_num_batched_tokens
+            try:
+                scheduler.check_idle()
+            except AssertionError:
+                logger.exception("idle, but %s", scheduler.stats())
+        return False
+
+    def _watch_blocked(self) -> bool:
+        """Requests wait and nothing runs: a fault of ours, which must not last for ever."""
+        scheduler, now = self.scheduler, self._now()
+        head = scheduler.waiting[0]
+        if self._stuck_since is None:
+            self._stuck_since = now
+            logger.error("nothing runs, but %r is not let in: %s", head, scheduler.stats())
+        if now - self._stuck_since < STUCK_SECONDS:
+            return False
+        self._stuck_since = None
+        message = f"it could not be scheduled for {STUCK_SECONDS:g} s"
+        scheduler.finish(head, "error", error=("engine_error", message))
+        self._send_outputs()
+        return True
