@@ -8,7 +8,6 @@ from engine.sequence import Sequence
 ABSENT_FEATURES = (  # of SamplingParams: refused by name rather than ignored
     "prompt_logprobs",
     "structured_outputs",
-    "bad_words",
     "thinking_token_budget",
     "repetition_detection",
 )
@@ -60,3 +59,5 @@ def _indexing_ids(sequence: Sequence) -> Iterator[int]:
         params.trace_decode_token_ids,
     ):
         yield from ids or ()
+    for word in params.bad_words_token_ids or ():
+        yield word[-1]

@@ -25,7 +25,7 @@ from engine.collector import RequestOutputCollector
 from engine.connection import STALL_SECONDS, CoreConnection, CoreState
 from engine.download import resolve_model
 from engine.errors import EngineDeadError, RetryableRequestError, ValidationError
-from engine.inputs import ModelConfig, Prompt, check_params, parse_prompt
+from engine.inputs import ModelConfig, Prompt, bad_word_ids, check_params, parse_prompt
 from engine.ipc import Ready, SchedulerStats
 from engine.launcher import CoreProcess, PrivateDirectory
 from engine.output_processor import OutputProcessor
@@ -400,9 +400,13 @@ class AsyncLLM:
 
     def _complete_params(self, params: SamplingParams) -> SamplingParams:
         """Our own copy. With a seed, so that the same request can be sent again."""
-        seed = secrets.randbits(63) if params.seed is None else params.seed % (1 << 64)
-        interval = params.stream_interval or self._parts.stream_interval
-        return msgspec.structs.replace(params, seed=seed, stream_interval=interval)
+        words = params.bad_words
+        return msgspec.structs.replace(
+            params,
+            seed=secrets.randbits(63) if params.seed is None else params.seed % (1 << 64),
+            stream_interval=params.stream_interval or self._parts.stream_interval,
+            bad_words_token_ids=bad_word_ids(words, self.tokenizer) if words else None,
+        )
 
     async def _tokenize(self, text: str, options: dict[str, Any]) -> list[int]:
         unknown = options.keys() - {"add_special_tokens"}

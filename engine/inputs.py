@@ -9,6 +9,7 @@ from typing import Any, NotRequired, TypedDict
 from engine.errors import ValidationError
 from engine.ipc import Ready
 from engine.sampling_params import SamplingParams
+from engine.tokenizer import Tokenizer
 
 # Of a checkpoint's generation_config.json, what SamplingParams can take up, under our names.
 GENERATION_CONFIG_NAMES = {
@@ -128,10 +129,16 @@ def check_prompt(token_ids: Sequence[int], resume_token_ids: Sequence[int], read
             raise ValidationError("token ids must be of the model's vocabulary", "prompt", None)
 
 
+def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
+    """The token sequences that write these words, at the start of a text and behind a space."""
+    forms = (f"{space}{word.lstrip()}" for word in words for space in ("", " "))
+    found = {tuple(tokenizer.encode(form, add_special_tokens=False)) for form in forms if form}
+    return [list(ids) for ids in sorted(found)]
+
+
 _ABSENT_FEATURES = (
     "flat_logprobs",
     "structured_outputs",
-    "bad_words",
     "thinking_token_budget",
     "repetition_detection",
 )

@@ -74,7 +74,11 @@ class RowState:
             params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
         )
         self.edits_logits = bool(
-            self.has_penalties or params.min_tokens or params.logit_bias or params.allowed_token_ids
+            self.has_penalties
+            or params.min_tokens
+            or params.logit_bias
+            or params.allowed_token_ids
+            or params.bad_words_token_ids
         )
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
         self._uniforms: list[float] = []
@@ -99,6 +103,8 @@ class RowState:
             kept = logits[allowed]
             logits.fill_(-torch.inf)
             logits[allowed] = kept
+        if params.bad_words_token_ids:
+            logits[_completing(params.bad_words_token_ids, sequence)] = -torch.inf
         if sequence.num_output_tokens < params.min_tokens:
             logits[list(sequence.stop_ids)] = -torch.inf
         if params.logit_bias:
@@ -237,6 +243,17 @@ def choose_truncated(
 def _invert(cumulative: Tensor, total: Tensor, uniform: Tensor) -> Tensor:
     """The first index of each row whose cumulative weight is above `uniform * total`. [n, 1]"""
     return torch.searchsorted(cumulative, uniform * total, right=True)
+
+
+def _completing(words: list[list[int]], sequence: Sequence) -> list[int]:
+    """The tokens that would complete one of these words in the answer."""
+    longest = max(map(len, words))
+    answer = sequence.token_ids[max(sequence.num_prompt_tokens, sequence.num_tokens - longest) :]
+    return [
+        word[-1]
+        for word in words
+        if len(word) == 1 or answer[len(answer) - len(word) + 1 :] == word[:-1]
+    ]
 
 
 def _state_of(sequence: Sequence) -> RowState:

@@ -73,6 +73,7 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
     routed_experts_prompt_start: int | None = None
     prompt_logprob_token_ids: list[int] | None = None
     prompt_logprob_start: int | None = None
+    bad_words_token_ids: list[list[int]] | None = None  # of `bad_words`; the engine fills it in
 
     def __post_init__(self) -> None:
         self._normalize()
@@ -117,6 +118,8 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
         self.stop_token_ids = list(dict.fromkeys(self.stop_token_ids or []))
         self.bad_words = self.bad_words or []
         self.logprobs = 1 if self.logprobs is True else self.logprobs
+        if self.logprobs is None and self.logprob_token_ids:
+            self.logprobs = 0  # the chosen token's, and those asked for
         self.prompt_logprobs = 1 if self.prompt_logprobs is True else self.prompt_logprobs
         if self.skip_reading_prefix_cache is None:
             self.skip_reading_prefix_cache = self.prompt_logprobs is not None
@@ -159,6 +162,10 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
         _check_ids("stop_token_ids", self.stop_token_ids)
         _check_ids("allowed_token_ids", self.allowed_token_ids)
         _check_ids("trace_decode_token_ids", self.trace_decode_token_ids)
+        for ids in self.bad_words_token_ids or ():
+            _check_ids("bad_words_token_ids", ids)
+            if not ids:
+                raise _refuse("bad_words_token_ids", ids, "must not hold an empty list")
         if self.allowed_token_ids == []:
             raise _refuse("allowed_token_ids", [], "must not be empty")
         if self.stop and not self.detokenize:

@@ -199,7 +199,6 @@ async def test_impossible_prompt_is_refused(engine: AsyncLLM, prompt: Any) -> No
     [
         {"prompt": {"prompt_embeds": 1}},
         {"prompt": iter("abc")},
-        {"params": SamplingParams(bad_words=["x"])},
         {"params": SamplingParams(structured_outputs={"json": "{}"})},
         {"params": SamplingParams(prompt_logprobs=1)},
         {"lora_request": object()},

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from engine.errors import ValidationError
-from engine.inputs import ModelConfig, ParsedPrompt, check_params, parse_prompt
+from engine.inputs import ModelConfig, ParsedPrompt, bad_word_ids, check_params, parse_prompt
 from engine.sampling_params import SamplingParams
+from engine.tokenizer import Tokenizer
+from tests.engine.small_tokenizers import build_chatml
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,12 @@ def test_logprobs_are_limited(logprobs: int, limit: int, is_fine: bool) -> None:
     else:
         with pytest.raises(ValidationError, match="logprobs"):
             check_params(params, None, limit)
+
+
+def test_bad_words_are_found_at_the_start_and_behind_a_space(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(build_chatml(tmp_path))
+    ids = bad_word_ids(["dog", " dog", " "], tokenizer)
+    assert sorted(map(tokenizer.decode, ids)) == [" ", " dog", "dog"]
 
 
 def test_recommended_sampling_comes_from_the_checkpoint(tmp_path: Path) -> None:

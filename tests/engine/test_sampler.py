@@ -138,6 +138,7 @@ MIXED: list[dict[str, Any]] = [
     {"min_p": 0.1},
     {"repetition_penalty": 1.3, "presence_penalty": 0.5, "output": (3, 3, 4)},
     {"top_p": 0.2, "logit_bias": {4: 3.0}, "min_tokens": 9, "stop_token_ids": [6]},
+    {"bad_words_token_ids": [[3, 4], [5]], "output": (3,)},
 ]
 
 
@@ -202,6 +203,26 @@ def test_bias_and_allowed_ids_change_the_choice() -> None:
     assert sample_one(logits, make_sequence(temperature=0, logit_bias={0: 5})).token_id == 0
     sequence = make_sequence(temperature=0, allowed_token_ids=[0, 2])
     assert sample_one(logits, sequence).token_id == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "answer", "expected"),
+    [
+        ([[3]], (), 2),
+        ([[9, 3]], (), 3),
+        ([[9, 3]], (9,), 2),
+        ([[9, 3]], (9, 9, 1), 3),
+        ([[8, 9, 3], [2]], (8, 9), 1),
+        ([[8, 9, 3]], (9,), 3),
+        ([[1, 3]], (), 3),  # the prompt ends with 1, but words are those of the answer
+    ],
+)
+def test_bad_word_is_not_completed(
+    words: list[list[int]], answer: tuple[int, ...], expected: int
+) -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
+    sequence = make_sequence(prompt=(0, 1), output=answer, temperature=0, bad_words_token_ids=words)
+    assert sample_one(logits, sequence).token_id == expected
 
 
 def test_forced_tokens_come_with_their_own_logprobs() -> None:
