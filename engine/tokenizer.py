@@ -78,6 +78,22 @@ class Tokenizer:
         tokens = self._backend.get_added_tokens_decoder()
         return sorted(token_id for token_id, token in tokens.items() if token.special)
 
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The ids that `decode(skip_special_tokens=True)` leaves out."""
+        return frozenset(self.all_special_ids)
+
+    @cached_property
+    def byte_values(self) -> dict[int, int]:
+        """id → byte of the tokens that stand for one byte of a character, `<0xE2>` and so on."""
+        values = {}
+        for byte in range(256):
+            name = f"<0x{byte:02X}>"
+            token_id = self._backend.token_to_id(name)
+            if token_id is not None and self._backend.decode([token_id]) != name:
+                values[token_id] = byte
+        return values
+
     @property
     def chat_stop(self) -> tuple[str, ...]:
         """Stop strings that answers in a chat need; none unless the fallback template is used."""
@@ -103,9 +119,23 @@ class Tokenizer:
             lambda: _encode(self._backend, text, add_special_tokens, max_length)
         )
 
-    def decode(self, token_ids: Sequence[int] | int, skip_special_tokens: bool = False) -> str:
+    def decode(
+        self,
+        token_ids: Sequence[int] | int,
+        skip_special_tokens: bool = False,
+        *,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
+        """The text of ids. Only some decoders put spaces between special tokens at all."""
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
-        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        if skip_special_tokens or spaces_between_special_tokens:
+            return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        parts: list[list[int]] = []
+        for token_id in ids:
+            if not parts or (token_id in self.special_ids and parts[-1][-1] in self.special_ids):
+                parts.append([])
+            parts[-1].append(token_id)
+        return "".join(self._backend.decode(p, skip_special_tokens=False) for p in parts)
 
     def __call__(
         self, text: str | list[str], add_special_tokens: bool = True

@@ -89,12 +89,72 @@ def build_zephyr(folder: Path) -> Path:
     return _save(folder, tokenizer, ZEPHYR, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
-BUILDERS = {
+def build_gemma(folder: Path) -> Path:
+    """Like Gemma's: sentencepiece without a prefix space, byte fallback, nothing stripped."""
+    tokenizer = _sentencepiece(["<unk>", "<s>", "</s>"])
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return _save(folder, tokenizer, None, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+def build_unigram(folder: Path) -> Path:
+    """Like T5's: a unigram model, and a decoder that turns `▁` back into spaces by itself."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=200,
+        special_tokens=["<pad>", "</s>", "<unk>"],
+        unk_token="<unk>",
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TRAINING_TEXT * 4, trainer)
+    return _save(folder, tokenizer, None, eos_token="</s>", unk_token="<unk>")
+
+
+def build_bert(folder: Path) -> Path:
+    """Like BERT's: WordPiece, whose decoder puts the spaces and tidies punctuation."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(cleanup=True)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=260, special_tokens=["[UNK]", "[CLS]", "[SEP]"], show_progress=False
+    )
+    tokenizer.train_from_iterator(TRAINING_TEXT * 4, trainer)
+    return _save(folder, tokenizer, None, eos_token="[SEP]", unk_token="[UNK]")
+
+
+def build_word_ends(folder: Path) -> Path:
+    """Like the first GPT's: tokens tell where a word ends, so a space comes with the next word."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.BPEDecoder()
+    trainer = trainers.BpeTrainer(
+        vocab_size=260,
+        special_tokens=["<unk>", "<eos>"],
+        end_of_word_suffix="</w>",
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TRAINING_TEXT * 4, trainer)
+    return _save(folder, tokenizer, None, eos_token="<eos>", unk_token="<unk>")
+
+
+BUILDERS = {  # for chats
     "chatml": build_chatml,
     "thinking": lambda folder: build_chatml(folder, THINKING),
     "llama3": build_llama3,
     "mistral": build_mistral,
     "zephyr": build_zephyr,
+}
+DECODERS = {  # one of each way to write text
+    "chatml": build_chatml,
+    "mistral": build_mistral,
+    "gemma": build_gemma,
+    "unigram": build_unigram,
+    "bert": build_bert,
+    "word_ends": build_word_ends,
 }
 
 
