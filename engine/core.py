@@ -107,11 +107,13 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
         dtype=str(loaded.dtype).removeprefix("torch."),
         attn_backend=chosen.name,
         pace=config.pace,
+        config=config,
     )
     metrics = CoreMetrics(config.served_model_name, chosen.name)
     gc.collect()
     gc.freeze()  # the model is not garbage: do not look at it again
-    return EngineCore(scheduler, runner.execute, metrics, epoch=ready.epoch), ready
+    core = EngineCore(scheduler, runner.execute, metrics, epoch=ready.epoch, worker=runner)
+    return core, ready
 
 
 class ParentWatch(threading.Thread):

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from engine.config import EngineConfig
 from engine.sampling_params import SamplingParams
 
 PROTOCOL_VERSION = 1
@@ -86,6 +87,7 @@ class Ready(Message, frozen=True, tag="ready"):
     dtype: str
     attn_backend: str
     pace: float  # tokens/s per answer, 0 = as fast as possible
+    config: EngineConfig | None = None  # with every size decided
 
 
 class SequenceOutput(Message, frozen=True, tag="output"):

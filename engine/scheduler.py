@@ -199,6 +199,11 @@ class Scheduler:
             if item.sequence.status is SequenceStatus.RUNNING:
                 self._attempt(item.sequence, self._take, item.num_tokens, token, now)
 
+    def preempt_all(self) -> None:
+        """Take every block back: what runs now starts over, from the queue."""
+        for sequence in reversed(self.running.copy()):
+            self._preempt(sequence)
+
     def give_up(self) -> None:
         """The step that was scheduled last computed nothing; the next `schedule` repeats it."""
         self.blocks.end_step()

@@ -11,8 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Any
 
+from engine.core_calls import CoreCalls
 from engine.core_io import ClientGone, InboxItem, Shutdown
 from engine.core_metrics import CoreMetrics
 from engine.ipc import (
@@ -24,8 +24,6 @@ from engine.ipc import (
     Pong,
     StepOutputs,
     Utility,
-    UtilityReply,
-    encode,
 )
 from engine.scheduler import Scheduler
 from engine.sequence import Execute, SampledToken, ScheduledSequence
@@ -38,7 +36,7 @@ STUCK_SECONDS = 10.0  # without a step, though requests wait and none runs: then
 class EngineCore:
     """The step loop, without sockets and tensors: queues in, `execute` between, `send` out.
 
-    `now` is a monotonic clock, replaced in tests.
+    `now` is a monotonic clock, replaced in tests; `worker` is what `collective_rpc` calls.
     """
 
     def __init__(
@@ -49,6 +47,7 @@ class EngineCore:
         *,
         epoch: int = 0,
         now: Callable[[], float] = time.monotonic,
+        worker: object = None,
     ) -> None:
         self.scheduler = scheduler
         self.metrics = metrics
@@ -62,12 +61,9 @@ class EngineCore:
         self._round_started: float | None = None  # None: idle
         self._stuck_since: float | None = None  # None: nothing waits in vain
         self._was_busy = False  # since the books were last checked
-        self._utilities: dict[str, Callable[..., Any]] = {
-            "metrics": lambda: metrics.snapshot(scheduler),
-            "check_integrity": scheduler.check_integrity,
-            "reset_prefix_cache": scheduler.blocks.reset_cache,
-            "num_unfinished": lambda: len(scheduler.sequences),
-        }
+        self._calls = CoreCalls(
+            scheduler, metrics, lambda client_id, reply: self.send(client_id, reply), worker
+        )
 
     def run(self) -> None:
         """Step until a `Shutdown` arrives. An exception of a step is not caught here."""
@@ -82,6 +78,7 @@ class EngineCore:
         while not self.inbox.empty():
             self._handle(self.inbox.get_nowait())
         scheduled, tokens = self._compute()
+        self._calls.answer_drained()
         if not scheduled:
             return self._check_idle()
         metrics = self.metrics
@@ -102,7 +99,7 @@ class EngineCore:
 
     def wait(self) -> None:
         """Sleep until a message comes, the next paced token is due or the watchdog has its turn."""
-        due = self.scheduler.next_due()
+        due = None if self._calls.is_frozen else self.scheduler.next_due()
         if self._stuck_since is not None:
             due = min(due or math.inf, self._stuck_since + STUCK_SECONDS)
         timeout = None if due is None else max(0.0, due - self._now())
@@ -121,7 +118,8 @@ class EngineCore:
     def _compute(self) -> tuple[list[ScheduledSequence], list[SampledToken | None]]:
         """Schedule and execute. Without memory: again with less, without the largest prompt, no."""
         for remedy in (self._halve_step, self._end_largest_prompt, None):
-            scheduled = self.scheduler.schedule(self._now())
+            is_frozen = self._calls.is_frozen
+            scheduled = [] if is_frozen else self.scheduler.schedule(self._now())
             self._send_outputs()  # who was let in and who waits, before the forward pass
             if not scheduled:
                 break
@@ -164,24 +162,18 @@ class EngineCore:
     def _handle_message(self, client_id: str, message: ClientMessage) -> None:
         match message:
             case AddRequest():
-                if self.scheduler.add(client_id, message, self._now()) is None:
-                    logger.error("request %s is here already, ignored", message.request_id)
+                self._add(client_id, message)
             case Abort():
                 self.scheduler.abort(client_id, message.request_ids, message.reason)
             case Utility():
-                self.send(client_id, self._call(message))
+                self._calls.answer(client_id, message)
 
-    def _call(self, utility: Utility) -> UtilityReply:
-        function = self._utilities.get(utility.name)
-        if function is None:
-            return UtilityReply(utility.call_id, error=f"there is no utility {utility.name!r}")
-        try:
-            reply = UtilityReply(utility.call_id, function(*utility.args))
-            encode(reply)  # here, where a value that cannot be sent is an error like any other
-            return reply
-        except Exception as error:  # an answer, whatever it is: the step loop goes on
-            logger.exception("utility %s failed", utility.name)
-            return UtilityReply(utility.call_id, error=f"{type(error).__name__}: {error}")
+    def _add(self, client_id: str, request: AddRequest) -> None:
+        sequence = self.scheduler.add(client_id, request, self._now())
+        if sequence is None:
+            logger.error("request %s is here already, ignored", request.request_id)
+        elif refusal := self._calls.refusal:
+            self.scheduler.finish(sequence, "error", error=refusal)
 
     def _receive_aborts(self) -> None:
         """What has come since; each is in the inbox as well, where it is mostly ignored then."""
@@ -200,7 +192,7 @@ class EngineCore:
     def _check_idle(self) -> bool:
         """After a round without a step. True if the next one may find work at once."""
         scheduler = self.scheduler
-        if scheduler.is_blocked:
+        if scheduler.is_blocked and not self._calls.is_frozen:
             return self._watch_blocked()
         self._stuck_since = None
         if self._was_busy and not scheduler.sequences:

@@ -59,7 +59,9 @@ class FakeModel:
 class SteppedCore:
     """An `EngineCore` without process, socket and clock; one client called "me" unless named."""
 
-    def __init__(self, model: FakeModel | None = None, **settings: Any) -> None:
+    def __init__(
+        self, model: FakeModel | None = None, *, worker: object = None, **settings: Any
+    ) -> None:
         self.model = model or FakeModel()
         self.scheduler = make_scheduler(**settings)
         self.time = 0.0
@@ -69,6 +71,7 @@ class SteppedCore:
             CoreMetrics("fake", "none"),
             epoch=7,
             now=lambda: self.time,
+            worker=worker,
         )
         self.core.send = lambda client_id, message: self.sent.append((client_id, message))
         self.sent: list[tuple[str, CoreMessage]] = []
