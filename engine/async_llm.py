@@ -140,19 +140,26 @@ class AsyncLLM:
         max_num_queued_tokens: int | None = None,
         on_core_state: StateCallback | None = None,
         stall_seconds: float = STALL_SECONDS,
+        resubmit: bool = True,
     ) -> "AsyncLLM":
         """Join a core that somebody else starts and watches; it may not be there yet.
 
         `model` is the local folder (for the tokenizer). Joining begins in the running event loop,
         or with the first call that has one. `on_core_state(state, reason)` is called on that loop
-        whenever `core_state` changes. When the core dies every open stream raises
-        `EngineDeadError`, and new requests `RetryableRequestError` until the next core is there.
+        whenever `core_state` changes.
+
+        When the core dies, new requests raise `RetryableRequestError` until the next one is there.
+        Open ones are sent to it with their tokens so far, and their streams go on with the same
+        text; a stream ends with finish reason `error` if two cores in a row died before it had
+        another token, or if there is none for 60 s. Without `resubmit` they raise
+        `EngineDeadError`.
         """
         own_tokenizer = Tokenizer(tokenizer or model)
         client = CoreClient(
             address,
             own_tokenizer,
             reconnect=True,
+            resubmit=resubmit,
             stall_seconds=stall_seconds,
             max_num_queued_reqs=max_num_queued_reqs,
             max_num_queued_tokens=max_num_queued_tokens,

@@ -1,8 +1,8 @@
 """`CoreClient`: one client's open requests and the core that computes them.
 
 Between the socket (`CoreConnection`) and the readers (`OutputProcessor`): it sends requests and
-aborts, hands out what comes back in slices that leave the event loop responsive, and ends all
-requests when the core dies.
+aborts, and hands out what comes back in slices that leave the event loop responsive. When the core
+dies it either ends all requests, or keeps them open and sends them to the next core.
 """
 
 import asyncio
@@ -22,12 +22,14 @@ from engine.inputs import check_prompt
 from engine.ipc import Abort, AddRequest, Ready, SchedulerStats, SequenceOutput
 from engine.output_processor import OutputProcessor, merge_outputs
 from engine.request_state import RequestState
+from engine.resubmission import Resubmission, Submission
 from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 ABORT_CONFIRM_SECONDS = 1.0  # a core that is silent for longer is not waited for
 MAX_OUTPUTS_PER_TURN = 128  # processed before the event loop gets a turn
+MAX_GAP_SECONDS = 60.0  # that open requests wait for the next core
 
 StateCallback = Callable[[CoreState, str], None]
 
@@ -36,7 +38,8 @@ class CoreClient:
     """Not for users: `AsyncLLM` is. All methods belong to the event loop of the last `attach`.
 
     With `reconnect` a dead core is a pause, and requests are refused until another one answers;
-    without, it is the end, and `dead_error` says why.
+    those that are open go on there with `resubmit`, else they fail. Without `reconnect` it is the
+    end, and `dead_error` says why.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class CoreClient:
         tokenizer: Tokenizer,
         *,
         reconnect: bool,
+        resubmit: bool = False,
         stall_seconds: float = STALL_SECONDS,
         max_num_queued_reqs: int | None = None,
         max_num_queued_tokens: int | None = None,
@@ -58,6 +62,9 @@ class CoreClient:
         )
         self._tokenizer = tokenizer
         self._reconnect = reconnect
+        self._resubmission = Resubmission(self.requests, self._send) if resubmit else None
+        self._gap_timer: asyncio.TimerHandle | None = None
+        self._lost_ids: list[str] = []  # internal ids that the latest core had when it was lost
         self._max_num_queued_reqs = max_num_queued_reqs
         self._max_num_queued_tokens = max_num_queued_tokens
         self._report_state = on_core_state
@@ -142,11 +149,10 @@ class CoreClient:
             priority=priority,
             cache_salt=cache_salt,
         )
-        if not self.connection.send(request):
+        if not self._send(request):
             raise RetryableRequestError("the engine core cannot be reached")
         state.in_core = True
-        self._num_sent += 1
-        self._num_sent_tokens += len(token_ids)
+        state.submission = Submission(request)
 
     def abort(self, request_id: Any, *, internal: bool = False) -> None:
         """End a request at its next step; unknown, ended and already aborted ids are ignored."""
@@ -156,6 +162,7 @@ class CoreClient:
                 continue
             self.requests.start_abort(state)
             if not state.in_core:
+                state.metrics.core_confirmed = state.submission is None
                 self.requests.end(state, "abort")
                 continue
             to_stop.append(state.internal_id)
@@ -190,12 +197,16 @@ class CoreClient:
             self._loop.call_soon(self._process_inbox)
 
     def on_core_state(self, state: CoreState, reason: str) -> None:
-        if state is CoreState.READY:
-            self.ready = self.connection.ready
+        if state is CoreState.READY and self.connection.ready is not None:
+            self._on_ready(self.connection.ready)
         elif state is CoreState.DEAD:
+            self._num_sent = self._num_sent_tokens = 0
             if not self._reconnect and self.dead_error is None:
                 self.dead_error = EngineDeadError(reason)
-            self._end_all(reason)
+            if self._resubmission is None:
+                self._end_all(reason)
+            else:
+                self._hold_all(self._resubmission)
         if self._report_state is not None:
             self._report_state(state, reason)
 
@@ -207,6 +218,50 @@ class CoreClient:
         self._is_processing = bool(self._inbox)
         if self._is_processing and self._loop is not None:
             self._loop.call_soon(self._process_inbox)
+
+        if self._resubmission is not None and self._resubmission.waiting():
+            self._resubmit()
+
+    # ---- from one core to the next
+
+    def _hold_all(self, resubmission: Resubmission) -> None:
+        """The core is gone: what it had still said counts, what goes on waits for the next one."""
+        self._lost_ids = [state.internal_id for state in self._states() if state.in_core]
+        self._process_all()
+        for state in self._states():
+            if state.is_aborting:
+                self._end_unconfirmed(state)
+        resubmission.take_back()
+        if self._gap_timer is None and self._loop is not None and resubmission.waiting():
+            self._gap_timer = self._loop.call_later(MAX_GAP_SECONDS, self._end_gap)
+
+    def _on_ready(self, ready: Ready) -> None:
+        known, self.ready = self.ready, ready
+        if self._resubmission is None:
+            return
+        self._stop_gap_timer()
+        if self._lost_ids and known is not None and known.epoch == ready.epoch:
+            # We only lost sight of it. It may compute them still, under ids that are used no more.
+            self.connection.send(Abort(self._lost_ids))
+        self._lost_ids = []
+        self._resubmission.end_misfits(ready)
+        self._resubmit()
+
+    def _resubmit(self) -> None:
+        if self._resubmission is None or self.connection.ready is None:
+            return
+        if self._resubmission.send_some() and self._loop is not None:
+            self._loop.call_soon(self._resubmit)
+
+    def _end_gap(self) -> None:
+        self._gap_timer = None
+        if self._resubmission is not None:
+            self._resubmission.end_waiting(f"no engine core for {MAX_GAP_SECONDS:g} s")
+
+    def _stop_gap_timer(self) -> None:
+        if self._gap_timer is not None:
+            self._gap_timer.cancel()
+            self._gap_timer = None
 
     # ---- ends
 
@@ -221,13 +276,25 @@ class CoreClient:
 
     def _end_all(self, reason: str) -> None:
         """No core will answer any more: end what is open, after what had still been said."""
-        self.requests.process(self._inbox.values())
-        self._inbox.clear()
+        self._stop_gap_timer()
+        self._process_all()
         for state in self._states():
             if state.is_aborting:
                 self._end_unconfirmed(state)
             else:
                 self.requests.fail(state, EngineDeadError(reason))
+
+    def _process_all(self) -> None:
+        """Process at once what has come of a core that is gone."""
+        outputs, self._inbox = self._inbox, {}
+        self.requests.process(outputs.values())
+
+    def _send(self, request: AddRequest) -> bool:
+        if not self.connection.send(request):
+            return False
+        self._num_sent += 1
+        self._num_sent_tokens += len(request.prompt_token_ids)
+        return True
 
     def _forget(self, *states: RequestState) -> None:
         open_states = [s for s in states if s.internal_id in self.requests.request_states]

@@ -84,6 +84,7 @@ class CoreConnection:
         self.last_beat = 0.0  # time.monotonic() of the step loop's last known round
         self._listener = weakref.ref(listener)
         self._reconnect = reconnect
+        self._ended_epoch: int | None = None  # of a core that has taken leave
         self._stall_seconds = stall_seconds
         self._tick_seconds = min(TICK_SECONDS, stall_seconds / 5)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -226,6 +227,7 @@ class CoreConnection:
             case UtilityReply():
                 self._on_reply(message)
             case Dead() if self.ready is not None:
+                self._ended_epoch = self.ready.epoch
                 self._lose(message.reason)
 
     def _on_ready(self, ready: Ready) -> None:
@@ -235,6 +237,8 @@ class CoreConnection:
             self._lose("the engine core was restarted")
         elif self.state is CoreState.DEAD and not self._reconnect:
             return
+        if ready.epoch == self._ended_epoch:
+            return  # said before it took leave
         self.ready = ready
         self.last_beat = time.monotonic()
         try:
@@ -244,6 +248,9 @@ class CoreConnection:
             return
         except OSError:  # out of descriptors: its silence will have to tell
             self._core_pidfd = None
+        if self._core_pidfd is not None and self.core_has_exited():  # it was an old answer
+            self._lose("the engine core exited")
+            return
         if self._loop is not None and self._core_pidfd is not None:
             self._loop.add_reader(self._core_pidfd, self._on_core_exit)
         self._set_state(CoreState.READY, "")

@@ -74,6 +74,18 @@ class OutputProcessor:
                 self.end(state, reason, stop_reason=output.stop_reason, error=error)
         return to_stop
 
+    def change_internal_id(self, state: RequestState, internal_id: str) -> None:
+        """From now on the core knows this answer by another id."""
+        external = str(state.request_id)
+        if self._external_to_internal.get(external) == state.internal_id:
+            self._external_to_internal[external] = internal_id
+        del self.request_states[state.internal_id]
+        self.request_states[internal_id] = state
+        if state.parent is not None:
+            del state.parent.children[state.internal_id]
+            state.parent.children[internal_id] = state
+        state.internal_id = internal_id
+
     def start_abort(self, state: RequestState) -> None:
         """From now on the request takes no token, and its id is free for another."""
         state.is_aborting = True

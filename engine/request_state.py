@@ -5,7 +5,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from engine.collector import RequestOutputCollector
 from engine.detokenizer import Decoder, Detokenizer
@@ -21,6 +21,9 @@ from engine.outputs import (
 )
 from engine.parent_request import ParentRequest
 from engine.sampling_params import RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from engine.resubmission import Submission
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +62,9 @@ class RequestState:
         self.prompt_token_ids: list[int] = []
         self.resume_token_ids: list[int] = []  # of an earlier run: already shown to somebody
         self.token_ids: list[int] = []  # of this run
+        self.submission: Submission | None = None  # None: no core was asked yet
         self.in_core = False
+        self.queue_position: int | None = None  # as the core said last; None: it has its turn
         self.is_aborting = False
         self.has_ended = False
         self.metrics = metrics or new_metrics(arrival_time)
@@ -90,6 +95,7 @@ class RequestState:
                 include_stop=self.params.include_stop_str_in_output,
                 min_tokens=self.params.min_tokens,
                 skip_special_tokens=self.params.skip_special_tokens,
+                spaces_between_special_tokens=self.params.spaces_between_special_tokens,
             )
             self._detokenizer.resume(self.resume_token_ids)
 
@@ -168,6 +174,7 @@ class RequestState:
         return Logprob(logprob, rank, self._decoder.decode([token_id]))
 
     def _note_progress(self, output: SequenceOutput) -> None:
+        self.queue_position = output.queue_position
         metrics = self.metrics
         metrics.num_preemptions = max(metrics.num_preemptions, output.num_preemptions)
         metrics.scheduled_ts = metrics.scheduled_ts or output.scheduled_ts

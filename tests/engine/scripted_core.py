@@ -50,7 +50,7 @@ class ScriptedCore:
         self.on_add: Callable[[str, AddRequest], None] | None = None
         self.utilities: dict[str, Any] = {"num_unfinished": 0, "metrics": {"num_running": 0}}
         self._process = subprocess.Popen(["sleep", "1000"])
-        self._ready = Ready(
+        self.ready = Ready(
             epoch=epoch,
             pid=self._process.pid,
             max_model_len=max_model_len,
@@ -65,7 +65,7 @@ class ScriptedCore:
         )
         self._owners: dict[str, str] = {}  # request id → client id
         self._inbox: SimpleQueue[ClientMessage] = SimpleQueue()
-        self._outbox: SimpleQueue[tuple[str, CoreMessage]] = SimpleQueue()
+        self._outbox: SimpleQueue[tuple[str, CoreMessage | bytes]] = SimpleQueue()
         self._is_closing = threading.Event()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -103,8 +103,8 @@ class ScriptedCore:
         client_id = self._owners[outputs[0].request_id]
         self._outbox.put((client_id, StepOutputs(epoch, 0, outputs, self.stats)))
 
-    def send(self, message: CoreMessage) -> None:
-        """Send to every client that has a request here."""
+    def send(self, message: CoreMessage | bytes) -> None:
+        """Send to every client that has a request here; bytes are sent as they are."""
         for client_id in set(self._owners.values()):
             self._outbox.put((client_id, message))
 
@@ -126,14 +126,15 @@ class ScriptedCore:
                     self._handle(identity.decode(), decode_client_message(payload))
             while not self._outbox.empty() and not self.is_silent:
                 client_id, message = self._outbox.get()
-                self._socket.send_multipart([client_id.encode(), encode(message)])
+                payload = message if isinstance(message, bytes) else encode(message)
+                self._socket.send_multipart([client_id.encode(), payload])
         self._socket.close(linger=0)
         self._context.term()
 
     def _handle(self, client_id: str, message: ClientMessage) -> None:
         match message:
             case Hello():
-                self._outbox.put((client_id, self._ready))
+                self._outbox.put((client_id, self.ready))
             case Ping():
                 pong = Pong(message.number, self.epoch, self.loop_age_seconds, self.stats)
                 self._outbox.put((client_id, pong))

@@ -431,12 +431,15 @@ async def test_engine_is_there_before_its_core(address: str, model: Path) -> Non
         engine.shutdown()
 
 
-async def test_dead_core_ends_every_stream_and_the_next_one_is_joined(
+async def test_dead_core_ends_every_stream_that_is_not_resubmitted(
     address: str, model: Path
 ) -> None:
     reasons: list[tuple[CoreState, str]] = []
     engine = AsyncLLM.connect(
-        address, model=str(model), on_core_state=lambda *state: reasons.append(state)
+        address,
+        model=str(model),
+        resubmit=False,
+        on_core_state=lambda *state: reasons.append(state),
     )
     with ScriptedCore(address) as first:
         await engine.wait_ready(5)
@@ -468,7 +471,9 @@ async def test_dead_core_ends_every_stream_and_the_next_one_is_joined(
     ]
 
 
-async def test_core_s_last_words_are_the_reason(engine: AsyncLLM, core: ScriptedCore) -> None:
+async def test_core_s_last_words_are_the_reason(core: ScriptedCore, model: Path) -> None:
+    engine = AsyncLLM.connect(core.address, model=str(model), resubmit=False)
+    await engine.wait_ready(5)
     stream = await engine.add_request("r", PROMPT, DELTA)
     request = await receive(core, AddRequest)
     core.emit(request.request_id, A)
@@ -476,6 +481,7 @@ async def test_core_s_last_words_are_the_reason(engine: AsyncLLM, core: Scripted
     with pytest.raises(EngineDeadError, match="out of luck"):
         while True:
             await stream.get()
+    engine.shutdown()
 
 
 async def test_outputs_of_another_epoch_are_dropped(engine: AsyncLLM, core: ScriptedCore) -> None:
