@@ -31,6 +31,7 @@ from engine.core_log import configure_log
 from engine.core_metrics import CoreMetrics
 from engine.ipc import Ready
 from engine.scheduler import Scheduler
+from engine.sequence import Execute, SampledToken, ScheduledSequence
 from engine.step_loop import EngineCore
 
 logger = logging.getLogger("engine.core")
@@ -39,6 +40,7 @@ PARENT_GRACE_SECONDS = 5.0  # for a step in progress when the parent dies
 # Between two operations torch's threads wait awake, by default for milliseconds. On a machine whose
 # cores we share with the web workers that stops the others, and made steps 25 times as long.
 SPIN_COUNT = "1000"
+CPU_OUT_OF_MEMORY = "can't allocate memory"  # in the text of torch's RuntimeError
 ONE_THREAD_PARAMETERS = 20_000_000  # below it, a step is over before a second thread has helped
 
 
@@ -112,8 +114,27 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     metrics = CoreMetrics(config.served_model_name, chosen.name)
     gc.collect()
     gc.freeze()  # the model is not garbage: do not look at it again
-    core = EngineCore(scheduler, runner.execute, metrics, epoch=ready.epoch, worker=runner)
+    execute = translate_out_of_memory(runner.execute)
+    core = EngineCore(scheduler, execute, metrics, epoch=ready.epoch, worker=runner)
     return core, ready
+
+
+def translate_out_of_memory(execute: Execute) -> Execute:
+    """Raise MemoryError for what torch raises when memory is short: the step loop knows no torch.
+
+    On a GPU that is an error of its own; on a CPU only its words tell it from any other.
+    """
+    from torch import OutOfMemoryError
+
+    def translated(scheduled: list[ScheduledSequence]) -> list[SampledToken | None]:
+        try:
+            return execute(scheduled)
+        except RuntimeError as error:
+            if isinstance(error, OutOfMemoryError) or CPU_OUT_OF_MEMORY in str(error):
+                raise MemoryError(str(error).splitlines()[0]) from None
+            raise
+
+    return translated
 
 
 class ParentWatch(threading.Thread):

@@ -7,19 +7,21 @@ its outbox. The step loop sees two plain queues:
     inbox   everything in the order of arrival
     aborts  aborts once more, for the moment between forward pass and update: an abort that arrives
             while the last step of its request runs still wins
+
+Nothing that a peer sends or fails to read may end this thread: a core that hears nobody is dead.
 """
 
 import contextlib
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 
-import msgspec
 import zmq
 
 from engine.ipc import (
@@ -39,6 +41,7 @@ from engine.ipc import (
 logger = logging.getLogger(__name__)
 
 MAX_BACKLOG_BYTES = 64 * 1024 * 1024  # of one client; beyond it the client counts as dead
+SILENCE_SECONDS = 30.0  # without a word of a client, which pings every second: it has stopped
 RETRY_MS = 10  # while a client's pipe is full
 LINGER_MS = 1000  # for the last words of a core that exits
 
@@ -51,17 +54,26 @@ class ClientGone:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientSilent:
+    """In the inbox: this client may be dead. Its requests end, and it hears so if it wakes up."""
+
+    client_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """In the inbox: leave the step loop."""
 
 
-InboxItem = tuple[str, ClientMessage] | ClientGone | Shutdown
+InboxItem = tuple[str, ClientMessage] | ClientGone | ClientSilent | Shutdown
 
 
 @dataclass(slots=True)
 class _Client:
     identity: bytes
+    last_heard: float  # time.monotonic()
     pidfd: int | None = None
+    is_silent: bool = False
     backlog: deque[bytes] = field(default_factory=deque)
     num_backlog_bytes: int = 0
 
@@ -69,12 +81,20 @@ class _Client:
 class IoThread(threading.Thread):
     """Binds `address` when it is built; `start()` lets clients in; `close()` ends it."""
 
-    def __init__(self, address: str, ready: Ready, pong: Callable[[Ping], Pong]) -> None:
+    def __init__(
+        self,
+        address: str,
+        ready: Ready,
+        pong: Callable[[Ping], Pong],
+        *,
+        silence_seconds: float = SILENCE_SECONDS,
+    ) -> None:
         super().__init__(name="core-io", daemon=True)
         self.inbox: SimpleQueue[InboxItem] = SimpleQueue()
         self.aborts: deque[tuple[str, Abort]] = deque()
         self._ready = ready
         self._pong = pong
+        self._silence_seconds = silence_seconds
         self._outbox: deque[tuple[str, CoreMessage]] = deque()
         self._clients: dict[str, _Client] = {}
         self._pidfd_to_client_id: dict[int, str] = {}
@@ -118,7 +138,7 @@ class IoThread(threading.Thread):
     def _serve(self) -> None:
         while self._last_words is None:
             is_congested = any(client.backlog for client in self._clients.values())
-            events = dict(self._poller.poll(RETRY_MS if is_congested else None))
+            events = dict(self._poller.poll(self._poll_ms(is_congested)))
             if self._wake_fd in events:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake_fd)
@@ -129,10 +149,16 @@ class IoThread(threading.Thread):
                 self._receive()
             for pidfd in self._pidfd_to_client_id.keys() & events.keys():
                 self._lose(self._pidfd_to_client_id[pidfd], "its process ended")
+            self._notice_silence()
         self._send_outbox()
         for client_id in list(self._clients):
             self._deliver(client_id, encode(Dead(self._last_words)))
         self._router.close()
+
+    def _poll_ms(self, is_congested: bool) -> int | None:
+        if is_congested:
+            return RETRY_MS
+        return int(self._silence_seconds * 250) if self._clients else None
 
     def _send_outbox(self) -> None:
         while self._outbox:
@@ -145,33 +171,38 @@ class IoThread(threading.Thread):
                 identity, *frames = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            client_id = identity.decode(errors="replace")
+            client_id = identity.decode("latin-1")  # any bytes are an id, and each its own
+            if client := self._clients.get(client_id):
+                client.last_heard = time.monotonic()
+                client.is_silent = False
             try:
                 (payload,) = frames
                 message: ClientMessage = decode_client_message(payload)
-            except (ValueError, msgspec.MsgspecError) as error:
-                self._lose(client_id, f"unreadable message: {error}")
+            except Exception as error:  # whatever garbage can do to a decoder, such as recursion
+                self._dismiss(client_id, f"unreadable message: {error}")
                 continue
             self._dispatch(client_id, identity, message)
 
     def _dispatch(self, client_id: str, identity: bytes, message: ClientMessage) -> None:
         if isinstance(message, Hello):
             self._greet(client_id, identity, message)
-        elif isinstance(message, Ping):  # also from strangers: the epoch says we are another core
-            self._send_to(identity, encode(self._pong(message)))
-        elif client_id in self._clients:
+        elif client_id not in self._clients:  # of an earlier core, or one that was given up
+            self._tell(identity, Dead("the engine core does not know this client"))
+        elif isinstance(message, Ping):
+            self._deliver(client_id, encode(self._pong(message)))
+        else:
             if isinstance(message, Abort):
                 self.aborts.append((client_id, message))
             self.inbox.put((client_id, message))
 
     def _greet(self, client_id: str, identity: bytes, hello: Hello) -> None:
         if client_id not in self._clients:
-            client = self._clients[client_id] = _Client(identity)
+            client = self._clients[client_id] = _Client(identity, time.monotonic())
             try:
                 client.pidfd = pidfd = os.pidfd_open(hello.pid)
                 self._pidfd_to_client_id[pidfd] = client_id
                 self._poller.register(pidfd, zmq.POLLIN)
-            except OSError:  # ended already, or out of our sight in another container
+            except (OSError, OverflowError):  # ended already, or in another container, or nonsense
                 logger.warning("client %s: process %d cannot be watched", client_id, hello.pid)
             logger.info("client %s joined, process %d", client_id, hello.pid)
         self._deliver(client_id, encode(self._ready))
@@ -190,7 +221,7 @@ class IoThread(threading.Thread):
         client.backlog.append(payload)
         client.num_backlog_bytes += len(payload)
         if client.num_backlog_bytes > MAX_BACKLOG_BYTES:
-            self._lose(client_id, "it does not read")
+            self._dismiss(client_id, "it does not read")
 
     def _send_to(self, identity: bytes, payload: bytes) -> bool:
         """False if the pipe is full. Raises ZMQError if there is no such client any more."""
@@ -200,6 +231,11 @@ class IoThread(threading.Thread):
             return False
         return True
 
+    def _tell(self, identity: bytes, message: CoreMessage) -> None:
+        """Send without certainty, to one who may not be there."""
+        with contextlib.suppress(zmq.ZMQError):
+            self._send_to(identity, encode(message))
+
     def _retry_backlogs(self) -> None:
         for client_id, client in list(self._clients.items()):
             try:
@@ -207,6 +243,22 @@ class IoThread(threading.Thread):
                     client.num_backlog_bytes -= len(client.backlog.popleft())
             except zmq.ZMQError as error:
                 self._lose(client_id, str(error))
+
+    def _notice_silence(self) -> None:
+        """The process of a client may live and yet never read again: say so once."""
+        limit = time.monotonic() - self._silence_seconds
+        for client_id, client in self._clients.items():
+            if client.last_heard < limit and not client.is_silent:
+                client.is_silent = True
+                logger.warning("client %s: silent for %g s", client_id, self._silence_seconds)
+                self.inbox.put(ClientSilent(client_id))
+
+    def _dismiss(self, client_id: str, reason: str) -> None:
+        """Forget a client that may live, and tell it: what it has asked for will not come."""
+        client = self._clients.get(client_id)
+        if client is not None:
+            self._tell(client.identity, Dead(reason))
+            self._lose(client_id, reason)
 
     def _lose(self, client_id: str, reason: str) -> None:
         """Forget a client; the step loop ends its requests."""

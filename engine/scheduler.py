@@ -120,9 +120,13 @@ class Scheduler:
 
     def drop_client(self, client_id: str) -> None:
         """End everything of a client that is gone; nobody is left to hear of it."""
-        mine = [request_id for owner, request_id in self.sequences if owner == client_id]
-        self.abort(client_id, mine)
+        self.abort(client_id, [sequence.request_id for sequence in self._sequences_of(client_id)])
         self._outputs.pop(client_id, None)
+
+    def fail_client(self, client_id: str, error: Problem) -> None:
+        """End everything of a client with an error, for which it is to blame."""
+        for sequence in self._sequences_of(client_id):
+            self.finish(sequence, "error", error=error)
 
     def finish(
         self,
@@ -287,6 +291,9 @@ class Scheduler:
             self.finish(sequence, "error", error=problem)
         elif sequence.num_output_tokens and (end := self._end_reason(sequence)):
             self.finish(sequence, *end)  # nothing was left to generate behind the resumed tokens
+
+    def _sequences_of(self, client_id: str) -> list[Sequence]:
+        return [it for it in self.sequences.values() if it.client_id == client_id]
 
     def _enqueue(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=_order)

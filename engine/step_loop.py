@@ -13,7 +13,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from engine.core_calls import CoreCalls
-from engine.core_io import ClientGone, InboxItem, Shutdown
+from engine.core_io import ClientGone, ClientSilent, InboxItem, Shutdown
 from engine.core_metrics import CoreMetrics
 from engine.ipc import (
     Abort,
@@ -156,6 +156,9 @@ class EngineCore:
                 self._is_stopping = True
             case ClientGone(client_id):
                 self.scheduler.drop_client(client_id)
+            case ClientSilent(client_id):
+                error = ("client_silent", "nothing was heard of the client for too long")
+                self.scheduler.fail_client(client_id, error)
             case (client_id, message):
                 self._handle_message(client_id, message)
 
