@@ -38,6 +38,7 @@ RENEW_SECONDS = (
 PROMOTION_CHECK_SECONDS = 1.0
 STORE_RETRY_SECONDS = 0.2
 QUEUE_FRAME_SECONDS = 0.5  # `response.queued` is sent at most twice a second
+ENGINE_WAIT_SECONDS = 60.0  # of an answer whose turn comes while there is no engine core
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,9 @@ class Producer:
         run = self._run
         if run.stopping is not None:  # stopped before the engine heard of it
             return run.end("abort", None, "released")
+        await self._wait_for_engine()
+        if run.stopping is not None:
+            return run.end("abort", None, "released")
         run.num_prompt_tokens = len(token_ids)
         finish_reason, stop_reason, confirmed = "error", None, True
         try:
@@ -128,7 +132,7 @@ class Producer:
                 elif not run.stop_asked.is_set():
                     await self._flush_window()
         except (EngineError, ValidationError) as error:
-            # A dead core holds no blocks any more, so the request is released in any case.
+            # Not in a core, or in one that is dead and holds no blocks: released in any case.
             logger.warning(
                 "generation failed",
                 error=type(error).__name__,
@@ -136,6 +140,21 @@ class Producer:
                 **self._ids(),
             )
         return run.end(finish_reason, stop_reason, "released" if confirmed else "unknown")
+
+    async def _wait_for_engine(self) -> None:
+        """An answer that was promised waits for a core that restarts, until somebody stops it."""
+        if self._engine.is_ready:
+            return
+        waits = [
+            asyncio.ensure_future(self._engine.wait_ready(ENGINE_WAIT_SECONDS)),
+            asyncio.ensure_future(self._run.stop_asked.wait()),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
 
     def _take(self, output: RequestOutput) -> None:
         """Number the new text of one output and show it to the viewers."""

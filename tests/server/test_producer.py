@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 
 from engine import AsyncLLM, CompletionOutput, RequestOutput, SamplingParams
-from engine.errors import EngineDeadError
+from engine.errors import EngineDeadError, RetryableRequestError
+from server import producer as producer_module
 from server.hub import Hub, Subscription
 from server.metrics import Metrics
 from server.producer import Producer
@@ -40,6 +41,16 @@ class Engine:
     def __init__(self) -> None:
         self._outputs: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
         self.prompts: list[Any] = []
+        self.ready = asyncio.Event()
+        self.ready.set()
+
+    @property
+    def is_ready(self) -> bool:
+        return self.ready.is_set()
+
+    async def wait_ready(self, timeout: float) -> None:
+        async with asyncio.timeout(timeout):
+            await self.ready.wait()
 
     def say(self, *outputs: RequestOutput | Exception) -> None:
         for each in outputs:
@@ -48,6 +59,8 @@ class Engine:
     async def generate(
         self, prompt: Any, params: Any, request_id: str, **_: Any
     ) -> AsyncIterator[RequestOutput]:
+        if not self.is_ready:
+            raise RetryableRequestError("no core")
         self.prompts.append(prompt)
         finished = False
         while not finished:
@@ -243,3 +256,36 @@ async def test_queue_positions_are_told_at_most_twice_a_second(answering: Answer
         answering.producer._on_progress(cast("Any", progress))
     queued = [f for f in await answering.viewer.sent() if f["type"] == "response.queued"]
     assert [frame["position"] for frame in queued] == [0]
+
+
+async def test_an_answer_whose_turn_comes_while_the_core_restarts_waits(
+    answering: Answering,
+) -> None:
+    answering.engine.ready.clear()
+    producing = answering.start()
+    await asyncio.sleep(0)
+    answering.engine.say(output(answering.rid, "late "), output(answering.rid, "", "stop"))
+    answering.engine.ready.set()
+    await producing
+    assert (await answering.stored())[1] == "late "
+    assert answering.run.status == "completed"
+
+
+async def test_an_answer_that_waits_for_the_core_can_be_stopped(answering: Answering) -> None:
+    answering.engine.ready.clear()
+    producing = answering.start()
+    await asyncio.sleep(0)
+    answering.run.stop(Stop())
+    await producing
+    assert answering.run.status == "cancelled"
+    assert answering.engine.prompts == []
+
+
+async def test_an_answer_does_not_wait_for_the_core_for_ever(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_module, "ENGINE_WAIT_SECONDS", 0.01)
+    answering.engine.ready.clear()
+    await answering.start()
+    (done,) = (f for f in await answering.viewer.sent() if f["type"] == "response.done")
+    assert done["response"]["status_details"] == {"reason": "engine_error"}
