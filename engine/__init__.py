@@ -23,7 +23,7 @@ from engine.errors import (
     RetryableRequestError,
     ValidationError,
 )
-from engine.inputs import ModelConfig, TextPrompt, TokensPrompt
+from engine.inputs import LoRARequest, TextPrompt, TokensPrompt
 from engine.launcher import CoreProcess, PrivateDirectory
 from engine.outputs import (
     CompletionOutput,
@@ -33,8 +33,10 @@ from engine.outputs import (
     RequestOutput,
     RequestProgress,
 )
+from engine.pooling import EmbeddingRequestOutput, PoolingParams, PoolingRequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.tokenizer import Tokenizer
+from engine.vllm_config import ModelConfig
 
 __all__ = [
     "AsyncEngineArgs",
@@ -44,14 +46,18 @@ __all__ = [
     "CoreProcess",
     "CoreState",
     "DownloadError",
+    "EmbeddingRequestOutput",
     "EngineDeadError",
     "EngineError",
     "EngineGenerateError",
     "EngineStartError",
+    "LoRARequest",
     "Logprob",
     "MaxQueuedTokensError",
     "ModelConfig",
     "OutputError",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "PrivateDirectory",
     "QueueOverflowError",
     "RequestMetrics",

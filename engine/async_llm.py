@@ -9,12 +9,12 @@ It owns no task; left without `shutdown()` it keeps no interpreter alive and lea
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 import warnings
 import weakref
-from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -22,53 +22,31 @@ import msgspec
 from engine.args import AsyncEngineArgs
 from engine.client import CoreClient, StateCallback
 from engine.collector import RequestOutputCollector
-from engine.connection import STALL_SECONDS, CoreConnection, CoreState
+from engine.connection import STALL_SECONDS, CoreConnection
 from engine.download import resolve_model
-from engine.errors import EngineDeadError, RetryableRequestError, ValidationError
-from engine.inputs import ModelConfig, Prompt, bad_word_ids, check_params, parse_prompt
-from engine.ipc import Ready, SchedulerStats
-from engine.launcher import CoreProcess, PrivateDirectory
-from engine.output_processor import OutputProcessor
+from engine.engine_control import EngineControl
+from engine.engine_status import EngineParts
+from engine.errors import ValidationError
+from engine.inputs import LoRARequest, Prompt, bad_word_ids, check_params, parse_prompt
+from engine.launcher import STOP_TIMEOUT_SECONDS, CoreProcess, PrivateDirectory
 from engine.outputs import RequestOutput
+from engine.pooling import PoolingParams, PoolingRequestOutput
 from engine.request_state import ProgressCallback, create_states
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 
+logger = logging.getLogger(__name__)
+
 HANDSHAKE_SECONDS = 30.0
 
 
-class _AwaitableInt(int):
-    """An int that may also be awaited, as vLLM's earlier engine wanted it."""
-
-    def __await__(self) -> Generator[None, None, int]:
-        return int(self)
-        yield
-
-
-@dataclass(kw_only=True)
-class _Parts:
-    """What an engine is made of."""
-
-    client: CoreClient
-    tokenizer: Tokenizer
-    model: str
-    served_model_name: str
-    core: CoreProcess | None = None  # ours to end
-    directory: PrivateDirectory | None = None
-    max_logprobs: int = 20
-    stream_interval: int = 1
-    health_seconds: float = STALL_SECONDS
-
-
-class AsyncLLM:
+class AsyncLLM(EngineControl):
     """An engine. Made by `from_engine_args` or `connect`, ended by `shutdown`."""
 
-    def __init__(self, *args: Any, _parts: _Parts | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, _parts: EngineParts | None = None, **kwargs: Any) -> None:
         if _parts is None or args or kwargs:
             raise TypeError("AsyncLLM is made by AsyncLLM.from_engine_args(AsyncEngineArgs(...))")
-        self._parts = _parts
-        self._client = _parts.client
-        self.tokenizer = _parts.tokenizer
+        super().__init__(_parts)
         self._release = weakref.finalize(
             self,
             _release,
@@ -91,7 +69,9 @@ class AsyncLLM:
         """Start a core and block until it takes requests. Needs no event loop.
 
         Raises `EngineStartError` with the core's last log lines, `DownloadError` if `model` is a
-        hub id that cannot be fetched. The last three arguments are vLLM's, and without effect.
+        hub id that cannot be fetched. `stat_loggers` are for `do_log_stats`: loggers by name, or
+        factories that are called with `(vllm_config, 0)`. The two arguments before it are vLLM's,
+        and without effect.
         """
         folder = resolve_model(
             engine_args.model, revision=engine_args.revision, cache_dir=engine_args.download_dir
@@ -114,8 +94,8 @@ class AsyncLLM:
             undo.callback(client.connection.close)
             client.connection.handshake(HANDSHAKE_SECONDS)
             undo.pop_all()
-        return cls(
-            _parts=_Parts(
+        engine = cls(
+            _parts=EngineParts(
                 client=client,
                 tokenizer=tokenizer,
                 model=config.model,
@@ -125,8 +105,13 @@ class AsyncLLM:
                 max_logprobs=engine_args.max_logprobs,
                 stream_interval=engine_args.stream_interval,
                 health_seconds=engine_args.watchdog_seconds,
+                shutdown_timeout=engine_args.shutdown_timeout,
+                log_stats=not engine_args.disable_log_stats,
+                log_requests=engine_args.enable_log_requests,
             )
         )
+        engine._stat_loggers.add_all(stat_loggers, engine.vllm_config)
+        return engine
 
     @classmethod
     def connect(
@@ -166,7 +151,7 @@ class AsyncLLM:
             on_core_state=on_core_state,
         )
         engine = cls(
-            _parts=_Parts(
+            _parts=EngineParts(
                 client=client,
                 tokenizer=own_tokenizer,
                 model=model,
@@ -181,10 +166,30 @@ class AsyncLLM:
     def shutdown(self, timeout: float | None = None) -> None:
         """End the engine, and the core if it is ours; open streams raise `EngineDeadError`.
 
-        Blocks for as long as the core takes to end, a few seconds at most. Idempotent.
+        Blocks until the core has ended, which is killed after `timeout` seconds, by default those
+        of `AsyncEngineArgs.shutdown_timeout`. Idempotent.
         """
         self._client.shut_down("the engine was shut down")
-        self._release()
+        self._client.connection.close()
+        self._end_core(timeout)
+
+    async def start_background_loop(self) -> None:
+        """Join the running event loop, as the first request would. `EngineDeadError` if dead."""
+        if self.errored:
+            raise self.dead_error
+        self._client.attach()
+
+    async def shutdown_background_loop(self) -> None:
+        """As `shutdown`, without blocking the event loop meanwhile."""
+        self._client.shut_down("the engine was shut down")
+        self._client.connection.close()
+        await asyncio.to_thread(self._end_core)
+
+    def _end_core(self, timeout: float | None = None) -> None:
+        if detached := self._release.detach():
+            _, _, arguments, _ = detached
+            limit = self._parts.shutdown_timeout if timeout is None else timeout
+            _release(*arguments, timeout=limit)
 
     # ---- requests
 
@@ -194,7 +199,7 @@ class AsyncLLM:
         sampling_params: SamplingParams,
         request_id: Any,
         prompt_token_ids: list[int] | None = None,
-        lora_request: Any = None,
+        lora_request: LoRARequest | None = None,
         prefix_pos: int | None = None,
         *,
         on_progress: ProgressCallback | None = None,
@@ -233,6 +238,19 @@ class AsyncLLM:
         finally:
             stream.close()
 
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams,
+        request_id: Any,
+        prompt_token_ids: list[int] | LoRARequest | None = None,
+        lora_request: LoRARequest | None = None,
+        **options: Any,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """Not implemented; the error appears at the first iteration."""
+        raise NotImplementedError("encode() is not implemented")
+        yield
+
     async def add_request(
         self,
         request_id: Any,
@@ -242,26 +260,32 @@ class AsyncLLM:
         *,
         prompt_token_ids: list[int] | None = None,
         prompt_text: str | None = None,
-        resume_token_ids: Sequence[int] = (),
+        resume_token_ids: Sequence[int] | None = None,
         priority: int = 0,
         on_progress: ProgressCallback | None = None,
-        lora_request: Any = None,
+        lora_request: LoRARequest | None = None,
+        prompt_adapter_request: Any = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         trace_headers: Any = None,
         session_id: str | None = None,
         kv_hints: Any = None,
         data_parallel_rank: int | None = None,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: dict[str, Any] | None = None,
     ) -> RequestOutputCollector:
         """Send a request and return the reader's end of it, which iterates over its outputs.
 
         The id is taken at once and free again after the end or an `abort`. Cancelling this call
         leaves nothing behind; letting go of what it returns aborts the request. With
-        `resume_token_ids` the answer goes on behind tokens that an earlier run has shown. Raises
+        `resume_token_ids` the answer goes on behind tokens that an earlier run has shown. The last
+        six arguments are vLLM's, and without effect. Raises
         `ValidationError` for wrong arguments, `RetryableRequestError` while there is no core,
         `QueueOverflowError` and `MaxQueuedTokensError` when too much is waiting.
         """
         parsed = parse_prompt(prompt, prompt_token_ids, prompt_text)
         check_params(params, lora_request, self._parts.max_logprobs)
+        if prompt_adapter_request is not None:
+            raise NotImplementedError("prompt_adapter_request is not implemented")
         if params.n > 1 and resume_token_ids:
             raise ValidationError("resume_token_ids need n = 1", "n", params.n)
         self._client.check_admission(params.n)
@@ -281,12 +305,16 @@ class AsyncLLM:
             token_ids = parsed.token_ids
             if token_ids is None:
                 token_ids = await self._tokenize(parsed.text or "", tokenization_kwargs or {})
+            if self._parts.log_requests:
+                logger.info(
+                    "request %s: n=%d, prompt tokens %d", request_id, params.n, len(token_ids)
+                )
             for state in states:  # without a break between them: they will share a prefill
                 if not state.has_ended:  # it may have been aborted meanwhile
                     self._client.submit(
                         state,
                         token_ids,
-                        resume_token_ids=resume_token_ids,
+                        resume_token_ids=resume_token_ids or (),
                         priority=priority,
                         cache_salt=parsed.cache_salt,
                     )
@@ -305,103 +333,6 @@ class AsyncLLM:
         is_one = isinstance(request_id, str) or not isinstance(request_id, Iterable)
         for each in [request_id] if is_one else list(request_id):
             self._client.abort(each, internal=internal)
-
-    def check_admission(self, n: int = 1, request_id: Any = None) -> None:
-        """Raise if `n` more requests could not be taken now; all these errors carry a 503."""
-        self._client.check_admission(n)
-
-    # ---- what is known of the core
-
-    @property
-    def output_processor(self) -> OutputProcessor:
-        """The open requests."""
-        return self._client.requests
-
-    @property
-    def core_state(self) -> CoreState:
-        return self._client.connection.state
-
-    @property
-    def is_ready(self) -> bool:
-        """A core is joined and its step loop comes round."""
-        return self._client.connection.state is CoreState.READY and not self.errored
-
-    async def wait_ready(self, timeout: float | None = None) -> None:
-        """Return when `is_ready`. Raises `TimeoutError`, or `EngineDeadError` if it never will."""
-        if self.errored:
-            raise self.dead_error
-        self._client.attach()
-        async with asyncio.timeout(timeout):
-            await self._client.connection.wait_ready()
-
-    @property
-    def ready(self) -> Ready:
-        """What the latest core said of itself; `RetryableRequestError` before the first one."""
-        if self._client.ready is None:
-            raise RetryableRequestError("no engine core has answered yet")
-        return self._client.ready
-
-    @property
-    def model_config(self) -> ModelConfig:
-        """The served model; `RetryableRequestError` before the first core has answered."""
-        ready = self.ready
-        return ModelConfig(
-            model=self._parts.model,
-            served_model_name=self._parts.served_model_name,
-            max_model_len=ready.max_model_len,
-            vocab_size=ready.vocab_size,
-            dtype=ready.dtype,
-        )
-
-    @property
-    def stats(self) -> SchedulerStats | None:
-        """The core's load, at most a second old while it is well."""
-        return self._client.stats
-
-    async def metrics(self) -> dict[str, Any]:
-        """The core's counters; `EngineDeadError` if there is no core to ask."""
-        self._client.attach()
-        values: dict[str, Any] = await self._client.connection.call("metrics")
-        return values
-
-    async def check_health(self) -> None:
-        """Make a round trip through the step loop. Raises `EngineDeadError` if it does not come."""
-        if self.errored:
-            raise self.dead_error
-        self._client.attach()
-        limit = self._parts.health_seconds
-        try:
-            async with asyncio.timeout(limit):
-                await self._client.connection.call("num_unfinished")
-        except TimeoutError:
-            problem = f"the engine core has not answered for {limit:g} s"
-            raise EngineDeadError(problem) from None
-
-    @property
-    def errored(self) -> bool:
-        """Whether the engine is dead for good. A connected one is only after `shutdown`."""
-        return self._client.has_died
-
-    @property
-    def dead_error(self) -> EngineDeadError:
-        """What to raise when the engine is dead."""
-        return self._client.dead_error or EngineDeadError()
-
-    @property
-    def is_running(self) -> bool:
-        return not self.errored
-
-    @property
-    def is_stopped(self) -> bool:
-        return self.errored
-
-    def get_tokenizer(self, lora_request: Any = None) -> Tokenizer:
-        """The tokenizer, which may also be awaited."""
-        return self.tokenizer
-
-    def get_num_unfinished_requests(self) -> int:
-        """How many requests of this client have not had their last output; may be awaited."""
-        return _AwaitableInt(len(self.output_processor.request_states))
 
     # ---- helpers
 
@@ -431,13 +362,15 @@ def _release(
     connection: CoreConnection,
     core: CoreProcess | None,
     directory: PrivateDirectory | None,
+    *,
+    timeout: float = STOP_TIMEOUT_SECONDS,
 ) -> None:
     """End what an engine holds: at its shutdown, its collection, or the interpreter's exit."""
     if os.getpid() != owner_pid:
         return  # a forked child, which owns none of it
     connection.close()
     if core is not None:
-        core.terminate()
+        core.terminate(timeout)
     if directory is not None:
         directory.remove()
 

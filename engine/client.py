@@ -103,6 +103,11 @@ class CoreClient:
             self.dead_error = EngineDeadError(reason)
         self._end_all(reason)
 
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens that wait in the core, or are on their way to it."""
+        return (self.stats.num_waiting_tokens if self.stats else 0) + self._num_sent_tokens
+
     # ---- requests
 
     def check_admission(self, num_requests: int = 1) -> None:
@@ -114,12 +119,11 @@ class CoreClient:
             raise RetryableRequestError("the engine core is not ready")
         num_running = stats.num_running if stats else 0
         num_waiting = stats.num_waiting if stats else 0
-        num_tokens = (stats.num_waiting_tokens if stats else 0) + self._num_sent_tokens
         num_free_seats = max(0, ready.max_num_seqs - num_running)
         num_waiting += max(0, self._num_sent + num_requests - num_free_seats)
         if _exceeds(num_waiting, self._max_num_queued_reqs):
             raise QueueOverflowError("too many requests are waiting")
-        if _exceeds(num_tokens, self._max_num_queued_tokens):
+        if _exceeds(self.num_queued_tokens, self._max_num_queued_tokens):
             raise MaxQueuedTokensError("too many prompt tokens are waiting")
 
     def submit(

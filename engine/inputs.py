@@ -1,25 +1,13 @@
 """What a request may look like when it comes in: forms of prompts, and checks against the model."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from engine.errors import ValidationError
 from engine.ipc import Ready
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
-
-# Of a checkpoint's generation_config.json, what SamplingParams can take up, under our names.
-GENERATION_CONFIG_NAMES = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
 
 
 class TextPrompt(TypedDict):
@@ -48,25 +36,38 @@ class ParsedPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """What is known of the served model."""
+class LoRARequest:
+    """Weights to add to the model's for one request: not implemented, and refused by name."""
 
-    model: str  # its folder
-    served_model_name: str
-    max_model_len: int
-    vocab_size: int
-    dtype: str
+    lora_name: str
+    lora_int_id: int
+    lora_path: str = ""
 
-    def get_diff_sampling_param(self) -> dict[str, Any]:
-        """The sampling defaults that the checkpoint recommends, as `SamplingParams` names them."""
-        try:
-            config = json.loads((Path(self.model) / "generation_config.json").read_text())
-        except (OSError, ValueError):
-            return {}
-        found = {ours: config.get(theirs) for theirs, ours in GENERATION_CONFIG_NAMES.items()}
-        if config.get("do_sample") is False:
-            found["temperature"] = 0.0
-        return {name: value for name, value in found.items() if value is not None}
+
+class InputPreprocessor:
+    """From any form of a prompt to the ids that the model reads."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self.tokenizer
+
+    def preprocess(self, prompt: Prompt) -> TokensPrompt:
+        """Raises `ValidationError` for what is no prompt."""
+        parsed = parse_prompt(prompt)
+        ids = parsed.token_ids
+        if ids is None:
+            ids = self.tokenizer.encode(parsed.text or "")
+        return _tokens_prompt(parsed, ids)
+
+    async def preprocess_async(self, prompt: Prompt) -> TokensPrompt:
+        """As `preprocess`, with long texts in another thread."""
+        parsed = parse_prompt(prompt)
+        ids = parsed.token_ids
+        if ids is None:
+            ids = await self.tokenizer.encode_async(parsed.text or "")
+        return _tokens_prompt(parsed, ids)
 
 
 def parse_prompt(
@@ -142,6 +143,15 @@ _ABSENT_FEATURES = (
     "thinking_token_budget",
     "repetition_detection",
 )
+
+
+def _tokens_prompt(parsed: ParsedPrompt, token_ids: list[int]) -> TokensPrompt:
+    prompt = TokensPrompt(prompt_token_ids=token_ids)
+    if parsed.text is not None:
+        prompt["prompt"] = parsed.text
+    if parsed.cache_salt:
+        prompt["cache_salt"] = parsed.cache_salt
+    return prompt
 
 
 def _checked_ids(token_ids: Any) -> list[int] | None:

@@ -87,7 +87,7 @@ class Ready(Message, frozen=True, tag="ready"):
     dtype: str
     attn_backend: str
     pace: float  # tokens/s per answer, 0 = as fast as possible
-    config: EngineConfig | None = None  # with every size decided
+    config: EngineConfig  # with every size decided
 
 
 class SequenceOutput(Message, frozen=True, tag="output"):

@@ -9,7 +9,7 @@ what the core must be told is returned.
 from collections.abc import Iterable
 from typing import Any
 
-from engine.errors import ValidationError
+from engine.errors import RetryableRequestError, ValidationError
 from engine.ipc import SequenceOutput
 from engine.outputs import FinishReason, OutputError
 from engine.parent_request import ParentRequest
@@ -63,6 +63,9 @@ class OutputProcessor:
             state = self.request_states.get(output.request_id)
             if state is None:
                 continue  # it has ended here, the core just did not know yet
+            if output.error is not None and output.error[0] == "paused":
+                self.fail(state, RetryableRequestError(output.error[1]))
+                continue
             try:
                 reason = state.update(output)
                 error = OutputError(*output.error) if output.error else None

@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 
 import zmq
 
+from engine.config import EngineConfig
 from engine.ipc import (
     AddRequest,
     ClientMessage,
@@ -62,6 +63,7 @@ class ScriptedCore:
             dtype="float32",
             attn_backend="none",
             pace=0.0,
+            config=EngineConfig(model="", address=address, served_model_name=""),
         )
         self._owners: dict[str, str] = {}  # request id → client id
         self._inbox: SimpleQueue[ClientMessage] = SimpleQueue()

@@ -1,11 +1,10 @@
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.errors import ValidationError
-from engine.inputs import ModelConfig, ParsedPrompt, bad_word_ids, check_params, parse_prompt
+from engine.inputs import InputPreprocessor, ParsedPrompt, bad_word_ids, check_params, parse_prompt
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 from tests.engine.small_tokenizers import build_chatml
@@ -56,11 +55,10 @@ def test_bad_words_are_found_at_the_start_and_behind_a_space(tmp_path: Path) -> 
     assert sorted(map(tokenizer.decode, ids)) == [" ", " dog", "dog"]
 
 
-def test_recommended_sampling_comes_from_the_checkpoint(tmp_path: Path) -> None:
-    config = ModelConfig(str(tmp_path), "m", 100, 100, "float32")
-    assert config.get_diff_sampling_param() == {}
-    recommended = {"temperature": 0.6, "top_k": 20, "max_new_tokens": 7, "eos_token_id": 3}
-    (tmp_path / "generation_config.json").write_text(json.dumps(recommended))
-    assert config.get_diff_sampling_param() == {"temperature": 0.6, "top_k": 20, "max_tokens": 7}
-    (tmp_path / "generation_config.json").write_text('{"do_sample": false}')
-    assert config.get_diff_sampling_param() == {"temperature": 0.0}
+async def test_preprocessor_gives_the_ids_of_any_form(tmp_path: Path) -> None:
+    preprocessor = InputPreprocessor(Tokenizer(build_chatml(tmp_path)))
+    ids = preprocessor.get_tokenizer().encode("hello")
+    assert preprocessor.preprocess("hello") == {"prompt_token_ids": ids, "prompt": "hello"}
+    assert preprocessor.preprocess([1, 2]) == {"prompt_token_ids": [1, 2]}
+    salted = await preprocessor.preprocess_async({"prompt": "hello", "cache_salt": "s"})
+    assert salted == {"prompt_token_ids": ids, "prompt": "hello", "cache_salt": "s"}
