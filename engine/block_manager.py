@@ -49,6 +49,10 @@ class BlockManager:
         """Blocks that nobody holds, but that can be handed out only when a step has ended."""
         return len(self._deferred)
 
+    @property
+    def is_step_in_flight(self) -> bool:
+        return self._num_steps_ended < self._num_steps_started
+
     def start_step(self) -> None:
         """A step is in flight. Steps end in the order in which they start."""
         self._num_steps_started += 1
@@ -142,7 +146,7 @@ class BlockManager:
         for block in reversed(sequence.block_table):
             self._reference_counts[block] -= 1
             if self._reference_counts[block] == 0:
-                if self._num_steps_ended < self._num_steps_started:
+                if self.is_step_in_flight:
                     self._deferred[block] = self._num_steps_started
                 else:
                     self._add_free(block)

@@ -14,7 +14,7 @@ no tensors and never reads a clock.
 
 import logging
 import math
-from bisect import bisect_left, insort
+from bisect import insort
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -33,10 +33,10 @@ from engine.sequence import (
     SequenceStatus,
 )
 from engine.step_budget import StepBudget
+from engine.waiting_queue import WaitingQueue, by_order
 
 logger = logging.getLogger(__name__)
 
-QUEUE_REPORT_SECONDS = 0.5  # how often waiting clients hear their position, at most
 DEADLINE_CHECK_SECONDS = 0.25  # how late a deadline may be noticed
 
 P = ParamSpec("P")
@@ -74,12 +74,10 @@ class Scheduler:
         self.max_step_tokens = config.max_num_batched_tokens  # less while memory is short
         self.prompt_budget = StepBudget(config.max_num_batched_tokens, config.max_step_seconds)
         self.sequences: dict[RequestKey, Sequence] = {}  # all that are not finished
-        self.waiting: list[Sequence] = []  # both sorted by Sequence.order
-        self.running: list[Sequence] = []
-        self._num_waiting_tokens = 0
+        self.waiting = WaitingQueue()
+        self.running: list[Sequence] = []  # sorted by Sequence.order as well
         self._outputs: defaultdict[str, list[SequenceOutput]] = defaultdict(list)  # by client
         self._numbers = count()
-        self._last_queue_report = -math.inf
         self._last_deadline_check = -math.inf
 
     # ---- requests come and go -------------------------------------------------------------------
@@ -102,11 +100,11 @@ class Scheduler:
         sequence.order = (priority, arrival_time, next(self._numbers))
         sequence.queued_ts = now
         congestion = find_congestion(
-            sequence, self.config, len(self.waiting), self._num_waiting_tokens
+            sequence, self.config, len(self.waiting), self.waiting.num_tokens
         )
         self.totals.requests += 1
         self.sequences[sequence.key] = sequence
-        self._enqueue(sequence)
+        self.waiting.push(sequence)
         self._attempt(sequence, self._examine, congestion)
         return sequence
 
@@ -146,7 +144,7 @@ class Scheduler:
             return None
         output = self._output(sequence, token, reason, stop_reason, error)
         if sequence.status is SequenceStatus.WAITING:
-            self._dequeue(sequence)
+            self.waiting.remove(sequence)
         else:
             self.running.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
@@ -178,13 +176,14 @@ class Scheduler:
                 scheduled.append(self._next_chunk(sequence, budget))
                 budget -= scheduled[-1].num_tokens
         while budget and not num_victims and self.waiting:  # after a preemption room is short
-            head = self.waiting[0]
+            head = self.waiting.head
             if self._attempt(head, self._admit, now):
                 scheduled.append(self._next_chunk(head, budget))
                 budget -= scheduled[-1].num_tokens
             elif not head.is_finished:
                 break
-        self._report_queue(now)
+        for sequence in self.waiting.move_up(now):
+            self._outputs[sequence.client_id].append(self._output(sequence))
         if scheduled:
             self.blocks.start_step()
         return scheduled
@@ -238,7 +237,7 @@ class Scheduler:
         return SchedulerStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
-            num_waiting_tokens=self._num_waiting_tokens,
+            num_waiting_tokens=self.waiting.num_tokens,
             num_blocks_total=self.blocks.num_blocks,
             num_blocks_free=self.blocks.num_free,
         )
@@ -248,14 +247,13 @@ class Scheduler:
         queued = [*self.waiting, *self.running]
         assert len(queued) == len(self.sequences)
         assert all(self.sequences.get(sequence.key) is sequence for sequence in queued)
-        assert self._num_waiting_tokens == sum(sequence.num_tokens for sequence in self.waiting)
-        assert not any(sequence.block_table for sequence in self.waiting)
+        self.waiting.check_integrity()
         self.blocks.check_integrity(self.running)
 
     def check_idle(self) -> None:
         """Raise AssertionError unless everything is as before the first request."""
         self.check_integrity()
-        assert not self.sequences and not self._num_waiting_tokens
+        assert not self.sequences
         assert self.blocks.num_free == self.blocks.num_blocks, "blocks are neither held nor free"
 
     # ---- helpers, in the order of their use ------------------------------------------------------
@@ -295,14 +293,6 @@ class Scheduler:
     def _sequences_of(self, client_id: str) -> list[Sequence]:
         return [it for it in self.sequences.values() if it.client_id == client_id]
 
-    def _enqueue(self, sequence: Sequence) -> None:
-        insort(self.waiting, sequence, key=_order)
-        self._num_waiting_tokens += sequence.num_tokens
-
-    def _dequeue(self, sequence: Sequence) -> None:
-        del self.waiting[bisect_left(self.waiting, sequence.order, key=_order)]
-        self._num_waiting_tokens -= sequence.num_tokens
-
     @property
     def _has_deadlines(self) -> bool:
         config = self.config
@@ -322,16 +312,6 @@ class Scheduler:
                 code, deed = "queue_timeout", "started"
             if limit is not None and now - since > limit:
                 self.finish(sequence, "error", error=(code, f"not {deed} within {limit:g} s"))
-
-    def _report_queue(self, now: float) -> None:
-        """Tell waiting clients how many requests are ahead of theirs."""
-        if not self.waiting or now < self._last_queue_report + QUEUE_REPORT_SECONDS:
-            return
-        self._last_queue_report = now
-        for position, sequence in enumerate(self.waiting):
-            if position != sequence.queue_position:
-                sequence.queue_position = position
-                self._outputs[sequence.client_id].append(self._output(sequence))
 
     def _is_due(self, sequence: Sequence, now: float) -> bool:
         """Whether a running sequence wants its next token now."""
@@ -372,7 +352,7 @@ class Scheduler:
         sequence.status = SequenceStatus.WAITING
         sequence.num_preemptions += 1
         self.totals.preemptions += 1
-        self._enqueue(sequence)
+        self.waiting.push(sequence)
 
     def _next_chunk(self, sequence: Sequence, budget: int) -> ScheduledSequence:
         num_tokens = min(sequence.num_uncomputed_tokens, budget)
@@ -396,10 +376,10 @@ class Scheduler:
         if any(self.blocks.will_extend(prefix, sequence, other) for other in self.running):
             return False  # a step or two later its blocks can be shared, as by n > 1 siblings
         self.blocks.allocate(sequence, prefix)
-        self._dequeue(sequence)
+        self.waiting.remove(sequence)
         sequence.status = SequenceStatus.RUNNING
         sequence.queue_position = None
-        insort(self.running, sequence, key=_order)
+        insort(self.running, sequence, key=by_order)
         if not sequence.scheduled_ts:
             sequence.scheduled_ts = now
             sequence.num_cached_tokens = sequence.num_computed_tokens
@@ -467,7 +447,3 @@ class Scheduler:
             scheduled_ts=sequence.scheduled_ts,
             first_token_ts=sequence.first_token_ts,
         )
-
-
-def _order(sequence: Sequence) -> tuple[int, float, int]:
-    return sequence.order

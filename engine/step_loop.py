@@ -210,7 +210,7 @@ class EngineCore:
     def _watch_blocked(self) -> bool:
         """Requests wait and nothing runs: a fault of ours, which must not last for ever."""
         scheduler, now = self.scheduler, self._now()
-        head = scheduler.waiting[0]
+        head = scheduler.waiting.head
         if self._stuck_since is None:
             self._stuck_since = now
             logger.error("nothing runs, but %r is not let in: %s", head, scheduler.stats())
