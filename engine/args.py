@@ -69,7 +69,7 @@ class AsyncEngineArgs:
     device: str = "auto"
     attn_backend: str = "auto"
     model_impl: str = "auto"
-    batch_invariant: bool = False
+    batch_invariant: bool = True  # the same bits in any batch, wherever the kernels allow it
     pace: float = 0.0  # tokens/s per answer, 0 = as fast as possible
     max_step_seconds: float = 0.03  # of a step that reads a prompt, about; 0 = any length
     watchdog_seconds: float = 30.0
@@ -110,6 +110,7 @@ class AsyncEngineArgs:
             max_request_seconds=self.max_request_seconds,
             attn_backend=self.attn_backend,
             model_impl=self.model_impl,
+            batch_invariant=self.batch_invariant,
             pace=self.pace,
             max_step_seconds=self.max_step_seconds,
             watchdog_seconds=self.watchdog_seconds,

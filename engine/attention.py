@@ -28,10 +28,14 @@ LAYER_ATTRIBUTE = "parley_layer"
 
 @dataclass(slots=True)
 class StepContext:
-    """What all layers share: the ops, and the batch of the step in progress (None: probing)."""
+    """What all layers share: the ops, and the batch of the step in progress (None: probing).
+
+    A step's rows are padded to a multiple of `row_multiple` (engine/invariance.py).
+    """
 
     ops: Ops
     batch: Batch | None = None
+    row_multiple: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +64,9 @@ class PagedLayer:
 
 def paged_attention_forward(
     module: nn.Module,
-    query: Tensor,  # [1, num_heads, num_tokens, head_dim]
-    key: Tensor,  # [1, num_kv_heads, num_tokens, head_dim]
-    value: Tensor,  # [1, num_kv_heads, num_tokens, value_head_dim]
+    query: Tensor,  # [1, num_heads, num_rows, head_dim]
+    key: Tensor,  # [1, num_kv_heads, num_rows, head_dim]
+    value: Tensor,  # [1, num_kv_heads, num_rows, value_head_dim]
     attention_mask: Tensor | None,
     *,
     dropout: float = 0.0,
@@ -76,8 +80,8 @@ def paged_attention_forward(
     output_attentions: bool | None = None,
     output_hidden_states: bool | None = None,
     output_router_logits: bool | None = None,
-) -> tuple[Tensor, None]:  # [1, num_tokens, num_heads, value_head_dim]
-    """Attend over the blocks of each sequence of the batch.
+) -> tuple[Tensor, None]:  # [1, num_rows, num_heads, value_head_dim]
+    """Attend over the blocks of each sequence of the batch; rows of padding become zeros.
 
     Keywords are listed one by one on purpose: an ignored one would mean wrong text, so an unknown
     one is a TypeError, which the probe turns into a refusal of the model.
@@ -112,14 +116,16 @@ def paged_attention_forward(
     assert layer.key_cache is not None and layer.value_cache is not None
     ops = layer.context.ops
     ops.store_kv(keys, values, layer.key_cache, layer.value_cache, batch.slot_mapping)
+    num_tokens = batch.num_tokens
+    out[num_tokens:] = 0  # whatever lay there could be NaN, which some layers let spread
     ops.paged_attention(
-        queries,
+        queries[:num_tokens],
         layer.key_cache,
         layer.value_cache,
         batch.block_tables,
         batch.cu_seqlens_q,
         batch.seq_lens,
-        out,
+        out[:num_tokens],
         scale,
         sliding_window or 0,
         softcap or 0.0,

@@ -90,10 +90,11 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     if config.threads:
         torch.set_num_threads(config.threads)
     chosen = ops.choose(config.attn_backend)
-    runner = ModelRunner(load_model(config, chosen), config)
-    config, loaded = runner.config, runner.loaded
+    loaded = load_model(config, chosen)
     if not config.threads and loaded.num_parameters < ONE_THREAD_PARAMETERS:
-        torch.set_num_threads(1)
+        torch.set_num_threads(1)  # before the runner probes what the kernels do
+    runner = ModelRunner(loaded, config)
+    config = runner.config
     assert config.num_blocks is not None and config.max_model_len is not None
     blocks = BlockManager(config.num_blocks, config.block_size, config.enable_prefix_caching)
     scheduler = Scheduler(config, blocks, loaded.vocab_size, loaded.eos_token_ids)
@@ -111,7 +112,12 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
         pace=config.pace,
         config=config,
     )
-    metrics = CoreMetrics(config.served_model_name, chosen.name)
+    metrics = CoreMetrics(
+        config.served_model_name,
+        chosen.name,
+        row_multiple=runner.invariance.row_multiple,
+        is_batch_invariant=runner.invariance.is_proven,
+    )
     gc.collect()
     gc.freeze()  # the model is not garbage: do not look at it again
     execute = translate_out_of_memory(runner.execute)

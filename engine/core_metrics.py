@@ -32,9 +32,18 @@ class DurationHistogram:
 class CoreMetrics:
     """The core's own counters beside those of the scheduler and the block manager."""
 
-    def __init__(self, model_name: str, attn_backend: str) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        attn_backend: str,
+        *,
+        row_multiple: int = 1,
+        is_batch_invariant: bool = False,
+    ) -> None:
         self.model_name = model_name
         self.attn_backend = attn_backend
+        self.row_multiple = row_multiple
+        self.is_batch_invariant = is_batch_invariant
         self.decode_steps = DurationHistogram()  # steps with nothing but decodes
         self.other_steps = DurationHistogram()
 
@@ -47,6 +56,8 @@ class CoreMetrics:
         return {
             "model_name": self.model_name,
             "attn_backend": self.attn_backend,
+            "batch_invariant": int(self.is_batch_invariant),  # 1: as the probe at load found
+            "row_multiple": self.row_multiple,  # to which the rows of a step are padded
             "num_running": stats.num_running,
             "num_waiting": stats.num_waiting,
             "num_waiting_tokens": stats.num_waiting_tokens,

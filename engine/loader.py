@@ -16,7 +16,7 @@ import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from engine import attention
+from engine import attention, experts
 from engine.attention import PagedLayer, StepContext
 from engine.checkpoint import UnsupportedModelError, check_folder
 from engine.config import EngineConfig
@@ -61,6 +61,7 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
 
     context = StepContext(ops)
     layers = attention.attach_layers(model, context)
+    experts.attach_experts(model, context)
     _probe(model, layers, hf_config, device)
     eos_sources = (getattr(model, "generation_config", None), hf_config)
     loaded = LoadedModel(

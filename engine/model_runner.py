@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from engine.attention import LayerShape, PagedLayer
-from engine.batch import build_batch
+from engine.batch import Batch, build_batch
 from engine.checkpoint import UnsupportedModelError
 from engine.config import EngineConfig
+from engine.invariance import RowInvariance, RowProbe
 from engine.loader import LoadedModel
 from engine.ops import allocate_cache
 from engine.sampler import Sampler
@@ -41,25 +42,34 @@ class ModelRunner:
         model: Any = loaded.model
         output_layer: nn.Module = model.get_output_embeddings()
         output_layer.register_forward_pre_hook(self._keep_sampled_rows)
+        self.invariance = RowInvariance()
+        if config.batch_invariant:
+            self.invariance = RowProbe(loaded, self.config, self.forward).run()
 
     def execute(self, scheduled: list[ScheduledSequence]) -> list[SampledToken | None]:
         """Compute these parts; a token for each sequence that reached its last known token."""
-        batch = build_batch(scheduled, self.config.block_size, self.loaded.device)
-        self._context.batch = batch
+        multiple = self._context.row_multiple
+        batch = build_batch(scheduled, self.config.block_size, self.loaded.device, multiple)
+        sampled = [item.sequence for item in scheduled if item.is_sampled]
         with torch.inference_mode():
-            logits = self.loaded.model(
-                input_ids=batch.input_ids[None],
-                position_ids=batch.positions[None],
-                use_cache=False,
-            ).logits[0]
-            sampled = [item.sequence for item in scheduled if item.is_sampled]
-            tokens = iter(self._sampler.sample(logits.float(), sampled) if sampled else ())
+            logits = self.forward(batch)
+            tokens = iter(self._sampler.sample(logits, sampled) if sampled else ())
         return [next(tokens) if item.is_sampled else None for item in scheduled]
 
+    def forward(self, batch: Batch) -> Tensor:
+        """One pass over the model; the logits of its sampled rows, [num_sampled, vocab] float32."""
+        self._context.batch = batch
+        logits: Tensor = self.loaded.model(
+            input_ids=batch.input_ids[None],
+            position_ids=batch.positions[None],
+            use_cache=False,
+        ).logits[0, : batch.num_sampled]
+        return logits.float()
+
     def _keep_sampled_rows(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Before the output layer: [1, num_tokens, width] → [1, num_sampled, width]."""
+        """Before the output layer: [1, num_rows, width] → [1, num_logits, width]."""
         batch = self._context.batch
-        if batch is None or len(batch.logits_rows) == len(batch.input_ids):
+        if batch is None or batch.num_sampled == batch.num_tokens:
             return args
         return (args[0][:, batch.logits_rows], *args[1:])
 

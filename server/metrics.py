@@ -33,6 +33,8 @@ ENGINE_NAMES = {
     "num_blocks_total": "kv_blocks_total",
     "num_blocks_free": "kv_blocks_free",
     "requests_total": "engine_requests_total",
+    "batch_invariant": "engine_batch_invariant",
+    "row_multiple": "engine_row_multiple",
 }
 GAUGES_NAMED_TOTAL = ("kv_blocks_total",)
 
