@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Protocol
 
+from engine.stop_strings import StopMatcher
+
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no character (yet)
 TAIL_TOKENS = 6  # kept as context: enough for a character and for every decoder's rules on spaces
 SHIFT_TOKENS = 12  # a longer window is cut to its tail
@@ -65,7 +67,8 @@ class IncrementalDecoder:
         text = ""
         visible = [i for i in token_ids if i not in self._hidden] if self._hidden else token_ids
         for are_bytes, run in groupby(visible, self._byte_values.__contains__):
-            text += self._feed_bytes(list(run)) if are_bytes else self._feed_tokens(list(run))
+            feed = self._feed_bytes if are_bytes else self._feed_tokens
+            text += feed(list(run))
         return text
 
     def finish(self) -> str:
@@ -158,53 +161,6 @@ class IncrementalDecoder:
         self._num_prompt_bytes = len(self._bytes)
 
 
-class StopMatcher:
-    """Looks for stop strings in a text that arrives in pieces; the one that completes first wins.
-
-    Each stop string is matched as it arrives (Knuth, Morris and Pratt), so that at any moment it is
-    known how much of the text's end could still become one.
-    """
-
-    def __init__(self, stops: Sequence[str], *, include_in_output: bool = False) -> None:
-        self.stops = list(stops)
-        self._include = include_in_output
-        self._failures = [_failure_table(stop) for stop in self.stops]
-        self._matched = [0] * len(self.stops)  # characters of each stop that the text ends with
-        self._held = ""
-
-    def feed(self, text: str) -> tuple[str, str | None]:
-        """The text that is safe to show, and the stop string that ends it, if one does."""
-        text = self._held + text
-        for place in range(len(self._held), len(text)):
-            stop = self._advance(text[place])
-            if stop is not None:
-                self._held = ""
-                end = place + 1
-                return text[: end if self._include else end - len(stop)], stop
-        held = max(self._matched, default=0)
-        safe = len(text) - held
-        self._held = text[safe:]
-        return text[:safe], None
-
-    def flush(self) -> str:
-        """Give out what is held; nothing that was held can be part of a stop string later."""
-        held, self._held = self._held, ""
-        self._matched = [0] * len(self.stops)
-        return held
-
-    def _advance(self, character: str) -> str | None:
-        winner = None
-        for number, stop in enumerate(self.stops):
-            matched = self._matched[number]
-            while matched and stop[matched] != character:
-                matched = self._failures[number][matched - 1]
-            matched += stop[matched] == character
-            self._matched[number] = matched
-            if matched == len(stop) and winner is None:
-                winner = stop
-        return winner
-
-
 class Detokenizer:
     """`IncrementalDecoder` and `StopMatcher` for one request; it takes nothing after a stop."""
 
@@ -264,15 +220,3 @@ class Detokenizer:
             return text
         shown, self.stop = self._matcher.feed(text)
         return shown
-
-
-def _failure_table(stop: str) -> list[int]:
-    """For each prefix of `stop`, the length of its longest proper suffix that begins `stop`."""
-    table = [0] * len(stop)
-    matched = 0
-    for place in range(1, len(stop)):
-        while matched and stop[place] != stop[matched]:
-            matched = table[matched - 1]
-        matched += stop[place] == stop[matched]
-        table[place] = matched
-    return table
