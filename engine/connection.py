@@ -144,7 +144,10 @@ class CoreConnection:
         return future
 
     async def wait_ready(self) -> None:
-        """Return when a core is joined and its step loop comes round. May be cancelled freely."""
+        """Return when a core is joined and its step loop comes round. May be cancelled freely.
+
+        Raises `EngineDeadError` when the connection is closed, or the only core dies, meanwhile.
+        """
         self.attach()
         while self.state is not CoreState.READY:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -167,6 +170,7 @@ class CoreConnection:
         self._detach()
         self._forget_core(EngineDeadError("the engine was shut down"))
         self.state = CoreState.DEAD
+        self._give_up_waiting("the engine was shut down")
         self._socket.close(linger=CLOSE_LINGER_MS)
         self._context.term()
 
@@ -315,9 +319,16 @@ class CoreConnection:
             for waiter in self._waiters:
                 if not waiter.done():
                     waiter.set_result(None)
+        elif state is CoreState.DEAD and not self._reconnect:
+            self._give_up_waiting(reason)
         listener = self._listener()
         if listener is not None:
             listener.on_core_state(state, reason)
+
+    def _give_up_waiting(self, reason: str) -> None:
+        for waiter in self._waiters:
+            if not waiter.done() and not waiter.get_loop().is_closed():
+                waiter.set_exception(EngineDeadError(reason))
 
     def _tick(self) -> None:
         loop = self._loop

@@ -174,6 +174,8 @@ class Worker:
                 self.runs.stop_deleted(session_id)
             case {"type": "exited", "replica": str(replica)}:
                 await self.orphans.adopt(replica)
+            case {"type": "engine_gone"}:
+                self.engine.shutdown()  # there will be no other: every open answer fails
             case {"type": "store_exited"}:
                 self.health.store_exited()
 

@@ -57,6 +57,7 @@ def serve(
     admin_token: Annotated[str | None, _option("admin_token")] = None,
     allowed_origins: Annotated[str | None, _option("allowed_origins")] = None,
     drain_seconds: Annotated[float | None, _option("drain_seconds")] = None,
+    watchdog_seconds: Annotated[float | None, _option("watchdog_seconds")] = None,
     log_level: Annotated[str | None, _option("log_level")] = None,
     log_format: Annotated[str | None, _option("log_format")] = None,
     max_connections_per_user: Annotated[int | None, _option("max_connections_per_user")] = None,

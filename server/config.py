@@ -77,6 +77,12 @@ class Settings(BaseSettings):
     drain_seconds: float = Field(
         30.0, ge=0, le=3600, description="How long running answers may finish when Parley stops."
     )
+    watchdog_seconds: float = Field(
+        30.0,
+        ge=1,
+        le=3600,
+        description="An engine that answers nothing for so long is killed and started again.",
+    )
     log_level: str = Field("info", description="debug, info, warning or error.")
     log_format: str = Field(
         "auto", description="json, text, or auto: text on a terminal, otherwise json."

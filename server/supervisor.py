@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from dataclasses import dataclass, field
@@ -27,9 +26,11 @@ from rich.console import Console
 
 from engine import AsyncEngineArgs, demo_model
 from engine.download import resolve_model
-from engine.errors import DownloadError, EngineStartError
-from engine.launcher import CoreProcess, PrivateDirectory
+from engine.errors import DownloadError
+from engine.launcher import PrivateDirectory
 from server.config import Settings, read_or_create_secret
+from server.core_keeper import CoreKeeper
+from server.restarts import MAX_FAILED_STARTS
 from server.worker import EXIT_REFUSED, WorkerConfig
 from sessions.embedded import EmbeddedRedis
 from sessions.errors import EmbeddedRedisError
@@ -37,8 +38,6 @@ from sessions.errors import EmbeddedRedisError
 logger = structlog.get_logger("server")
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
-MAX_CORE_FAILURES = 10  # starts in a row that fail before we give up
-MAX_BACKOFF_SECONDS = 30.0
 WORKER_RESTART_SECONDS = 0.2
 TICK_SECONDS = 0.5
 READY_SECONDS = 60.0
@@ -46,6 +45,7 @@ SEND_BUFFER_BYTES = 64 * 1024
 UNACKED_MS = 20_000  # a peer that acknowledges nothing for so long is gone
 BACKLOG = 1024
 STOP_GRACE_SECONDS = 5.0
+LAST_WORDS_SECONDS = 0.5  # for the workers to end the answers of an engine that is gone for good
 
 
 class StartError(Exception):
@@ -78,11 +78,7 @@ class Supervisor:
         self._data = settings.data_dir.absolute()
         self._redis: EmbeddedRedis | None = None
         self._directory = PrivateDirectory()
-        self._core: CoreProcess | None = None
-        self._core_failures = 0
-        self._core_due: float | None = None  # when to start the next one
-        self._core_start: threading.Thread | None = None
-        self._core_error: str | None = None
+        self._core: CoreKeeper | None = None
         self._workers: list[WorkerProcess] = []
         self._workers_due: list[float] = []
         self._exited: list[str] = []  # replicas whose runs nobody may have adopted yet
@@ -119,14 +115,16 @@ class Supervisor:
             dtype=self._settings.dtype,
             log_level=self._settings.log_level.upper(),
         ).create_engine_config(self._directory.address, model=str(folder))
-        self._engine_config = msgspec.structs.replace(
-            engine_config, log_format=self._settings.effective_log_format
+        self._core = CoreKeeper(
+            msgspec.structs.replace(engine_config, log_format=self._settings.effective_log_format),
+            watchdog_seconds=self._settings.watchdog_seconds,
+            wake=lambda: self._wake(b"c"),
         )
         console.print(f"[dim]·[/] loading the model [bold]{self._model_name()}[/] …")
-        self._start_core()
+        self._core.start()
         for _ in range(self._settings.workers):
             self._start_worker()
-        self._await_core()
+        self._await_core(self._core)
         self._await_workers()
         self._announce()
 
@@ -196,23 +194,6 @@ class Supervisor:
             log_format=settings.effective_log_format,
         )
 
-    def _start_core(self) -> None:
-        """Start a core and wait for it in a thread: loading takes a while, the rest goes on."""
-        self._core_due = None
-        self._core_error = None
-        core = self._core = CoreProcess(self._engine_config)
-
-        def wait() -> None:
-            try:
-                core.wait_ready()
-                self._core_failures = 0
-            except EngineStartError as error:
-                self._core_error = error.reason
-            os.write(self._wake_write, b"c")
-
-        self._core_start = threading.Thread(target=wait, name="core-start", daemon=True)
-        self._core_start.start()
-
     def _start_worker(self) -> None:
         assert self._listener is not None
         process = subprocess.Popen(
@@ -232,13 +213,12 @@ class Supervisor:
         worker.tell(msgspec.to_builtins(config))
         self._workers.append(worker)
 
-    def _await_core(self) -> None:
-        assert self._core_start is not None
-        while self._core_start.is_alive():
-            self._core_start.join(0.1)
+    def _await_core(self, core: CoreKeeper) -> None:
+        while core.is_starting:
+            self._sleep()
             self._raise_if_interrupted()
-        if self._core_error is not None:
-            raise StartError(f"the engine did not start: {self._core_error}")
+        if core.start_error is not None:
+            raise StartError(f"the engine did not start: {core.start_error}")
 
     def _await_workers(self) -> None:
         deadline = time.monotonic() + READY_SECONDS
@@ -286,17 +266,24 @@ class Supervisor:
     # ---- watch ----------------------------------------------------------------------------------
 
     def _watch(self) -> int:
+        assert self._core is not None
         while not self._signals:
             self._sleep()
             self._watch_redis()
             self._watch_workers()
-            code = self._watch_core()
-            if code:
-                return code
+            if not self._core.watch():
+                console.print(
+                    f"[bold red]parley:[/] the engine failed to start {MAX_FAILED_STARTS} times "
+                    f"in a row: {self._core.start_error}"
+                )
+                self._tell_workers("engine_gone")
+                time.sleep(LAST_WORDS_SECONDS)
+                return 1
         return 0
 
     def _sleep(self) -> None:
-        due = [at for at in (self._core_due, *self._workers_due) if at is not None]
+        core_due = None if self._core is None else self._core.due
+        due = [at for at in (core_due, *self._workers_due) if at is not None]
         left = min([TICK_SECONDS, *(at - time.monotonic() for at in due)])
         if select.select([self._wake_read], [], [], max(0.0, left))[0]:
             os.read(self._wake_read, 4096)
@@ -304,13 +291,16 @@ class Supervisor:
     def _watch_redis(self) -> None:
         if self._redis is not None and (status := self._redis.poll()) is not None:
             logger.error("redis died", status=status)
-            for worker in self._workers:
-                worker.tell({"type": "store_exited"})
+            self._tell_workers("store_exited")
             try:
                 self._redis.start()
                 logger.warning("redis is up again")
             except EmbeddedRedisError as error:
                 logger.error("redis did not start", error=str(error))
+
+    def _tell_workers(self, what: str) -> None:
+        for worker in self._workers:
+            worker.tell({"type": what})
 
     def _watch_workers(self) -> None:
         for worker in list(self._workers):
@@ -332,22 +322,6 @@ class Supervisor:
             self._workers_due.remove(due)
             self._start_worker()
 
-    def _watch_core(self) -> int:
-        core = self._core
-        if core is not None and core.poll() is not None:
-            self._core_failures += 1
-            if self._core_failures > MAX_CORE_FAILURES:
-                console.print(f"[bold red]parley:[/] the engine failed {MAX_CORE_FAILURES} times")
-                return 1
-            delay = min(2.0 ** (self._core_failures - 1), MAX_BACKOFF_SECONDS)
-            logger.error("core died", status=core.poll(), restart_in_seconds=delay)
-            core.terminate()
-            self._core = None
-            self._core_due = time.monotonic() + delay
-        if self._core_due is not None and time.monotonic() >= self._core_due:
-            self._start_core()
-        return 0
-
     # ---- stop -----------------------------------------------------------------------------------
 
     def _catch_signals(self) -> "_Signals":
@@ -356,7 +330,10 @@ class Supervisor:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number != signal.SIGCHLD:
             self._signals += 1
-        os.write(self._wake_write, b"s")
+        self._wake(b"s")
+
+    def _wake(self, cause: bytes) -> None:
+        os.write(self._wake_write, cause)
 
     def _stop(self) -> None:
         """Workers first, so that answers can finish; a second signal makes it quick."""
@@ -375,7 +352,7 @@ class Supervisor:
             worker.process.wait()
             _close_pipes(worker.process)
         if self._core is not None:
-            self._core.terminate()
+            self._core.stop()
         if self._redis is not None:
             self._redis.stop()
         self._directory.remove()

@@ -1,17 +1,21 @@
 """`kill -9` of each part during an answer: the text is kept, everybody is told, life goes on."""
 
 import asyncio
+import json
+import shutil
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.end_to_end.harness import Answer, Client, Frame, Server
+from tests.end_to_end.harness import ROOT, Answer, Client, Frame, Server
 from tests.tiny_model import oracle_answer, oracle_word
 
 NewServer = Callable[..., Server]
 
+SHORT = {"temperature": 0, "max_output_tokens": 10}
 GREEDY = {"temperature": 0, "max_output_tokens": 2000}
 
 
@@ -85,6 +89,100 @@ def outcome(answer: Answer) -> Frame:
     assert answer.done is not None
     names = ("status", "status_details", "usage", "text_length")
     return {name: answer.done["response"][name] for name in names}
+
+
+async def test_r29_answer_goes_on_when_a_hanging_core_is_killed(new_server: NewServer) -> None:
+    server = new_server(PARLEY_WATCHDOG_SECONDS="7")
+    async with Client(server) as client:
+        session = await client.new_session()
+        settings = {"temperature": 0, "max_output_tokens": 200}
+        response = await client.ask(session, oracle_word(0), settings=settings)
+        await client.deltas(response, 10)
+        (core,) = server.children("engine.core")
+        core.suspend()
+        assert (await client.next("connection.degraded"))["engine"] == "stalled"
+        status, body = server.get("/readyz")
+        assert (status, json.loads(body)["engine"]) == (503, "stalled")
+        assert (await client.next("connection.restored"))["engine"] == "ok"
+        answer = await client.done(response)
+        assert answer.final == oracle_answer(0, 200)
+        assert not core.is_running()
+        await next_question_works(client, session)
+
+
+async def test_r29_core_that_goes_on_in_time_is_left_alone(new_server: NewServer) -> None:
+    server = new_server()
+    async with Client(server) as client:
+        session = await client.new_session()
+        settings = {"temperature": 0, "max_output_tokens": 200}
+        response = await client.ask(session, oracle_word(0), settings=settings)
+        await client.deltas(response, 10)
+        (core,) = server.children("engine.core")
+        core.suspend()
+        assert (await client.next("connection.degraded"))["engine"] == "stalled"
+        core.resume()
+        answer = await client.done(response)
+        assert answer.final == oracle_answer(0, 200)
+        assert server.children("engine.core") == [core]
+
+
+async def test_stop_while_there_is_no_core_ends_the_answer_at_once(new_server: NewServer) -> None:
+    server = new_server()
+    async with Client(server) as client:
+        session = await client.new_session()
+        response = await client.ask(session, oracle_word(0), settings=GREEDY)
+        await client.deltas(response, 10)
+        queued = await client.ask(session, oracle_word(300), settings=SHORT, on_busy="queue")
+        server.kill_child("engine.core")
+        await client.next("connection.degraded")
+        await client.send("stop", response_id=response)
+        answer = await client.done(response)
+        assert answer.done is not None
+        assert answer.done["response"]["status"] == "cancelled"
+        assert answer.done["engine"] == "unknown"
+        assert oracle_answer(0, 2000).startswith(answer.final)
+        assert server.get("/readyz")[0] == 503, "the next core is there already"
+        # Its turn has come while there is no core: it was promised, so it waits.
+        assert (await client.done(queued)).final == oracle_answer(300, 10)
+
+
+async def test_r30_r31_parley_ends_when_the_core_cannot_be_started_again(
+    new_server: NewServer, oracle_model: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(oracle_model, tmp_path / "model")
+    server = new_server(PARLEY_MODEL=str(model), PYTHONPATH=str(impatience(tmp_path)))
+    assert server.process is not None
+    async with Client(server) as client:
+        session = await client.new_session()
+        response = await client.ask(session, oracle_word(0), settings=GREEDY)
+        await client.deltas(response, 10)
+        (model / "config.json").unlink()
+        server.kill_child("engine.core")
+        await client.next("connection.degraded")
+        status, body = await asyncio.to_thread(server.get, "/readyz")
+        assert (status, json.loads(body)["engine"]) == (503, "unavailable")
+        key = {"session_id": session, "idempotency_key": "no-core"}
+        refused = await client.reply("response.create", input="x", on_busy="queue", **key)
+        assert refused["error"]["code"] == "engine_unavailable"
+        answer = await client.done(response)  # when the last start has failed
+        assert answer.done is not None
+        assert answer.done["response"]["status_details"] == {"reason": "engine_error"}
+        assert oracle_answer(0, 2000).startswith(answer.final)
+    assert await asyncio.to_thread(server.process.wait, 60) == 1
+    (line,) = [line for line in server.log().splitlines() if "10 times in a row" in line]
+    assert "config.json" in line
+
+
+def impatience(folder: Path) -> Path:
+    """A folder whose `sitecustomize` lets the supervisor wait less between two starts."""
+    lines = [
+        "import sys",
+        f"sys.path.insert(0, {str(ROOT)!r})",
+        "import server.restarts",
+        "server.restarts.MAX_DELAY_SECONDS = 0.1",
+    ]
+    (folder / "sitecustomize.py").write_text("\n".join(lines))
+    return folder
 
 
 async def test_the_web_worker_dies(new_server: NewServer) -> None:

@@ -13,7 +13,7 @@ from engine.async_llm import AsyncLLM
 from engine.client import MAX_OUTPUTS_PER_TURN
 from engine.collector import RequestOutputCollector
 from engine.connection import CoreState
-from engine.errors import RetryableRequestError
+from engine.errors import EngineDeadError, RetryableRequestError
 from engine.ipc import Abort, AddRequest, Dead, SequenceOutput
 from engine.launcher import PrivateDirectory
 from engine.outputs import RequestOutput
@@ -124,6 +124,7 @@ async def test_what_the_dead_core_had_still_said_counts(cores: Cores) -> None:
     for token_id in (A, B):
         cores.core.emit(request.request_id, token_id)
     cores.core.send(Dead("out of luck"))  # read in one turn, before any of it is processed
+    await settle(lambda: cores.engine.core_state is CoreState.DEAD)
     await cores.replace()
     again = await cores.receive(AddRequest)
     cores.core.emit(again.request_id, C, finish="length")
@@ -242,8 +243,17 @@ async def test_shutdown_in_the_gap_ends_the_streams(cores: Cores) -> None:
     stream = await cores.add("r")
     await cores.kill()
     cores.engine.shutdown()
-    with pytest.raises(RuntimeError, match="shut down"):
+    with pytest.raises(EngineDeadError, match="shut down"):
         await stream.get()
+
+
+async def test_shutdown_ends_the_wait_for_a_core(cores: Cores) -> None:
+    await cores.kill()
+    waiting = asyncio.create_task(cores.engine.wait_ready())
+    await asyncio.sleep(0)
+    cores.engine.shutdown()
+    with pytest.raises(EngineDeadError):
+        await waiting
 
 
 # ---- cores that die again
