@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Concatenate, ParamSpec, TypeVar
 
+import msgspec
+
 from engine.admission import Problem, find_congestion, find_problem
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
@@ -55,7 +57,7 @@ class SchedulerTotals:
 
 
 class Scheduler:
-    """`config` must be resolved: `max_model_len` is set and fits the model and the cache."""
+    """`config` must be resolved: `max_model_len` is set and fits the model."""
 
     def __init__(
         self,
@@ -65,11 +67,13 @@ class Scheduler:
         eos_token_ids: Iterable[int] = (),
     ) -> None:
         assert config.max_model_len is not None
-        self.config = config
+        # Alone in the cache, every sequence fits: that is why the oldest always gets on.
+        max_model_len = min(config.max_model_len, blocks.num_blocks * blocks.block_size)
+        self.config = msgspec.structs.replace(config, max_model_len=max_model_len)
         self.blocks = blocks
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(eos_token_ids)
-        self.max_model_len: int = config.max_model_len
+        self.max_model_len = max_model_len
         self.totals = SchedulerTotals()
         self.max_step_tokens = config.max_num_batched_tokens  # less while memory is short
         self.prompt_budget = StepBudget(config.max_num_batched_tokens, config.max_step_seconds)

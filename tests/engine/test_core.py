@@ -1,8 +1,7 @@
-"""The step loop, by hand with a scripted model; then the real process through a raw socket."""
+"""The real core process, through a raw socket."""
 
 import contextlib
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -17,7 +16,6 @@ import pytest
 import zmq
 
 from engine.config import EngineConfig
-from engine.core_io import ClientGone, Shutdown
 from engine.ipc import (
     Abort,
     ClientMessage,
@@ -34,186 +32,11 @@ from engine.ipc import (
     decode_core_message,
     encode,
 )
-from engine.sequence import SampledToken
-from tests.engine.fakes import FakeModel, SteppedCore, make_request
+from tests.engine.fakes import make_request
 from tests.tiny_model import build_oracle_model
 
 TIMEOUT_MS = 20_000
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def test_a_request_streams_and_ends_once() -> None:
-    core = SteppedCore()
-    core.add("a", 3, max_tokens=3)
-    core.run()
-    assert core.tokens("a") == [4, 5, 6]
-    assert core.end("a").finish_reason == "length"
-    core.check_all_free()
-
-
-def test_each_client_gets_one_message_per_step_with_only_its_own() -> None:
-    core = SteppedCore()
-    core.add("a", max_tokens=2, client_id="one")
-    core.add("b", max_tokens=2, client_id="one")
-    core.add("a", max_tokens=2, client_id="two")
-    core.run()
-    messages = [m for owner, m in core.sent if owner == "one" and isinstance(m, StepOutputs)]
-    assert [len(m.outputs) for m in messages] == [2, 2, 2]  # let in, first token, second
-    assert core.tokens("a", "two") == [4, 5]
-
-
-def test_an_abort_during_the_last_step_wins_over_length() -> None:
-    core = SteppedCore()
-    core.model.during_step = lambda: core.abort("a")
-    core.add("a", max_tokens=1)
-    core.run()
-    assert core.end("a").finish_reason == "abort"
-    assert core.tokens("a") == []
-    core.check_all_free()
-
-
-def test_an_abort_read_before_its_request_ends_it() -> None:
-    core = SteppedCore()
-    core.core.aborts.append(("me", Abort(["a"])))  # the IO thread was quicker than the step loop
-    core.model.during_step = lambda: None
-    core.add("a", max_tokens=5)
-    core.core.inbox.put(("me", Abort(["a"])))
-    core.run()
-    assert core.end("a").finish_reason == "abort"
-    assert core.model.steps == []
-
-
-def test_an_id_may_be_used_again_right_after_its_abort() -> None:
-    core = SteppedCore()
-    core.abort("a")
-    core.run()
-    core.add("a", max_tokens=2)
-    core.run()
-    assert core.end("a").finish_reason == "length"
-
-
-def test_the_clients_reason_is_kept() -> None:
-    core = SteppedCore()
-    core.add("a", max_tokens=50)
-    core.core.step()
-    core.abort("a", reason="stop")
-    core.run()
-    assert core.end("a").finish_reason == "stop"
-
-
-def test_a_stop_within_a_long_prefill_takes_effect_before_the_next_chunk() -> None:
-    core = SteppedCore(max_num_batched_tokens=8)
-    core.add("a", 40)
-    core.core.step()
-    core.abort("a")
-    core.run()
-    assert core.model.steps == [{"a": 8}]
-    core.check_all_free()
-
-
-def test_a_dead_client_ends_its_requests_and_hears_nothing() -> None:
-    core = SteppedCore()
-    core.add("a", max_tokens=50)
-    core.core.step()
-    core.core.inbox.put(ClientGone("me"))
-    core.run()
-    assert all(output.finish_reason is None for output in core.outputs("a"))
-    core.check_all_free()
-
-
-def test_a_row_without_finite_logits_ends_alone() -> None:
-    core = SteppedCore(
-        FakeModel(lambda s: SampledToken(-1, error="nan") if s.request_id == "bad" else 5)
-    )
-    core.add("bad", max_tokens=3)
-    core.add("good", max_tokens=3)
-    core.run()
-    assert core.end("bad").error == ("engine_error", "nan")
-    assert core.tokens("good") == [5, 5, 5]
-
-
-def test_utilities_answer_and_fail_by_name() -> None:
-    core = SteppedCore()
-    core.add("a", max_tokens=2)
-    core.run()
-    for number, name in enumerate(["metrics", "check_integrity", "num_unfinished", "nonsense"]):
-        core.core.inbox.put(("me", Utility(number, name)))
-    core.run()
-    replies = [message for _, message in core.sent if isinstance(message, UtilityReply)]
-    assert replies[0].value["generation_tokens_total"] == 2
-    assert replies[0].value["num_blocks_free"] == 64
-    assert [reply.error is None for reply in replies] == [True, True, True, False]
-
-
-def test_a_failing_step_is_not_survived() -> None:
-    core = SteppedCore(FakeModel(lambda sequence: 1 // 0))
-    core.add("a")
-    with pytest.raises(ZeroDivisionError):
-        core.core.run()
-
-
-def test_shutdown_leaves_the_loop_also_when_it_arrives_during_a_step() -> None:
-    core = SteppedCore()
-    core.core.inbox.put(Shutdown())
-    core.core.run()
-    core = SteppedCore()
-    core.model.during_step = lambda: core.core.inbox.put(Shutdown())
-    core.add("a", max_tokens=1)
-    core.core.run()
-
-
-def test_pong_tells_how_long_the_round_has_lasted_and_zero_when_idle() -> None:
-    core = SteppedCore()
-    ages = []
-
-    def during_step() -> None:
-        core.time += 3.0
-        ages.append(core.core.pong(Ping(1)).loop_age_seconds)
-
-    core.model.during_step = during_step
-    core.add("a", max_tokens=1)
-    core.run()
-    core.core.inbox.put(("me", Utility(1, "num_unfinished")))
-    core.core.wait()
-    assert ages == [3.0]
-    assert core.core.pong(Ping(2)).loop_age_seconds == 0.0
-
-
-def test_a_paced_answer_lets_the_loop_sleep_until_the_next_tick() -> None:
-    core = SteppedCore(pace=20.0)
-    core.time = time.monotonic()
-    core.add("a", max_tokens=2)
-    assert core.core.step() and not core.core.step()
-    due = core.scheduler.next_due()
-    assert due is not None and 0 < due - core.time <= 0.05
-    core.core.wait()  # a real wait of one tick at most
-    core.time = due
-    assert core.core.step()
-    assert core.end("a").finish_reason == "length"
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_aborts_at_every_point_leave_every_block_free(seed: int) -> None:
-    rng = random.Random(seed)
-    core = SteppedCore(num_blocks=16, max_num_batched_tokens=7, max_model_len=60)
-    names = [f"r{number}" for number in range(60)]
-
-    def meddle() -> None:
-        if rng.random() < 0.5:
-            core.abort(rng.choice(names))
-
-    core.model.during_step = meddle
-    for name in names:
-        core.add(name, rng.randrange(1, 30), max_tokens=rng.randrange(1, 20))
-        meddle()
-        if rng.random() < 0.7:
-            core.core.step()
-    core.run()
-    assert {core.end(name).finish_reason for name in names} <= {"length", "abort", "stop"}, seed
-    core.check_all_free()
-
-
-# ---- the real process ---------------------------------------------------------------------------
 
 
 class CoreUnderTest:

@@ -131,7 +131,9 @@ def test_the_context_ends_an_answer_without_a_limit() -> None:
         ({"prompt": [1], "prompt_logprobs": 1}, "unsupported_parameter"),
     ],
 )
-def test_what_can_never_be_served_is_refused_at_once(fields: dict[str, object], code: str) -> None:
+def test_r36_what_can_never_be_served_is_refused_at_once(
+    fields: dict[str, object], code: str
+) -> None:
     run = Run(make_scheduler())
     run.add("a", **fields)
     assert run.ends() == {"a": "error"}
@@ -169,8 +171,40 @@ def test_an_id_in_use_is_not_taken_twice() -> None:
     assert scheduler.add("you", make_request("a"), 0.0) is not None
 
 
+def test_computing_too_long_is_an_error() -> None:
+    run = Run(make_scheduler(max_num_seqs=1, max_request_seconds=2.0))
+    run.add("runs", max_tokens=90)
+    run.add("waits", max_tokens=90)
+    run.step()
+    run.now += 1.9
+    run.step()
+    assert run.ends() == {}
+    run.now += 0.3
+    run.step()
+    assert run.ends() == {"runs": "error"}
+    (error,) = [output.error for output in run.outputs if output.error]
+    assert error == ("request_timeout", "not finished within 2 s")
+    run.now += 1.9  # the other one began only now
+    run.step()
+    assert run.ends() == {"runs": "error"}
+    assert run.scheduler.next_due() is not None
+
+
+def test_r3_an_abort_while_waiting_ends_without_a_token_and_touches_no_block() -> None:
+    run = Run(make_scheduler(num_blocks=8, max_num_seqs=1))
+    run.add("runs", 8, max_tokens=9)
+    run.add("waits", 8, max_tokens=9)
+    run.step()
+    before = run.scheduler.blocks.num_free
+    run.scheduler.abort("me", ["waits"])
+    assert run.ends() == {"waits": "abort"}
+    assert run.tokens("waits") == []
+    assert run.scheduler.blocks.num_free == before
+    assert run.outputs[-1].num_cached_tokens == 0
+
+
 @pytest.mark.parametrize("state", ["waiting", "prefill", "running", "preempted"])
-def test_an_abort_frees_every_block_from_every_state_and_ends_once(state: str) -> None:
+def test_r6_an_abort_frees_every_block_from_every_state_and_its_id_at_once(state: str) -> None:
     run = Run(make_scheduler(num_blocks=16, max_num_batched_tokens=8))
     run.add("a", 12, max_tokens=40)
     if state != "waiting":
@@ -190,24 +224,53 @@ def test_an_abort_frees_every_block_from_every_state_and_ends_once(state: str) -
     run.scheduler.check_integrity()
 
 
-def test_ids_are_compared_whole_and_per_client() -> None:
+def test_r11_ids_are_compared_whole_and_per_client() -> None:
     run = Run(make_scheduler())
     run.add("r1")
     run.add("r10")
-    run.scheduler.abort("me", ["r1"])
+    run.scheduler.abort("me", ["r1", ""])
     run.scheduler.abort("you", ["r10"])
     assert [s.request_id for s in run.scheduler.waiting] == ["r10"]
 
 
-def test_aborted_waiting_requests_cost_no_forward_pass() -> None:
+def test_r16_aborted_waiting_requests_cost_no_forward_pass() -> None:
     run = Run(make_scheduler(max_num_seqs=1))
     for name in "abcdef":
         run.add(name, max_tokens=3)
     run.step()
     run.scheduler.abort("me", list("bcde"))
+    assert run.step() == {"a": 1}
     for _ in range(9):
         run.step()
     assert {name for step in run.model.steps for name in step} == {"a", "f"}
+    assert len(run.model.steps) == 6  # three tokens each
+
+
+def test_r14_blocks_released_while_a_step_runs_are_free_when_it_has_ended() -> None:
+    scheduler = make_scheduler(num_blocks=8)
+    scheduler.add("me", make_request("a", 14), 0.0)
+    scheduled = scheduler.schedule(0.0)
+    scheduler.abort("me", ["a"])
+    assert (scheduler.blocks.num_free, scheduler.blocks.num_soon_free) == (4, 4)
+    scheduler.check_integrity()
+    scheduler.update(scheduled, FakeModel().execute(scheduled), 0.0)
+    assert (scheduler.blocks.num_free, scheduler.blocks.num_soon_free) == (8, 0)
+
+
+def test_r18_a_batch_holds_only_what_the_request_map_holds() -> None:
+    run = Run(make_scheduler(num_blocks=12, max_num_batched_tokens=6))
+    for number in range(8):
+        run.add(f"r{number}", 6, max_tokens=2 + number)
+    sizes = set()
+    while run.scheduler.sequences:
+        scheduled = run.scheduler.schedule(run.now)
+        here = list(run.scheduler.sequences.values())
+        assert all(item.sequence in here for item in scheduled)
+        assert len({id(item.sequence) for item in scheduled}) == len(scheduled)
+        run.scheduler.update(scheduled, run.model.execute(scheduled), run.now)
+        run.scheduler.abort("me", [f"r{len(run.model.steps)}"])  # sizes shrink in between
+        sizes.add(len(scheduled))
+    assert len(sizes) > 2
 
 
 def test_blocks_running_out_preempts_the_latest_and_changes_no_token() -> None:
@@ -233,18 +296,65 @@ def test_a_preempted_request_keeps_its_place_before_later_ones() -> None:
         assert waiting == sorted(waiting)
 
 
-def test_after_a_stop_the_next_turn_finds_its_prefix() -> None:
-    run = Run(make_scheduler())
-    run.add("a", 10, max_tokens=50)
-    for _ in range(8):
+def make_growing_run(num_blocks: int, names: str) -> Run:
+    """All of them hold three full blocks of four tokens, and one token more that has none."""
+    run = Run(make_scheduler(num_blocks=num_blocks))
+    for number, name in enumerate(names):
+        run.add(name, prompt=[100 * number + i for i in range(1, 8)], max_tokens=30)
+    for _ in range(6):
         run.step()
-    prompt = [*range(1, 11), *run.tokens("a"), 500, 501]
-    run.scheduler.abort("me", ["a"])
-    run.add("b", prompt=prompt, max_tokens=1)
-    run.step()
-    (end,) = [o for o in run.outputs if o.request_id == "b" and o.finish_reason]
-    partial = len(run.tokens("a"))
-    assert end.num_cached_tokens >= (10 + partial - 1) // 4 * 4 > 12
+    assert [s.num_tokens for s in run.scheduler.running] == [13] * len(names)
+    return run
+
+
+def test_r35_one_set_of_victims_makes_room_for_all_decodes_of_a_step() -> None:
+    run = make_growing_run(13, "abcd")
+    assert run.scheduler.blocks.num_free == 1
+    assert list(run.step()) == ["a", "b", "c"]  # d alone gives three blocks for three
+    assert run.scheduler.totals.preemptions == 1
+
+
+def test_r35_blocks_that_are_free_soon_are_waited_for_before_another_goes() -> None:
+    run = make_growing_run(10, "abc")
+    run.scheduler.blocks.start_step()  # as if one were in flight
+    run.scheduler.abort("me", ["c"])
+    blocks = run.scheduler.blocks
+    assert (blocks.num_free, blocks.num_soon_free) == (1, 3)
+    assert run.step() == {"a": 1}  # b waits, and keeps its blocks; this ended the step in flight
+    assert run.step() == {"a": 1, "b": 1}
+    blocks.end_step()
+    assert run.scheduler.totals.preemptions == 0
+
+
+def test_r35_the_oldest_is_never_a_victim_and_nobody_thrashes() -> None:
+    run = Run(make_scheduler(num_blocks=12, max_model_len=48))
+    names = [f"r{number}" for number in range(8)]
+    for number, name in enumerate(names):
+        run.add(name, prompt=[10 * number + 1] * 6, max_tokens=40)
+    while run.scheduler.sequences:
+        oldest = min(run.scheduler.sequences.values(), key=lambda sequence: sequence.order)
+        num_preemptions = oldest.num_preemptions
+        run.step()
+        assert oldest.num_preemptions == num_preemptions
+    ends = [output for output in run.outputs if output.finish_reason == "length"]
+    assert len(ends) == 8
+    # Who was preempted comes back only when there is more room, so not again and again.
+    assert max(output.num_preemptions for output in ends) <= 3
+    assert 0 < run.scheduler.totals.preemptions < 16
+
+
+def test_r19_after_a_stop_the_next_turn_finds_its_prefix() -> None:
+    for num_prompt, num_steps in [(10, 8), (33, 1), (40, 25), (16, 17), (5, 4)]:
+        run = Run(make_scheduler(block_size=16, max_num_batched_tokens=64))
+        run.add("a", num_prompt, max_tokens=100)
+        for _ in range(num_steps):
+            run.step()
+        partial = run.tokens("a")
+        run.scheduler.abort("me", ["a"])
+        run.add("b", prompt=[*range(1, num_prompt + 1), *partial, 500, 501], max_tokens=1)
+        run.step()
+        (end,) = [o for o in run.outputs if o.request_id == "b" and o.finish_reason]
+        assert end.num_cached_tokens >= 16 * ((num_prompt + len(partial) - 1) // 16)
 
 
 def test_siblings_wait_for_the_first_prefill_and_share_its_blocks() -> None:
@@ -355,6 +465,15 @@ def test_a_dead_clients_requests_end_without_a_word() -> None:
     run.scheduler.drop_client("me")
     assert list(run.scheduler.sequences) == [("you", "a")]
     assert "me" not in run.scheduler.take_outputs()
+
+
+def test_r33_a_prompt_larger_than_the_cache_is_refused_at_once() -> None:
+    run = Run(make_scheduler(num_blocks=5, max_model_len=100))
+    run.add("too long", 20)
+    run.add("fits", 19)
+    assert run.ends() == {"too long": "error"}
+    run.step()
+    assert run.ends() == {"too long": "error", "fits": "length"}
 
 
 @pytest.mark.parametrize("seed", range(8))
