@@ -79,7 +79,8 @@ class CompletionOutput:
         self.text += later.text
         self.token_ids.extend(later.token_ids)
         if later.logprobs is not None:
-            self.logprobs = [*(self.logprobs or []), *later.logprobs]
+            self.logprobs = self.logprobs if self.logprobs is not None else []
+            self.logprobs.extend(later.logprobs)
         self.cumulative_logprob = later.cumulative_logprob
         self.finish_reason = later.finish_reason
         self.stop_reason = later.stop_reason

@@ -312,6 +312,15 @@ def test_prompt_that_ends_in_many_special_tokens_is_still_context(
     assert decoder.feed(tokenizer.encode("you", add_special_tokens=False)) == " you"
 
 
+def test_ids_beyond_the_vocabulary_do_not_hide_the_text_before_them(
+    tokenizers: dict[str, Tokenizer],
+) -> None:
+    tokenizer = tokenizers["mistral"]
+    decoder = IncrementalDecoder(tokenizer, tokenizer.encode("Hello"))
+    assert [decoder.feed([len(tokenizer) + 1]) for _ in range(40)] == [""] * 40
+    assert decoder.feed(tokenizer.encode("you", add_special_tokens=False)) == " you"
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_special_tokens_in_the_answer_are_skipped_or_shown(
     tokenizers: dict[str, Tokenizer], family: str

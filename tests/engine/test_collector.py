@@ -1,0 +1,74 @@
+import gc
+
+import pytest
+
+from engine.collector import RequestOutputCollector
+from engine.outputs import CompletionOutput, Logprob, RequestOutput
+from engine.sampling_params import RequestOutputKind
+
+NUM_OUTPUTS = 5_000
+
+
+def _output(text: str, ids: list[int], reason: str | None = None, index: int = 0) -> RequestOutput:
+    completion = CompletionOutput(
+        index=index,
+        text=text,
+        token_ids=ids,
+        logprobs=[{token_id: Logprob(-1.0, 1, text)} for token_id in ids],
+        finish_reason="stop" if reason else None,
+    )
+    return RequestOutput("r", None, [1, 2], None, [completion], reason is not None)
+
+
+def _num_outputs_alive() -> int:
+    gc.collect()
+    return sum(isinstance(each, RequestOutput | CompletionOutput) for each in gc.get_objects())
+
+
+def test_r50_deltas_that_nobody_reads_are_one_output() -> None:
+    before = _num_outputs_alive()
+    collector = RequestOutputCollector(RequestOutputKind.DELTA, "r")
+    for number in range(NUM_OUTPUTS):
+        collector.put(_output("ab", [number]))
+    assert _num_outputs_alive() - before == 2
+    output = collector.get_nowait()
+    assert output is not None and not output.finished
+    (completion,) = output.outputs
+    assert completion.text == "ab" * NUM_OUTPUTS
+    assert completion.token_ids == list(range(NUM_OUTPUTS))
+    assert [list(entry) for entry in completion.logprobs or []] == [[i] for i in range(NUM_OUTPUTS)]
+    assert collector.get_nowait() is None
+
+
+@pytest.mark.parametrize("kind", [RequestOutputKind.CUMULATIVE, RequestOutputKind.FINAL_ONLY])
+def test_r50_of_whole_answers_only_the_latest_waits(kind: RequestOutputKind) -> None:
+    before = _num_outputs_alive()
+    collector = RequestOutputCollector(kind, "r")
+    for number in range(1, NUM_OUTPUTS):
+        collector.put(_output("x" * (number % 7), [number]))
+    collector.put(_output("all of it", [7], "stop"))
+    assert _num_outputs_alive() - before == 2
+    output = collector.get_nowait()
+    assert output is not None and output.finished
+    assert (output.outputs[0].text, output.outputs[0].token_ids) == ("all of it", [7])
+
+
+def test_r50_answers_to_one_prompt_merge_each_with_its_own() -> None:
+    collector = RequestOutputCollector(RequestOutputKind.DELTA, "r")
+    for number in range(300):
+        collector.put(_output("abc"[number % 3], [number], index=number % 3))
+    output = collector.get_nowait()
+    assert output is not None
+    texts = {completion.index: completion.text for completion in output.outputs}
+    assert texts == {0: "a" * 100, 1: "b" * 100, 2: "c" * 100}
+
+
+def test_r50_what_a_slow_reader_has_taken_does_not_grow_behind_it() -> None:
+    collector = RequestOutputCollector(RequestOutputKind.DELTA, "r")
+    collector.put(_output("a", [1]))
+    taken = collector.get_nowait()
+    collector.put(_output("b", [2], "stop"))
+    assert taken is not None and taken.outputs[0].text == "a" and not taken.finished
+    assert taken.outputs[0].token_ids == [1] and len(taken.outputs[0].logprobs or []) == 1
+    last = collector.get_nowait()
+    assert last is not None and last.finished and last.outputs[0].finish_reason == "stop"
