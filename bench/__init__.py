@@ -1,1 +1,1 @@
-"""What the numbers in the README come from. `make bench`, or `python -m bench --help`."""
+"""What the numbers in the README come from. `make bench`, `python -m bench.loop_lag`."""

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -243,7 +244,7 @@ async def test_tokenizer_may_be_awaited(ours: dict[str, Tokenizer]) -> None:
     assert await ours["chatml"] is ours["chatml"]
 
 
-async def test_long_texts_are_encoded_in_another_thread(
+async def test_r38_long_texts_are_encoded_in_another_thread(
     ours: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer, threads = ours["chatml"], []
@@ -257,6 +258,17 @@ async def test_long_texts_are_encoded_in_another_thread(
     text = "Hello " * 1000
     assert await tokenizer.encode_async(text) == tokenizer.encode(text)
     assert threads[0] is not threading.main_thread()
+
+
+def test_r38_encoding_leaves_the_interpreter_to_other_threads() -> None:
+    class Backend:
+        """Has the calls that release the interpreter lock, and `encode`, which does not, not."""
+
+        def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> list[Any]:
+            return [SimpleNamespace(ids=[len(text)]) for text in texts]
+
+    backend: Any = Backend()
+    assert tokenizer_module._encode(backend, "Hello", True) == [5]
 
 
 async def test_more_ids_than_the_context_are_refused(ours: dict[str, Tokenizer]) -> None:
