@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 MULTIPLES = (1, 2, 4, 8, 16, 32, 64)
 FALLBACK_MULTIPLE = 16  # where none is enough
 ROW_COUNTS = (1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 16, 17, 31, 33, 48)
-CHUNKINGS = ((65,), (1, 3, 5, 7, 16, 33), (48, 16, 1))  # of one text
+CHUNKINGS = ((65,), (1, 3, 5, 7, 16, 33), (32, 17, 16))  # of one text
 MAX_LAYER_WORK = 2_000_000_000  # multiplications at once; wide layers see fewer rows than others
 
 

@@ -1,0 +1,69 @@
+"""Runner and scheduler on a real model, stepped by hand: no process, no socket, no clock."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine import ops
+from engine.block_manager import BlockManager
+from engine.config import EngineConfig
+from engine.ipc import SequenceOutput
+from engine.loader import load_model
+from engine.model_runner import ModelRunner
+from engine.scheduler import Scheduler
+from engine.sequence import SampledToken
+from tests.engine.fakes import make_request
+
+Logprobs = list[list[tuple[int, float, int]]]
+
+
+class SteppedEngine:
+    """What `engine.core` puts together, for one client called "me".
+
+    `logits[id]` is kept, a row of [vocab] per token of the answer, if `keeps_logits`.
+    """
+
+    def __init__(self, folder: Path, *, keeps_logits: bool = False, **settings: Any) -> None:
+        config = EngineConfig(model=str(folder), address="", served_model_name="", **settings)
+        self.runner = ModelRunner(load_model(config, ops.choose(config.attn_backend)), config)
+        assert self.runner.config.num_blocks is not None
+        blocks = BlockManager(self.runner.config.num_blocks, config.block_size)
+        self.scheduler = Scheduler(self.runner.config, blocks, self.runner.loaded.vocab_size)
+        self.tokens: dict[str, list[int]] = {}
+        self.logprobs: dict[str, Logprobs] = {}
+        self.logits: dict[str, list[torch.Tensor]] = {}
+        self.ends: dict[str, SequenceOutput] = {}
+        if keeps_logits:
+            self._keep_logits()
+
+    def add(self, request_id: str, prompt: list[int], **params: Any) -> None:
+        params = {"max_tokens": 24, "ignore_eos": True} | params
+        self.scheduler.add("me", make_request(request_id, prompt=prompt, **params), 0.0)
+
+    def step(self) -> None:
+        scheduled = self.scheduler.schedule(0.0)
+        self.scheduler.update(scheduled, self.runner.execute(scheduled), 0.0)
+        for output in self.scheduler.take_outputs().get("me", []):
+            self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+            self.logprobs.setdefault(output.request_id, []).extend(output.logprobs or [])
+            if output.finish_reason is not None:
+                self.ends[output.request_id] = output
+
+    def run(self) -> None:
+        """Step until all is answered; then every block must be free."""
+        while self.scheduler.sequences:
+            self.step()
+        self.scheduler.check_integrity()
+        assert self.scheduler.blocks.num_free == self.scheduler.blocks.num_blocks
+
+    def _keep_logits(self) -> None:
+        sampler = self.runner._sampler
+        sample = sampler.sample
+
+        def kept(logits: torch.Tensor, sequences: Any) -> list[SampledToken]:
+            for row, sequence in zip(logits, sequences, strict=True):
+                self.logits.setdefault(sequence.request_id, []).append(row.clone())
+            return sample(logits, sequences)
+
+        sampler.sample = kept  # type: ignore[method-assign]

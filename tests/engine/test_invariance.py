@@ -1,0 +1,317 @@
+"""Batch invariance: the probe finds what padding it takes, and then no bit depends on company.
+
+Tokens and logprobs are compared with `==`: of the same request alone, in a crowd, in other chunks,
+from the prefix cache, and computed again after a preemption.
+"""
+
+import logging
+import random
+from collections.abc import Callable, Iterable, Iterator
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engine import demo_model, ops
+from engine.config import EngineConfig
+from engine.invariance import Layer, RowProbe
+from engine.loader import LoadedModel, load_model
+from engine.model_runner import ModelRunner
+from tests.engine.stepped_engine import Logprobs, SteppedEngine
+from tests.tiny_model import build_tiny_model
+
+FAMILIES = ["llama", "gpt2", "gemma2", "qwen3_moe"]
+BUDGETS = [5, 7, 16, 33, 64, 512]
+PROMPT_LENGTHS = (7, 3, 70, 1, 17, 33, 12, 48)
+GROWING_LENGTHS = (15, 31, 14, 13, 15, 30)  # answers of these soon want two blocks more
+NUM_TOKENS = 20
+
+Folders = Callable[[str], Path]
+Answer = tuple[list[int], Logprobs]
+
+built = pytest.mark.skipif(not ops.load_library(), reason="csrc is not built: no compiler")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    made: dict[str, Path] = {"demo": demo_model()}
+
+    def folder(family: str) -> Path:
+        if family not in made:
+            made[family] = build_tiny_model(tmp_path_factory.mktemp(family), family)
+        return made[family]
+
+    return folder
+
+
+# ---- the probe -----------------------------------------------------------------------------------
+
+
+class Fickle(nn.Module):
+    """Its rows are a few bits off, by their number, unless that is a multiple of `multiple`."""
+
+    def __init__(self, multiple: int, inner: nn.Module | None = None) -> None:
+        super().__init__()
+        self.multiple = multiple
+        self.inner = inner
+
+    def forward(self, rows: Tensor) -> Tensor:
+        out: Tensor = rows if self.inner is None else self.inner(rows)
+        return out * (1 + rows.shape[-2] % self.multiple * 2**-20)
+
+
+def load(folder: Path, **settings: Any) -> tuple[LoadedModel, EngineConfig]:
+    config = EngineConfig(
+        model=str(folder), address="", served_model_name="", num_blocks=8, **settings
+    )
+    return load_model(config, ops.choose("auto")), config
+
+
+def make_fickle(loaded: LoadedModel, multiple: int) -> None:
+    model: Any = loaded.model
+    for layer in model.model.layers:
+        layer.mlp.act_fn = Fickle(multiple)
+
+
+@pytest.mark.parametrize("multiple", [1, 2, 4, 8, 16])
+def test_a_layer_depends_on_its_rows_at_all_but_some_multiples(multiple: int) -> None:
+    layer = Layer(Fickle(multiple), torch.zeros(1, 5, 8), row_dim=1)
+    alike = [m for m in (1, 2, 4, 8, 16, 32) if not layer.depends_on_rows(m, max_rows=512)]
+    assert alike == [m for m in (1, 2, 4, 8, 16, 32) if m % multiple == 0]
+
+
+def test_a_layer_whose_rows_depend_on_their_place_is_found() -> None:
+    class Placed(nn.Module):
+        def forward(self, rows: Tensor) -> Tensor:
+            return rows + torch.arange(rows.shape[1])[:, None] % 4 * 2**-20
+
+    assert Layer(Placed(), torch.zeros(1, 5, 8), row_dim=1).depends_on_rows(1, max_rows=64)
+
+
+@built
+def test_the_probe_finds_the_smallest_multiple_and_says_so(
+    folders: Folders, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded, config = load(folders("llama"))
+    make_fickle(loaded, 16)
+    with caplog.at_level(logging.INFO, logger="engine.invariance"):
+        found = ModelRunner(loaded, config).invariance
+    assert (found.row_multiple, found.is_proven) == (16, True)
+    assert 1 <= found.num_dependent <= found.num_layers == 7  # 4 projections, 2 of the MLP, ...
+    assert loaded.context.row_multiple == 16
+    (record,) = caplog.records
+    assert "with multiples of 16 answers are alike in any batch" in record.getMessage()
+
+
+@built
+def test_what_no_layer_shows_alone_the_whole_model_shows(folders: Folders) -> None:
+    """A fickle module with parts is no leaf: only reading a text in chunks finds it."""
+    loaded, config = load(folders("llama"))
+    model: Any = loaded.model
+    model.model.norm = Fickle(32, model.model.norm)
+    assert ModelRunner(loaded, config).invariance.row_multiple == 32
+
+
+def test_where_padding_does_not_help_the_log_promises_nothing(
+    folders: Folders, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded, config = load(folders("llama"))
+    make_fickle(loaded, 1000)
+    found = ModelRunner(loaded, config).invariance
+    assert (found.row_multiple, found.is_proven) == (16, False)
+    assert "padding does not help" in caplog.text
+
+
+def test_without_batch_invariance_nothing_is_probed_or_padded(folders: Folders) -> None:
+    engine = SteppedEngine(folders("llama"), batch_invariant=False)
+    assert engine.runner.invariance.num_layers == 0
+    assert engine.runner.loaded.context.row_multiple == 1
+
+
+def test_every_layer_shape_is_probed_once(folders: Folders) -> None:
+    loaded, config = load(folders("llama"), batch_invariant=False)
+    runner = ModelRunner(loaded, config)
+    layers = RowProbe(loaded, runner.config, runner.forward).find_layers()
+    linear = [layer.module for layer in layers if isinstance(layer.module, nn.Linear)]
+    shapes = {(module.out_features, module.in_features) for module in linear}
+    assert shapes == {(64, 64), (32, 64), (96, 64), (64, 96), (384, 64)}
+    assert {type(layer.module).__name__ for layer in layers} >= {"LlamaRMSNorm", "SiLUActivation"}
+
+
+# ---- what it brings ------------------------------------------------------------------------------
+
+
+class FixedBudget:
+    def __init__(self, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+
+
+class RandomBudget:
+    """Another chunk size at each look, as on a machine whose speed varies."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    @property
+    def num_tokens(self) -> int:
+        return self._random.choice([1, 2, 3, 5, 8, 13, 16, 21, 34, 55, 89, 144, 512])
+
+
+def make_prompts(lengths: Iterable[int] = PROMPT_LENGTHS) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(5, 380, (n,), generator=generator).tolist() for n in lengths]
+
+
+def ask(engine: SteppedEngine, number: int, prompt: list[int], name: str = "") -> None:
+    """A seeded random answer, with logprobs, so that every bit of its logits counts."""
+    params = {"temperature": 1.0, "top_p": 0.95, "seed": number, "logprobs": 3}
+    engine.add(name or str(number), prompt, max_tokens=NUM_TOKENS, **params)
+
+
+def answer(engine: SteppedEngine, name: str) -> Answer:
+    assert len(engine.tokens[name]) == NUM_TOKENS
+    return engine.tokens[name], engine.logprobs[name]
+
+
+def answer_alone(folder: Path, prompts: list[list[int]], **settings: Any) -> list[Answer]:
+    """Each by itself, its prompt in one chunk, without the cache of those before it."""
+    engine = SteppedEngine(
+        folder, max_step_seconds=0, enable_prefix_caching=False, num_blocks=64, **settings
+    )
+    for number, prompt in enumerate(prompts):
+        ask(engine, number, prompt)
+        engine.run()
+    return [answer(engine, str(number)) for number in range(len(prompts))]
+
+
+def answer_together(engine: SteppedEngine, prompts: list[list[int]]) -> list[Answer]:
+    """Half at once, the others while these run."""
+    for number, prompt in enumerate(prompts):
+        if number == len(prompts) // 2:
+            for _ in range(3):
+                engine.step()
+        ask(engine, number, prompt)
+    engine.run()
+    return [answer(engine, str(number)) for number in range(len(prompts))]
+
+
+@pytest.fixture(scope="module")
+def alone(folders: Folders) -> Callable[[str], list[Answer]]:
+    known: dict[str, list[Answer]] = {}
+
+    def answers(family: str) -> list[Answer]:
+        if family not in known:
+            known[family] = answer_alone(folders(family), make_prompts())
+        return known[family]
+
+    return answers
+
+
+@built
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_are_alike_alone_and_together_in_chunks_of_any_size(
+    family: str, folders: Folders, alone: Callable[[str], list[Answer]]
+) -> None:
+    engine = SteppedEngine(folders(family), num_blocks=512)
+    assert engine.runner.invariance.is_proven
+    for budget in BUDGETS:
+        engine.scheduler.prompt_budget = FixedBudget(budget)  # type: ignore[assignment]
+        engine.scheduler.blocks.reset_cache()
+        engine.tokens.clear()
+        engine.logprobs.clear()
+        assert answer_together(engine, make_prompts()) == alone(family), f"in chunks of {budget}"
+
+
+@built
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_are_alike_preempted_and_in_chunks_whose_size_depends_on_the_clock(
+    family: str, folders: Folders
+) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    engine = SteppedEngine(folders(family), num_blocks=8)
+    engine.scheduler.prompt_budget = RandomBudget(seed)  # type: ignore[assignment]
+    prompts = make_prompts(GROWING_LENGTHS)
+    assert answer_together(engine, prompts) == answer_alone(folders(family), prompts)
+    assert engine.scheduler.totals.preemptions > 0
+
+
+@built
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_are_alike_from_the_prefix_cache(
+    family: str, folders: Folders, alone: Callable[[str], list[Answer]]
+) -> None:
+    prompt = make_prompts()[2]
+    engine = SteppedEngine(folders(family))
+    for name in ("cold", "cached"):
+        ask(engine, 2, prompt, name)
+        engine.run()
+    assert engine.ends["cached"].num_cached_tokens == 64
+    assert answer(engine, "cold") == answer(engine, "cached") == alone(family)[2]
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+@built
+def test_with_two_threads_the_model_reads_alike_in_any_chunks(
+    folders: Folders, two_threads: None
+) -> None:
+    assert SteppedEngine(folders("llama")).runner.invariance.is_proven
+
+
+@built
+@pytest.mark.slow  # threads that wait for each other, on a machine where others run
+@pytest.mark.parametrize(("family", "dtype"), [("llama", "bfloat16"), ("demo", "float32")])
+def test_answers_are_alike_with_two_threads(
+    family: str, dtype: str, folders: Folders, two_threads: None
+) -> None:
+    expected = answer_alone(folders(family), make_prompts(), dtype=dtype)
+    engine = SteppedEngine(folders(family), num_blocks=64, dtype=dtype)
+    engine.scheduler.prompt_budget = FixedBudget(33)  # type: ignore[assignment]
+    assert answer_together(engine, make_prompts()) == expected
+
+
+@built
+def test_r42_sixteen_seeded_streams_each_equal_their_solo_run_bit_for_bit(folders: Folders) -> None:
+    check_streams(folders("llama"), 16)
+
+
+@built
+@pytest.mark.slow
+def test_r42_a_hundred_seeded_streams_each_equal_their_solo_run_bit_for_bit(
+    folders: Folders,
+) -> None:
+    check_streams(folders("demo"), 100)
+
+
+def check_streams(folder: Path, num_streams: int) -> None:
+    prompts = make_prompts(islice(cycle(PROMPT_LENGTHS), num_streams))
+    engine = SteppedEngine(folder, max_num_seqs=num_streams, num_blocks=num_streams * 6)
+    assert answer_together(engine, prompts) == answer_alone(folder, prompts)
+
+
+@built
+def test_without_padding_the_answers_would_differ(folders: Folders) -> None:
+    """Where the kernels depend on rows, these tests can see it."""
+    expected = answer_alone(folders("llama"), make_prompts(), batch_invariant=False)
+    engine = SteppedEngine(folders("llama"), num_blocks=64, batch_invariant=False)
+    probed = SteppedEngine(folders("llama"), num_blocks=64).runner.invariance
+    if probed.row_multiple == 1:
+        pytest.skip("on this machine no kernel depends on the number of rows")
+    assert answer_together(engine, make_prompts()) != expected
