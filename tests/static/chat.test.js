@@ -519,6 +519,18 @@ test("health is what is not well", () => {
   assert.deepEqual(chat.degraded, { engine: "stalled" });
 });
 
+test("an answer goes on when the engine was away", () => {
+  const { chat, receive, take } = watchingChat();
+  receive(delta(3, 0, "before"));
+  take();
+  receive({ type: "connection.degraded", engine: "unavailable" });
+  assert.equal(chat.activity(), "running");
+  receive({ type: "connection.restored", engine: "ok" }, delta(4, 6, " and after"));
+  assert.equal(textOf(chat), "before and after");
+  assert.deepEqual(chat.degraded, {});
+  assert.deepEqual(take(), []);
+});
+
 test("unknown frames and frames of unknown responses change nothing", () => {
   const { chat, receive, take } = watchingChat();
   receive({ type: "weather.changed" }, delta(3, 0, "x", { response_id: "resp_foreign" }));
