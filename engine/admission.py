@@ -53,6 +53,7 @@ def _indexing_ids(sequence: Sequence) -> Iterator[int]:
     params = sequence.params
     yield from (min(sequence.token_ids), max(sequence.token_ids))
     for ids in (
+        params.stop_token_ids,
         params.logit_bias,
         params.allowed_token_ids,
         params.logprob_token_ids,

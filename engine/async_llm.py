@@ -283,7 +283,9 @@ class AsyncLLM(EngineControl):
         `QueueOverflowError` and `MaxQueuedTokensError` when too much is waiting.
         """
         parsed = parse_prompt(prompt, prompt_token_ids, prompt_text)
-        check_params(params, lora_request, self._parts.max_logprobs)
+        known = self._client.ready
+        vocab_size = None if known is None else known.vocab_size
+        check_params(params, lora_request, self._parts.max_logprobs, vocab_size)
         if prompt_adapter_request is not None:
             raise NotImplementedError("prompt_adapter_request is not implemented")
         if params.n > 1 and resume_token_ids:

@@ -93,7 +93,9 @@ def parse_prompt(
     return ParsedPrompt(text, _checked_ids(prompt_token_ids), salt)
 
 
-def check_params(params: Any, lora_request: Any, max_logprobs: int) -> None:
+def check_params(
+    params: Any, lora_request: Any, max_logprobs: int, vocab_size: int | None = None
+) -> None:
     """Refuse what no request to this engine can have."""
     if not isinstance(params, SamplingParams):
         raise NotImplementedError(f"{type(params).__name__} is not implemented")
@@ -108,6 +110,10 @@ def check_params(params: Any, lora_request: Any, max_logprobs: int) -> None:
         if params.logprobs == -1 or params.logprobs > max_logprobs:
             problem = f"logprobs must be at most {max_logprobs}"
             raise ValidationError(problem, "logprobs", params.logprobs)
+    for name in _TOKEN_IDS:
+        if vocab_size is not None and max(getattr(params, name) or (0,)) >= vocab_size:
+            problem = f"{name} must be below the vocabulary's size, {vocab_size}"
+            raise ValidationError(problem, name, getattr(params, name))
 
 
 def check_prompt(token_ids: Sequence[int], resume_token_ids: Sequence[int], ready: Ready) -> None:
@@ -137,8 +143,14 @@ def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
     return [list(ids) for ids in sorted(found)]
 
 
+_TOKEN_IDS = (
+    "stop_token_ids",
+    "logit_bias",
+    "allowed_token_ids",
+    "logprob_token_ids",
+    "trace_decode_token_ids",
+)
 _ABSENT_FEATURES = (
-    "flat_logprobs",
     "structured_outputs",
     "thinking_token_budget",
     "repetition_detection",

@@ -6,7 +6,10 @@ to it, so a slow reader costs memory for its text and not for its lateness.
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Union
+
+if TYPE_CHECKING:
+    from engine.flat_logprobs import FlatLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +68,7 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    logprobs: list[dict[int, Logprob]] | None = None
+    logprobs: Union[list[dict[int, Logprob]], "FlatLogprobs", None] = None
     routed_experts: Any = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it

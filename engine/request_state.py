@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from engine.collector import RequestOutputCollector
 from engine.detokenizer import Decoder, Detokenizer
+from engine.flat_logprobs import FlatLogprobs
 from engine.ipc import SequenceOutput
 from engine.outputs import (
     CompletionOutput,
@@ -173,6 +174,17 @@ class RequestState:
     def _logprob(self, token_id: int, logprob: float, rank: int) -> Logprob:
         return Logprob(logprob, rank, self._decoder.decode([token_id]))
 
+    def _as_asked(
+        self, logprobs: list[dict[int, Logprob]]
+    ) -> list[dict[int, Logprob]] | FlatLogprobs | None:
+        if self.params.logprobs is None:
+            return None
+        if not self.params.flat_logprobs:
+            return logprobs
+        flat = FlatLogprobs()
+        flat.extend(logprobs)
+        return flat
+
     def _note_progress(self, output: SequenceOutput) -> None:
         self.queue_position = output.queue_position
         metrics = self.metrics
@@ -217,13 +229,12 @@ class RequestState:
             self._text += text
             self._logprobs += logprobs
             text, token_ids, logprobs = self._text, list(self.token_ids), list(self._logprobs)
-        with_logprobs = self.params.logprobs is not None
         completion = CompletionOutput(
             index=self.index,
             text=text,
             token_ids=token_ids,
-            cumulative_logprob=self._cumulative_logprob if with_logprobs else None,
-            logprobs=logprobs if with_logprobs else None,
+            cumulative_logprob=None if self.params.logprobs is None else self._cumulative_logprob,
+            logprobs=self._as_asked(logprobs),
             finish_reason=reason,
             stop_reason=stop_reason,
         )

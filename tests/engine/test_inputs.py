@@ -49,6 +49,38 @@ def test_logprobs_are_limited(logprobs: int, limit: int, is_fine: bool) -> None:
             check_params(params, None, limit)
 
 
+@pytest.mark.parametrize(
+    ("name", "ids"),
+    [
+        ("stop_token_ids", [7, 100]),
+        ("logit_bias", {100: 1.0}),
+        ("allowed_token_ids", [100]),
+        ("logprob_token_ids", [100]),
+        ("trace_decode_token_ids", [100]),
+    ],
+)
+def test_token_ids_are_of_the_vocabulary(name: str, ids: Any) -> None:
+    params = SamplingParams(**{name: ids})
+    check_params(params, None, 5, vocab_size=101)
+    with pytest.raises(ValidationError) as caught:
+        check_params(params, None, 5, vocab_size=100)
+    assert caught.value.parameter == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("structured_outputs", {"json": "{}"}),
+        ("thinking_token_budget", 5),
+        ("repetition_detection", True),
+        ("prompt_logprobs", 1),
+    ],
+)
+def test_absent_features_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(NotImplementedError, match=name):
+        check_params(SamplingParams(**{name: value}), None, 5)
+
+
 def test_bad_words_are_found_at_the_start_and_behind_a_space(tmp_path: Path) -> None:
     tokenizer = Tokenizer(build_chatml(tmp_path))
     ids = bad_word_ids(["dog", " dog", " "], tokenizer)

@@ -5,6 +5,7 @@ import pytest
 
 from engine.collector import RequestOutputCollector
 from engine.errors import ValidationError
+from engine.flat_logprobs import FlatLogprobs
 from engine.ipc import SequenceOutput
 from engine.output_processor import OutputProcessor, merge_outputs
 from engine.outputs import CompletionOutput, RequestOutput, RequestProgress
@@ -215,6 +216,17 @@ def test_logprobs_come_with_their_tokens(processor: OutputProcessor) -> None:
     assert completion.cumulative_logprob == -1.5
 
 
+def test_logprobs_may_be_flat(processor: OutputProcessor) -> None:
+    request = Request(processor, logprobs=1, flat_logprobs=True)
+    request.process(0, 2, logprobs=[[[0, -0.5, 1], [1, -1.5, 2]], [[2, -1.0, 1]]])
+    output = request.collector.get_nowait()
+    assert output is not None
+    logprobs = output.outputs[0].logprobs
+    assert isinstance(logprobs, FlatLogprobs)
+    assert (logprobs.token_ids, logprobs.decoded_tokens) == ([0, 1, 2], ["a", "b", "c"])
+    assert list(logprobs[1]) == [2]
+
+
 def test_metrics_are_filled(processor: OutputProcessor) -> None:
     request = Request(processor)
     queued = request.state.metrics.queued_ts
@@ -252,7 +264,7 @@ def test_id_is_taken_until_the_end_or_the_abort(processor: OutputProcessor) -> N
     assert processor.find("r1") == [second.state]
 
 
-def test_ids_are_compared_as_a_whole(processor: OutputProcessor) -> None:
+def test_r11_ids_are_compared_as_a_whole(processor: OutputProcessor) -> None:
     Request(processor, "r10")
     assert processor.find("r1") == []
     assert processor.find("") == []
