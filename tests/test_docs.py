@@ -1,11 +1,22 @@
 """The pages say what the code does: links lead somewhere, and no name is missing or invented."""
 
+import inspect
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import engine.errors
+from engine import (
+    AsyncLLM,
+    CompletionOutput,
+    RequestMetrics,
+    RequestOutput,
+    SamplingParams,
+)
+from engine.inputs import check_params
 from server.closing import CloseCode
 from server.config import OTHER_NAMES, PREFIX, Settings
 from server.errors import CODES
@@ -17,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text()
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+ENGINE = (ROOT / "docs" / "engine.md").read_text()
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
@@ -36,6 +48,17 @@ def anchors(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     names = (re.sub(r"[^\w\- ]", "", heading).strip().lower() for heading in headings)
     return {name.replace(" ", "-") for name in names}
+
+
+def section(page: str, heading: str) -> str:
+    """What stands below a heading, up to the next one of its rank."""
+    return page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+def documented_methods() -> dict[str, str]:
+    """Public names of `AsyncLLM` and what docs/engine.md says becomes of them."""
+    rows = re.findall(r"^\| (`[^|]+) \| (works|refused) \|", section(ENGINE, "Methods"), re.M)
+    return {name: what for names, what in rows for name in re.findall(r"`(\w+)`", names)}
 
 
 def frame_types_sent() -> set[str]:
@@ -118,6 +141,65 @@ def test_no_metric_of_ours_is_missing() -> None:
     for name in re.findall(r'"(parley_[a-z_]+)"', source):
         if name != "parley_":
             assert described & {name, f"{name}_total"}, name
+
+
+@pytest.mark.parametrize("name", SamplingParams.__struct_fields__)
+def test_every_sampling_parameter_has_a_row_with_its_default(name: str) -> None:
+    default = getattr(SamplingParams, "__struct_defaults__")[  # noqa: B009  (unknown to mypy)
+        SamplingParams.__struct_fields__.index(name)
+    ]
+    shown = default.name if name == "output_kind" else repr(default)
+    assert re.search(rf"^\| `{name}` \| `{re.escape(shown)}` \| .", ENGINE, re.M)
+
+
+def test_no_sampling_parameter_is_invented() -> None:
+    names = re.findall(r"^\| `(\w+)` \| `", section(ENGINE, "SamplingParams"), re.M)
+    assert names == list(SamplingParams.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    "name", re.findall(r"^\| `(\w+)` .*\| refused when set", ENGINE, re.M), ids=str
+)
+def test_sampling_parameters_that_are_refused_are_refused_by_name(name: str) -> None:
+    given: dict[str, Any] = {name: 1}
+    with pytest.raises(NotImplementedError, match=name):
+        check_params(SamplingParams(**given), None, max_logprobs=20)
+
+
+def test_the_methods_of_the_engine_are_those_of_the_class() -> None:
+    public = {name for name in dir(AsyncLLM) if not name.startswith("_")}
+    assert set(documented_methods()) == public
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, what in documented_methods().items() if what == "refused"]
+)
+async def test_methods_that_are_refused_are_refused_by_name(name: str) -> None:
+    method: Any = getattr(AsyncLLM, name)
+    num_arguments = len(
+        [p for p in inspect.signature(method).parameters.values() if p.default is p.empty]
+    )
+    call = method(*[None] * (num_arguments - (name == "encode")))  # without **options
+    with pytest.raises(NotImplementedError, match=name):
+        await (anext(call) if inspect.isasyncgen(call) else call)
+
+
+def test_every_error_of_the_engine_is_described() -> None:
+    errors = {
+        name
+        for name, value in vars(engine.errors).items()
+        if inspect.isclass(value) and value.__module__ == "engine.errors"
+    }
+    named = set(re.findall(r"`(\w+Error)`", section(ENGINE, "Errors")))
+    assert named - {"ValueError", "RuntimeError"} == errors
+
+
+def test_every_part_of_an_output_that_the_page_names_exists() -> None:
+    known = {*RequestOutput.__slots__, *CompletionOutput.__slots__, *RequestMetrics.__slots__}
+    known |= {"index", "code", "message", "decoded_token", "abort", "max_tokens", "stop_token_ids"}
+    known |= {"CUMULATIVE", "DELTA", "FINAL_ONLY", "stop", "length", "error"}
+    named = set(re.findall(r"`(\w+)`", section(ENGINE, "Outputs")))
+    assert named - known == {"RequestOutput", "CompletionOutput", "output_kind"}
 
 
 def test_every_folder_of_the_repository_is_in_the_readme() -> None:
