@@ -1,3 +1,4 @@
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -47,6 +48,22 @@ def test_wrong_value_is_refused_by_name(name: str, value: Any) -> None:
 def test_feature_that_is_not_there_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(NotImplementedError, match=name):
         AsyncEngineArgs(model="m", **{name: value})
+
+
+def test_vllm_s_names_are_all_known() -> None:
+    names = (
+        "model tokenizer revision trust_remote_code dtype seed max_model_len "
+        "gpu_memory_utilization kv_cache_memory_bytes kv_cache_dtype quantization load_format "
+        "block_size num_gpu_blocks_override enable_prefix_caching prefix_caching_hash_algo "
+        "max_num_batched_tokens max_num_seqs enable_chunked_prefill long_prefill_token_threshold "
+        "scheduling_policy max_num_queued_reqs max_num_queued_tokens stream_interval "
+        "async_scheduling enforce_eager max_logprobs served_model_name generation_config "
+        "skip_tokenizer_init shutdown_timeout disable_log_stats enable_log_requests "
+        "tensor_parallel_size disable_log_requests max_log_len worker_use_ray engine_use_ray "
+        "device attn_backend model_impl batch_invariant watchdog_seconds max_queue_seconds"
+    )
+    known = {each.name for each in fields(AsyncEngineArgs)}
+    assert set(names.split()) <= known
 
 
 def test_relics_of_earlier_versions_are_accepted() -> None:

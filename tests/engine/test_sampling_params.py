@@ -12,10 +12,96 @@ from engine.sampling_params import RequestOutputKind, SamplingParams
 
 
 def test_defaults_are_those_of_vllm() -> None:
+    defaults: dict[str, Any] = {
+        "n": 1,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "seed": None,
+        "stop": [],
+        "stop_token_ids": [],
+        "ignore_eos": False,
+        "max_tokens": 16,
+        "min_tokens": 0,
+        "logprobs": None,
+        "prompt_logprobs": None,
+        "logprob_token_ids": None,
+        "flat_logprobs": False,
+        "detokenize": True,
+        "skip_special_tokens": True,
+        "spaces_between_special_tokens": True,
+        "include_stop_str_in_output": False,
+        "output_kind": RequestOutputKind.CUMULATIVE,
+        "stream_interval": None,
+        "skip_clone": False,
+        "structured_outputs": None,
+        "logit_bias": None,
+        "allowed_token_ids": None,
+        "extra_args": None,
+        "bad_words": [],
+        "skip_reading_prefix_cache": False,
+        "thinking_token_budget": None,
+        "repetition_detection": None,
+        "trace_decode_token_ids": None,
+        "watermarking": None,
+        "routed_experts_prompt_start": None,
+        "prompt_logprob_token_ids": None,
+        "prompt_logprob_start": None,
+        "bad_words_token_ids": None,
+    }
     params = SamplingParams()
-    assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (16, 1.0, 1.0, 0)
-    assert (params.stop, params.stop_token_ids, params.seed) == ([], [], None)
-    assert params.output_kind is RequestOutputKind.CUMULATIVE
+    assert {name: getattr(params, name) for name in params.__struct_fields__} == defaults
+    assert [kind.value for kind in RequestOutputKind] == [0, 1, 2]
+    assert [kind.name for kind in RequestOutputKind] == ["CUMULATIVE", "DELTA", "FINAL_ONLY"]
+
+
+@pytest.mark.parametrize(
+    ("parameter", "values"),
+    [
+        ("temperature", [0, 0.01, 2]),
+        ("top_p", [1e-9, 1]),
+        ("top_k", [-1, 0, 1, 1 << 30]),
+        ("min_p", [0, 1]),
+        ("presence_penalty", [-2, 2]),
+        ("frequency_penalty", [-2, 2]),
+        ("repetition_penalty", [0.01, 10]),
+        ("max_tokens", [1, None]),
+        ("min_tokens", [0, 16]),
+        ("n", [1, 100]),
+        ("seed", [0, -1, -(1 << 63), (1 << 64) - 1]),
+        ("stream_interval", [1, None]),
+        ("logprobs", [-1, 0, 20, None]),
+        ("prompt_logprobs", [-1, 0]),
+        ("logprob_token_ids", [list(range(128))]),
+        ("logit_bias", [{0: -1e9}]),
+        ("extra_args", [{"anything": [1]}]),
+    ],
+)
+def test_values_at_the_limits_are_fine(parameter: str, values: list[Any]) -> None:
+    for value in values:
+        SamplingParams(**{parameter: value})
+
+
+def test_true_is_one_logprob_and_asked_ids_need_no_more() -> None:
+    params = SamplingParams(logprobs=True, prompt_logprobs=True)
+    assert (params.logprobs, params.prompt_logprobs) == (1, 1)
+    assert SamplingParams(logprob_token_ids=[3]).logprobs == 0
+
+
+def test_prompt_logprobs_need_the_whole_prompt_computed() -> None:
+    assert SamplingParams(prompt_logprobs=1).skip_reading_prefix_cache is True
+    chosen = SamplingParams(prompt_logprobs=1, skip_reading_prefix_cache=False)
+    assert chosen.skip_reading_prefix_cache is False
+
+
+def test_positional_arguments_are_a_type_error() -> None:
+    build: Any = SamplingParams
+    with pytest.raises(TypeError):
+        build(1)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +143,10 @@ def test_defaults_are_those_of_vllm() -> None:
         ("logit_bias", {1: math.nan}),
         ("allowed_token_ids", []),
         ("bad_words", [""]),
+        ("bad_words", "word"),
+        ("bad_words_token_ids", [[]]),
+        ("trace_decode_token_ids", [1.5]),
+        ("logprob_token_ids", [-1]),
         ("output_kind", 7),
     ],
 )
@@ -67,18 +157,33 @@ def test_wrong_value_is_refused_by_name(parameter: str, value: Any) -> None:
     assert parameter in str(caught.value)
 
 
+def test_r49_stop_without_detokenizing_is_an_error() -> None:
+    with pytest.raises(ValidationError) as caught:
+        SamplingParams(stop="x", detokenize=False)
+    assert caught.value.parameter == "stop"
+    SamplingParams(stop_token_ids=[1], detokenize=False)
+
+
+def test_several_greedy_answers_are_refused() -> None:
+    with pytest.raises(ValidationError) as caught:
+        SamplingParams(n=2, temperature=0)
+    assert caught.value.parameter == "n"
+
+
 @pytest.mark.parametrize(
-    "wrong",
-    [{"stop": "x", "detokenize": False}, {"n": 2, "temperature": 0}],
+    "name",
+    [
+        "watermarking",
+        "routed_experts_prompt_start",
+        "prompt_logprob_token_ids",
+        "prompt_logprob_start",
+    ],
 )
-def test_values_that_exclude_each_other_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        SamplingParams(**wrong)
-
-
-def test_features_we_do_not_have_are_refused_by_name() -> None:
-    with pytest.raises(NotImplementedError, match="watermarking"):
-        SamplingParams(watermarking="on")
+def test_features_we_do_not_have_are_refused_by_name(name: str) -> None:
+    build: Any = SamplingParams
+    build(**{name: None})
+    with pytest.raises(NotImplementedError, match=name):
+        build(**{name: 1})
 
 
 def test_unknown_name_is_a_type_error() -> None:
