@@ -181,6 +181,15 @@ class CheckedBlocks:
         sequence.num_computed_tokens = sequence.num_tokens
         self.blocks.cache_full_blocks(sequence)
 
+    def token(self) -> int:
+        return int(self.rng.random() < 0.1)  # mostly equal, so that texts meet
+
+    def extend(self, sequence: Sequence, num_tokens: int) -> None:
+        if self.blocks.num_blocks_for(num_tokens) <= self.blocks.num_free:
+            sequence.token_ids += [self.token() for _ in range(num_tokens)]
+            self.blocks.grow(sequence)
+            self.compute(sequence)
+
     def act(self) -> None:
         rng, blocks = self.rng, self.blocks
         match rng.randrange(20):
@@ -190,19 +199,13 @@ class CheckedBlocks:
                 blocks.end_step()
             case 3 if rng.random() < 0.02:
                 blocks.reset_cache()
-            case 4 | 5 | 6 | 7 | 8 | 9 if self.live:
+            case 4 | 5 | 6 | 7 if self.live:
                 sequence = self.live.pop(rng.randrange(len(self.live)))
                 blocks.release(sequence)
-            case 10 | 11 | 12 | 13 if self.live:
-                sequence = rng.choice(self.live)
-                sequence.token_ids.append(rng.randrange(2))
-                if blocks.needs_block(sequence) and not blocks.num_free:
-                    sequence.token_ids.pop()
-                else:
-                    blocks.grow(sequence)
-                    self.compute(sequence)
+            case 8 | 9 | 10 | 11 | 12 | 13 if self.live:
+                self.extend(rng.choice(self.live), rng.randrange(1, 2 * BLOCK_SIZE))
             case _:
-                tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 24))]
+                tokens = [self.token() for _ in range(rng.randrange(1, 24))]
                 sequence = make_sequence(tokens, rng.choice(["", "", "salt"]))
                 prefix = blocks.find_prefix(sequence)
                 if blocks.num_needed(sequence, prefix) <= blocks.num_free:
