@@ -84,7 +84,6 @@ class CoreConnection:
         self.last_beat = 0.0  # time.monotonic() of the step loop's last known round
         self._listener = weakref.ref(listener)
         self._reconnect = reconnect
-        self._ended_epoch: int | None = None  # of a core that has taken leave
         self._stall_seconds = stall_seconds
         self._tick_seconds = min(TICK_SECONDS, stall_seconds / 5)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -231,7 +230,6 @@ class CoreConnection:
             case UtilityReply():
                 self._on_reply(message)
             case Dead() if self.ready is not None:
-                self._ended_epoch = self.ready.epoch
                 self._lose(message.reason)
 
     def _on_ready(self, ready: Ready) -> None:
@@ -241,8 +239,6 @@ class CoreConnection:
             self._lose("the engine core was restarted")
         elif self.state is CoreState.DEAD and not self._reconnect:
             return
-        if ready.epoch == self._ended_epoch:
-            return  # said before it took leave
         self.ready = ready
         self.last_beat = time.monotonic()
         try:

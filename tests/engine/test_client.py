@@ -350,16 +350,15 @@ async def test_core_that_talks_nonsense_counts_as_dead_and_may_come_back(cores: 
     assert (await rest(stream))[0] == "b"
 
 
-async def test_core_that_has_taken_leave_is_not_joined_again(cores: Cores) -> None:
+async def test_core_that_has_given_us_up_is_joined_again(cores: Cores) -> None:
     stream = await cores.add("r")
-    await cores.receive(AddRequest)
-    cores.core.send(Dead("out of luck"))
-    await settle(lambda: cores.engine.core_state is CoreState.DEAD)
-    cores.core.send(cores.core.ready)
-    cores.core.send(Dead("out of luck"))
-    await cores.replace()
-    assert (await cores.receive(AddRequest)).resume_token_ids == []
-    del stream
+    first = await cores.receive(AddRequest)
+    cores.core.send(Dead("the engine core does not know this client"))
+    assert await cores.receive(Abort) == Abort([first.request_id])
+    again = await cores.receive(AddRequest)
+    assert again.request_id != first.request_id
+    cores.core.emit(again.request_id, A, finish="length")
+    assert (await rest(stream))[0] == "a"
 
 
 # ---- one request, and the event loop
