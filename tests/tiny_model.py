@@ -133,6 +133,7 @@ def build_tiny_model(
     family: str = "llama",
     seed: int = 0,
     chat_template: str | None = CHAT_TEMPLATE,
+    initializer_range: float = 0.2,
 ) -> Path:
     """Write a random float32 `family` model (3 layers, width 64) with a byte-level BPE tokenizer.
 
@@ -141,7 +142,7 @@ def build_tiny_model(
     class_name, fields = _FAMILIES[family]
     special_ids = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
     config: PretrainedConfig = getattr(transformers, class_name)(**fields, **special_ids)
-    config.initializer_range = 0.2  # at the usual 0.02 a tiny model repeats one token for ever
+    config.initializer_range = initializer_range  # at the usual 0.02 it repeats one token for ever
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     _randomize_biases_and_norms(model)
