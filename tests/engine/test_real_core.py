@@ -17,6 +17,7 @@ from engine import (
     CoreProcess,
     CoreState,
     EngineDeadError,
+    EngineGenerateError,
     EngineStartError,
     PrivateDirectory,
     RequestOutputKind,
@@ -123,6 +124,30 @@ async def test_resumed_answer_goes_on_where_it_was(engine: AsyncLLM) -> None:
         assert rest and text.endswith(rest)
 
 
+@pytest.mark.parametrize("word", ["t00045", " t00045 "])
+async def test_bad_word_does_not_come(engine: AsyncLLM, word: str) -> None:
+    assert "t00045" in await read(engine, greedy(10), "without")
+    params = SamplingParams(temperature=0, max_tokens=10, bad_words=[word], output_kind=DELTA)
+    text = await read(engine, params, "with")
+    assert text.startswith("t00042 t00043 t00044") and "t00045" not in text
+
+
+async def test_profile_of_the_core_is_written(engine: AsyncLLM, tmp_path: Path) -> None:
+    await engine.start_profile(str(tmp_path / "trace"))
+    await read(engine, greedy(5), "r")
+    trace = Path(await engine.stop_profile())
+    assert b"aten::" in await asyncio.to_thread(trace.read_bytes)
+    await engine.check_health()
+
+
+async def test_model_runner_is_reached_by_name(engine: AsyncLLM) -> None:
+    with pytest.raises(EngineGenerateError, match="no_such_method"):
+        await engine.collective_rpc("no_such_method")
+    with pytest.raises(EngineGenerateError):
+        await engine.collective_rpc("execute", args=("nonsense",))
+    assert await read(engine, greedy(5), "r") == oracle_answer(FIRST, 5)
+
+
 async def test_stop_string_ends_the_answer(engine: AsyncLLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=500, stop="50 t00", output_kind=DELTA)
     assert await read(engine, params, "r") == "t00042 t00043 t00044 t00045 t00046 t00047 " + (
@@ -144,6 +169,29 @@ async def test_two_clients_share_a_core(owned: AsyncLLM, oracle: Path) -> None:
     while metrics["num_running"]:  # the abort is in the socket still
         metrics = await owned.metrics()
     assert metrics["num_blocks_free"] == metrics["num_blocks_total"]
+
+
+async def test_each_answer_of_several_is_that_of_its_own_seed(tmp_path: Path) -> None:
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(str(build_tiny_model(tmp_path)), threads=1))
+    prompt = list(range(3, 100))
+
+    async def ask(kind: RequestOutputKind, n: int, seed: int) -> list[str]:
+        params = SamplingParams(n=n, seed=seed, max_tokens=30, output_kind=kind)
+        answers = [""] * n
+        async for output in engine.generate(prompt, params, f"{kind}-{n}-{seed}"):
+            for completion in output.outputs:
+                earlier = answers[completion.index] if kind is DELTA else ""
+                answers[completion.index] = earlier + completion.text
+        return answers
+
+    several = await asyncio.gather(*(ask(kind, 4, 70) for kind in RequestOutputKind))
+    num_computed = (await engine.metrics())["prompt_tokens_total"]
+    assert num_computed < 3 * len(prompt)  # of twelve answers, which share the prompt's blocks
+    alone = [(await ask(DELTA, 1, 70 + index))[0] for index in range(4)]
+    assert several == [alone] * 3
+    assert len(set(alone)) == 4
+    assert not engine.output_processor.parent_requests
+    engine.shutdown()
 
 
 async def test_joined_deltas_are_the_final_text(tmp_path: Path) -> None:
@@ -277,7 +325,9 @@ async def test_r28_answers_go_on_bit_by_bit_in_the_next_core(tmp_path: Path) -> 
     ]
 
     async def ask(number: int, started: asyncio.Barrier | None = None) -> list[Any]:
-        text, ids, logprobs, waited = "", [], [], False
+        text, waited = "", False
+        ids: list[int] = []
+        logprobs: list[Any] = []
         outputs = engine.generate("Hello, how are you", every_params[number], f"r{number}")
         async for output in outputs:
             (completion,) = output.outputs
