@@ -1,12 +1,19 @@
 """Our attention function: an unknown wish is refused, never ignored."""
 
+from array import array
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from engine import ops
 from engine.attention import StepContext, attach_layers, paged_attention_forward
+from engine.batch import build_batch
 from engine.checkpoint import UnsupportedModelError
+from engine.sampling_params import SamplingParams
+from engine.sequence import ScheduledSequence, Sequence
 
 
 class Attention(nn.Module):
@@ -43,3 +50,49 @@ def test_unknown_keywords_masks_and_strangers_are_refused() -> None:
         paged_attention_forward(module, *tensors(), None, is_causal=False)
     with pytest.raises(UnsupportedModelError, match="has no layer_idx"):
         paged_attention_forward(nn.Linear(1, 1), *tensors(), None)
+
+
+def test_padding_is_not_attended_not_stored_and_gives_zeros() -> None:
+    layer_module = Attention(0)
+    context = StepContext(ops.REFERENCE)
+    (layer,) = attach_layers(nn.ModuleList([layer_module]), context)
+    layer.key_cache = ops.allocate_cache(2, 16, 2, 8, torch.float32, is_key=True)
+    layer.value_cache = ops.allocate_cache(2, 16, 2, 6, torch.float32, is_key=False)
+    sequence = Sequence("c", "r", [1, 2, 3], SamplingParams())
+    sequence.block_table = array("i", [1])
+    query, key, value = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 3, 8), torch.randn(1, 2, 3, 6)
+    outs = []
+    for row_multiple in (1, 8):
+        num_padding = -3 % row_multiple
+        junk = [
+            functional.pad(tensor, (0, 0, 0, num_padding), value=torch.nan)
+            for tensor in (query, key, value)
+        ]
+        scheduled = [ScheduledSequence(sequence, 3)]
+        context.batch = build_batch(scheduled, 16, torch.device("cpu"), row_multiple)
+        out, _ = paged_attention_forward(layer_module, junk[0], junk[1], junk[2], None)
+        outs.append(out)
+    assert torch.equal(outs[1][:, :3], outs[0])
+    assert not outs[1][:, 3:].any()
+    assert not layer.key_cache.isnan().any() and not layer.value_cache.isnan().any()
+    assert not layer.key_cache[0].any()
+
+
+def test_a_scale_of_one_is_not_taken_for_none() -> None:
+    """OPT scales its queries itself and says 1.0; only None means the usual scale."""
+    seen: list[float] = []
+
+    def attend(*args: Any) -> None:
+        seen.append(args[7])
+
+    module = Attention(0)
+    context = StepContext(ops.Ops("noting", ops.store_kv_reference, attend))
+    (layer,) = attach_layers(nn.ModuleList([module]), context)
+    layer.key_cache = ops.allocate_cache(1, 16, 2, 8, torch.float32, is_key=True)
+    layer.value_cache = ops.allocate_cache(1, 16, 2, 6, torch.float32, is_key=False)
+    sequence = Sequence("c", "r", [1, 2, 3], SamplingParams())
+    sequence.block_table = array("i", [0])
+    context.batch = build_batch([ScheduledSequence(sequence, 3)], 16, torch.device("cpu"))
+    for scaling in (1.0, 0.3, None):
+        paged_attention_forward(module, *tensors(), None, scaling=scaling)
+    assert seen == [1.0, 0.3, 8**-0.5]

@@ -2,6 +2,7 @@
 
 from array import array
 
+import pytest
 import torch
 
 from engine.batch import build_batch
@@ -61,3 +62,31 @@ def test_a_block_table_may_grow_after_its_batch_was_built() -> None:
     batch = build_batch([ScheduledSequence(sequence, 4)], 4, CPU)
     sequence.block_table.append(1)  # an exported buffer would refuse
     assert batch.block_tables.tolist() == [[0]]
+
+
+def test_rows_of_padding_write_nothing_and_belong_to_no_sequence() -> None:
+    decode = make_sequence([10, 11, 12, 13, 14], 4, [7, 3])
+    first_chunk = make_sequence([30, 31, 32, 33, 34, 35], 0, [0, 2])
+    scheduled = [ScheduledSequence(decode, 1), ScheduledSequence(first_chunk, 5)]
+    batch = build_batch(scheduled, 4, CPU, row_multiple=4)
+    assert (batch.num_tokens, batch.num_sampled) == (6, 1)
+    assert batch.input_ids.tolist() == [14, 30, 31, 32, 33, 34, 0, 0]
+    assert batch.positions.tolist() == [4, 0, 1, 2, 3, 4, 0, 0]
+    assert batch.slot_mapping.tolist() == [12, 0, 1, 2, 3, 8, -1, -1]
+    assert batch.cu_seqlens_q.tolist() == [0, 1, 6]
+    assert batch.seq_lens.tolist() == [5, 5]
+    assert batch.logits_rows.tolist() == [0, 0, 0, 0]  # the first is wanted
+
+
+@pytest.mark.parametrize(("num_tokens", "num_rows"), [(1, 16), (16, 16), (17, 32)])
+def test_rows_are_padded_to_the_next_multiple(num_tokens: int, num_rows: int) -> None:
+    sequence = make_sequence([1] * num_tokens, 0, list(range(5)))
+    batch = build_batch([ScheduledSequence(sequence, num_tokens)], 4, CPU, row_multiple=16)
+    assert len(batch.input_ids) == len(batch.slot_mapping) == num_rows
+    assert len(batch.logits_rows) == 16
+
+
+def test_a_step_that_samples_nothing_wants_no_logits() -> None:
+    sequence = make_sequence([1] * 9, 0, [0, 1, 2])
+    batch = build_batch([ScheduledSequence(sequence, 5)], 4, CPU, row_multiple=16)
+    assert (batch.num_sampled, len(batch.logits_rows)) == (0, 0)
