@@ -34,7 +34,21 @@ from engine.outputs import (
     RequestProgress,
 )
 from engine.pooling import EmbeddingRequestOutput, PoolingParams, PoolingRequestOutput
+from engine.request_manager import (
+    RequestManager,
+    RequestStatus,
+    StreamingRequest,
+    stream_generate,
+)
 from engine.sampling_params import RequestOutputKind, SamplingParams
+from engine.tasks import (
+    AsyncLLMWorker,
+    GenerationTask,
+    StreamGenerationTask,
+    TaskStatus,
+    create_from_generation_task,
+    stream_generation_handler,
+)
 from engine.tokenizer import Tokenizer
 from engine.vllm_config import ModelConfig
 
@@ -42,6 +56,7 @@ __all__ = [
     "AsyncEngineArgs",
     "AsyncLLM",
     "AsyncLLMEngine",
+    "AsyncLLMWorker",
     "CompletionOutput",
     "CoreProcess",
     "CoreState",
@@ -51,6 +66,7 @@ __all__ = [
     "EngineError",
     "EngineGenerateError",
     "EngineStartError",
+    "GenerationTask",
     "LoRARequest",
     "Logprob",
     "MaxQueuedTokensError",
@@ -60,17 +76,25 @@ __all__ = [
     "PoolingRequestOutput",
     "PrivateDirectory",
     "QueueOverflowError",
+    "RequestManager",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",
     "RequestProgress",
+    "RequestStatus",
     "RetryableRequestError",
     "SamplingParams",
+    "StreamGenerationTask",
+    "StreamingRequest",
+    "TaskStatus",
     "TextPrompt",
     "Tokenizer",
     "TokensPrompt",
     "ValidationError",
+    "create_from_generation_task",
     "demo_model",
+    "stream_generate",
+    "stream_generation_handler",
 ]
 
 
