@@ -123,7 +123,8 @@ class EngineControl(EngineStatus):
         """Record the core's steps with torch's profiler, until `stop_profile`.
 
         The trace becomes a file whose path begins with `profile_prefix`; without one, with
-        "parley-profile" in the folder for temporary files. The limits that vLLM has are not
+        "parley-profile" in the folder for temporary files. Nothing is generated while the recording
+        starts and while the file is written, which takes seconds. The limits that vLLM has are not
         implemented. Raises `EngineGenerateError` if a profile is being recorded already.
         """
         if limits:

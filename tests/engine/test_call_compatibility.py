@@ -135,7 +135,7 @@ async def test_integer_id_is_echoed_and_aborted(core: ThreadedCore, engine: Asyn
     stream = await engine.add_request(0, PROMPT, GREEDY)
     await asyncio.to_thread(core.is_in_step.wait)
     await engine.abort(0)
-    core.release()
+    await core.release_after_message()
     output = await last(stream)
     assert (output.request_id, output.outputs[0].finish_reason) == (0, "abort")
 

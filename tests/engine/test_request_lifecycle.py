@@ -75,7 +75,7 @@ async def test_r2_abort_after_the_end_twice_or_of_nobody_does_nothing(
     stream = await held(core, engine)
     await engine.abort("r")
     await engine.abort("r")
-    core.release()
+    await core.release_after_message()
     outputs = await read(stream)
     assert [output.finished for output in outputs] == [True]
     metrics = await engine.metrics()
