@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.batch import Batch, build_batch, round_up
+from engine.checkpoint import UnsupportedModelError
 from engine.config import EngineConfig
 from engine.loader import LoadedModel
 from engine.sampling_params import SamplingParams
@@ -32,6 +33,7 @@ MULTIPLES = (1, 2, 4, 8, 16, 32, 64)
 FALLBACK_MULTIPLE = 16  # where none is enough
 ROW_COUNTS = (1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 16, 17, 31, 33, 48)
 CHUNKINGS = ((65,), (1, 3, 5, 7, 16, 33), (32, 17, 16))  # of one text
+MAX_DIFFERENCE = 0.1  # of logits, by their spread: far above rounding, far below another text
 MAX_LAYER_WORK = 2_000_000_000  # multiplications at once; wide layers see fewer rows than others
 
 
@@ -114,8 +116,9 @@ class RowProbe:
                 context.row_multiple = multiple
                 if is_proven := self.reads_alike():
                     break
-        if not is_proven:
-            context.row_multiple = min(enough_for_layers, default=FALLBACK_MULTIPLE)
+            if not is_proven:
+                context.row_multiple = min(enough_for_layers, default=FALLBACK_MULTIPLE)
+                self._check_that_only_bits_differ()
         found = RowInvariance(context.row_multiple, is_proven, len(layers), len(dependent))
         _log(found, time.monotonic() - started)
         return found
@@ -149,6 +152,16 @@ class RowProbe:
         """Whether the model gives each token of a text the same logits in each chunking."""
         first, *others = (self._read_in_chunks(chunks) for chunks in CHUNKINGS)
         return all(torch.equal(first, other) for other in others)
+
+    def _check_that_only_bits_differ(self) -> None:
+        first, *others = (self._read_in_chunks(chunks) for chunks in CHUNKINGS)
+        for other in others:
+            differences = (other - first).abs().amax(-1) / first.std(-1)  # of each token
+            if differences.median() > MAX_DIFFERENCE:
+                raise UnsupportedModelError(
+                    "the model gives a text another meaning when it is read in parts: "
+                    "it keeps something of it outside attention"
+                )
 
     def _read_in_chunks(self, chunks: Collection[int]) -> Tensor:  # [num_tokens, vocab]
         bounds = [min(end, len(self._text)) for end in accumulate(chunks, initial=0)]

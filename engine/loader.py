@@ -136,13 +136,14 @@ def _has_native_bfloat16() -> bool:
 def _build(folder: Path, config: Any, dtype: torch.dtype, load_format: str) -> nn.Module:
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # what it warns of, we refuse or accept
-    if load_format == "dummy":
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=attention.NAME
-        )
-    else:
-        try:
+    try:
+        if load_format == "dummy":
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=attention.NAME
+            )
+            missing = []
+        else:
             model, report = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=dtype,
@@ -153,16 +154,16 @@ def _build(folder: Path, config: Any, dtype: torch.dtype, load_format: str) -> n
                 ignore_mismatched_sizes=True,  # they are reported with the missing ones
                 output_loading_info=True,
             )
-        except Exception as error:  # broken files fail in many ways; each becomes one line
-            problem = f"{folder}: {_one_line(error)}"
-            if attention.NAME in str(error):  # it knows its own few implementations only
-                problem = f"{config.model_type} does not take our attention"
-            raise UnsupportedModelError(problem) from None
-        missing = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]
-        if missing:
-            raise UnsupportedModelError(
-                f"{folder} lacks {len(missing)} weights of its shape, first {min(missing)}"
-            )
+            missing = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]
+    except Exception as error:  # broken files fail in many ways; each becomes one line
+        problem = f"{folder}: {_one_line(error)}"
+        if attention.NAME in str(error):  # it knows its own few implementations only
+            problem = f"{config.model_type} does not take our attention"
+        raise UnsupportedModelError(problem) from None
+    if missing:
+        raise UnsupportedModelError(
+            f"{folder} lacks {len(missing)} weights of its shape, first {min(missing)}"
+        )
     if model.config.get_text_config()._attn_implementation != attention.NAME:
         raise UnsupportedModelError(f"{config.model_type} does not take our attention")
     built: nn.Module = model

@@ -109,19 +109,38 @@ def test_window_softcap_and_sinks_equal_the_reference(
 
 
 @DTYPES
-@pytest.mark.parametrize("window", [0, 40])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("window", "softcap", "has_sinks"), [(0, 0, 0), (40, 0, 0), (6, 5, 1), (270, 0, 1)]
+)
 def test_a_token_is_the_same_to_the_last_bit_in_any_batch_and_chunk(
-    window: int, dtype: torch.dtype
+    window: int,
+    softcap: float,
+    has_sinks: int,
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
 ) -> None:
-    case = Case([300, 90], [300, 1], (4, 2, 24, 24), dtype)
-    whole = case.attend(ops.choose("cpu"), window)
+    """Whole prompts, chunks of them, one token by itself, and each of these in company."""
+    case = Case([300, 90], [300, 90], shape, dtype)
+    sinks = torch.randn(shape[0]).to(dtype) if has_sinks else None
+    whole = case.attend(ops.choose("cpu"), window, softcap, sinks)
     query, tables = case.query, case.block_tables
-    for begin, end in [(0, 1), (255, 257), (299, 300), (37, 120)]:
-        case.query, case.block_tables = query[begin:end], tables[:1]
-        case.cu_seqlens_q = torch.tensor([0, end - begin], dtype=torch.int32)
-        case.seq_lens = torch.tensor([end], dtype=torch.int32)
-        case.out_shape = (end - begin, *case.out_shape[1:])
-        assert torch.equal(case.attend(ops.choose("cpu"), window), whole[begin:end])
+
+    def attend(*parts: tuple[int, int, int]) -> Tensor:  # (sequence, first token, last token + 1)
+        offsets = [300 * sequence for sequence, _, _ in parts]
+        rows = [torch.arange(o + p[1], o + p[2]) for o, p in zip(offsets, parts, strict=True)]
+        case.query = query[torch.cat(rows)]
+        case.block_tables = tables[[sequence for sequence, _, _ in parts]]
+        case.cu_seqlens_q = torch.tensor([0, *map(len, rows)]).cumsum(0).int()
+        case.seq_lens = torch.tensor([end for _, _, end in parts], dtype=torch.int32)
+        case.out_shape = (len(case.query), *whole.shape[1:])
+        return case.attend(ops.choose("cpu"), window, softcap, sinks)
+
+    for begin, end in [(0, 1), (255, 257), (299, 300), (37, 120), (256, 300)]:
+        assert torch.equal(attend((0, begin, end)), whole[begin:end])
+    mixed = attend((1, 89, 90), (0, 7, 40), (1, 0, 5), (0, 299, 300))
+    expected = [whole[389:390], whole[7:40], whole[300:305], whole[299:300]]
+    assert torch.equal(mixed, torch.cat(expected))
 
 
 @DTYPES

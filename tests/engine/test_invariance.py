@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from engine import demo_model, ops
+from engine.checkpoint import UnsupportedModelError
 from engine.config import EngineConfig
 from engine.invariance import Layer, RowProbe
 from engine.loader import LoadedModel, load_model
@@ -131,6 +133,21 @@ def test_where_padding_does_not_help_the_log_promises_nothing(
     found = ModelRunner(loaded, config).invariance
     assert (found.row_multiple, found.is_proven) == (16, False)
     assert "padding does not help" in caplog.text
+
+
+def test_a_model_that_keeps_a_state_outside_attention_is_refused(folders: Folders) -> None:
+    class Shift(nn.Module):
+        """Each token gets half of the one before, which another chunk does not know."""
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return rows + functional.pad(rows, (0, 0, 1, -1)) / 2
+
+    loaded, config = load(folders("llama"))
+    model: Any = loaded.model
+    for layer in model.model.layers:
+        layer.mlp.act_fn = Shift()
+    with pytest.raises(UnsupportedModelError, match="outside attention"):
+        ModelRunner(loaded, config)
 
 
 def test_without_batch_invariance_nothing_is_probed_or_padded(folders: Folders) -> None:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from transformers import PretrainedConfig
 
-from engine import loader, ops
+from engine import attention, loader, ops
 from engine.checkpoint import UnsupportedModelError
 from engine.config import EngineConfig
 from tests.tiny_model import build_tiny_model
@@ -68,6 +70,35 @@ def test_models_that_do_not_call_our_attention_are_refused(family: str, tmp_path
     assert "\n" not in str(error.value)
 
 
+_SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 384}
+_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
+
+
+@pytest.mark.parametrize(
+    ("class_name", "fields", "problem"),
+    [
+        ("MambaConfig", {"state_size": 8}, "without paged attention"),
+        ("JambaConfig", _HEADS | {"num_experts": 2}, "without paged attention"),
+        ("Qwen3NextConfig", _HEADS | {"num_experts": 2}, "without paged attention"),
+        ("Llama4TextConfig", _HEADS, "without paged attention.*chunked"),
+        ("FalconH1Config", _HEADS, "without paged attention.*hybrid"),
+        ("RwkvConfig", {}, "0 of 2 layers call our attention"),
+        ("CodeGenConfig", {"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8}, "0 of 2"),
+        ("GPTNeoConfig", {"attention_types": [[["global", "local"], 1]]}, "not take our attention"),
+        ("DogeConfig", _HEADS, "a mask of its own"),
+        ("BertConfig", _HEADS, "unexpected keyword argument 'encoder_hidden_states'"),
+    ],
+)
+def test_architectures_we_cannot_page_are_refused_with_one_line(
+    class_name: str, fields: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    config: PretrainedConfig = getattr(transformers, class_name)(**_SMALL, **fields)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=problem) as error:
+        load(tmp_path, load_format="dummy")
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
@@ -120,3 +151,12 @@ def test_ropes_that_depend_on_the_longest_sequence_are_kept_to_their_first_part(
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
     edit_config(tmp_path, rope_parameters=rope | {"original_max_position_embeddings": 128})
     assert load(tmp_path, load_format="dummy").max_positions == 128
+
+
+def test_two_models_side_by_side_share_no_cache(llama: Path) -> None:
+    first, second = load(llama), load(llama)
+    first.layers[0].key_cache = torch.zeros(1)
+    assert second.layers[0].key_cache is None
+    assert first.context is not second.context
+    model: Any = first.model
+    assert model.config._attn_implementation == attention.NAME

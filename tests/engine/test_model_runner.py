@@ -175,3 +175,30 @@ def test_sizes_are_clamped_to_positions_and_cache(folders: Folders) -> None:
     assert sizes(max_model_len=9999, num_blocks=4) == (4, 64)
     bytes_per_block = 16 * 3 * 4 * (16 + 16) * 4  # tokens, layers, heads, widths, float32
     assert sizes(kv_cache_memory_bytes=bytes_per_block * 9 + 1) == (9, 144)
+
+
+def test_logits_that_are_not_numbers_end_their_own_sequence_only(folders: Folders) -> None:
+    """A token whose embedding is NaN poisons its row; the others of the step do not notice."""
+    prompts = make_prompts()
+    prompts[1] = [383, *prompts[1]]
+    engine = SteppedEngine(folders("llama"), keeps_logits=True)
+    model: Any = engine.runner.loaded.model
+    with torch.no_grad():
+        model.model.embed_tokens.weight[383] = torch.nan
+    for number, prompt in enumerate(prompts):
+        engine.add(str(number), prompt)
+    engine.run()
+    end = engine.ends["1"]
+    assert (end.finish_reason, end.new_token_ids) == ("error", [])
+    assert end.error is not None and "no finite logits" in end.error[1]
+    reference = Reference(folders("llama"))
+    for number in (0, 2, 3, 4, 5):
+        reference.check(prompts[number], engine.tokens[str(number)], engine.logits[str(number)])
+
+
+def test_logits_of_a_bfloat16_model_are_sampled_as_float32(folders: Folders) -> None:
+    engine = SteppedEngine(folders("gemma2"), keeps_logits=True, dtype="bfloat16")
+    assert engine.runner.loaded.dtype == torch.bfloat16
+    engine.add("r", [5, 6, 7], max_tokens=2)
+    engine.run()
+    assert engine.logits["r"][0].dtype == torch.float32
