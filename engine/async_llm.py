@@ -342,7 +342,7 @@ class AsyncLLM(EngineControl):
         """Our own copy. With a seed, so that the same request can be sent again."""
         words = params.bad_words
         return msgspec.structs.replace(
-            params,
+            params if params.skip_clone else params.clone(),
             seed=secrets.randbits(63) if params.seed is None else params.seed % (1 << 64),
             stream_interval=params.stream_interval or self._parts.stream_interval,
             bad_words_token_ids=bad_word_ids(words, self.tokenizer) if words else None,
