@@ -1,0 +1,260 @@
+"""A thousand aborts at random moments on a real model: blocks come back, others notice nothing."""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import (
+    AsyncEngineArgs,
+    AsyncLLM,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+    ops,
+)
+from engine.block_manager import BlockManager
+from engine.config import EngineConfig
+from engine.core_metrics import CoreMetrics
+from engine.ipc import Abort, AddRequest, CoreMessage, SequenceOutput, StepOutputs
+from engine.loader import load_model
+from engine.model_runner import ModelRunner
+from engine.scheduler import Scheduler
+from engine.sequence import SampledToken, ScheduledSequence
+from engine.step_loop import EngineCore
+from tests.engine.fakes import make_request
+from tests.tiny_model import build_tiny_model
+
+NUM_ABORTS = 1000
+NUM_BYSTANDERS = 40
+NUM_VICTIMS_AT_ONCE = 10
+PHASES = ("queued", "prefill", "decode", "last step", "siblings")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_model(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def runner(folder: Path) -> Iterator[ModelRunner]:
+    config = EngineConfig(
+        model=str(folder),
+        address="",
+        served_model_name="",
+        num_blocks=120,
+        max_num_batched_tokens=48,
+        max_step_seconds=0,
+        max_num_seqs=12,
+    )
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the core does for a model as small as this
+    yield ModelRunner(load_model(config, ops.choose("auto")), config)
+    torch.set_num_threads(num_threads)
+
+
+class Core:
+    """A step loop on the real model. What happens during a step is up to `during_step`."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        assert runner.config.num_blocks is not None
+        blocks = BlockManager(runner.config.num_blocks, runner.config.block_size)
+        self.scheduler = Scheduler(runner.config, blocks, runner.loaded.vocab_size)
+        self.loop = EngineCore(self.scheduler, self._execute, CoreMetrics("tiny", "none"))
+        self.loop.send = self._receive
+        self.runner = runner
+        self.num_steps = 0
+        self.outputs: dict[str, list[SequenceOutput]] = {}
+        self.ended_at: dict[str, int] = {}
+
+    def during_step(self, scheduled: list[ScheduledSequence]) -> None:
+        """Called at the end of each forward pass."""
+
+    def add(self, request: AddRequest) -> None:
+        self.loop.inbox.put(("me", request))
+
+    def abort(self, *request_ids: str) -> None:
+        message = Abort(list(request_ids))
+        self.loop.aborts.append(("me", message))
+        self.loop.inbox.put(("me", message))
+
+    def tokens(self, request_id: str) -> list[int]:
+        return [token for o in self.outputs[request_id] for token in o.new_token_ids]
+
+    def _execute(self, scheduled: list[ScheduledSequence]) -> list[SampledToken | None]:
+        self.num_steps += 1
+        tokens = self.runner.execute(scheduled)
+        self.during_step(scheduled)
+        return tokens
+
+    def _receive(self, client_id: str, message: CoreMessage) -> None:
+        assert isinstance(message, StepOutputs)
+        for output in message.outputs:
+            assert output.request_id not in self.ended_at, "an output behind the last one"
+            self.outputs.setdefault(output.request_id, []).append(output)
+            if output.finish_reason is not None:
+                self.ended_at[output.request_id] = self.num_steps
+
+
+class Aborts(Core):
+    """Victims come and go at random, until a thousand of them were aborted."""
+
+    def __init__(self, runner: ModelRunner, rng: random.Random) -> None:
+        super().__init__(runner)
+        self.rng = rng
+        self.phase_of: dict[str, str] = {}  # victims that are still to be aborted
+        self.patience: dict[str, int] = {}  # tokens after which a victim is aborted
+        self.aborted_at: dict[str, int] = {}
+        self.phases: Counter[str] = Counter()
+
+    def add_victims(self) -> None:
+        while len(self.phase_of) < NUM_VICTIMS_AT_ONCE:
+            phase = self.rng.choice(PHASES)
+            name = f"v{len(self.aborted_at) + len(self.phase_of)}-{self.rng.random()}"
+            num_tokens = self.rng.randrange(1, 12)
+            num_prompt = self.rng.randrange(60, 150) if phase == "prefill" else num_tokens * 3
+            prompt = random_prompt(self.rng, num_prompt)
+            siblings = [f"{name}.{i}" for i in range(3 if phase == "siblings" else 1)]
+            for sibling in siblings:
+                length = num_tokens if phase == "last step" else 200
+                self.phase_of[sibling] = phase
+                self.patience[sibling] = num_tokens
+                self.add(make_request(sibling, prompt=prompt, max_tokens=length, ignore_eos=True))
+            if phase == "queued":
+                self.strike(*siblings)
+
+    def strike(self, *names: str) -> None:
+        self.abort(*names)
+        for name in names:
+            self.phases[self.phase_of.pop(name)] += 1
+            self.aborted_at[name] = self.num_steps
+
+    def during_step(self, scheduled: list[ScheduledSequence]) -> None:
+        for item in scheduled:
+            sequence, name = item.sequence, item.sequence.request_id
+            match self.phase_of.get(name):
+                case "prefill" if not item.is_sampled:
+                    self.strike(name)
+                case "last step" if sequence.num_tokens + 1 == sequence.max_num_tokens:
+                    if item.is_sampled:
+                        self.strike(name)
+                case "decode" | "prefill" if sequence.num_output_tokens >= self.patience[name]:
+                    self.strike(name)
+                case "siblings" if sequence.num_output_tokens >= self.patience[name]:
+                    family = name.split(".")[:-1]
+                    self.strike(*(it for it in list(self.phase_of) if it.split(".")[:-1] == family))
+
+
+def random_prompt(rng: random.Random, num_tokens: int) -> list[int]:
+    return [rng.randrange(5, 380) for _ in range(num_tokens)]
+
+
+def make_bystanders(rng: random.Random) -> list[AddRequest]:
+    """Greedy and seeded requests of all sizes."""
+    return [
+        make_request(
+            f"b{number}",
+            prompt=random_prompt(rng, rng.randrange(1, 120)),
+            max_tokens=rng.randrange(20, 80),
+            temperature=0.0 if number % 2 else 1.0,
+            seed=number,
+            ignore_eos=True,
+        )
+        for number in range(NUM_BYSTANDERS)
+    ]
+
+
+def test_r15_a_thousand_aborts_free_their_blocks_and_change_no_others_token(
+    runner: ModelRunner, seed: int = 1
+) -> None:
+    rng = random.Random(seed)
+    bystanders = make_bystanders(rng)
+    alone = Core(runner)
+    for request in bystanders:
+        alone.add(request)
+        while alone.loop.step():
+            pass
+
+    core = Aborts(runner, rng)
+    pending = bystanders.copy()
+    while len(core.aborted_at) < NUM_ABORTS or pending:
+        core.add_victims()
+        if pending and core.num_steps % 12 == 0:
+            core.add(pending.pop())
+        core.loop.step()
+    core.strike(*list(core.phase_of))
+    while core.loop.step():
+        pass
+
+    core.scheduler.check_idle()
+    assert core.phases.keys() == set(PHASES) and min(core.phases.values()) > 50, core.phases
+    for name in core.aborted_at:
+        assert core.outputs[name][-1].finish_reason == "abort"
+    late_by = [core.ended_at[name] - core.aborted_at[name] for name in core.aborted_at]
+    assert set(late_by) == {0}  # no step was begun between an abort and its last output
+    for request in bystanders:
+        assert core.tokens(request.request_id) == alone.tokens(request.request_id)
+    print(f"{len(core.aborted_at)} aborts in {core.num_steps} steps: {dict(core.phases)}")
+
+
+@pytest.fixture
+def engine(folder: Path) -> Iterator[AsyncLLM]:
+    engine = AsyncLLM.from_engine_args(
+        AsyncEngineArgs(str(folder), num_gpu_blocks_override=200, max_num_seqs=16, threads=1)
+    )
+    yield engine
+    engine.shutdown()
+
+
+async def test_a_thousand_aborts_through_the_client_return_at_once(engine: AsyncLLM) -> None:
+    rng = random.Random(2)
+    abort_seconds: list[float] = []
+    end_seconds: list[float] = []
+
+    def make_params(**more: Any) -> SamplingParams:
+        return SamplingParams(ignore_eos=True, output_kind=RequestOutputKind.DELTA, **more)
+
+    async def bystander(number: int, name: str) -> list[int]:
+        params = make_params(temperature=1.0, seed=number, max_tokens=100)
+        stream = engine.generate([number + 5] * 20, params, name)
+        return [token async for output in stream for token in output.outputs[0].token_ids]
+
+    async def victim(number: int) -> None:
+        num = rng.choice((1, 1, 1, 3))
+        params = make_params(temperature=1.0, n=num, max_tokens=300)
+        name = f"v{number}"
+        stream = await engine.add_request(name, random_prompt(rng, rng.randrange(1, 200)), params)
+        last: RequestOutput | None = None
+        for _ in range(rng.randrange(4)):
+            last = await stream.get()
+        started = time.perf_counter()
+        await engine.abort(name)
+        abort_seconds.append(time.perf_counter() - started)
+        reasons = []
+        async for output in stream:
+            last = output
+            reasons += [it.finish_reason for it in output.outputs if it.finish_reason]
+        end_seconds.append(time.perf_counter() - started)
+        assert last is not None and last.finished and set(reasons) == {"abort"}
+
+    async def victims(numbers: range) -> None:
+        for number in numbers:
+            await victim(number)
+
+    expected = [await bystander(number, f"alone-{number}") for number in range(6)]
+    streams = [bystander(number % 6, f"b{number}") for number in range(18)]
+    batches = [victims(range(start, NUM_ABORTS, 20)) for start in range(20)]
+    results = await asyncio.gather(*streams, *batches)
+    assert results[:18] == [expected[number % 6] for number in range(18)]
+    metrics = await engine.metrics()
+    assert metrics["num_blocks_free"] == metrics["num_blocks_total"]
+    assert engine.get_num_unfinished_requests() == 0
+    abort_p99, end_p99 = (sorted(it)[NUM_ABORTS * 99 // 100] for it in (abort_seconds, end_seconds))
+    print(f"abort() p99 {abort_p99 * 1000:.2f} ms, last output p99 {end_p99 * 1000:.1f} ms")
+    assert abort_p99 < 0.005
