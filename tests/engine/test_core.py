@@ -13,9 +13,11 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 import zmq
 
 from engine.config import EngineConfig
+from engine.core import translate_out_of_memory
 from engine.ipc import (
     Abort,
     ClientMessage,
@@ -32,6 +34,7 @@ from engine.ipc import (
     decode_core_message,
     encode,
 )
+from engine.sequence import SampledToken, ScheduledSequence
 from tests.engine.fakes import make_request
 from tests.tiny_model import build_oracle_model
 
@@ -105,6 +108,20 @@ class CoreUnderTest:
             assert stream is not None
             stream.close()
         self.process.wait()
+
+
+def test_torchs_lack_of_memory_is_a_memory_error_and_nothing_else_is() -> None:
+    def allocate(scheduled: list[ScheduledSequence]) -> list[SampledToken | None]:
+        torch.empty(1 << 50)
+        return []
+
+    def fail(scheduled: list[ScheduledSequence]) -> list[SampledToken | None]:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(MemoryError):
+        translate_out_of_memory(allocate)([])
+    with pytest.raises(RuntimeError, match="mat1"):
+        translate_out_of_memory(fail)([])
 
 
 def _is_ended(outputs: list[SequenceOutput]) -> bool:
@@ -183,6 +200,7 @@ def test_killing_a_client_ends_its_requests(core: CoreUnderTest) -> None:
 _CLIENT_SCRIPT = """
 import os, sys, time, zmq
 from engine.ipc import Hello, encode
+from engine.sequence import SampledToken, ScheduledSequence
 from tests.engine.fakes import make_request
 socket = zmq.Context().socket(zmq.DEALER)
 socket.set(zmq.IDENTITY, b"victim")
@@ -221,7 +239,7 @@ def test_the_core_exits_cleanly_and_says_so(oracle: Path, how: str) -> None:
         assert not Path(core.address.removeprefix("ipc://")).exists()
 
 
-def test_a_failing_step_is_told_and_ends_the_process(oracle: Path) -> None:
+def test_r32_a_failing_forward_pass_is_told_and_ends_the_process(oracle: Path) -> None:
     with _running_core(oracle, "-c", _FAILING_SCRIPT) as core:
         core.hello()
         core.send(make_request("a", prompt=[1]))
