@@ -10,6 +10,7 @@ Rows cost what they ask for: greedy rows only the maximum, plain random rows one
 vocabulary, top-k and top-p rows the best few candidates unless those do not hold enough weight.
 """
 
+import logging
 import math
 import secrets
 from collections.abc import Sequence as Collection
@@ -22,8 +23,12 @@ from torch import Tensor
 from engine.sampling_params import SamplingParams
 from engine.sequence import SampledToken, Sequence
 
+logger = logging.getLogger(__name__)
+
 NUM_CANDIDATES = 128  # looked at first for top-k and top-p; rows that need more are sorted whole
 NUM_UNIFORMS = 32  # random numbers made at once for one sequence
+# What a request's own parameters can bring about. A RuntimeError of torch is the whole step's.
+ROW_FAULTS = (LookupError, ValueError, TypeError, ArithmeticError)
 
 Uints = npt.NDArray[np.uint64]
 
@@ -137,23 +142,31 @@ class Sampler:
     def sample(self, logits: Tensor, sequences: Collection[Sequence]) -> list[SampledToken]:
         """Choose the next token of each sequence; row i of `logits` [n, vocab] float32 is its own.
 
-        A row without a finite maximum gives an error in its place and does not disturb the others.
+        A row without a finite maximum, or whose parameters fail, gives an error in its place and
+        does not disturb the others.
         """
+        errors: dict[int, str] = {}  # by row
         states = [_state_of(sequence) for sequence in sequences]
         edited = logits
         if any(state.edits_logits for state in states):
             edited = logits.clone()
             for row, state in enumerate(states):
-                if state.edits_logits:
-                    state.edit(edited[row], sequences[row])
+                try:
+                    if state.edits_logits:
+                        state.edit(edited[row], sequences[row])
+                except ROW_FAULTS as error:
+                    logger.exception("%r: its logits could not be edited", sequences[row])
+                    errors[row] = f"{type(error).__name__} in the sampler"
         maxima, best = edited.max(dim=-1)
         tokens: list[int] = best.tolist()
-        is_finite = [math.isfinite(maximum) for maximum in maxima.tolist()]
+        for row, maximum in enumerate(maxima.tolist()):
+            if not math.isfinite(maximum):
+                errors.setdefault(row, "the model gave no finite logits")
         for truncated in (False, True):
             rows = [
                 row
                 for row, state in enumerate(states)
-                if not state.is_greedy and state.is_truncated is truncated and is_finite[row]
+                if not state.is_greedy and state.is_truncated is truncated and row not in errors
             ]
             if rows:
                 whole = len(rows) == len(states)
@@ -166,9 +179,9 @@ class Sampler:
                 for row, token in zip(rows, chosen, strict=True):
                     tokens[row] = token
         return [
-            _result(logits, row, tokens[row], sequence)
-            if is_finite[row]
-            else SampledToken(-1, error="the model gave no finite logits")
+            SampledToken(-1, error=errors[row])
+            if row in errors
+            else _result(logits, row, tokens[row], sequence)
             for row, sequence in enumerate(sequences)
         ]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.sampler import Sampler, choose_truncated, philox_4x32, uniforms
+from engine.sampler import RowState, Sampler, choose_truncated, philox_4x32, uniforms
 from engine.sampling_params import SamplingParams
 from engine.sequence import SampledToken, Sequence
 
@@ -260,6 +260,22 @@ def test_a_row_without_finite_maximum_fails_alone(value: float) -> None:
     logits[1, 4] = value
     tokens = Sampler().sample(logits, [make_sequence(temperature=t) for t in (0, 1, 1)])
     assert [token.error is None for token in tokens] == [True, False, True]
+
+
+def test_r32_a_row_whose_parameters_fail_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    edit = RowState.edit
+
+    def fail_for_one(state: RowState, logits: Tensor, sequence: Sequence) -> None:
+        if sequence.params.logit_bias == {1: 1.0}:
+            raise IndexError("of one row")
+        edit(state, logits, sequence)
+
+    monkeypatch.setattr(RowState, "edit", fail_for_one)
+    logits = random_logits(3)
+    rows = [make_sequence(temperature=0, logit_bias={token: 1.0}) for token in (0, 1, 2)]
+    tokens = Sampler().sample(logits, rows)
+    assert [token.error for token in tokens] == [None, "IndexError in the sampler", None]
+    assert tokens[2] == Sampler().sample(logits[2:], rows[2:])[0]
 
 
 def test_an_extreme_uniform_number_stays_within_the_nucleus() -> None:
