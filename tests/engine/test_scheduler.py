@@ -103,6 +103,13 @@ def test_eos_ends_with_stop_unless_ignored_or_too_early() -> None:
     assert len(run.tokens("later")) == 3
 
 
+def test_an_end_of_text_beyond_the_vocabulary_is_no_stop_id() -> None:
+    scheduler = make_scheduler()
+    scheduler.eos_token_ids |= {10**6}  # it would index beyond the logits, with min_tokens
+    sequence = scheduler.add("me", make_request("a", min_tokens=2), 0.0)
+    assert sequence is not None and sequence.stop_ids == {EOS}
+
+
 def test_a_stop_id_is_named_and_kept() -> None:
     run = Run(make_scheduler())
     run.add("a", 3, max_tokens=9, stop_token_ids=[6])

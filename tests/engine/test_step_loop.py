@@ -261,12 +261,11 @@ def test_r32_a_poisoned_request_is_refused_or_harmless() -> None:
     core.add("resumed", resume_token_ids=[4] * 500, max_tokens=2)
     core.add("bias", logit_bias={10**9: 1.0})
     core.add("good", max_tokens=2)
-    core.core.step()
-    assert all(core.scheduler.vocab_size > max(s.stop_ids) for s in core.scheduler.running)
     core.run()
-    ends = {name: core.end(name).finish_reason for name in ("nan", "stop", "resumed", "good")}
-    assert set(ends.values()) == {"length"}
-    assert core.end("bias").finish_reason == "error"
+    for name in ("nan", "resumed", "good"):
+        assert core.end(name).finish_reason == "length"
+    for name in ("stop", "bias"):
+        assert core.end(name).finish_reason == "error"
     core.check_all_free()
 
 
