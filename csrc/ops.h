@@ -39,4 +39,11 @@ void paged_attention_cpu(
     std::optional<Tensor> sinks  // [num_heads] of the query's dtype
 );
 
+void linear_cpu(
+    const Tensor& rows,          // [num_rows, num_inputs] float32
+    const Tensor& panels,        // [ceil(num_outputs / 16), num_inputs, 16] float32, padded with 0
+    std::optional<Tensor> bias,  // [num_outputs]
+    const Tensor& out            // [num_rows, num_outputs], written
+);
+
 }  // namespace parley

@@ -3,7 +3,8 @@
 A step computes the tokens of many sequences as the rows of one matrix. Libraries choose other
 kernels for other numbers of rows, which add up in another order, so that a token could depend on
 who else is in its step, on the chunks its prompt was read in, and on a preemption. The probe finds
-the smallest multiple to which rows must be padded so that it does not: first of each layer by
+the smallest multiple to which rows must be padded so that it does not (1 where all kernels are of
+csrc, whose sums have one order): first of each layer by
 itself, on random rows, then of the whole model, which has to read one text in chunks of many sizes.
 """
 
@@ -69,7 +70,7 @@ class Layer:
 
     def _affordable_rows(self, limit: int) -> int:
         """How many rows this layer can be given in reasonable time: a multiple of 64."""
-        work = max(1, sum(parameter.numel() for parameter in self.module.parameters()))
+        work = max(1, sum(tensor.numel() for tensor in _weights(self.module)))
         return round_up(max(64, min(limit, MAX_LAYER_WORK // work)), 64)
 
     def _compute(self, start: int, count: int) -> Tensor:
@@ -135,7 +136,7 @@ class RowProbe:
             row_dim = 1 if rows.dim() > 2 and rows.shape[0] == 1 else 0
             if not rows.is_floating_point() or rows.shape[row_dim] != num_rows:
                 return
-            sizes = tuple(tuple(parameter.shape) for parameter in module.parameters())
+            sizes = tuple(tuple(tensor.shape) for tensor in _weights(module))
             key = (type(module), sizes, tuple(rows.shape), rows.dtype)
             layers.setdefault(key, Layer(module, rows, row_dim))
 
@@ -178,6 +179,10 @@ class RowProbe:
         batch = build_batch(scheduled, self._block_size, device, multiple)
         rows = torch.arange(len(batch.input_ids), device=device)
         return self._forward(dataclasses.replace(batch, logits_rows=rows, num_sampled=end - start))
+
+
+def _weights(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]  # packed weights are buffers
 
 
 def _log(found: RowInvariance, seconds: float) -> None:

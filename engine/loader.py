@@ -16,7 +16,7 @@ import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from engine import attention, experts
+from engine import attention, experts, linear
 from engine.attention import PagedLayer, StepContext
 from engine.checkpoint import UnsupportedModelError, check_folder
 from engine.config import EngineConfig
@@ -59,6 +59,9 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
     model = _build(folder, hf_config, dtype, config.load_format).to(device)
     model.eval().requires_grad_(False)
 
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    if ops.name == "cpu":
+        linear.pack_layers(model, ops)
     context = StepContext(ops)
     layers = attention.attach_layers(model, context)
     experts.attach_experts(model, context)
@@ -70,7 +73,7 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
         layers=layers,
         device=device,
         dtype=dtype,
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        num_parameters=num_parameters,
         vocab_size=min(_num_rows(model, "input"), _num_rows(model, "output")),
         max_positions=_max_positions(hf_config),
         eos_token_ids=sorted(_token_ids(eos_sources)),

@@ -16,8 +16,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from csrc import build
+
+PANEL_OUTPUTS = 16  # outputs of a packed linear layer that lie side by side (csrc/cpu/linear.h)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class Ops:
         [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float, int, float, Tensor | None],
         None,
     ]
+    linear: Callable[[Tensor, Tensor, Tensor | None, Tensor], None]
 
 
 def store_kv_reference(
@@ -95,7 +99,25 @@ def paged_attention_reference(
         out[begin:end] = result.flatten(1, 2).to(out.dtype)
 
 
-REFERENCE = Ops("torch", store_kv_reference, paged_attention_reference)
+def linear_reference(
+    rows: Tensor,  # [num_rows, num_inputs]
+    panels: Tensor,  # [num_panels, num_inputs, 16], as `pack_weight` makes them
+    bias: Tensor | None,  # [num_outputs]
+    out: Tensor,  # [num_rows, num_outputs], written
+) -> None:
+    """A linear layer. The built op gives a row the same bits however many rows there are."""
+    weight = panels.transpose(1, 2).flatten(0, 1)[: out.shape[1]]
+    out.copy_(functional.linear(rows, weight, bias))
+
+
+def pack_weight(weight: Tensor) -> Tensor:
+    """[num_outputs, num_inputs] → [ceil(num_outputs / 16), num_inputs, 16], padded with zeros."""
+    num_outputs, num_inputs = weight.shape
+    padded = functional.pad(weight, (0, 0, 0, -num_outputs % PANEL_OUTPUTS))
+    return padded.view(-1, PANEL_OUTPUTS, num_inputs).transpose(1, 2).contiguous()
+
+
+REFERENCE = Ops("torch", store_kv_reference, paged_attention_reference, linear_reference)
 
 
 def choose(backend: str) -> Ops:
@@ -108,7 +130,8 @@ def choose(backend: str) -> Ops:
     if backend not in ("auto", "cpu"):
         raise ValueError(f"attn_backend {backend!r} is none of auto, cpu, torch")
     if load_library():
-        return Ops("cpu", torch.ops.parley.store_kv, torch.ops.parley.paged_attention)
+        built = torch.ops.parley
+        return Ops("cpu", built.store_kv, built.paged_attention, built.linear)
     if backend == "cpu":
         raise ValueError("attn_backend 'cpu' was asked for, but csrc could not be built")
     return REFERENCE
@@ -122,7 +145,11 @@ def load_library() -> bool:
         return False
     load: Callable[[Path], None] = torch.ops.load_library
     load(path)
-    for name in ("store_kv", "paged_attention"):  # they return nothing, so nothing has a shape
+    for name in (
+        "store_kv",
+        "paged_attention",
+        "linear",
+    ):  # they return nothing, so nothing has a shape
         torch.library.register_fake(f"parley::{name}", lambda *args: None)
     return True
 

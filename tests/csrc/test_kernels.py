@@ -183,6 +183,57 @@ def test_store_kv_equals_the_reference_and_skips_padding(
     assert caches[0][0].count_nonzero() <= 36 * num_kv_heads * key_dim
 
 
+LINEAR_SHAPES = [(1, 1), (16, 7), (17, 512), (50, 513), (64, 1500), (130, 96)]  # outputs, inputs
+
+
+def linear(rows: Tensor, weight: Tensor, bias: Tensor | None, which: ops.Ops) -> Tensor:
+    out = torch.full((len(rows), len(weight)), torch.nan)
+    which.linear(rows, ops.pack_weight(weight), bias, out)
+    return out
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("shape", LINEAR_SHAPES, ids=str)
+def test_linear_equals_the_reference(shape: tuple[int, int], has_bias: bool) -> None:
+    torch.manual_seed(0)
+    weight, rows = torch.randn(shape), torch.randn(29, shape[1])
+    bias = torch.randn(shape[0]) if has_bias else None
+    exact = rows.double() @ weight.double().T + (0 if bias is None else bias)
+    for which in (ops.choose("cpu"), ops.REFERENCE):
+        result = linear(rows, weight, bias, which).double()
+        torch.testing.assert_close(result, exact, rtol=0, atol=2e-6 * shape[1] ** 0.5)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("shape", LINEAR_SHAPES, ids=str)
+def test_a_row_of_linear_is_the_same_to_the_last_bit_among_any_others(
+    shape: tuple[int, int], num_threads: int
+) -> None:
+    torch.manual_seed(0)
+    weight, rows, bias = torch.randn(shape), torch.randn(600, shape[1]), torch.randn(shape[0])
+    whole = linear(rows, weight, bias, ops.choose("cpu"))
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        for count in (0, *range(1, 20), 33, 100):
+            part = linear(rows[count : 2 * count], weight, bias, ops.choose("cpu"))
+            assert torch.equal(part, whole[count : 2 * count]), count
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_linear_reads_rows_that_lie_apart_and_refuses_what_does_not_fit() -> None:
+    weight, wide = torch.randn(20, 8), torch.randn(5, 30)
+    ours = linear(wide[:, 10:18], weight, None, ops.choose("cpu"))
+    assert torch.equal(ours, linear(wide[:, 10:18].clone(), weight, None, ops.choose("cpu")))
+    with pytest.raises(RuntimeError, match="differ in sizes"):
+        linear(wide, weight, None, ops.choose("cpu"))
+    with pytest.raises(RuntimeError, match="linear is for float32"):
+        linear(wide[:, :8].double(), weight, None, ops.choose("cpu"))
+    with pytest.raises(RuntimeError, match="bias is one float32 per output"):
+        linear(wide[:, :8], weight, torch.zeros(3), ops.choose("cpu"))
+
+
 def test_wrong_arguments_are_named() -> None:
     case = Case([20], [1], (4, 2, 24, 24), torch.float32)
     case.seq_lens = torch.tensor([400], dtype=torch.int32)
@@ -205,3 +256,6 @@ def test_schemas_and_fake_kernels_pass_opcheck(dtype: torch.dtype) -> None:
     for sinks in (None, torch.randn(4).to(dtype)):
         args = (case.query, *caches, *indices, out, 0.2, 0, 0.0, sinks)
         torch.library.opcheck(torch.ops.parley.paged_attention.default, args)
+    panels = ops.pack_weight(torch.randn(20, 8))
+    tensors = (torch.randn(3, 8), panels, torch.randn(20), torch.empty(3, 20))
+    torch.library.opcheck(torch.ops.parley.linear.default, tensors)

@@ -1,5 +1,6 @@
 """Our attention function: an unknown wish is refused, never ignored."""
 
+import dataclasses
 from array import array
 from typing import Any
 
@@ -86,7 +87,7 @@ def test_a_scale_of_one_is_not_taken_for_none() -> None:
         seen.append(args[7])
 
     module = Attention(0)
-    context = StepContext(ops.Ops("noting", ops.store_kv_reference, attend))
+    context = StepContext(dataclasses.replace(ops.REFERENCE, paged_attention=attend))
     (layer,) = attach_layers(nn.ModuleList([module]), context)
     layer.key_cache = ops.allocate_cache(1, 16, 2, 8, torch.float32, is_key=True)
     layer.value_cache = ops.allocate_cache(1, 16, 2, 6, torch.float32, is_key=False)

@@ -1,0 +1,90 @@
+// linear: rows times a weight matrix that was packed once, with the same bits for any number of rows.
+//
+// Weights lie as [panel][input][16 outputs]: one vector of outputs grows with each input, and nothing is
+// summed across lanes. At up to some twenty rows, where answers are generated, this is also about twice as
+// fast as a general matrix product, which packs its weights anew each time.
+#include "linear.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "common.h"
+
+// As in attention.cpp: one copy of the kernel per instruction set, the first that this machine has is used.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define PARLEY_X86_LEVELS
+#pragma GCC push_options
+#pragma GCC target("arch=x86-64-v4")
+#define PARLEY_ISA x86_64_v4
+#define PARLEY_WIDTH 16
+#include "linear_kernel.h"
+#undef PARLEY_ISA
+#undef PARLEY_WIDTH
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("arch=x86-64-v3")
+#define PARLEY_ISA x86_64_v3
+#define PARLEY_WIDTH 8
+#include "linear_kernel.h"
+#undef PARLEY_ISA
+#undef PARLEY_WIDTH
+#pragma GCC pop_options
+#endif
+#define PARLEY_ISA baseline
+#define PARLEY_WIDTH 4
+#include "linear_kernel.h"
+#undef PARLEY_ISA
+#undef PARLEY_WIDTH
+
+namespace parley {
+namespace {
+
+constexpr int64_t kWorkPerTask = 1 << 18;  // multiplications; for less, a thread is not worth its start
+
+ComputePanels best_kernel() {
+#ifdef PARLEY_X86_LEVELS
+  if (__builtin_cpu_supports("x86-64-v4")) return x86_64_v4::compute_panels;
+  if (__builtin_cpu_supports("x86-64-v3")) return x86_64_v3::compute_panels;
+#endif
+  return baseline::compute_panels;
+}
+
+}  // namespace
+
+void linear_cpu(
+    const Tensor& rows, const Tensor& panels, std::optional<Tensor> bias, const Tensor& out) {
+  STD_TORCH_CHECK(
+      rows.dim() == 2 && out.dim() == 2 && panels.dim() == 3, "rows and out have 2 dimensions, panels 3");
+  for (const Tensor* tensor : {&rows, &panels, &out}) {
+    STD_TORCH_CHECK(tensor->scalar_type() == ScalarType::Float, "linear is for float32");
+  }
+  STD_TORCH_CHECK(
+      out.size(0) == rows.size(0) && panels.size(1) == rows.size(1) && panels.size(2) == kPanel &&
+          panels.size(0) == (out.size(1) + kPanel - 1) / kPanel,
+      "rows, panels and out differ in sizes");
+  STD_TORCH_CHECK(
+      panels.is_contiguous() && (rows.stride(1) == 1 || rows.size(1) == 1) &&
+          (out.stride(1) == 1 || out.size(1) == 1),
+      "panels and the last dimensions must be contiguous");
+  STD_TORCH_CHECK(
+      !bias || (bias->scalar_type() == ScalarType::Float && bias->is_contiguous() &&
+                bias->numel() == out.size(1)),
+      "bias is one float32 per output");
+  LinearProblem p;
+  p.rows = static_cast<const float*>(rows.const_data_ptr());
+  p.panels = static_cast<const float*>(panels.const_data_ptr());
+  p.bias = bias ? static_cast<const float*>(bias->const_data_ptr()) : nullptr;
+  p.out = static_cast<float*>(out.mutable_data_ptr());
+  p.num_rows = rows.size(0), p.num_inputs = rows.size(1), p.num_outputs = out.size(1);
+  p.row_stride = rows.stride(0), p.out_stride = out.stride(0);
+  const ComputePanels compute = best_kernel();
+  const int64_t work_per_panel = p.num_rows * p.num_inputs * kPanel + 1;
+  torch::stable::parallel_for(
+      0, panels.size(0), kWorkPerTask / work_per_panel + 1,
+      [&](int64_t begin, int64_t end) { compute(p, begin, end); });
+}
+
+}  // namespace parley
