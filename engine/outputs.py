@@ -84,6 +84,8 @@ class CompletionOutput:
         if later.logprobs is not None:
             self.logprobs = self.logprobs if self.logprobs is not None else []
             self.logprobs.extend(later.logprobs)
+        if later.routed_experts is not None:
+            self.routed_experts = later.routed_experts
         self.cumulative_logprob = later.cumulative_logprob
         self.finish_reason = later.finish_reason
         self.stop_reason = later.stop_reason

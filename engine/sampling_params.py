@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 MIN_TEMPERATURE = 0.01  # below it, logits / temperature overflows in half precision
 GREEDY_EPSILON = 1e-5  # below it, sampling is greedy
 MAX_LOGPROB_TOKEN_IDS = 128
-MIN_SEED, MAX_SEED = -(1 << 63), (1 << 64) - 1  # what one msgpack integer holds
+MIN_INTEGER, MAX_INTEGER = -(1 << 63), (1 << 64) - 1  # what one msgpack integer holds
 
 
 class RequestOutputKind(enum.IntEnum):
@@ -144,7 +144,7 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
         _check_integer("top_k", self.top_k, -1)
         _check_number("min_p", self.min_p, 0, 1)
         if self.seed is not None:
-            _check_integer("seed", self.seed, MIN_SEED, MAX_SEED)
+            _check_integer("seed", self.seed, MIN_INTEGER, MAX_INTEGER)
 
     def _check_lengths(self) -> None:
         _check_integer("n", self.n, 1)
@@ -159,6 +159,8 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
     def _check_lists(self) -> None:
         _check_strings("stop", self.stop)
         _check_strings("bad_words", self.bad_words)
+        self.bad_words = list(dict.fromkeys(self.bad_words or []))
+        _check_extra_args(self.extra_args)
         _check_ids("stop_token_ids", self.stop_token_ids)
         _check_ids("allowed_token_ids", self.allowed_token_ids)
         _check_ids("trace_decode_token_ids", self.trace_decode_token_ids)
@@ -213,11 +215,12 @@ def _check_number(name: str, value: object, low: float, high: float) -> None:
         raise _refuse(name, value, f"must be finite and between {low:g} and {high:g}")
 
 
-def _check_integer(name: str, value: object, low: int, high: int | None = None) -> None:
+def _check_integer(name: str, value: object, low: int, high: int = MAX_INTEGER) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise _refuse(name, value, "must be an integer")
-    if value < low or (high is not None and value > high):
-        limit = f"at least {low}" if high is None else f"between {low} and {high}"
+    if not low <= value <= high:
+        is_low = value < low and high == MAX_INTEGER
+        limit = f"at least {low}" if is_low else f"between {low} and {high}"
         raise _refuse(name, value, f"must be {limit}")
 
 
@@ -231,6 +234,18 @@ def _check_strings(name: str, values: object) -> None:
 def _check_ids(name: str, values: Iterable[object] | None) -> None:
     for value in values or ():
         _check_integer(name, value, 0)
+
+
+def _check_extra_args(value: object) -> None:
+    """Refuse integers that could not be sent, however deep they are."""
+    if isinstance(value, dict):
+        for inner in value.values():
+            _check_extra_args(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_extra_args(inner)
+    elif isinstance(value, int) and not MIN_INTEGER <= value <= MAX_INTEGER:
+        raise _refuse("extra_args", value, "integers must have at most 64 bits")
 
 
 def _clamp_bias(logit_bias: dict[int, float] | dict[str, float]) -> dict[int, float]:

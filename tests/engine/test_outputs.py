@@ -23,12 +23,14 @@ def test_deltas_join() -> None:
         cumulative_logprob=-3.0,
         finish_reason="stop",
         stop_reason="x",
+        routed_experts=[7],
     )
     first.add(_output(later, finished=True, num_cached_tokens=16), aggregate=True)
     (joined,) = first.outputs
     assert (joined.text, joined.token_ids, joined.cumulative_logprob) == ("ab", [1, 2], -3.0)
     assert joined.logprobs == [{1: Logprob(-1.0)}, {2: Logprob(-2.0)}]
     assert (joined.finish_reason, joined.stop_reason, joined.finished()) == ("stop", "x", True)
+    assert joined.routed_experts == [7]
     assert (first.finished, first.num_cached_tokens) == (True, 16)
 
 

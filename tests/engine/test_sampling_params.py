@@ -144,6 +144,9 @@ def test_positional_arguments_are_a_type_error() -> None:
         ("allowed_token_ids", []),
         ("bad_words", [""]),
         ("bad_words", "word"),
+        ("extra_args", {"deep": [({"x": 1 << 64},)]}),
+        ("max_tokens", 1 << 64),
+        ("stop_token_ids", [1 << 64]),
         ("bad_words_token_ids", [[]]),
         ("trace_decode_token_ids", [1.5]),
         ("logprob_token_ids", [-1]),
@@ -206,6 +209,10 @@ def test_tiny_temperature_is_raised_with_a_warning(caplog: pytest.LogCaptureFixt
 def test_stop_forms_become_lists() -> None:
     params = SamplingParams(stop="end", stop_token_ids=[3, 1, 3])
     assert (params.stop_strings, params.stop_token_ids) == (["end"], [3, 1])
+
+
+def test_repeated_bad_words_are_kept_once() -> None:
+    assert SamplingParams(bad_words=["b", "a", "b"]).bad_words == ["b", "a"]
 
 
 def test_minus_one_is_no_seed() -> None:
