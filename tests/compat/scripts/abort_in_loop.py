@@ -8,12 +8,13 @@ from engine import AsyncEngineArgs, AsyncLLMEngine, SamplingParams
 
 
 async def main() -> None:
-    engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model=sys.argv[1]))
+    # Paced: a tiny model may have said everything before a busy machine lets us read the first word.
+    engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model=sys.argv[1], pace=50.0))
     example_input: dict[str, Any] = {"prompt": "What is LLM?", "temperature": 0.0, "request_id": 0}
     request_id = example_input["request_id"]
     results_generator = engine.generate(
         example_input["prompt"],
-        SamplingParams(temperature=example_input["temperature"], max_tokens=400),
+        SamplingParams(temperature=example_input["temperature"], max_tokens=400, ignore_eos=True),
         request_id,
     )
     final_output = None
