@@ -1,8 +1,10 @@
+import asyncio
 import gc
 
 import pytest
 
 from engine.collector import RequestOutputCollector
+from engine.errors import EngineDeadError
 from engine.outputs import CompletionOutput, Logprob, RequestOutput
 from engine.sampling_params import RequestOutputKind
 
@@ -72,3 +74,30 @@ def test_r50_what_a_slow_reader_has_taken_does_not_grow_behind_it() -> None:
     assert taken.outputs[0].token_ids == [1] and len(taken.outputs[0].logprobs or []) == 1
     last = collector.get_nowait()
     assert last is not None and last.finished and last.outputs[0].finish_reason == "stop"
+
+
+async def test_waiting_for_an_output_may_be_cancelled_and_loses_none() -> None:
+    collector = RequestOutputCollector(RequestOutputKind.DELTA, "r")
+    waiting = asyncio.create_task(collector.get())
+    await asyncio.sleep(0)  # it waits now
+    collector.put(_output("a", [1]))
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert (await collector.get()).outputs[0].text == "a"
+
+
+async def test_an_exception_takes_the_place_of_what_waits_and_ends_the_stream() -> None:
+    collector = RequestOutputCollector(RequestOutputKind.DELTA, "r")
+    collector.put(_output("a", [1]))
+    collector.put(EngineDeadError())
+    collector.put(_output("b", [2]))
+    with pytest.raises(EngineDeadError):
+        await collector.get()
+    assert [output async for output in collector] == []
+
+
+async def test_iteration_ends_behind_the_last_output() -> None:
+    collector = RequestOutputCollector(RequestOutputKind.DELTA, "r")
+    collector.put(_output("a", [1], "length"))
+    assert [output.outputs[0].text async for output in collector] == ["a"]
