@@ -48,10 +48,8 @@ FILES = [
 ]
 ASYNC_LLM = "v1/engine/test_async_llm.py"
 SLOW_FILES = [
-    VllmFile(
-        ASYNC_LLM, 9, "(test_load or abort or finished or mid_stream) and Robert or multi_abort"
-    ),
-    VllmFile(ASYNC_LLM, 3, "test_check_health or test_abort_final"),
+    VllmFile(ASYNC_LLM, 7, "(test_load or test_abort or finished or mid_stream) and Robert"),
+    VllmFile(ASYNC_LLM, 5, "multi_abort or test_check_health or test_abort_final"),
     VllmFile(ASYNC_LLM, 9, "pause and not fanout"),
 ]
 

@@ -8,7 +8,7 @@ from engine import AsyncEngineArgs, AsyncLLMEngine, SamplingParams
 
 
 async def main() -> None:
-    # Paced: a tiny model may have said everything before a busy machine lets us read the first word.
+    # Paced: a tiny model may have said all before a busy machine lets us read the first word.
     engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model=sys.argv[1], pace=50.0))
     example_input: dict[str, Any] = {"prompt": "What is LLM?", "temperature": 0.0, "request_id": 0}
     request_id = example_input["request_id"]
