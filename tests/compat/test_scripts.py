@@ -175,7 +175,8 @@ def test_http_client_that_leaves_has_its_request_aborted(
     with httpx2.Client(base_url=address, timeout=SECONDS) as client:
         options = {"prompt": "Once upon a time", "max_tokens": "400"}
         with client.stream("POST", "/generate", params=options) as response:
-            next(response.iter_lines())
+            lines = response.iter_lines()  # held: without it the response would be closed
+            next(lines)
             assert client.get("/num_unfinished").json() == 1
         while client.get("/num_unfinished").json():
             pass  # until the server has seen that the connection is closed
