@@ -277,6 +277,7 @@ class Supervisor:
                     f"in a row: {self._core.start_error}"
                 )
                 self._tell_workers("engine_gone")
+                # They do not answer; what is said within this time reaches the clients.
                 time.sleep(LAST_WORDS_SECONDS)
                 return 1
         return 0

@@ -106,6 +106,7 @@ class Storyteller:
         for index in range(self.rng.choice([2, 2, 3])):
             bind = self._scene_bindings(cast, place, other)
             start = self._join("next_scene" if index else "short_start", bind)
+            # `bind` holds values of many types; "P" is always a place, and a place has a sight.
             start += " " + self._expand(bind["P"].sight, bind)  # type: ignore[attr-defined]
             paragraphs += [start, self._join("meet", bind) + " " + self._errand(bind)]
             paragraphs[-1 - self.rng.randint(0, 1)] += " " + self._pause(cast, bind)
@@ -214,6 +215,7 @@ class Storyteller:
     def _errand(self, bind: Mapping[str, object]) -> str:
         other = bind["C"]
         assert isinstance(other, Being)
+        # Likewise: "A", "B" and "C" are always beings.
         present = [bind[name].name for name in "ABC"]  # type: ignore[attr-defined]
         cast = bind["cast"]
         assert isinstance(cast, Cast)
