@@ -2,7 +2,8 @@
 
 A call is answered between two steps, from inside the step loop, so that what it finds is
 consistent; one that waits until nothing is left to compute is answered later. A pause belongs to
-the core: it holds for all of its clients.
+the core: it holds for all of its clients. It ends with the client that asked for it, or that
+client's death would silence all others.
 
     abort  everything ends now, what comes is refused
     wait   what is here ends in its time, what comes is refused
@@ -12,6 +13,7 @@ the core: it holds for all of its clients.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from engine.admission import Problem
@@ -44,6 +46,7 @@ class CoreCalls:
         worker: object = None,
     ) -> None:
         self.pause_mode: str | None = None
+        self._paused_by = ""  # client id
         self._scheduler = scheduler
         self._send = send
         self._worker = worker
@@ -55,7 +58,6 @@ class CoreCalls:
             "num_unfinished": lambda: len(scheduler.sequences),
             "reset_prefix_cache": self._reset_prefix_cache,
             "drain": lambda: _WhenDrained(lambda: None),
-            "pause": self._pause,
             "resume": self._resume,
             "is_paused": lambda: self.pause_mode is not None,
             "start_profile": self._profiler.start,
@@ -78,11 +80,20 @@ class CoreCalls:
     def answer(self, client_id: str, utility: Utility) -> None:
         """Call, and send the value or the error. Never raises."""
         function = self._calls.get(utility.name)
+        if utility.name == "pause":
+            function = partial(self._pause, client_id)
         if function is None:
             error = f"there is no utility {utility.name!r}"
             self._send(client_id, UtilityReply(utility.call_id, error=error))
             return
         self._reply(client_id, utility.call_id, lambda: function(*utility.args))
+
+    def forget(self, client_id: str) -> None:
+        """A client is gone: it waits for nothing any more, and its pause is over."""
+        self._waiting = [each for each in self._waiting if each[0] != client_id]
+        if self.pause_mode is not None and self._paused_by == client_id:
+            logger.warning("client %s is gone, so its pause is over", client_id)
+            self._resume()
 
     def answer_drained(self) -> None:
         """Answer those who wait for an empty core, if it is empty. Called once per round."""
@@ -109,12 +120,13 @@ class CoreCalls:
             self._scheduler.preempt_all()
         return self._scheduler.blocks.reset_cache()
 
-    def _pause(self, mode: str, clear_cache: bool) -> Any:
+    def _pause(self, client_id: str, mode: str, clear_cache: bool) -> Any:
         if mode not in PAUSE_MODES:
             raise ValueError(f"there is no pause mode {mode!r}")
         if self.pause_mode is not None:
             return None
         self.pause_mode = mode
+        self._paused_by = client_id
         if mode == "abort":
             for sequence in list(self._scheduler.sequences.values()):
                 self._scheduler.finish(sequence, "abort")

@@ -33,8 +33,8 @@ class EngineControl(EngineStatus):
 
         With `abort` and `wait` a new request raises `RetryableRequestError` in its stream, with
         `keep` it is queued. `clear_cache` makes the core forget all prefixes, and with `keep` the
-        stopped requests compute theirs again. Pausing a paused engine does nothing. A core that is
-        restarted is not paused.
+        stopped requests compute theirs again. Pausing a paused engine does nothing. A pause ends
+        with the client that asked for it, and a core that is restarted is not paused.
         """
         if mode not in ("abort", "wait", "keep"):
             raise ValidationError("mode must be abort, wait or keep", "mode", mode)

@@ -156,6 +156,7 @@ class EngineCore:
                 self._is_stopping = True
             case ClientGone(client_id):
                 self.scheduler.drop_client(client_id)
+                self._calls.forget(client_id)
             case ClientSilent(client_id):
                 error = ("client_silent", "nothing was heard of the client for too long")
                 self.scheduler.fail_client(client_id, error)

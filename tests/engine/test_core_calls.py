@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from engine.core_io import ClientGone
 from engine.ipc import Utility, UtilityReply
 from engine.profiling import Profiler
 from tests.engine.fakes import SteppedCore
@@ -156,6 +157,28 @@ def test_pausing_twice_and_resuming_unpaused_do_nothing(core: SteppedCore) -> No
     assert ask(core, "is_paused") is False
     core.run()
     assert core.end("r").finish_reason == "length"
+
+
+def test_a_pause_ends_with_the_client_that_asked_for_it(core: SteppedCore) -> None:
+    core.core.inbox.put(("other", Utility(1, "pause", ["keep", True])))
+    core.add("kept", max_tokens=5)
+    core.run()
+    assert core.tokens("kept") == []
+    core.core.inbox.put(ClientGone("a third"))
+    core.run()
+    assert core.tokens("kept") == []
+    core.core.inbox.put(ClientGone("other"))
+    core.run()
+    assert len(core.tokens("kept")) == 5
+
+
+def test_nothing_is_sent_to_a_client_that_left_while_it_waited(core: SteppedCore) -> None:
+    core.add("long", max_tokens=5)
+    core.core.inbox.put(("other", Utility(1, "drain", [])))
+    core.core.step()
+    core.core.inbox.put(ClientGone("other"))
+    core.run()
+    assert len(core.tokens("long")) == 5 and replies(core) == []
 
 
 def test_resuming_answers_a_pause_that_still_waits(core: SteppedCore) -> None:
