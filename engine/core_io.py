@@ -26,6 +26,7 @@ import zmq
 
 from engine.ipc import (
     MAX_MESSAGE_BYTES,
+    PROTOCOL_VERSION,
     Abort,
     ClientMessage,
     CoreMessage,
@@ -184,7 +185,10 @@ class IoThread(threading.Thread):
             self._dispatch(client_id, identity, message)
 
     def _dispatch(self, client_id: str, identity: bytes, message: ClientMessage) -> None:
-        if isinstance(message, Hello):
+        if isinstance(message, Hello) and message.protocol != PROTOCOL_VERSION:
+            logger.warning("client %s speaks protocol %d, refused", client_id, message.protocol)
+            self._tell(identity, Dead(f"the engine core speaks protocol {PROTOCOL_VERSION}"))
+        elif isinstance(message, Hello):
             self._greet(client_id, identity, message)
         elif client_id not in self._clients:  # of an earlier core, or one that was given up
             self._tell(identity, Dead("the engine core does not know this client"))

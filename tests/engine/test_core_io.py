@@ -19,6 +19,7 @@ from engine import core_io
 from engine.config import EngineConfig
 from engine.core_io import ClientGone, ClientSilent, InboxItem, IoThread
 from engine.ipc import (
+    PROTOCOL_VERSION,
     Abort,
     CoreMessage,
     Dead,
@@ -210,6 +211,15 @@ def test_strangers_are_told_that_they_are(io: Io) -> None:
     for message in (Ping(1), make_request("r"), Utility(1, "metrics")):
         stranger.send(encode(message))
         assert isinstance(stranger.receive(), Dead)
+    assert io.thread.inbox.empty()
+
+
+def test_a_client_of_another_protocol_is_refused_and_stays_a_stranger(io: Io) -> None:
+    old = io.peer("old", joins=False)
+    old.send(encode(Hello("old", os.getpid(), protocol=PROTOCOL_VERSION + 1)))
+    assert old.receive() == Dead(f"the engine core speaks protocol {PROTOCOL_VERSION}")
+    old.send(encode(make_request("r")))
+    assert isinstance(old.receive(), Dead)
     assert io.thread.inbox.empty()
 
 
