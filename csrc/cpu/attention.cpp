@@ -14,46 +14,13 @@
 
 #include "common.h"
 
-// The kernel, compiled once per instruction set; the first that this machine has is used. A pragma
-// and not target_clones, which would cut our vectors to the oldest machine's before it clones.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define PARLEY_X86_LEVELS
-#pragma GCC push_options
-#pragma GCC target("arch=x86-64-v4")
-#define PARLEY_ISA x86_64_v4
-#define PARLEY_WIDTH 16
-#include "attention_kernel.h"
-#undef PARLEY_ISA
-#undef PARLEY_WIDTH
-#pragma GCC pop_options
-#pragma GCC push_options
-#pragma GCC target("arch=x86-64-v3")
-#define PARLEY_ISA x86_64_v3
-#define PARLEY_WIDTH 8
-#include "attention_kernel.h"
-#undef PARLEY_ISA
-#undef PARLEY_WIDTH
-#pragma GCC pop_options
-#endif
-#define PARLEY_ISA baseline
-#define PARLEY_WIDTH 4
-#include "attention_kernel.h"
-#undef PARLEY_ISA
-#undef PARLEY_WIDTH
+#define PARLEY_KERNEL "attention_kernel.h"
+#include "instruction_sets.h"
 
 namespace parley {
 namespace {
 
 constexpr int64_t kSerialWork = 1 << 17;  // multiplications; below it, one thread is quicker
-
-template <typename T>
-AttendUnit best_kernel() {
-#ifdef PARLEY_X86_LEVELS
-  if (__builtin_cpu_supports("x86-64-v4")) return x86_64_v4::attend<T>;
-  if (__builtin_cpu_supports("x86-64-v3")) return x86_64_v3::attend<T>;
-#endif
-  return baseline::attend<T>;
-}
 
 void check_arguments(
     const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
@@ -151,8 +118,8 @@ void paged_attention_cpu(
   STD_TORCH_CHECK(
       p.cu_seqlens_q[seq_lens.size(0)] == query.size(0), "cu_seqlens_q ends at ",
       p.cu_seqlens_q[seq_lens.size(0)], " of ", query.size(0), " tokens");
-  const AttendUnit attend = query.scalar_type() == ScalarType::Float ? best_kernel<float>()
-                                                                     : best_kernel<BFloat16>();
+  const AttendUnit attend = query.scalar_type() == ScalarType::Float ? PARLEY_BEST(attend<float>)
+                                                                     : PARLEY_BEST(attend<BFloat16>);
   const int64_t max_queries = std::max(kUnitQueries, p.group);
   std::atomic<size_t> next{0};
   const auto worker = [&](int64_t, int64_t) {  // a thread takes units until there are none

@@ -13,44 +13,13 @@
 
 #include "common.h"
 
-// As in attention.cpp: one copy of the kernel per instruction set, the first that this machine has is used.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define PARLEY_X86_LEVELS
-#pragma GCC push_options
-#pragma GCC target("arch=x86-64-v4")
-#define PARLEY_ISA x86_64_v4
-#define PARLEY_WIDTH 16
-#include "linear_kernel.h"
-#undef PARLEY_ISA
-#undef PARLEY_WIDTH
-#pragma GCC pop_options
-#pragma GCC push_options
-#pragma GCC target("arch=x86-64-v3")
-#define PARLEY_ISA x86_64_v3
-#define PARLEY_WIDTH 8
-#include "linear_kernel.h"
-#undef PARLEY_ISA
-#undef PARLEY_WIDTH
-#pragma GCC pop_options
-#endif
-#define PARLEY_ISA baseline
-#define PARLEY_WIDTH 4
-#include "linear_kernel.h"
-#undef PARLEY_ISA
-#undef PARLEY_WIDTH
+#define PARLEY_KERNEL "linear_kernel.h"
+#include "instruction_sets.h"
 
 namespace parley {
 namespace {
 
 constexpr int64_t kWorkPerTask = 1 << 18;  // multiplications; for less, a thread is not worth its start
-
-ComputePanels best_kernel() {
-#ifdef PARLEY_X86_LEVELS
-  if (__builtin_cpu_supports("x86-64-v4")) return x86_64_v4::compute_panels;
-  if (__builtin_cpu_supports("x86-64-v3")) return x86_64_v3::compute_panels;
-#endif
-  return baseline::compute_panels;
-}
 
 }  // namespace
 
@@ -80,7 +49,7 @@ void linear_cpu(
   p.out = static_cast<float*>(out.mutable_data_ptr());
   p.num_rows = rows.size(0), p.num_inputs = rows.size(1), p.num_outputs = out.size(1);
   p.row_stride = rows.stride(0), p.out_stride = out.stride(0);
-  const ComputePanels compute = best_kernel();
+  const ComputePanels compute = PARLEY_BEST(compute_panels);
   const int64_t work_per_panel = p.num_rows * p.num_inputs * kPanel + 1;
   torch::stable::parallel_for(
       0, panels.size(0), kWorkPerTask / work_per_panel + 1,
