@@ -1,12 +1,18 @@
-"""After every test here, whatever it built must be able to end without leaving a trace."""
+"""What tests of the engine share; and after each, whatever it built must be able to end cleanly."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
 
+from engine.async_llm import AsyncLLM
+from engine.launcher import PrivateDirectory
 from engine.scheduler import Scheduler
+from tests.engine.scripted_core import ScriptedCore
+from tests.engine.small_tokenizers import build_chatml
 
 # How long an example takes says how busy the machine is; a failing one is printed to be repeated.
 settings.register_profile("engine", deadline=None, print_blob=True)
@@ -32,3 +38,41 @@ def r8_nothing_is_left_of_any_scheduler(monkeypatch: pytest.MonkeyPatch) -> Iter
         while scheduler.blocks.is_step_in_flight:  # a test that ends within a step
             scheduler.give_up()
         scheduler.check_idle()
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a byte-level tokenizer and a chat template, and no weights."""
+    return build_chatml(tmp_path_factory.mktemp("chatml"))
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """A socket for a core in a directory of its own."""
+    directory = PrivateDirectory()
+    yield directory.address
+    directory.remove()
+
+
+@pytest.fixture
+def core(address: str) -> Iterator[ScriptedCore]:
+    with ScriptedCore(address) as core:
+        yield core
+
+
+@pytest.fixture
+async def engine(core: ScriptedCore, model: Path) -> AsyncIterator[AsyncLLM]:
+    """The client half on a core that says what the test wants; a dead core is the end."""
+    engine = AsyncLLM.connect(core.address, model=str(model), resubmit=False)
+    await engine.wait_ready(5)
+    yield engine
+    engine.shutdown()
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Threads of so small a model only wait for each other, very long on a busy machine."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)

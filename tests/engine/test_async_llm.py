@@ -1,6 +1,6 @@
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,35 +17,15 @@ from engine.errors import (
     ValidationError,
 )
 from engine.ipc import Abort, AddRequest, Dead, SchedulerStats, SequenceOutput
-from engine.launcher import PrivateDirectory
 from engine.outputs import RequestOutput, RequestProgress
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.scripted_core import ScriptedCore
-from tests.engine.small_tokenizers import build_chatml
 
 M = TypeVar("M")
 
 DELTA = SamplingParams(max_tokens=100, output_kind=RequestOutputKind.DELTA)
 PROMPT = [40, 41, 42]
 A, B, C = 67, 68, 69  # letters of the byte-level vocabulary
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_chatml(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def address() -> Iterator[str]:
-    directory = PrivateDirectory()
-    yield directory.address
-    directory.remove()
-
-
-@pytest.fixture
-def core(address: str) -> Iterator[ScriptedCore]:
-    with ScriptedCore(address) as core:
-        yield core
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """`CoreClient` behind `AsyncLLM.connect`: slices, and what goes on when the core does not."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,29 +15,15 @@ from engine.collector import RequestOutputCollector
 from engine.connection import CoreState
 from engine.errors import EngineDeadError, RetryableRequestError
 from engine.ipc import Abort, AddRequest, Dead, SequenceOutput
-from engine.launcher import PrivateDirectory
 from engine.outputs import RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.scripted_core import ScriptedCore
-from tests.engine.small_tokenizers import build_chatml
 
 M = TypeVar("M")
 
 DELTA = SamplingParams(max_tokens=100, output_kind=RequestOutputKind.DELTA)
 PROMPT = [40, 41, 42]
 A, B, C = 67, 68, 69  # letters of the byte-level vocabulary
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_chatml(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def address() -> Iterator[str]:
-    directory = PrivateDirectory()
-    yield directory.address
-    directory.remove()
 
 
 class Cores:

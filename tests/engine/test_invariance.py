@@ -26,6 +26,8 @@ from engine.model_runner import ModelRunner
 from tests.engine.stepped_engine import Logprobs, SteppedEngine
 from tests.tiny_model import build_tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FAMILIES = ["llama", "gpt2", "gemma2", "qwen3_moe"]  # only the last is padded: for its experts
 BUDGETS = [5, 7, 16, 33, 64, 512]
 PROMPT_LENGTHS = (7, 3, 70, 1, 17, 33, 12, 48)
@@ -36,14 +38,6 @@ Folders = Callable[[str], Path]
 Answer = tuple[list[int], Logprobs]
 
 built = pytest.mark.skipif(not ops.load_library(), reason="csrc is not built: no compiler")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")

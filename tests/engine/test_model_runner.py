@@ -4,7 +4,7 @@ Each comparison runs the real scheduler, so prompts are prefilled in chunks of f
 sequences join late, share steps, and are preempted for want of blocks.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from engine.loader import load_model
 from engine.model_runner import resolve_sizes
 from tests.engine.stepped_engine import SteppedEngine
 from tests.tiny_model import build_tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 NUM_TOKENS = 24
 MAX_LOGIT_DIFFERENCE = 1e-5
@@ -43,15 +45,6 @@ OTHER_FAMILIES = [
 ]
 
 Folders = Callable[[str], Path]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads of so small a model only wait for each other, very long on a busy machine."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")

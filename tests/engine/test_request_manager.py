@@ -2,8 +2,6 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -12,39 +10,16 @@ from engine import request_manager as request_manager_module
 from engine.async_llm import AsyncLLM
 from engine.errors import EngineDeadError, EngineGenerateError, ValidationError
 from engine.ipc import Abort, AddRequest
-from engine.launcher import PrivateDirectory
 from engine.outputs import RequestOutput
 from engine.request_manager import RequestManager, RequestStatus, stream_generate
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.scripted_core import ScriptedCore
-from tests.engine.small_tokenizers import build_chatml
 
 M = TypeVar("M")
 
 PROMPT = [40, 41, 42]
 A, B, C = 67, 68, 69  # letters of the byte-level vocabulary
 PARAMS = SamplingParams(max_tokens=50)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_chatml(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def core() -> Iterator[ScriptedCore]:
-    directory = PrivateDirectory()
-    with ScriptedCore(directory.address) as core:
-        yield core
-    directory.remove()
-
-
-@pytest.fixture
-async def engine(core: ScriptedCore, model: Path) -> AsyncIterator[AsyncLLM]:
-    engine = AsyncLLM.connect(core.address, model=str(model), resubmit=False)
-    await engine.wait_ready(5)
-    yield engine
-    engine.shutdown()
 
 
 @pytest.fixture

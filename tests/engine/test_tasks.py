@@ -1,8 +1,6 @@
 import asyncio
 import copy
 import gc
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -10,7 +8,6 @@ import pytest
 from engine import stream_handle as stream_handle_module
 from engine.async_llm import AsyncLLM
 from engine.ipc import Abort, AddRequest
-from engine.launcher import PrivateDirectory
 from engine.tasks import (
     AsyncLLMWorker,
     GenerationTask,
@@ -20,34 +17,12 @@ from engine.tasks import (
     stream_generation_handler,
 )
 from tests.engine.scripted_core import ScriptedCore
-from tests.engine.small_tokenizers import build_chatml
 
 M = TypeVar("M")
 
 PROMPT = [40, 41, 42]
 A, B, C, D = 67, 68, 69, 70  # letters of the byte-level vocabulary
 STALL = 0.2  # seconds
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_chatml(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def core() -> Iterator[ScriptedCore]:
-    directory = PrivateDirectory()
-    with ScriptedCore(directory.address) as core:
-        yield core
-    directory.remove()
-
-
-@pytest.fixture
-async def engine(core: ScriptedCore, model: Path) -> AsyncIterator[AsyncLLM]:
-    engine = AsyncLLM.connect(core.address, model=str(model), resubmit=False)
-    await engine.wait_ready(5)
-    yield engine
-    engine.shutdown()
 
 
 @pytest.fixture
