@@ -14,9 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from server.intervals import SHORTENED, Intervals
 from server.limits import Limits
 
 PREFIX = "PARLEY_"
@@ -102,6 +104,9 @@ class Settings(BaseSettings):
     max_messages_per_s: int = Field(
         20, ge=0, description="Frames of one connection, burst twice that; 0 = unlimited."
     )
+    testing: bool = Field(
+        False, description="For tests of Parley: shorter intervals, and nothing else."
+    )
 
     @field_validator("dtype")
     @classmethod
@@ -182,6 +187,17 @@ class Settings(BaseSettings):
             for name, exposed in EXPOSED_LIMITS.items()
         }
         return Limits(**chosen, messages_per_s=self.max_messages_per_s)
+
+    @property
+    def intervals(self) -> Intervals:
+        """How often and how long, for every process; what an operator has set counts."""
+        chosen = {"drain": "drain_seconds", "watchdog": "watchdog_seconds"}
+        given = {
+            name: getattr(self, setting)
+            for name, setting in chosen.items()
+            if not self.testing or setting in self.model_fields_set
+        }
+        return msgspec.structs.replace(SHORTENED if self.testing else Intervals(), **given)
 
     @property
     def origins(self) -> tuple[str, ...]:

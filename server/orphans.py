@@ -7,6 +7,7 @@ import time
 import structlog
 
 from server.hub import Hub
+from server.intervals import Intervals
 from server.metrics import Metrics
 from server.run import End, Run, Stop
 from server.runs import Runs
@@ -16,21 +17,26 @@ from sessions.store import SessionStore
 
 logger = structlog.get_logger("server")
 
-INDEX_SECONDS = 3.0  # how often the leases of own runs are written to the index
-SWEEP_SECONDS = 1.0
-
 
 class Orphans:
     """Ends what nobody produces any more. Any worker may; the store lets one win."""
 
     def __init__(
-        self, *, store: SessionStore, hub: Hub, metrics: Metrics, runs: Runs, replica: str
+        self,
+        *,
+        store: SessionStore,
+        hub: Hub,
+        metrics: Metrics,
+        runs: Runs,
+        replica: str,
+        intervals: Intervals,
     ) -> None:
         self._store = store
         self._hub = hub
         self._metrics = metrics
         self._runs = runs
         self._replica = replica
+        self._intervals = intervals
 
     async def adopt(self, replica: str) -> None:
         """End what a dead worker left running; its death is proved by the supervisor's waitpid."""
@@ -44,12 +50,12 @@ class Orphans:
         """End answers whose lease ran out, and keep the leases of our own in the index."""
         touched = 0.0
         while True:
-            await asyncio.sleep(SWEEP_SECONDS * random.uniform(0.8, 1.2))
+            await asyncio.sleep(self._intervals.sweep * random.uniform(0.8, 1.2))
             try:
                 for response_id in await self._store.expired_runs():
                     if self._runs.local(response_id) is None:
                         await self.end(response_id)
-                if time.monotonic() - touched >= INDEX_SECONDS:
+                if time.monotonic() - touched >= self._intervals.index:
                     touched = time.monotonic()
                     await self._store.touch_run_index(self._runs.leases())
             except StoreUnavailable:

@@ -15,6 +15,7 @@ import structlog
 from engine import AsyncLLM, EngineDeadError, RequestOutput, RequestProgress, SamplingParams
 from engine.errors import EngineError, ValidationError
 from server.hub import Hub
+from server.intervals import Intervals
 from server.metrics import Metrics
 from server.run import STATUS_TO_MESSAGE_STATUS, End, Run, Stop
 from sessions.errors import (
@@ -32,10 +33,6 @@ from sessions.store import SessionStore
 logger = structlog.get_logger("server")
 
 FLUSH_SECONDS = 0.025  # between two text events of one answer; the first goes at once
-RENEW_SECONDS = (
-    1.0  # an answer without events renews its lease and reads its cancel flag that often
-)
-PROMOTION_CHECK_SECONDS = 1.0
 STORE_RETRY_SECONDS = 0.2
 QUEUE_FRAME_SECONDS = 0.5  # `response.queued` is sent at most twice a second
 ENGINE_WAIT_SECONDS = 60.0  # of an answer whose turn comes while there is no engine core
@@ -59,13 +56,21 @@ class Producer:
     """Runs one answer. `run.done` is set when `response.done` was published."""
 
     def __init__(
-        self, run: Run, *, store: SessionStore, engine: AsyncLLM, hub: Hub, metrics: Metrics
+        self,
+        run: Run,
+        *,
+        store: SessionStore,
+        engine: AsyncLLM,
+        hub: Hub,
+        metrics: Metrics,
+        intervals: Intervals,
     ) -> None:
         self._run = run
         self._store = store
         self._engine = engine
         self._hub = hub
         self._metrics = metrics
+        self._intervals = intervals
         self._unanswered: Batch | None = None
         self._last_queue_frame = 0.0
         self._last_text_at: float | None = None
@@ -86,7 +91,7 @@ class Producer:
         try:
             while not self._run.promoted.is_set():
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(PROMOTION_CHECK_SECONDS):
+                    async with asyncio.timeout(self._intervals.promotion):
                         await self._run.promoted.wait()
                 await self._look_for_promotion()
         finally:
@@ -242,7 +247,7 @@ class Producer:
         run = self._run
         while not run.lost:
             try:
-                async with asyncio.timeout(RENEW_SECONDS):
+                async with asyncio.timeout(self._intervals.renewal):
                     await run.changed.wait()
             except TimeoutError:
                 pass

@@ -117,7 +117,7 @@ class Supervisor:
         ).create_engine_config(self._directory.address, model=str(folder))
         self._core = CoreKeeper(
             msgspec.structs.replace(engine_config, log_format=self._settings.effective_log_format),
-            watchdog_seconds=self._settings.watchdog_seconds,
+            watchdog_seconds=self._settings.intervals.watchdog,
             wake=lambda: self._wake(b"c"),
         )
         console.print(f"[dim]·[/] loading the model [bold]{self._model_name()}[/] …")
@@ -189,7 +189,7 @@ class Supervisor:
             limits=settings.limits,
             allowed_origins=settings.origins,
             check_host=settings.is_loopback,
-            drain_seconds=settings.drain_seconds,
+            intervals=settings.intervals,
             log_level=settings.log_level,
             log_format=settings.effective_log_format,
         )
@@ -343,7 +343,7 @@ class Supervisor:
         for worker in self._workers:
             worker.process.terminate()
         first = self._signals
-        deadline = time.monotonic() + self._settings.drain_seconds + STOP_GRACE_SECONDS
+        deadline = time.monotonic() + self._settings.intervals.drain + STOP_GRACE_SECONDS
         while any(worker.process.poll() is None for worker in self._workers):
             if time.monotonic() > deadline or self._signals > first:
                 break

@@ -25,7 +25,6 @@ from server.closing import CloseCode
 from server.connection import MAX_MESSAGE_BYTES
 from server.guard import MAX_HEADER_BYTES
 
-PING_SECONDS = 20.0
 KEEP_ALIVE_SECONDS = 15
 SHUTDOWN_SECONDS = 3
 UNRULY = (CloseCode.BAD_FRAMES, CloseCode.TOO_MANY, CloseCode.SLOW_CONSUMER)
@@ -152,7 +151,7 @@ class Server(uvicorn.Server):
         self.ready.set()
 
 
-def uvicorn_config(app: ASGIApp) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, ping_seconds: float) -> uvicorn.Config:
     """How every worker speaks HTTP and websockets, whatever `app` does."""
     return uvicorn.Config(
         app,
@@ -161,8 +160,8 @@ def uvicorn_config(app: ASGIApp) -> uvicorn.Config:
         ws=WebSocketProtocol,
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,
-        ws_ping_interval=PING_SECONDS,
-        ws_ping_timeout=PING_SECONDS,
+        ws_ping_interval=ping_seconds,
+        ws_ping_timeout=ping_seconds,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         access_log=False,

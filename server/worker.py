@@ -18,6 +18,7 @@ import uvloop
 
 from engine import AsyncLLM
 from server.app import AppConfig, Worker
+from server.intervals import Intervals
 from server.limits import Limits
 from server.logs import configure_logs
 from server.wire import Server, uvicorn_config
@@ -44,7 +45,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     allowed_origins: tuple[str, ...] = ()
     check_host: bool = True
-    drain_seconds: float = 30.0
+    intervals: Intervals = Intervals()
     log_level: str = "info"
     log_format: str = "json"
     exited: tuple[str, ...] = ()  # workers that died before this one was started
@@ -54,7 +55,7 @@ async def run(config: WorkerConfig) -> int:
     """Serve until told to stop. Returns the exit code."""
     commands = await _open_stdin()
     try:
-        store = await _open_store(config.redis_url)
+        store = await _open_store(config.redis_url, config.intervals.lease)
     except StoreRefused as error:
         print(f"parley: {error}", file=sys.stderr)
         return EXIT_REFUSED
@@ -62,7 +63,7 @@ async def run(config: WorkerConfig) -> int:
         config.engine_address, model=config.model_folder, served_model_name=config.model_name
     )
     worker = Worker(_app_config(config), store, engine)
-    server = Server(uvicorn_config(worker.app))
+    server = Server(uvicorn_config(worker.app, config.intervals.ping))
     listener = socket.socket(fileno=config.listen_fd)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stop = asyncio.Event()
@@ -75,7 +76,7 @@ async def run(config: WorkerConfig) -> int:
     orphaned = await _obey(commands, worker, stop, serving)
     for open_server in server.servers:
         open_server.close()  # nobody new; who is here is told and waited for
-    await worker.drain(0.0 if orphaned else config.drain_seconds)
+    await worker.drain(0.0 if orphaned else config.intervals.drain)
     server.should_exit = True
     await serving
     engine.shutdown()
@@ -108,11 +109,11 @@ async def _open_stdin() -> AsyncIterator[bytes]:
     return reader
 
 
-async def _open_store(url: str) -> SessionStore:
+async def _open_store(url: str, lease_seconds: float) -> SessionStore:
     """Wait for Redis as long as it takes: it may be starting, too."""
     while True:
         try:
-            return await SessionStore.open(url)
+            return await SessionStore.open(url, lease_seconds=lease_seconds)
         except StoreUnavailable as error:
             logger.warning("store unavailable", error=str(error))
             await asyncio.sleep(STORE_RETRY_SECONDS)
@@ -128,6 +129,7 @@ def _app_config(config: WorkerConfig) -> AppConfig:
         limits=config.limits,
         allowed_origins=config.allowed_origins,
         check_host=config.check_host,
+        intervals=config.intervals,
     )
 
 

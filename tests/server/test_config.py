@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from server.cli import app
 from server.config import ConfigError, Settings, load_settings, read_or_create_secret
+from server.intervals import SHORTENED, Intervals
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +48,22 @@ def test_an_exposed_address_has_limits_and_what_is_set_counts() -> None:
 )
 def test_what_only_this_machine_can_reach(host: str, loopback: bool) -> None:
     assert load_settings({"host": host}).is_loopback is loopback
+
+
+def test_testing_shortens_every_interval_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings({}).intervals == Intervals()
+    assert load_settings({"drain_seconds": 7}).intervals == Intervals(drain=7)
+    monkeypatch.setenv("PARLEY_TESTING", "1")
+    assert load_settings({}).intervals == SHORTENED
+    assert load_settings({"drain_seconds": 7}).intervals.drain == 7
+    for name in Intervals.__struct_fields__:
+        assert getattr(SHORTENED, name) < getattr(Intervals(), name)
+
+
+def test_an_owner_renews_several_times_and_falls_silent_before_its_lease_ends() -> None:
+    for intervals in (Intervals(), SHORTENED):
+        assert 3 * intervals.renewal < intervals.silence < intervals.lease
+        assert intervals.heartbeat < intervals.heartbeat_life
 
 
 def test_a_flag_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +177,6 @@ def test_help_lists_every_setting_with_its_name_in_the_environment(
     monkeypatch.setenv("COLUMNS", "400")
     result = CliRunner().invoke(app, ["serve", "--help"])
     assert result.exit_code == 0
-    for name in Settings.model_fields:
+    for name in Settings.model_fields.keys() - {"testing"}:
         assert f"--{name.replace('_', '-')}" in result.output
         assert f"PARLEY_{name.upper()}" in result.output

@@ -11,6 +11,7 @@ from engine import AsyncLLM, CompletionOutput, RequestOutput, SamplingParams
 from engine.errors import EngineDeadError, RetryableRequestError
 from server import producer as producer_module
 from server.hub import Hub, Subscription
+from server.intervals import Intervals
 from server.metrics import Metrics
 from server.producer import Producer
 from server.run import Run, Stop
@@ -101,6 +102,7 @@ class Answering:
             engine=cast("AsyncLLM", self.engine),
             hub=self.hub,
             metrics=Metrics(),
+            intervals=Intervals(),
         )
         return self
 

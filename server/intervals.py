@@ -1,0 +1,38 @@
+"""`Intervals`: how often a worker renews, looks and reports, and how long it waits for others.
+
+They belong together: an owner renews several times within one lease, and falls silent before the
+lease ends. Tests run with all of them shortened in proportion, and with nothing else changed.
+"""
+
+import msgspec
+
+
+class Intervals(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds, all of them."""
+
+    lease: float = 10.0  # that an owner may be silent before others take its answers over
+    renewal: float = 1.0  # an answer without events renews its lease and reads its cancel flag
+    silence: float = 8.0  # since the last renewal; then nothing is shown that others might correct
+    index: float = 3.0  # between two writes of own leases to the index of live runs
+    sweep: float = 1.0  # between two looks for leases that ended
+    promotion: float = 1.0  # between two looks whether an answer's turn has come
+    heartbeat: float = 3.0  # of a worker, in the store
+    heartbeat_life: float = 15.0  # a worker that was silent for so long is not there
+    ping: float = 20.0  # between two pings of a websocket, and until its pong must be here
+    drain: float = 30.0  # for running answers, when a worker is told to stop
+    watchdog: float = 30.0  # an engine core that answers nothing for so long is killed
+
+
+SHORTENED = Intervals(
+    lease=1.0,
+    renewal=0.1,
+    silence=0.67,
+    index=0.3,
+    sweep=0.2,
+    promotion=0.2,
+    heartbeat=0.3,
+    heartbeat_life=1.5,
+    ping=1.0,
+    drain=2.0,
+    watchdog=2.0,
+)
