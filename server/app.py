@@ -20,6 +20,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from engine import AsyncLLM
 from server import __version__
 from server.auth import BEARER_SUBPROTOCOL, Authenticator, Origins
+from server.beginnings import Beginnings
 from server.closing import CloseCode
 from server.connection import Connection
 from server.errors import ApiError
@@ -27,6 +28,7 @@ from server.frames import PROTOCOL
 from server.guard import Guard, error_response
 from server.health import Health
 from server.hub import Hub
+from server.intervals import Intervals
 from server.limits import ConnectionCounter, Limits
 from server.metrics import Metrics
 from server.orphans import Orphans
@@ -57,6 +59,7 @@ class AppConfig:
     token: str
     admin_token: str
     limits: Limits
+    intervals: Intervals
     allowed_origins: tuple[str, ...] = ()
     check_host: bool = True
 
@@ -77,6 +80,13 @@ class Worker:
             engine=engine,
             hub=self.hub,
             metrics=self.metrics,
+            intervals=config.intervals,
+        )
+        self.beginnings = Beginnings(
+            store=store,
+            engine=engine,
+            hub=self.hub,
+            runs=self.runs,
             replica=config.replica,
             model=config.model,
             defaults=ModelDefaults.read(config.model_folder),
@@ -88,12 +98,14 @@ class Worker:
             metrics=self.metrics,
             runs=self.runs,
             replica=config.replica,
+            intervals=config.intervals,
         )
         self.services = Services(
             store=store,
             engine=engine,
             hub=self.hub,
             runs=self.runs,
+            beginnings=self.beginnings,
             orphans=self.orphans,
             health=self.health,
             metrics=self.metrics,

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from server.beginnings import clean_title
 from server.errors import ApiError
 from server.frames import session_event_frame
 from server.hub import Subscription, Watcher
@@ -19,7 +20,6 @@ from server.protocol import (
     UnsubscribeSession,
     UpdateSession,
 )
-from server.runs import clean_title
 from server.services import Services
 from server.stops import Stops
 from server.translate import (
@@ -55,6 +55,7 @@ class Handlers:
         self._store = services.store
         self._hub = services.hub
         self._runs = services.runs
+        self._beginnings = services.beginnings
         self._subscriptions: dict[str, Subscription] = {}
         self.stops = Stops(connection, services, self._subscriptions)
 
@@ -229,7 +230,7 @@ class Handlers:
             if subscription is not None:
                 subscription.expect_reply("session.updated", None)
             raise
-        updated = await self._runs.publish_updated(session, besides=self._connection)
+        updated = await self._hub.publish_updated(session, besides=self._connection)
         if subscription is None:
             self._reply(updated, frame.event_id)
 
@@ -280,7 +281,9 @@ class Handlers:
         if subscription is None or subscription.only is not None:
             await self._store.session(self._uid, frame.session_id)  # foreign: not found, not this
             raise ApiError("not_subscribed", "subscribe to the session first", param="session_id")
-        response_id, replayed = await self._runs.create(self._uid, frame, subscription)
+        response_id, replayed = await self._services.beginnings.create(
+            self._uid, frame, subscription
+        )
         if replayed:
             await self._replay(subscription, frame, response_id)
 

@@ -32,6 +32,7 @@ from sessions.records import (
     LiveResponseEvents,
     LiveSessionEvents,
     ObjectEvent,
+    Session,
     TextEvent,
     session_of,
 )
@@ -227,6 +228,30 @@ class Hub:
         envelope = {"origin": self._replica, "uid": uid, "session_id": session_id, "frame": frame}
         with contextlib.suppress(StoreUnavailable):  # a sidebar elsewhere is late, nothing is lost
             await self._store.publish_user(uid, envelope)
+
+    async def publish_updated(
+        self, session: Session, by: str = "user", besides: Watcher | None = None
+    ) -> dict[str, Any]:
+        """`session.updated` to the viewers and the sidebars; returns the frame."""
+        frame = {
+            "type": "session.updated",
+            "session_id": session.id,
+            "session": session.wire(),
+            "by": by,
+            "offset": session.offset,
+        }
+        self.publish_session(session.id, session.offset, frame)
+        await self.tell_user(session.uid, session.id, frame, besides=besides)
+        return frame
+
+    def show_activity(
+        self, uid: str, session_id: str, *, active: bool, status: str | None = None
+    ) -> None:
+        """Light or put out the session's dot in the user's sidebars."""
+        frame = {"type": "session.activity", "session_id": session_id, "active": active}
+        if status is not None:
+            frame["status"] = status
+        self.spawn(self.tell_user(uid, session_id, frame))
 
     def _put_user_frame(
         self, uid: str, session_id: str, frame: dict[str, Any], besides: Watcher | None = None

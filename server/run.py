@@ -143,6 +143,10 @@ class Run:
         """Whether `response.in_progress` is in the log."""
         return self.timeline.scheduled is not None
 
+    def set_prompt(self, prompt: Prompt) -> None:
+        self.prompt = prompt
+        self.prompt_from = prompt.first_message_id
+
     def stop(self, stop: Stop) -> bool:
         """Close the gate, at once and for good; False if it was closed before."""
         if self.stopping is not None or self.is_ending or self.done.is_set():

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from engine import AsyncLLM
+from server.beginnings import Beginnings
 from server.health import Health
 from server.hub import Hub
 from server.limits import ConnectionCounter, Limits
@@ -33,6 +34,7 @@ class Services:
     engine: AsyncLLM
     hub: Hub
     runs: Runs
+    beginnings: Beginnings
     orphans: Orphans
     health: Health
     metrics: Metrics
