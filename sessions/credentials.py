@@ -1,4 +1,4 @@
-"""Who may come in: users, tokens, cookies, login codes and websocket tickets.
+"""Credentials: tokens, cookies, login codes and websocket tickets.
 
 Redis holds SHA-256 digests, never a secret itself: whoever reads the database cannot log in. What
 stands in a URL (login codes, tickets) works once and for minutes or seconds.
@@ -9,17 +9,26 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, cast
 
 import orjson
 
-from sessions.client import RedisClient
-from sessions.keys import LOGIN_CODE_SECONDS, TICKET_SECONDS, Keys
+from sessions.base import PUBLISH
+from sessions.client import Command, RedisClient
+from sessions.keys import (
+    COOKIE_IDLE_MS,
+    EXPIRED_TOKEN_MS,
+    LOGIN_CODE_SECONDS,
+    TICKET_SECONDS,
+    Keys,
+)
 
 SECRET_BYTES: Final = 32  # 256 bits: a digest needs no salt, guessing no limit
 MAX_SECRET_CHARACTERS: Final = 512  # more was never ours, and is not worth a hash
+
+_FIELDS: Final = ("uid", "scopes", "kind", "expires_at", "created_at")
 
 CredentialKind = Literal["token", "cookie"]
 
@@ -33,21 +42,16 @@ class Credential:
     kind: str
     expires_at: int | None
     digest: str
+    created_at: int = 0
 
-
-@dataclass(frozen=True, slots=True)
-class User:
-    """A user as Redis has them."""
-
-    uid: str
-    name: str
-    roles: tuple[str, ...]
-    created_at: int
-    disabled: bool
+    @property
+    def has_expired(self) -> bool:
+        """Whether it was good until a moment that has passed."""
+        return self.expires_at is not None and self.expires_at <= time.time() * 1000
 
 
 class Credentials:
-    """Credentials and users in Redis. Any method may raise `StoreUnavailable`."""
+    """Credentials in Redis. Any method may raise `StoreUnavailable`."""
 
     def __init__(self, client: RedisClient, keys: Keys) -> None:
         self._client = client
@@ -58,7 +62,10 @@ class Credentials:
     async def create_cookie(
         self, uid: str, lifetime_seconds: float, *, scopes: Iterable[str] = ()
     ) -> str:
-        """A fresh cookie value for this user; only its digest is stored."""
+        """A fresh cookie value for this user; only its digest is stored.
+
+        It ends with its lifetime, or after `COOKIE_IDLE_MS` without `touch`.
+        """
         raw = secrets.token_urlsafe(SECRET_BYTES)
         await self._store(raw, uid, "cookie", scopes, lifetime_seconds)
         return raw
@@ -71,33 +78,58 @@ class Credentials:
         await self._store(raw, uid, "token", scopes, lifetime_seconds)
         return raw
 
-    async def register_token(self, raw: str, uid: str, *, scopes: Iterable[str] = ()) -> None:
-        """Accept a token that the operator chose, until it is revoked."""
-        await self._store(raw, uid, "token", scopes, None)
-
     async def lookup(self, raw: str) -> Credential | None:
-        """What this token or cookie stands for; None if unknown, expired or revoked."""
+        """What this token or cookie stands for, perhaps no more (`has_expired`).
+
+        None if it is unknown, revoked, or expired long ago.
+        """
         if not 0 < len(raw) <= MAX_SECRET_CHARACTERS:
             return None
-        digest = digest_of(raw)
-        row = await self._client.call(
-            "HMGET", self._keys.token(digest), "uid", "scopes", "kind", "expires_at"
+        return (await self.lookup_digests([digest_of(raw)]))[0]
+
+    async def lookup_digests(self, digests: Sequence[str]) -> list[Credential | None]:
+        """Like `lookup`, for those whose `Credential.digest` is known."""
+        keys = map(self._keys.token, digests)
+        rows = await self._client.calls(*(("HMGET", key, *_FIELDS) for key in keys))
+        return [_decode(digest, row) for digest, row in zip(digests, rows, strict=True)]
+
+    async def touch(self, digests: Iterable[str]) -> None:
+        """These cookies are in use: their idle time begins again. A revoked one stays revoked."""
+        await self._client.calls(
+            *(("PEXPIRE", self._keys.token(digest), COOKIE_IDLE_MS) for digest in digests)
         )
-        if row[0] is None:
-            return None
-        uid, scopes, kind, expiry = ((value or b"").decode() for value in row)
-        expires_at = int(expiry) if expiry else None
-        if expires_at is not None and expires_at <= time.time() * 1000:
-            return None  # its key goes by itself, unless a crash kept us from saying when
-        return Credential(uid, tuple(scopes.split()), kind, expires_at, digest)
+
+    async def of_user(self, uid: str) -> list[Credential]:
+        """The user's tokens and cookies that still work, newest first."""
+        digests = await self._client.call("ZRANGE", self._keys.user_tokens(uid), 0, -1)
+        found = await self.lookup_digests([digest.decode() for digest in digests])
+        return sorted(
+            (one for one in found if one is not None and one.uid == uid and not one.has_expired),
+            key=lambda credential: credential.created_at,
+            reverse=True,
+        )
 
     async def revoke(self, raw: str) -> bool:
-        """Forget a token or cookie; False if it was unknown. Workers may have it cached."""
+        """Forget a token or cookie; False if it was unknown."""
         return await self.revoke_digest(digest_of(raw))
 
     async def revoke_digest(self, digest: str) -> bool:
-        """Like `revoke`, for a caller that only has `Credential.digest`."""
-        return bool(await self._client.call("DEL", self._keys.token(digest)))
+        """Like `revoke`, for a caller that only has `Credential.digest`. Every worker is told."""
+        (credential,) = await self.lookup_digests([digest])
+        if credential is None:
+            return False
+        await self._client.calls(
+            ("DEL", self._keys.token(digest)),
+            ("ZREM", self._keys.user_tokens(credential.uid), digest),
+        )
+        command = {"type": "revoked", "digest": digest}
+        await self._client.call(PUBLISH, self._keys.system_channel, orjson.dumps(command))
+        return True
+
+    async def revoke_all(self, uid: str) -> int:
+        """Forget every token and cookie of the user; how many there were."""
+        digests = await self._client.call("ZRANGE", self._keys.user_tokens(uid), 0, -1)
+        return sum([await self.revoke_digest(digest.decode()) for digest in digests])
 
     async def _store(
         self,
@@ -107,16 +139,24 @@ class Credentials:
         scopes: Iterable[str],
         lifetime_seconds: float | None,
     ) -> None:
-        key = self._keys.token(digest_of(raw))
-        fields = ("uid", uid, "scopes", " ".join(scopes), "kind", kind)
-        if lifetime_seconds is None:
-            await self._client.calls(("HSET", key, *fields), ("PERSIST", key))
-            return
-        lifetime_ms = int(lifetime_seconds * 1000)
-        expires_at = int(time.time() * 1000) + lifetime_ms
-        await self._client.calls(
-            ("HSET", key, *fields, "expires_at", expires_at), ("PEXPIRE", key, lifetime_ms)
-        )
+        """Store what the secret stands for; the user's list of digests goes first."""
+        digest = digest_of(raw)
+        key, index = self._keys.token(digest), self._keys.user_tokens(uid)
+        now = int(time.time() * 1000)
+        expires_at = None if lifetime_seconds is None else now + int(lifetime_seconds * 1000)
+        fields = ("uid", uid, "scopes", " ".join(scopes), "kind", kind, "created_at", now)
+        commands: list[Command] = [
+            ("ZREMRANGEBYSCORE", index, "-inf", now - EXPIRED_TOKEN_MS),
+            ("ZADD", index, "+inf" if expires_at is None else expires_at, digest),
+            ("HSET", key, *fields, "expires_at", "" if expires_at is None else expires_at),
+        ]
+        if expires_at is None:
+            commands.append(("PERSIST", key))
+        else:
+            left = expires_at - now
+            keep = min(left, COOKIE_IDLE_MS) if kind == "cookie" else left + EXPIRED_TOKEN_MS
+            commands.append(("PEXPIRE", key, keep))
+        await self._client.calls(*commands)
 
     # ---- one-time secrets ------------------------------------------------------------------------
 
@@ -139,17 +179,7 @@ class Credentials:
         """A websocket ticket that stands for this credential, once."""
         ticket = secrets.token_urlsafe(SECRET_BYTES)
         key = self._keys.ticket(digest_of(ticket))
-        await self._put_once(
-            key,
-            {
-                "uid": credential.uid,
-                "scopes": credential.scopes,
-                "kind": credential.kind,
-                "expires_at": credential.expires_at,
-                "digest": credential.digest,
-            },
-            lifetime_seconds,
-        )
+        await self._put_once(key, asdict(credential), lifetime_seconds)
         return ticket
 
     async def redeem_ticket(self, ticket: str) -> Credential | None:
@@ -157,13 +187,7 @@ class Credentials:
         stored = await self._take_once(ticket, self._keys.ticket)
         if stored is None:
             return None
-        return Credential(
-            uid=stored["uid"],
-            scopes=tuple(stored["scopes"]),
-            kind=stored["kind"],
-            expires_at=stored["expires_at"],
-            digest=stored["digest"],
-        )
+        return Credential(**{**stored, "scopes": tuple(stored["scopes"])})
 
     async def _put_once(self, key: str, value: dict[str, object], lifetime_seconds: float) -> None:
         lifetime_ms = int(lifetime_seconds * 1000)
@@ -175,37 +199,21 @@ class Credentials:
         stored = await self._client.call("GETDEL", key_of(digest_of(raw)))
         return None if stored is None else cast("dict[str, Any]", orjson.loads(stored))
 
-    # ---- users -----------------------------------------------------------------------------------
-
-    async def ensure_user(self, uid: str, *, name: str, roles: Iterable[str] = ()) -> User:
-        """The user's record, made now if there was none; an existing one is not changed."""
-        key = self._keys.user_record(uid)
-        now_ms = int(time.time() * 1000)
-        await self._client.calls(
-            ("HSETNX", key, "name", name),
-            ("HSETNX", key, "roles", " ".join(roles)),
-            ("HSETNX", key, "created_at", now_ms),
-        )
-        user = await self.user(uid)
-        assert user is not None
-        return user
-
-    async def user(self, uid: str) -> User | None:
-        """The user's record, None if there is none."""
-        key = self._keys.user_record(uid)
-        row = await self._client.call("HMGET", key, "name", "roles", "created_at", "disabled")
-        if row[2] is None:
-            return None
-        name, roles, created_at, disabled = ((value or b"").decode() for value in row)
-        return User(
-            uid=uid,
-            name=name,
-            roles=tuple(roles.split()),
-            created_at=int(created_at),
-            disabled=disabled == "1",
-        )
-
 
 def digest_of(raw: str) -> str:
     """The name under which a secret is stored. Lone surrogates, which UTF-8 lacks, are allowed."""
     return hashlib.sha256(raw.encode(errors="surrogatepass")).hexdigest()
+
+
+def _decode(digest: str, row: Sequence[bytes | None]) -> Credential | None:
+    if row[0] is None:
+        return None
+    uid, scopes, kind, expires_at, created_at = ((value or b"").decode() for value in row)
+    return Credential(
+        uid=uid,
+        scopes=tuple(scopes.split()),
+        kind=kind,
+        expires_at=int(expires_at) if expires_at else None,
+        digest=digest,
+        created_at=int(created_at or 0),
+    )

@@ -5,6 +5,8 @@ SessionError
 ├── StoreRefused            this Redis must not be used at all (start-up checks)
 ├── InvalidId, InvalidCursor    refused before Redis was asked
 ├── SessionNotFound, MessageNotFound, ResponseNotFound, SessionLocked, RevisionConflict
+├── MessageChanged
+├── UserNotFound
 ├── ResponseInProgress, QueueFull, IdempotencyKeyReused     a response that may not begin
 └── RunError                a run that may not be written by this caller
     ├── RunLost  RunEnded  RunGone  RunLive
@@ -49,8 +51,16 @@ class MessageNotFound(SessionError):
     """No such message in this session."""
 
 
+class MessageChanged(SessionError):
+    """The message is no longer the one that the caller has read."""
+
+
 class ResponseNotFound(SessionError):
     """No such response, somebody else's, or one that ended longer ago than its log is kept."""
+
+
+class UserNotFound(SessionError):
+    """No such user."""
 
 
 class SessionLocked(SessionError):

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from sessions.client import Command, RedisClient
 from sessions.errors import StoreUnavailable
 from sessions.keys import INDEX_GRACE_MS, SHARDS, Keys, shard_of
+from sessions.pages import newest_after
 from sessions.records import session_of
 
 logger = logging.getLogger("parley.sessions")
@@ -60,27 +61,8 @@ class Indexes:
     async def sessions_after(
         self, uid: str, position: tuple[int, str] | None, count: int
     ) -> list[tuple[int, str]]:
-        """Up to `count` entries of a user's index that are older than `position`.
-
-        Entries of one millisecond are ordered by id, so a page may end between them.
-        """
-        key = self._keys.user_sessions(uid)
-        found: list[tuple[int, str]] = []
-        skipped = 0
-        while len(found) < count:
-            newest = "+inf" if position is None else position[0]
-            # fmt: off
-            entries = await self._client.call(
-                "ZRANGE", key, newest, "-inf", "BYSCORE", "REV",
-                "LIMIT", skipped, count, "WITHSCORES",
-            )
-            # fmt: on
-            places = [(int(score), session_id.decode()) for session_id, score in entries]
-            found += [place for place in places if position is None or place < position]
-            skipped += len(places)
-            if len(places) < count:
-                break
-        return found[:count]
+        """Up to `count` entries of a user's index that are older than `position`."""
+        return await newest_after(self._client, [self._keys.user_sessions(uid)], position, count)
 
     async def expired_runs(self, lease_ms: int, limit: int) -> list[str]:
         """Runs whose entry is due, or so far ahead that Redis' clock must have jumped back."""

@@ -21,6 +21,8 @@ TOMBSTONE_MS: Final = 3_600_000
 RATE_MS: Final = 3_600_000
 TICKET_SECONDS: Final = 30.0  # between POST /v1/ws-ticket and the upgrade; it stands in a URL
 LOGIN_CODE_SECONDS: Final = 600.0  # from the printed URL to the browser; it stands in a URL too
+COOKIE_IDLE_MS: Final = 12 * 3_600_000  # a browser that nobody uses is logged out
+EXPIRED_TOKEN_MS: Final = 7 * 86_400_000  # so long its holder is told that it expired
 RUN_SHARDS: Final = 64
 # An index entry without its data is left alone that long: its data may be on the way.
 INDEX_GRACE_MS: Final = 60_000
@@ -43,6 +45,7 @@ class Keys:
         self.prefix = prefix
         self.system = f"{prefix}sys"  # hash: schema
         self.system_channel = f"{prefix}sys:ctl"  # revocations, exited workers
+        self.users = f"{prefix}users"  # zset: user id by created_at
         self._live_start = f"{prefix}c:{{"
         self._live_end = "}:live"
 
@@ -93,6 +96,10 @@ class Keys:
         """Hash: name, roles, created_at, disabled."""
         return f"{self.prefix}u:{{{uid}}}:p"
 
+    def user_tokens(self, uid: str) -> str:
+        """Zset: digest of a token or cookie by `expires_at`, +inf for those that never expire."""
+        return f"{self.prefix}u:{{{uid}}}:t"
+
     def all_sessions(self, session_id: str) -> str:
         """Zset: session id by `updated_at`, this session's shard of all sessions."""
         return f"{self.prefix}a:s:{{{shard_of(session_id)}}}"
@@ -102,7 +109,7 @@ class Keys:
         return f"{self.prefix}a:run:{{{shard}}}"
 
     def token(self, digest: str) -> str:
-        """Hash of a bearer token or cookie, by SHA-256: uid, scopes, kind, expires_at."""
+        """Hash of a token or cookie, by SHA-256: uid, scopes, kind, expires_at, created_at."""
         return f"{self.prefix}tk:{digest}"
 
     def ticket(self, digest: str) -> str:

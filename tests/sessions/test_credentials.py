@@ -24,12 +24,37 @@ async def test_a_cookie_stands_for_its_user(credentials: Credentials) -> None:
     assert len(raw) >= 43
 
 
-async def test_a_cookie_expires_with_its_key(credentials: Credentials, store: SessionStore) -> None:
-    raw = await credentials.create_cookie("alice", 3600)
+async def test_a_cookie_that_nobody_uses_goes_after_twelve_hours(
+    credentials: Credentials, store: SessionStore
+) -> None:
+    raw = await credentials.create_cookie("alice", 7 * 86400)
     key = store.keys.token(digest_of(raw))
-    assert 3_590_000 < await store.client.call("PTTL", key) <= 3_600_000
-    await store.client.call("HSET", key, "expires_at", 1)  # as if its expiry had been lost
+    await store.client.call("PEXPIRE", key, 1000)  # as if it were idle for long
+    await credentials.touch([digest_of(raw)])
+    assert 12 * 3_600_000 - 10_000 < await store.client.call("PTTL", key) <= 12 * 3_600_000
+
+
+async def test_a_use_does_not_bring_a_revoked_cookie_back(
+    credentials: Credentials, store: SessionStore
+) -> None:
+    raw = await credentials.create_cookie("alice", 3600)
+    assert await credentials.revoke(raw)
+    await credentials.touch([digest_of(raw)])
     assert await credentials.lookup(raw) is None
+    assert not await store.client.call("EXISTS", store.keys.token(digest_of(raw)))
+
+
+async def test_what_has_expired_is_told_apart_from_what_is_unknown(
+    credentials: Credentials, store: SessionStore
+) -> None:
+    raw = await credentials.create_token("alice", 0.001)
+    expired = await credentials.lookup(raw)
+    assert expired is not None
+    await store.client.call("HSET", store.keys.token(digest_of(raw)), "expires_at", 1)
+    expired = await credentials.lookup(raw)
+    assert expired is not None and expired.has_expired
+    assert await credentials.of_user("alice") == []
+    assert await store.client.call("PTTL", store.keys.token(digest_of(raw))) > 86_400_000
 
 
 async def test_a_token_works_until_it_is_revoked(
@@ -41,12 +66,6 @@ async def test_a_token_works_until_it_is_revoked(
     assert await credentials.revoke(raw)
     assert not await credentials.revoke(raw)
     assert await credentials.lookup(raw) is None
-
-
-async def test_a_token_that_the_operator_chose_is_accepted(credentials: Credentials) -> None:
-    await credentials.register_token("s3cret", "local", scopes=("admin",))
-    found = await credentials.lookup("s3cret")
-    assert found is not None and (found.uid, found.kind) == ("local", "token")
 
 
 async def test_what_was_never_a_secret_of_ours_is_unknown(credentials: Credentials) -> None:
@@ -87,11 +106,3 @@ async def test_no_secret_is_stored(credentials: Credentials, store: SessionStore
     for secret in (cookie, code, ticket):
         assert all(secret.encode() not in name for name in names)
         assert all(secret.encode() not in dump for dump in dumps)
-
-
-async def test_a_user_is_made_once(credentials: Credentials) -> None:
-    assert await credentials.user("alice") is None
-    first = await credentials.ensure_user("alice", name="Alice", roles=("admin", "user"))
-    again = await credentials.ensure_user("alice", name="Other")
-    assert first == again == await credentials.user("alice")
-    assert (first.name, first.roles, first.disabled) == ("Alice", ("admin", "user"), False)

@@ -1,0 +1,110 @@
+"""Users: records that change for everybody at once, and go with all that is theirs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sessions.credentials import Credentials
+from sessions.errors import InvalidCursor, UserNotFound
+from sessions.follow import LiveFeed
+from sessions.records import LiveFrame, LivePayload
+from sessions.store import SessionStore
+from sessions.users import Users, is_user_id
+
+
+@pytest.fixture
+def users(store: SessionStore) -> Users:
+    return Users(store.client, store.keys)
+
+
+@pytest.fixture
+def credentials(store: SessionStore) -> Credentials:
+    return Credentials(store.client, store.keys)
+
+
+async def told(store: SessionStore) -> tuple[LiveFeed, asyncio.Queue[LivePayload]]:
+    """What is announced to every worker, from now on."""
+    feed, heard = LiveFeed(store.client, store.keys), asyncio.Queue[LivePayload]()
+    await feed.start()
+    await feed.subscribe(store.keys.system_channel, heard.put_nowait)
+    return feed, heard
+
+
+async def test_a_new_user_has_an_id_of_ours_and_can_be_read(users: Users) -> None:
+    user = await users.create("Ada", ("user", "admin"))
+    assert is_user_id(user.uid) and not user.disabled
+    assert await users.user(user.uid) == user
+
+
+async def test_an_unknown_user_is_not_found(users: Users) -> None:
+    with pytest.raises(UserNotFound):
+        await users.user("nobody")
+    with pytest.raises(UserNotFound):
+        await users.update("nobody", name="Somebody")
+    assert await users.users(["nobody"]) == {}
+
+
+async def test_users_are_listed_newest_first_page_by_page(users: Users) -> None:
+    made = [(await users.create(f"user {number}")).uid for number in range(5)]
+    listed: list[str] = []
+    cursor = None
+    while True:
+        page = await users.page(2, cursor)
+        listed += [user.uid for user in page.users]
+        if (cursor := page.next_cursor) is None:
+            break
+    assert sorted(listed) == sorted(made)
+    with pytest.raises(InvalidCursor):
+        await users.page(2, "{}")
+
+
+async def test_a_change_is_stored_and_announced(users: Users, store: SessionStore) -> None:
+    user = await users.create("Ada")
+    feed, heard = await told(store)
+    changed = await users.update(user.uid, roles=("user", "admin"), disabled=True)
+    assert (changed.name, changed.roles, changed.disabled) == ("Ada", ("user", "admin"), True)
+    assert await heard.get() == LiveFrame({"type": "user_changed", "uid": user.uid})
+    await feed.close()
+
+
+async def test_a_change_never_brings_a_deleted_user_back(users: Users) -> None:
+    user = await users.create("Ada")
+    await users.forget(user.uid)
+    with pytest.raises(UserNotFound):
+        await users.update(user.uid, disabled=False)
+    assert (await users.page()).users == ()
+
+
+async def test_p31_nothing_of_a_forgotten_user_stays(
+    users: Users, credentials: Credentials, store: SessionStore
+) -> None:
+    user = await users.create("Ada")
+    token = await credentials.create_token(user.uid)
+    cookie = await credentials.create_cookie(user.uid, 3600)
+    await store.take_rate(user.uid, "messages", interval_seconds=1, burst=2)
+    assert await credentials.revoke_all(user.uid) == 2
+    await users.forget(user.uid)
+    assert await credentials.lookup(token) is None
+    assert await credentials.lookup(cookie) is None
+    assert await store.client.call("KEYS", f"{store.keys.prefix}*") == [store.keys.system.encode()]
+
+
+async def test_tokens_are_listed_and_revoked_one_by_one(
+    users: Users, credentials: Credentials, store: SessionStore
+) -> None:
+    user = await users.create("Ada")
+    first = await credentials.create_token(user.uid, 3600)
+    second = await credentials.create_token(user.uid, scopes=("admin",))
+    listed = await credentials.of_user(user.uid)
+    assert {one.scopes for one in listed} == {(), ("admin",)}
+    feed, heard = await told(store)
+    assert await credentials.revoke(first)
+    frame = await heard.get()
+    assert isinstance(frame, LiveFrame) and frame.data["type"] == "revoked"
+    assert [one.digest for one in await credentials.of_user(user.uid)] == [
+        one.digest for one in listed if one.scopes
+    ]
+    assert await credentials.lookup(second) is not None
+    await feed.close()
