@@ -31,7 +31,7 @@ from engine.inputs import LoRARequest, Prompt, bad_word_ids, check_params, parse
 from engine.launcher import STOP_TIMEOUT_SECONDS, CoreProcess, PrivateDirectory
 from engine.outputs import RequestOutput
 from engine.pooling import PoolingParams, PoolingRequestOutput
-from engine.request_state import ProgressCallback, create_states
+from engine.request_state import ProgressCallback, create_states, new_detokenizer
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 
@@ -325,6 +325,19 @@ class AsyncLLM(EngineControl):
             raise
         collector.call_on_close(lambda: self._client.leave(*states))
         return collector
+
+    def resumed_text(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        resume_token_ids: Sequence[int],
+    ) -> str:
+        """The text that a request with these `resume_token_ids` takes for shown.
+
+        What such a request streams goes on behind it, held-back text and stop strings included.
+        """
+        detokenizer = new_detokenizer(self.tokenizer, prompt_token_ids, params)
+        return detokenizer.resume(resume_token_ids)
 
     async def abort(self, request_id: Any, internal: bool = False) -> None:
         """End a request, or each of several; unknown and ended ids are ignored.

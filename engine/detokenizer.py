@@ -186,13 +186,15 @@ class Detokenizer:
         self._num_tokens = 0
         self.stop: str | None = None  # the stop string that was found
 
-    def resume(self, token_ids: Sequence[int]) -> None:
-        """Take up tokens whose text was shown already; what they held back is held again."""
+    def resume(self, token_ids: Sequence[int]) -> str:
+        """Take up tokens whose text was shown already; what they held back is held again.
+
+        Returns the text that counts as shown.
+        """
         self._num_tokens += len(token_ids)
-        self._decoder.feed(token_ids[: self._min_tokens])
+        shown = self._decoder.feed(token_ids[: self._min_tokens])
         text = self._decoder.feed(token_ids[self._min_tokens :])
-        if self._matcher is not None:
-            self._match(text)
+        return shown + (text if self._matcher is None else self._match(text))
 
     def feed(self, token_ids: Sequence[int]) -> tuple[str, int]:
         """The new text, and how many of these ids it took: fewer when a stop string ended it."""

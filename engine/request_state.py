@@ -89,15 +89,7 @@ class RequestState:
         self.resume_token_ids = list(resume_token_ids)
         self._decoder = tokenizer
         if self.params.detokenize:
-            self._detokenizer = Detokenizer(
-                tokenizer,
-                token_ids,
-                stops=self.params.stop_strings,
-                include_stop=self.params.include_stop_str_in_output,
-                min_tokens=self.params.min_tokens,
-                skip_special_tokens=self.params.skip_special_tokens,
-                spaces_between_special_tokens=self.params.spaces_between_special_tokens,
-            )
+            self._detokenizer = new_detokenizer(tokenizer, token_ids, self.params)
             self._detokenizer.resume(self.resume_token_ids)
 
     def update(self, output: SequenceOutput) -> FinishReason | None:
@@ -289,6 +281,21 @@ def create_states(
         )
         for index in range(params.n)
     ]
+
+
+def new_detokenizer(
+    tokenizer: Decoder, prompt_token_ids: Sequence[int], params: SamplingParams
+) -> Detokenizer:
+    """What makes the text of a request with these parameters."""
+    return Detokenizer(
+        tokenizer,
+        prompt_token_ids,
+        stops=params.stop_strings,
+        include_stop=params.include_stop_str_in_output,
+        min_tokens=params.min_tokens,
+        skip_special_tokens=params.skip_special_tokens,
+        spaces_between_special_tokens=params.spaces_between_special_tokens,
+    )
 
 
 def new_internal_id(request_id: Any) -> str:

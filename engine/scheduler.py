@@ -288,11 +288,12 @@ class Scheduler:
         sequence.stop_ids = frozenset(id for id in stop_ids if 0 <= id < self.vocab_size)
         max_tokens = self.max_model_len if params.max_tokens is None else params.max_tokens
         sequence.max_num_tokens = min(sequence.num_prompt_tokens + max_tokens, self.max_model_len)
+        if sequence.num_output_tokens and (end := self._end_reason(sequence)):
+            self.finish(sequence, *end)  # nothing was left to generate behind the resumed tokens
+            return
         problem = find_problem(sequence, self.config, self.vocab_size) or congestion
         if problem is not None:
             self.finish(sequence, "error", error=problem)
-        elif sequence.num_output_tokens and (end := self._end_reason(sequence)):
-            self.finish(sequence, *end)  # nothing was left to generate behind the resumed tokens
 
     def _sequences_of(self, client_id: str) -> list[Sequence]:
         return [it for it in self.sequences.values() if it.client_id == client_id]

@@ -487,7 +487,7 @@ def _check_stops(tokenizer: Tokenizer, rng: random.Random) -> None:
     cut = rng.randrange(len(case.ids) + 1)  # another run goes on from there
     first, second = case.new(), case.new()
     before, count = first.feed(case.ids[:cut])
-    second.resume(case.ids[:count])
+    assert second.resume(case.ids[:count]) == before
     assert second.stop == first.stop
     after = "" if second.stop else second.feed(case.ids[cut:])[0]
     after += "" if second.stop else second.finish()

@@ -118,10 +118,19 @@ async def test_resumed_answer_goes_on_where_it_was(engine: AsyncLLM) -> None:
     whole = [o async for o in engine.generate([FIRST], seeded, "whole")]
     ids = [token_id for output in whole for token_id in output.outputs[0].token_ids]
     text = "".join(output.outputs[0].text for output in whole)
+    assert engine.resumed_text([FIRST], seeded, ids) == text
     for cut in (1, 17, 39):
+        assert text.startswith(engine.resumed_text([FIRST], seeded, ids[:cut]))
         resumed = engine.generate([FIRST], seeded, "rest", resume_token_ids=ids[:cut])
         rest = "".join([output.outputs[0].text async for output in resumed])
         assert rest and text.endswith(rest)
+
+
+async def test_resumed_answer_that_had_filled_the_context_ends_at_once(engine: AsyncLLM) -> None:
+    num_left = engine.model_config.max_model_len - 1
+    resumed = engine.generate([FIRST], greedy(num_left), "r", resume_token_ids=[5] * num_left)
+    (last,) = [output async for output in resumed]
+    assert (last.outputs[0].finish_reason, last.outputs[0].token_ids) == ("length", [])
 
 
 @pytest.mark.parametrize("word", ["t00045", " t00045 "])
