@@ -31,8 +31,10 @@ from server.hub import Hub
 from server.intervals import Intervals
 from server.limits import ConnectionCounter, Limits
 from server.metrics import Metrics
+from server.operations import Doors
 from server.orphans import Orphans
-from server.rest import Doors, Static, routes
+from server.rest import routes
+from server.rest_pages import Static
 from server.runs import Runs
 from server.sampling import ModelDefaults
 from server.services import Services

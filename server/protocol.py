@@ -233,10 +233,13 @@ def convert(body: dict[str, Any]) -> ClientFrame:
     return frame  # type: ignore[no-any-return]  # one of TYPES' values
 
 
-def to_struct(body: Any, kind: type[Any]) -> Any:
-    """Validate decoded JSON as `kind`. Raises `ApiError` `invalid_field` with its path."""
+def to_struct(body: Any, kind: type[Any], *, strict: bool = True) -> Any:
+    """Validate decoded JSON as `kind`. Raises `ApiError` `invalid_field` with its path.
+
+    Not `strict`: numbers and booleans may come as strings, as in a query.
+    """
     try:
-        return msgspec.convert(body, kind)
+        return msgspec.convert(body, kind, strict=strict)
     except msgspec.ValidationError as error:
         text = str(error)  # `message - at `$.path``; a client's own words may be in the message
         message, found, path = text.rpartition(" - at `")

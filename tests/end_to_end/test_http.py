@@ -9,7 +9,8 @@ from urllib.parse import quote
 
 import pytest
 
-from server.rest import Doors, routes
+from server.operations import Doors
+from server.rest import routes
 from tests.end_to_end.harness import Client, Server
 from tests.end_to_end.raw import Answer, RawSocket, ask, request
 from tests.tiny_model import oracle_answer, oracle_word

@@ -1,0 +1,190 @@
+"""`Operation`: one thing that can be done over HTTP, declared once.
+
+Its declaration says whom it lets in, what it reads and what it answers; the routes, the checks in
+front of each endpoint and `/openapi.json` are all made from it.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import orjson
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from server.auth import Authenticator
+from server.errors import ApiError, invalid_field
+from server.guard import error_response
+from server.health import Health
+from server.protocol import decode_object, to_struct
+from server.services import Services, User
+from server.translate import translate_store_errors
+from sessions.credentials import Credentials
+
+MAX_PARAMETER_CHARACTERS = 1024  # of one query parameter
+NOBODY = User("", "nobody", ())
+
+
+class Access(Enum):
+    """Whom an operation lets in."""
+
+    PUBLIC = "anybody"
+    USER = "user"
+    ADMIN = "admin"
+
+
+class Doors(NamedTuple):
+    """What the HTTP operations need."""
+
+    services: Services
+    authenticator: Authenticator
+    credentials: Credentials
+    health: Health
+    static: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request that was let in; `query` is the struct that its operation declares."""
+
+    request: Request
+    user: User
+    query: Any
+
+    @property
+    def uid(self) -> str:
+        return self.user.uid
+
+    def path(self, name: str) -> str:
+        """A parameter of the path, as it came."""
+        return str(self.request.path_params[name])
+
+    def header(self, name: str) -> str | None:
+        """A header that may be sent once. Raises `ApiError`."""
+        values = self.request.headers.getlist(name)
+        if len(values) > 1:
+            raise invalid_field(name, f"send one header {name}")
+        return values[0] if values else None
+
+    async def body(self) -> dict[str, Any]:
+        """The JSON object of the body; an empty body is an empty object. Raises `ApiError`."""
+        data = await read_json(self.request)
+        if not data:
+            return {}
+        try:
+            return decode_object(data.decode())
+        except UnicodeDecodeError:
+            raise ApiError("invalid_json", "JSON is UTF-8") from None
+
+
+Endpoint = Callable[[Call], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One method of one path.
+
+    `query` and `body` are structs; `answers` maps each status of a success to the type of its JSON
+    body, or to a media type.
+    """
+
+    method: str
+    path: str
+    access: Access
+    endpoint: Endpoint
+    summary: str
+    query: type[Struct] | None = None
+    headers: tuple[str, ...] = ()
+    body: Any = None
+    answers: Mapping[int, Any] = field(default_factory=dict)
+
+    async def __call__(self, doors: Doors, request: Request) -> Response:
+        """Let the caller in or not; every refusal becomes the protocol's error object."""
+        try:
+            with translate_store_errors():
+                user = NOBODY
+                if self.access is not Access.PUBLIC:
+                    user = await doors.authenticator.user(request)
+                if self.access is Access.ADMIN and not user.is_admin:
+                    raise ApiError("forbidden", "this needs the role admin")
+                query = None if self.query is None else read_query(request, self.query)
+                return await self.endpoint(Call(request, user, query))
+        except ApiError as error:
+            doors.services.metrics.count_error(error.code)
+            return error_response(error)
+
+
+def routes_of(operations: Iterable[Operation], doors: Doors) -> list[Route]:
+    """One route for each path, so that a wrong method is told all those that are right."""
+    paths: dict[str, dict[str, Operation]] = {}
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method] = operation
+    return [_route(path, methods, doors) for path, methods in paths.items()]
+
+
+def _route(path: str, operations: dict[str, Operation], doors: Doors) -> Route:
+    async def serve(request: Request) -> Response:
+        method = "GET" if request.method == "HEAD" else request.method
+        return await operations[method](doors, request)
+
+    return Route(path, serve, methods=list(operations))
+
+
+def json_response(
+    body: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """A JSON answer that no cache keeps."""
+    return Response(
+        orjson.dumps(body),
+        status_code=status,
+        media_type="application/json",
+        headers={"Cache-Control": "no-store", **(headers or {})},
+    )
+
+
+async def read_json(request: Request) -> bytes:
+    """The body, if it claims to be JSON in plain bytes. Raises `ApiError`."""
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ApiError("unsupported_media_type", "send the body without a content encoding")
+    data = await request.body()
+    kind, _, parameters = request.headers.get("content-type", "").partition(";")
+    charset = parameters.replace(" ", "").replace('"', "").lower()
+    if data and (
+        kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8")
+    ):
+        raise ApiError("unsupported_media_type", "send application/json in UTF-8")
+    return data
+
+
+def read_query(request: Request, kind: type[Struct]) -> Any:
+    """The query parameters that `kind` names; others are ignored. Raises `ApiError`."""
+    values: dict[str, str] = {}
+    is_integer = _integers(kind)
+    for name, value in request.query_params.multi_items():
+        if name not in is_integer:
+            continue
+        if name in values:
+            raise invalid_field(name, f"{name} is given twice")
+        if len(value) > MAX_PARAMETER_CHARACTERS:
+            raise invalid_field(name, f"{name} is too long")
+        if is_integer[name] and not (value.isascii() and value.isdigit()):
+            raise invalid_field(name, f"{name} is a number")
+        values[name] = value
+    return to_struct(values, kind, strict=False)
+
+
+@cache
+def _integers(kind: type[Struct]) -> dict[str, bool]:
+    """Each parameter's name, and whether it is an integer: msgspec would read `1.0` as one."""
+    found = {}
+    for declared in msgspec.structs.fields(kind):
+        info = msgspec.inspect.type_info(declared.type)
+        kinds = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
+        found[declared.encode_name] = any(isinstance(k, msgspec.inspect.IntType) for k in kinds)
+    return found

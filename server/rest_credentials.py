@@ -1,0 +1,31 @@
+"""Short-lived credentials, made from the one that the caller has: they may stand in a URL."""
+
+from starlette.responses import Response
+
+from server.errors import ApiError
+from server.operations import Access, Call, Doors, Operation, json_response
+
+
+class CredentialOperations:
+    """The endpoints for login codes and websocket tickets."""
+
+    def __init__(self, doors: Doors) -> None:
+        self._credentials = doors.credentials
+
+    def operations(self) -> list[Operation]:
+        return [
+            Operation(
+                method="POST",
+                path="/v1/login-codes",
+                access=Access.USER,
+                endpoint=self.create_login_code,
+                summary="A one-time code for a login URL",
+            ),
+        ]
+
+    async def create_login_code(self, call: Call) -> Response:
+        """Only for a bearer token: a cookie must not be able to multiply itself."""
+        if not call.request.headers.getlist("authorization"):
+            raise ApiError("forbidden", "send the bearer token")
+        code = await self._credentials.create_login_code("local")
+        return json_response({"code": code, "path": f"/login?code={code}"}, 201)

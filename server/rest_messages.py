@@ -1,0 +1,47 @@
+"""Messages over HTTP: pages of one path through a session's tree."""
+
+from msgspec import Struct
+from starlette.responses import Response
+
+from server.operations import Access, Call, Doors, Operation, json_response
+from server.rest_sessions import Limit
+from server.translate import check_message_id, check_session_id
+
+
+class PathQuery(Struct, frozen=True):
+    """Which messages: the newest on the way to `leaf`, or those before `before`."""
+
+    limit: Limit = 50
+    leaf: str | None = None
+    before: str | None = None
+
+
+class MessageOperations:
+    """The endpoints for messages."""
+
+    def __init__(self, doors: Doors) -> None:
+        self._store = doors.services.store
+
+    def operations(self) -> list[Operation]:
+        return [
+            Operation(
+                method="GET",
+                path="/v1/sessions/{session_id}/messages",
+                access=Access.USER,
+                endpoint=self.page,
+                summary="Messages on the way to the session's head, oldest first",
+                query=PathQuery,
+            ),
+        ]
+
+    async def page(self, call: Call) -> Response:
+        session_id, query = call.path("session_id"), call.query
+        check_session_id(session_id)
+        for message_id in (query.leaf, query.before):
+            check_message_id(message_id)
+        page = await self._store.path(
+            call.uid, session_id, limit=query.limit, leaf=query.leaf, before=query.before
+        )
+        return json_response(
+            {"messages": [message.wire() for message in page.messages], "has_more": page.has_more}
+        )
