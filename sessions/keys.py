@@ -19,6 +19,7 @@ SESSION_LOG_ENTRIES: Final = 500  # more missed events than this are cheaper as 
 TOMBSTONE_MS: Final = 3_600_000
 # After that an untouched bucket is full again whatever its settings.
 RATE_MS: Final = 3_600_000
+PROBE_MS: Final = 10_000  # what a worker writes to see whether Redis takes writes
 TICKET_SECONDS: Final = 30.0  # between POST /v1/ws-ticket and the upgrade; it stands in a URL
 LOGIN_CODE_SECONDS: Final = 600.0  # from the printed URL to the browser; it stands in a URL too
 COOKIE_IDLE_MS: Final = 12 * 3_600_000  # a browser that nobody uses is logged out
@@ -43,7 +44,8 @@ class Keys:
         if "{" in prefix or "}" in prefix:
             raise ValueError("a key prefix must not contain braces")
         self.prefix = prefix
-        self.system = f"{prefix}sys"  # hash: schema
+        self.system = f"{prefix}sys"  # hash: schema, identity of the data, fingerprint
+        self.replicas = f"{prefix}reps"  # zset: replica by its last sign of life
         self.system_channel = f"{prefix}sys:ctl"  # revocations, exited workers
         self.users = f"{prefix}users"  # zset: user id by created_at
         self._live_start = f"{prefix}c:{{"
@@ -107,6 +109,10 @@ class Keys:
     def live_runs(self, shard: str) -> str:
         """Zset: response id by `lease_until`: the live list and the reaper's index in one."""
         return f"{self.prefix}a:run:{{{shard}}}"
+
+    def replica(self, replica: str) -> str:
+        """Hash: what a worker says of itself; some heartbeats long."""
+        return f"{self.prefix}rep:{{{replica}}}"
 
     def token(self, digest: str) -> str:
         """Hash of a token or cookie, by SHA-256: uid, scopes, kind, expires_at, created_at."""

@@ -1,0 +1,39 @@
+"""`Replicas`: who is there, as long as they say so."""
+
+import asyncio
+
+from sessions.replicas import Replicas
+from sessions.store import SessionStore
+
+
+async def test_workers_that_gave_a_sign_of_life_are_known_with_their_figures(
+    store: SessionStore,
+) -> None:
+    replicas = Replicas(store.client, store.keys)
+    await replicas.beat("w2", {"version": "1", "active": 0})
+    await replicas.beat("w1", {"version": "1", "active": 3})
+    first, second = await replicas.all()
+    assert (first.id, second.id) == ("w1", "w2")
+    assert first.figures == {"version": "1", "active": "3"}
+    await replicas.beat("w1", {"version": "1", "active": 4})
+    again, _ = await replicas.all()
+    assert again.figures["active"] == "4"
+    assert again.seen_at >= first.seen_at
+
+
+async def test_a_silent_worker_is_forgotten(store: SessionStore) -> None:
+    silent = Replicas(store.client, store.keys, life_seconds=0.02)
+    await silent.beat("w1", {"active": 0})
+    await asyncio.sleep(0.05)
+    assert await silent.all() == []
+    await silent.beat("w2", {"active": 0})
+    assert await store.client.call("ZRANGE", store.keys.replicas, 0, -1) == [b"w2"]
+    assert await store.client.call("EXISTS", store.keys.replica("w1")) == 0
+
+
+async def test_a_worker_that_leaves_is_gone_at_once(store: SessionStore) -> None:
+    replicas = Replicas(store.client, store.keys)
+    await replicas.beat("w1", {"active": 0})
+    await replicas.leave("w1")
+    await replicas.leave("w1")
+    assert await replicas.all() == []
