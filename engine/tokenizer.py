@@ -198,19 +198,27 @@ class Tokenizer:
             return self._encode_chat(conversation, variables)
         return self._render(conversation, variables)
 
-    def chat_token_ids(self, messages: Sequence[Message], **variables: Any) -> list[int]:
-        """The prompt that asks for the next answer in a conversation, as ids."""
-        return self._encode_chat(messages, {"add_generation_prompt": True, **variables})
+    def chat_token_ids(
+        self, messages: Sequence[Message], answer: str = "", **variables: Any
+    ) -> list[int]:
+        """The prompt that asks for the next answer in a conversation, as ids.
+
+        `answer` is what that answer says already: the model goes on behind it.
+        """
+        return self._encode_chat(messages, {"add_generation_prompt": True, **variables}, answer)
 
     async def apply_chat_template_async(
-        self, messages: Sequence[Message], **variables: Any
+        self, messages: Sequence[Message], answer: str = "", **variables: Any
     ) -> list[int]:
         """As `chat_token_ids`, in another thread."""
-        return await self._in_thread(lambda: self.chat_token_ids(messages, **variables))
+        return await self._in_thread(lambda: self.chat_token_ids(messages, answer, **variables))
 
-    def _encode_chat(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> list[int]:
-        guard = ContentGuard(self._control, messages)
-        text = self._render(guard.messages, variables)
+    def _encode_chat(
+        self, messages: Sequence[Message], variables: Mapping[str, Any], answer: str = ""
+    ) -> list[int]:
+        guard = ContentGuard(self._control, [*messages, {"role": "assistant", "content": answer}])
+        *protected, begun = guard.messages
+        text = self._render(protected, variables) + begun["content"]
         add_special_tokens = not self.has_chat_template  # templates write their own
         if not guard.is_needed:
             return _encode(self._backend, text, add_special_tokens)

@@ -11,7 +11,6 @@ import re
 import time
 from typing import Any
 
-import msgspec
 import orjson
 import structlog
 
@@ -19,18 +18,26 @@ from engine import AsyncLLM
 from engine.connection import CoreState
 from engine.errors import EngineDeadError, EngineError, RetryableRequestError
 from server.errors import ApiError
-from server.hub import Hub, Subscription
+from server.hub import Hub
 from server.protocol import CreateResponse
 from server.run import Run
 from server.runs import Runs
 from server.sampling import ModelDefaults, effective_settings
-from sessions.errors import IdempotencyKeyReused, ResponseInProgress, SessionError
+from server.subscription import Subscription
+from server.tasks import Task, Tasks
+from sessions.errors import (
+    IdempotencyKeyReused,
+    MessageChanged,
+    ResponseInProgress,
+    SessionError,
+)
 from sessions.records import (
+    UNSET,
     BegunResponse,
     Message,
     ObjectEvent,
     Session,
-    new_message_id,
+    Unset,
     new_response_id,
 )
 from sessions.store import SessionStore
@@ -38,7 +45,7 @@ from sessions.store import SessionStore
 logger = structlog.get_logger("server")
 
 TITLE_CHARACTERS = 60
-MAX_SUPERSEDE_TRIES = 3
+MAX_TRIES = 4  # each means that something else began or ended in the session meanwhile
 ENGINE_GRACE_SECONDS = 2.0  # for a worker that has just started to join the core
 # Control and bidirectional formatting characters would let a title disguise the rest of a page.
 _UNSAFE_IN_TITLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]+")
@@ -72,6 +79,7 @@ class Beginnings:
         self._model = model
         self._defaults = defaults
         self._max_active_per_user = max_active_per_user
+        self._tasks = Tasks(store)
 
     async def create(
         self, uid: str, frame: CreateResponse, asker: Subscription
@@ -97,20 +105,48 @@ class Beginnings:
                 raise IdempotencyKeyReused(response_id)
             return response_id, True
         await self._check_admission(uid)
+        return await self._begin(uid, session, frame, asker)
+
+    async def _begin(
+        self, uid: str, session: Session, frame: CreateResponse, asker: Subscription
+    ) -> tuple[str, bool]:
+        """Try until the store takes it; `on_busy: cancel` ends what is in the way."""
         settings = self._settings(session, frame)
-        parent_id = frame.parent_id if frame.parent_id is not None else session.head
-        prompt = await self._runs.build_prompt(uid, session.id, parent_id, frame.text, settings)
-        run, begun = await self._begin(uid, session, frame, settings)
+        for tries_left in reversed(range(MAX_TRIES)):
+            try:
+                task = await self._tasks.of(uid, session, frame)
+                return await self._begin_once(uid, session, frame, settings, task, asker)
+            except ResponseInProgress as busy:
+                if frame.on_busy != "cancel" or not tries_left:
+                    raise
+                await self._runs.supersede(uid, busy.response_id)
+                session = await self._store.session(uid, session.id)
+            except MessageChanged:
+                if not tries_left:
+                    raise
+        raise AssertionError("the last try raises")
+
+    async def _begin_once(
+        self,
+        uid: str,
+        session: Session,
+        frame: CreateResponse,
+        settings: dict[str, Any],
+        task: Task,
+        asker: Subscription,
+    ) -> tuple[str, bool]:
+        prompt = await self._runs.build_prompt(
+            uid, session.id, task.leaf, task.text, settings, task.base
+        )
+        run, begun = await self._store_beginning(uid, session, frame, settings, task)
         if run is None:
             return begun.response_id, True
-        if begun.parent_id != parent_id or begun.queued_behind:
-            run.prompt = None  # the history moved on: built again when its turn comes
-        else:
-            run.set_prompt(prompt)
+        if run.user_message.parent_id == task.leaf and not begun.queued_behind:
+            run.set_prompt(prompt)  # otherwise the history moved on: built when its turn comes
         self._runs.add(run)
-        self._announce(run, begun, frame, asker)
+        self._announce(run, begun, task, frame, asker)
         self._runs.start(run, begun)
-        if begun.title_empty:
+        if begun.title_empty and frame.input is not None:
             self._runs.spawn(self._set_title(uid, session.id, frame.text))
         return run.response_id, False
 
@@ -135,14 +171,9 @@ class Beginnings:
             raise ApiError("queue_full", "too many answers are waiting for the engine") from error
 
     def _settings(self, session: Session, frame: CreateResponse) -> dict[str, Any]:
-        own = {
-            name: value
-            for name in frame.settings.__struct_fields__
-            if (value := getattr(frame.settings, name)) is not None
-        }
         max_model_len = self._engine.model_config.max_model_len
         settings = effective_settings(
-            self._defaults, self._model, max_model_len, session.settings, own
+            self._defaults, self._model, max_model_len, session.settings, frame.settings.given()
         )
         if settings["model"] != self._model:
             raise ApiError(
@@ -150,41 +181,26 @@ class Beginnings:
             )
         return settings
 
-    async def _begin(
-        self, uid: str, session: Session, frame: CreateResponse, settings: dict[str, Any]
+    async def _store_beginning(
+        self,
+        uid: str,
+        session: Session,
+        frame: CreateResponse,
+        settings: dict[str, Any],
+        task: Task,
     ) -> tuple[Run | None, BegunResponse]:
-        """Store the beginning; with `on_busy: cancel`, after the active answer has ended."""
-        for _ in range(MAX_SUPERSEDE_TRIES):
-            try:
-                return await self._begin_once(uid, session, frame, settings)
-            except ResponseInProgress as busy:
-                if frame.on_busy != "cancel":
-                    raise
-                await self._runs.supersede(uid, busy.response_id)
-        return await self._begin_once(uid, session, frame, settings)
-
-    async def _begin_once(
-        self, uid: str, session: Session, frame: CreateResponse, settings: dict[str, Any]
-    ) -> tuple[Run | None, BegunResponse]:
+        """The run that the store has begun, or None and what the same key began before."""
         now_ms = time.time_ns() // 1_000_000
         response_id = new_response_id(session.id)
-        guess = frame.parent_id if frame.parent_id is not None else session.head
-        user = Message(new_message_id(), guess, "user", frame.text, "completed", now_ms)
-        assistant = Message(
-            new_message_id(),
-            user.id,
-            "assistant",
-            "",
-            "in_progress",
-            now_ms,
-            response_id=response_id,
-            model=self._model,
-        )
+        new_question = task.new_question(now_ms)
+        question = new_question or task.question
+        assert question is not None  # a task without a stored question asks a new one
+        answer = task.answer(response_id, question.id, self._model, now_ms)
         response = {
             "id": response_id,
             "session_id": session.id,
-            "message_id": assistant.id,
-            "parent_id": user.id,
+            "message_id": answer.id,
+            "parent_id": question.id,
             "model": self._model,
             "settings": settings,
             "status": "queued",
@@ -197,7 +213,6 @@ class Beginnings:
                 "idempotency_key": frame.idempotency_key,
             }
         )
-        given = {} if frame.parent_id is None else {"parent_id": frame.parent_id}
         # Claimed first: what the script publishes may be here before its reply is.
         self._hub.claimed.add(response_id)
         begun: BegunResponse | None = None
@@ -209,32 +224,40 @@ class Beginnings:
                 body_hash=_body_hash(frame),
                 owner=self._replica,
                 response_id=response_id,
-                user_message=user,
-                assistant_message=assistant,
+                user_message=new_question,
+                assistant_message=answer,
+                parent_id=_parent_argument(frame, question),
+                continues=task.version,
                 on_busy="queue" if frame.on_busy == "queue" else "reject",
                 created_event=created.data,
                 model=self._model,
                 settings=settings,
                 seed=settings["seed"],
-                **given,  # type: ignore[arg-type]
             )
         finally:
             if begun is None or begun.replayed:
                 self._hub.claimed.discard(response_id)
         if begun.replayed:
             return None, begun
-        run = Run(response, assistant, uid=uid, fence=begun.fence, created=created)
+        run = Run(response, answer, uid=uid, fence=begun.fence, created=created, base=task.base)
         run.lease_until = begun.lease_until
-        run.user_message = user.with_parent(begun.parent_id)
+        run.user_message = question.with_parent(begun.parent_id) if new_question else question
         return run, begun
 
     def _announce(
-        self, run: Run, begun: BegunResponse, frame: CreateResponse, asker: Subscription
+        self,
+        run: Run,
+        begun: BegunResponse,
+        task: Task,
+        frame: CreateResponse,
+        asker: Subscription,
     ) -> None:
-        """message.created twice, response.created, and the dot in the sidebars."""
-        for place, message in enumerate((run.user_message, run.message)):
-            event = {"type": "message.created", "message": message.event_wire()}
-            self._hub.publish_session(run.session_id, begun.offset - 1 + place, event)
+        """The messages that are new or written on, response.created, and the sidebars' dot."""
+        verb = "updated" if task.version else "created"
+        messages = [run.message] if task.question else [run.user_message, run.message]
+        for offset, message in enumerate(messages, begun.offset - len(messages) + 1):
+            event = {"type": f"message.{verb}", "message": message.event_wire()}
+            self._hub.publish_session(run.session_id, offset, event)
         asker.put_created(run.response_id, run.fence, run.events[0], frame.event_id)
         self._hub.publish_events(run.response_id, run.fence, 1, run.events[:1])
         self._hub.show_activity(run.uid, run.session_id, active=True)
@@ -247,10 +270,15 @@ class Beginnings:
             await self._hub.publish_updated(session, by="policy")
 
 
+def _parent_argument(frame: CreateResponse, question: Message) -> str | Unset | None:
+    """Where `begin_response` puts what it stores: given, or behind the head of that moment."""
+    if frame.input is None:
+        return question.id
+    return UNSET if frame.parent_id is None else frame.parent_id
+
+
 def _body_hash(frame: CreateResponse) -> str:
     """Names what was asked for, so that a key used for something else is noticed."""
-    settings = msgspec.to_builtins(frame.settings)
-    body = orjson.dumps(
-        [frame.text, frame.parent_id, settings, frame.on_busy], option=orjson.OPT_SORT_KEYS
-    )
+    asked = [frame.text, frame.regenerate_of, frame.continue_of, frame.parent_id, frame.on_busy]
+    body = orjson.dumps([*asked, frame.settings.given()], option=orjson.OPT_SORT_KEYS)
     return hashlib.sha256(body).hexdigest()[:32]

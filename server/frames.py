@@ -1,12 +1,15 @@
 """The frames of `chat.v1`, outbound: where stored events and records become frames."""
 
+from collections.abc import Iterator
 from typing import Any
+
+import orjson
 
 from server.outbox import Outbox
 from sessions.records import Event, Session, TextEvent
 
 PROTOCOL = "chat.v1"
-MAX_SNAPSHOT_PART = 64 * 1024  # characters; with escapes and UTF-8 a part stays under 256 KiB
+MAX_SNAPSHOT_PART = 128 * 1024  # bytes of encoded text, so that no frame comes near 256 KiB
 MAX_REPLAY_CHARACTERS = 64 * 1024  # a longer replay is replaced by a snapshot
 
 
@@ -27,9 +30,7 @@ def put_event(outbox: Outbox, response_id: str, number: int, fence: int, event: 
 
 def put_snapshot(outbox: Outbox, response_id: str, number: int, fence: int, text: str) -> None:
     """Queue the whole text of a response as of entry `number`, in parts if it is long."""
-    parts = [text[i : i + MAX_SNAPSHOT_PART] for i in range(0, len(text), MAX_SNAPSHOT_PART)] or [
-        ""
-    ]
+    parts = list(_parts_of(text))
     for place, part in enumerate(parts, 1):
         frame = {
             "type": "response.output_text.snapshot",
@@ -43,9 +44,14 @@ def put_snapshot(outbox: Outbox, response_id: str, number: int, fence: int, text
         outbox.put(frame, response_id)
 
 
-def text_of(events: list[Event]) -> str:
-    """The answer's text that these entries spell."""
-    return "".join(event.delta for event in events if isinstance(event, TextEvent))
+def _parts_of(text: str) -> Iterator[str]:
+    """The text in pieces that are small enough once they are encoded."""
+    if len(orjson.dumps(text)) <= MAX_SNAPSHOT_PART:
+        yield text
+    else:
+        middle = len(text) // 2
+        yield from _parts_of(text[:middle])
+        yield from _parts_of(text[middle:])
 
 
 def session_event_frame(session: Session, offset: int, data: dict[str, Any]) -> dict[str, Any]:

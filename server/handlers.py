@@ -7,7 +7,6 @@ import structlog
 from server.beginnings import clean_title
 from server.errors import ApiError
 from server.frames import session_event_frame
-from server.hub import Subscription, Watcher
 from server.protocol import (
     CancelResponse,
     ClientFrame,
@@ -22,6 +21,7 @@ from server.protocol import (
 )
 from server.services import Services
 from server.stops import Stops
+from server.subscription import Subscription, Watcher
 from server.translate import (
     check_message_id,
     check_response_id,
@@ -105,7 +105,7 @@ class Handlers:
             idempotency_key=frame.idempotency_key,
             title=clean_title(frame.title),
             model=self._services.model,
-            settings=settings_dict(frame.settings),
+            settings=frame.settings.given(),
         )
         session = created.session
         if session.id not in self._subscriptions:
@@ -221,7 +221,7 @@ class Handlers:
                 self._uid,
                 frame.session_id,
                 title=None if frame.title is None else clean_title(frame.title),
-                settings=None if frame.settings is None else settings_dict(frame.settings),
+                settings=None if frame.settings is None else frame.settings.given(),
                 pinned=frame.pinned,
                 head=frame.head,
                 if_revision=frame.if_revision,
@@ -366,9 +366,3 @@ def snapshot(session: Session, page: MessagePage) -> dict[str, Any]:
         "messages": messages[::-1],
         "has_more": page.has_more or len(messages) < len(page.messages),
     }
-
-
-def settings_dict(settings: Any) -> dict[str, Any]:
-    """The settings that are set."""
-    values = {name: getattr(settings, name) for name in settings.__struct_fields__}
-    return {name: value for name, value in values.items() if value is not None}

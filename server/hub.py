@@ -14,14 +14,9 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from server.frames import (
-    MAX_REPLAY_CHARACTERS,
-    put_event,
-    put_snapshot,
-    session_event_frame,
-    text_of,
-)
-from server.outbox import Outbox
+from server.frames import session_event_frame
+from server.response_log import ResponseLog, read_log
+from server.subscription import Subscription, Watcher
 from sessions.errors import ResponseNotFound, SessionNotFound, StoreUnavailable
 from sessions.follow import LiveFeed
 from sessions.keys import Keys
@@ -31,9 +26,7 @@ from sessions.records import (
     LivePayload,
     LiveResponseEvents,
     LiveSessionEvents,
-    ObjectEvent,
     Session,
-    TextEvent,
     session_of,
 )
 from sessions.store import SessionStore
@@ -46,124 +39,11 @@ RESYNC_RETRY_SECONDS = 0.5
 class LocalRun(Protocol):
     """What the hub must know of an answer that this worker produces."""
 
-    fence: int
-    events: list[Event]  # entry `n` is at index n-1
-
     @property
     def response_id(self) -> str: ...
 
-
-class Watcher(Protocol):
-    """A connection, as the hub sees it."""
-
-    uid: str
-    outbox: Outbox
-
-
-class Subscription:
-    """One connection watching one session.
-
-    While it is joining, session events are held back and answers skipped: the snapshot that ends
-    the join contains them. `only` restricts a subscription without the session's own events to the
-    answers that were asked for by `response.resume`.
-    """
-
-    def __init__(self, watcher: Watcher, session_id: str, only: set[str] | None = None) -> None:
-        self.watcher = watcher
-        self.session_id = session_id
-        self.only = only
-        self.offset = 0
-        self.joining = True
-        self.cursors: dict[str, int] = {}  # response id → last number that was queued
-        self._frozen: dict[str, asyncio.Event] = {}  # stopped from here; set at their ends
-        self._skipped: set[str] = set()  # answers of which text was left out
-        self._replies: dict[str, str] = {}  # frame type → event id of the request it answers
-        self._held: list[tuple[int, dict[str, Any]]] = []
-
     @property
-    def outbox(self) -> Outbox:
-        return self.watcher.outbox
-
-    def wants(self, response_id: str) -> bool:
-        return self.only is None or response_id in self.only
-
-    def expect_reply(self, kind: str, event_id: str | None) -> None:
-        """The next session event of this kind answers a request of this connection."""
-        self._replies.pop(kind, None)
-        if event_id is not None:
-            self._replies[kind] = event_id
-
-    def put_session_event(self, offset: int, frame: dict[str, Any]) -> None:
-        if self.only is not None:
-            return
-        if self.joining:
-            self._held.append((offset, frame))
-        elif offset > self.offset:
-            self.offset = offset
-            if (event_id := self._replies.pop(frame["type"], None)) is not None:
-                frame = {**frame, "event_id": event_id}
-            self.outbox.put(frame)
-
-    def freeze(self, response_id: str) -> asyncio.Event:
-        """Send nothing more of an answer; the event is set when its end has come by.
-
-        Whoever freezes sends `response.done` itself, with the text if `has_skipped`.
-        """
-        return self._frozen.setdefault(response_id, asyncio.Event())
-
-    def has_skipped(self, response_id: str) -> bool:
-        return response_id in self._skipped
-
-    def end_join(self, offset: int) -> None:
-        """The snapshot up to `offset` was queued: send what came meanwhile, and go live."""
-        self.joining = False
-        self.offset = offset
-        held, self._held = self._held, []
-        for held_offset, frame in held:
-            self.put_session_event(held_offset, frame)
-
-    def put_events(self, response_id: str, fence: int, first: int, events: list[Event]) -> bool:
-        """Queue entries `first`, `first` + 1, … that are new; False if some before are missing."""
-        cursor = self.cursors.get(response_id, 0)
-        if first > cursor + 1:
-            return False
-        for number, event in enumerate(events, first):
-            if number > cursor:
-                self.cursors[response_id] = number
-                if (frozen := self._frozen.get(response_id)) is None:
-                    put_event(self.outbox, response_id, number, fence, event)
-                elif _is_done(event):
-                    frozen.set()
-                elif isinstance(event, TextEvent):
-                    self._skipped.add(response_id)
-        return True
-
-    def put_created(
-        self, response_id: str, fence: int, created: Event, event_id: str | None
-    ) -> None:
-        """`response.created` for the asking connection: a direct reply, with its event id."""
-        data = getattr(created, "data", {})
-        reply = ObjectEvent(data if event_id is None else {**data, "event_id": event_id})
-        self.put_events(response_id, fence, 1, [reply])
-
-    def put_log(self, response_id: str, fence: int, events: list[Event], position: int) -> None:
-        """Queue a log from its entry 1 for somebody who has everything up to `position`.
-
-        A position that is not in the log, or far behind, is answered with a snapshot.
-        """
-        missing = len(text_of(events[position:]))
-        if position and position <= len(events) and missing <= MAX_REPLAY_CHARACTERS:
-            self.cursors[response_id] = position
-        else:
-            ended = bool(events) and _is_done(events[-1])
-            number = len(events) - ended
-            put_snapshot(self.outbox, response_id, number, fence, text_of(events[:number]))
-            self.cursors[response_id] = number
-        self.put_events(response_id, fence, 1, events)
-
-
-def _is_done(event: Event) -> bool:
-    return getattr(event, "data", {}).get("type") == "response.done"
+    def log(self) -> ResponseLog: ...
 
 
 class Room:
@@ -314,14 +194,12 @@ class Hub:
         Raises `ResponseNotFound`, `StoreUnavailable`.
         """
         if (run := self.local_runs.get(response_id)) is not None:
-            subscription.put_log(response_id, run.fence, run.events, position)
+            subscription.put_log(response_id, run.log, position)
             return
-        record = await self._store.run(subscription.watcher.uid, response_id)
-        events = [event for _, event in await self._store.events(response_id)]
+        log = await read_log(self._store, subscription.watcher.uid, response_id)
         if (run := self.local_runs.get(response_id)) is not None:  # it began here meanwhile
-            subscription.put_log(response_id, run.fence, run.events, position)
-        else:
-            subscription.put_log(response_id, record.fence, events, position)
+            log = run.log
+        subscription.put_log(response_id, log, position)
 
     # ---- events ---------------------------------------------------------------------------------
 
@@ -397,8 +275,7 @@ class Hub:
     async def _resend(self, room: Room, response_id: str) -> None:
         while room.subscriptions:
             try:
-                record = await self._store.run(None, response_id)
-                events = [event for _, event in await self._store.events(response_id)]
+                log = await read_log(self._store, None, response_id)
             except StoreUnavailable:
                 await asyncio.sleep(RESYNC_RETRY_SECONDS)
                 continue
@@ -406,7 +283,7 @@ class Hub:
                 return
             for subscription in room.subscriptions:
                 if not subscription.joining and subscription.wants(response_id):
-                    subscription.put_log(response_id, record.fence, events, 0)
+                    subscription.put_log(response_id, log, 0)
             return
 
     # ---- catching up from the log ---------------------------------------------------------------

@@ -49,21 +49,22 @@ class PromptBuilder:
         session_id: str,
         leaf: str | None,
         text: str,
+        base: str = "",
         *,
         system: str,
         max_output_tokens: int,
     ) -> Prompt:
-        """The prompt of `text` behind the path to `leaf`.
+        """The prompt of `text` behind the path to `leaf`, with `base` as the answer's beginning.
 
         Raises `ApiError` `context_length_exceeded` when system text and message alone do not fit.
         """
         max_model_len = self._engine.model_config.max_model_len
-        alone = await self._render(system, [], text)
+        alone = await self._render(system, [], text, base)
         if len(alone) >= max_model_len:
             raise ApiError(
                 "context_length_exceeded",
                 f"the message has {len(alone)} tokens; the model's context has {max_model_len}",
-                param="input",
+                param="continue_of" if base else "input",
             )
         # An answer may ask for more than half the context, but not at the cost of all history.
         reserved = min(max_output_tokens, max_model_len // 2)
@@ -71,9 +72,9 @@ class PromptBuilder:
         history = await self._history(uid, session_id, leaf) if leaf else []
         start = await self._start(history, text, len(alone), room)
         while True:
-            ids = (
-                await self._render(system, history[start:], text) if start < len(history) else alone
-            )
+            ids = alone
+            if start < len(history):
+                ids = await self._render(system, history[start:], text, base)
             if len(ids) <= room or start >= len(history):
                 break
             # The estimate was too low: one more turn goes.
@@ -127,7 +128,9 @@ class PromptBuilder:
         tokenizer = self._engine.get_tokenizer()
         return len(await tokenizer.encode_async(text)) + MESSAGE_OVERHEAD_TOKENS
 
-    async def _render(self, system: str, history: Sequence[Message], text: str) -> list[int]:
+    async def _render(
+        self, system: str, history: Sequence[Message], text: str, base: str
+    ) -> list[int]:
         messages: list[ChatMessage] = []
         if system:
             messages.append({"role": "system", "content": system})
@@ -139,7 +142,7 @@ class PromptBuilder:
                 messages.append({"role": role, "content": content})
         tokenizer = self._engine.get_tokenizer()
         try:
-            return await tokenizer.apply_chat_template_async(messages, add_generation_prompt=True)
+            return await tokenizer.apply_chat_template_async(messages, answer=base)
         except ValidationError as error:  # some templates know no system role, for instance
             param = "settings.system" if system else "input"
             raise invalid_field(param, "the model's chat template refuses this") from error

@@ -11,7 +11,7 @@ import re
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from server.errors import ApiError, invalid_field
 
@@ -19,6 +19,9 @@ MAX_DEPTH = 32
 MAX_INTEGER = 2**53  # beyond it JavaScript cannot count
 MAX_INPUT_BYTES = 128 * 1024
 MAX_SYSTEM_BYTES = 32 * 1024
+MAX_LOGPROBS = 5
+MAX_STOP_AFTER_SECONDS = 24 * 3600
+MAX_PRIORITY = 1000
 MAX_ECHO_CHARACTERS = 64  # of a client's own words in an error message
 MAX_MESSAGE_CHARACTERS = MAX_ECHO_CHARACTERS + 32
 
@@ -30,17 +33,23 @@ IdempotencyKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,128}\Z")]
 Count = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 
 
+class StopAfter(Struct, forbid_unknown_fields=True, frozen=True):
+    """Stop an answer that nobody has watched for so many seconds."""
+
+    stop_after_s: Annotated[int, Meta(ge=1, le=MAX_STOP_AFTER_SECONDS)]
+
+
 class Settings(Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
     """Sampling and prompt settings: the session's, overridden by a response's. None: not set."""
 
     model: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
-    system: str | None = None
+    system: Annotated[str, Meta(max_length=MAX_SYSTEM_BYTES)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=1000)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     max_output_tokens: Annotated[int, Meta(ge=1, le=16384)] | None = None
-    seed: Annotated[int, Meta(ge=0, le=MAX_INTEGER)] | None = None
+    seed: Annotated[int, Meta(ge=0, le=MAX_INTEGER)] | UnsetType | None = UNSET  # None: draw one
     stop: (
         Annotated[list[Annotated[str, Meta(min_length=1, max_length=64)]], Meta(max_length=4)]
         | None
@@ -48,6 +57,13 @@ class Settings(Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=Tr
     repetition_penalty: Annotated[float, Meta(ge=0.1, le=10)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    on_no_viewers: Literal["continue"] | StopAfter | None = None
+
+    def given(self) -> dict[str, Any]:
+        """What is set, as it is stored."""
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
 
 
 class InputText(Struct, frozen=True):
@@ -106,18 +122,20 @@ class DeleteSession(Frame, frozen=True, kw_only=True):
 class CreateResponse(Frame, frozen=True, kw_only=True):
     session_id: str
     idempotency_key: IdempotencyKey
-    input: str | list[InputText]
+    input: str | list[InputText] | None = None
+    regenerate_of: str | None = None
+    continue_of: str | None = None
     parent_id: str | None = None
     settings: Settings = Settings()
     on_busy: Literal["reject", "queue", "cancel"] = "reject"
-    priority: int = 0
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
 
     @property
     def text(self) -> str:
-        """The message as one string."""
-        return (
-            self.input if isinstance(self.input, str) else "".join(part.text for part in self.input)
-        )
+        """The new message as one string; empty without `input`."""
+        if isinstance(self.input, list):
+            return "".join(part.text for part in self.input)
+        return self.input or ""
 
 
 class CancelResponse(Frame, frozen=True, kw_only=True):
@@ -170,8 +188,8 @@ TYPES: dict[str, type[Frame]] = {
     "client.state": ClientState,
     "ping": Ping,
 }
-# Of the protocol, but of a later version of this server: refused by name rather than ignored.
-LATER_FIELDS = ("regenerate_of", "continue_of")
+# What a response answers: each frame has exactly one of these.
+PURPOSES = ("input", "regenerate_of", "continue_of")
 
 _decode = msgspec.json.Decoder().decode
 # Strings are skipped whole; what is left are brackets and numbers. Possessive quantifiers keep it
@@ -223,13 +241,10 @@ def convert(body: dict[str, Any]) -> ClientFrame:
         raise ApiError(
             "idempotency_key_required", f"{name} needs an idempotency_key", param="idempotency_key"
         )
-    for field in LATER_FIELDS:
-        if kind is CreateResponse and body.get(field) is not None:
-            raise invalid_field(field, f"{field} is not supported by this server version")
     frame: Any = to_struct(body, kind)
     _check_system(getattr(frame, "settings", None))
     if isinstance(frame, CreateResponse):
-        _check_input(frame.text)
+        check_purpose(frame)
     return frame  # type: ignore[no-any-return]  # one of TYPES' values
 
 
@@ -255,6 +270,19 @@ def _check_system(settings: Settings | None) -> None:
     system = settings.system if settings is not None else None
     if system is not None and len(system.encode()) > MAX_SYSTEM_BYTES:
         raise invalid_field("settings.system", f"system is longer than {MAX_SYSTEM_BYTES} bytes")
+
+
+def check_purpose(frame: CreateResponse) -> None:
+    """Raise `ApiError` unless the frame says one thing that can be answered."""
+    given = [name for name in PURPOSES if getattr(frame, name) is not None]
+    if len(given) != 1:
+        raise invalid_field(
+            given[-1] if given else "input", f"exactly one of {', '.join(PURPOSES)} is needed"
+        )
+    if frame.input is not None:
+        _check_input(frame.text)
+    elif frame.parent_id is not None:
+        raise invalid_field("parent_id", f"{given[0]} says already where the answer goes")
 
 
 def _check_input(text: str) -> None:

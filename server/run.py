@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from server.prompts import Prompt
+from server.response_log import ResponseLog
 from sessions.records import (
     Event,
     Message,
@@ -96,9 +97,11 @@ class Run:
         uid: str,
         fence: int,
         created: ObjectEvent,
+        base: str = "",
     ) -> None:
         self.response = response  # the protocol's object, as in response.created
-        self.message = message  # the assistant message, without text
+        self.message = message  # the assistant message as it was when the run began
+        self.base = base  # the text that it had then, behind which this run writes
         self.uid = uid
         self.fence = fence
         self.events: list[Event] = [created]
@@ -106,7 +109,7 @@ class Run:
         self.status = "in_progress"  # terminal once `response.done` was published
         self.lease_until = 0  # by Redis' clock, milliseconds since 1970
         self.num_stored = 1  # entries in Redis: `begin_response` writes the first
-        self.text_length = 0  # UTF-16 code units
+        self.text_length = utf16_length(base)  # UTF-16 code units of the message's text
         self.token_ids: list[int] = []
         self.num_tokens_stored = 0
         self.num_discarded = 0  # tokens decoded after the gate had closed
@@ -137,6 +140,10 @@ class Run:
     @property
     def sequence_number(self) -> int:
         return len(self.events)
+
+    @property
+    def log(self) -> ResponseLog:
+        return ResponseLog(self.fence, self.events, self.base)
 
     @property
     def is_started(self) -> bool:
@@ -201,8 +208,8 @@ class Run:
         return event
 
     def text(self, until: int | None = None) -> str:
-        """The text of the entries up to number `until` (default: all)."""
-        return "".join(e.delta for e in self.events[:until] if isinstance(e, TextEvent))
+        """The message's text as of entry `until` (default: all of them)."""
+        return self.log.text(until)
 
     def final_text(self) -> str:
         """What is kept: cut at what the stopping user had seen, unless that is beyond the log."""

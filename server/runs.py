@@ -96,13 +96,20 @@ class Runs:
         return task
 
     async def build_prompt(
-        self, uid: str, session_id: str, leaf: str | None, text: str, settings: dict[str, Any]
+        self,
+        uid: str,
+        session_id: str,
+        leaf: str | None,
+        text: str,
+        settings: dict[str, Any],
+        base: str = "",
     ) -> Prompt:
         return await self._prompts.build(
             uid,
             session_id,
             leaf,
             text,
+            base,
             system=settings.get("system") or "",
             max_output_tokens=settings["max_output_tokens"],
         )
@@ -124,7 +131,7 @@ class Runs:
                 asked = run.user_message
                 run.set_prompt(
                     await self.build_prompt(
-                        run.uid, run.session_id, asked.parent_id, asked.text, settings
+                        run.uid, run.session_id, asked.parent_id, asked.text, settings, run.base
                     )
                 )
             token_ids = run.prompt.token_ids if run.prompt else []

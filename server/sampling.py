@@ -38,7 +38,8 @@ def effective_settings(
 ) -> dict[str, Any]:
     """Merge defaults, the session's and the response's settings; later ones win.
 
-    The result is what is in force: it has a seed, and the temperature that is computed with.
+    The result is what is in force: it has a seed (drawn, where the last word about it is None),
+    and the temperature that is computed with.
     """
     settings: dict[str, Any] = {
         "model": model,
@@ -48,10 +49,11 @@ def effective_settings(
         **defaults.values,
     }
     for layer in layers:
-        settings.update({name: value for name, value in layer.items() if value is not None})
+        settings.update({k: v for k, v in layer.items() if v is not None or k == "seed"})
     if settings["temperature"] > 0:
         settings["temperature"] = max(settings["temperature"], MIN_TEMPERATURE)
-    settings.setdefault("seed", secrets.randbits(SEED_BITS))
+    if settings.get("seed") is None:
+        settings["seed"] = secrets.randbits(SEED_BITS)
     return settings
 
 

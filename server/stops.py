@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from server.errors import ApiError, invalid_field
-from server.frames import put_event, text_of
-from server.hub import Subscription
+from server.frames import put_event
 from server.protocol import CancelResponse
+from server.response_log import read_log
 from server.run import Run, Stop
 from server.services import Services
+from server.subscription import Subscription
 from server.translate import check_response_id, check_session_id, translate_store_errors
 from sessions.errors import RunEnded, StoreUnavailable
 from sessions.records import ObjectEvent, session_of, utf16_prefix
@@ -237,16 +238,14 @@ class Stops:
 
         `with_text` for a connection that was sent less than the stored text.
         """
-        events = await self._store.events(response_id)
-        if not events:
+        log = await read_log(self._store, self._uid, response_id)
+        if not log.events:
             raise ApiError("response_not_found", "no such response")
-        record = await self._store.run(self._uid, response_id)
-        number, event = events[-1]
+        event = log.events[-1]
         if with_text and isinstance(event, ObjectEvent):
-            text = text_of([stored for _, stored in events])
-            kept = utf16_prefix(text, event.data["response"]["text_length"])
+            kept = utf16_prefix(log.text(), event.data["response"]["text_length"])
             event = ObjectEvent({**event.data, "text": kept})
-        put_event(self._connection.outbox, response_id, number, record.fence, event)
+        put_event(self._connection.outbox, response_id, len(log.events), log.fence, event)
 
     def _reply(
         self, frame: dict[str, Any], event_id: str | None, response_id: str | None = None

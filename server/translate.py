@@ -23,6 +23,7 @@ _CODES: dict[type[Exception], tuple[str, str, str | None]] = {
         "this key was used for another request",
         "idempotency_key",
     ),
+    errors.MessageChanged: ("revision_conflict", "the message was changed meanwhile", None),
     errors.RevisionConflict: ("revision_conflict", "the session was changed meanwhile", None),
     errors.StoreUnavailable: (
         "store_unavailable",

@@ -12,6 +12,7 @@ from sessions.client import Argument
 from sessions.errors import (
     CancelPending,
     IdempotencyKeyReused,
+    MessageChanged,
     MessageNotFound,
     QueueFull,
     ResponseInProgress,
@@ -95,6 +96,8 @@ def raise_begin_error(word: str, detail: str) -> NoReturn:
             raise SessionLocked(detail)
         case "parent_not_found":
             raise MessageNotFound
+        case "changed":
+            raise MessageChanged
         case _:
             raise SessionNotFound
 

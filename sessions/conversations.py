@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -229,6 +230,13 @@ class Conversations(StoreBase):
 
     async def message(self, uid: str | None, session_id: str, message_id: str) -> Message:
         """One message with its whole text. Raises `SessionNotFound`, `MessageNotFound`."""
+        message, _ = await self.message_version(uid, session_id, message_id)
+        return message
+
+    async def message_version(
+        self, uid: str | None, session_id: str, message_id: str
+    ) -> tuple[Message, str]:
+        """As `message`, with what tells whether it was changed since."""
         check_session_id(session_id)
         if not is_message_id(message_id):
             raise MessageNotFound
@@ -239,7 +247,7 @@ class Conversations(StoreBase):
         check_owner(uid, owner)
         if body is None:
             raise MessageNotFound
-        return decode_body(body)
+        return decode_body(body), hashlib.sha1(body, usedforsecurity=False).hexdigest()
 
     async def session_events(
         self, session_id: str, *, after: int, epoch: str | None = None

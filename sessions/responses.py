@@ -75,6 +75,7 @@ class Responses(StoreBase):
         user_message: Message | None,
         assistant_message: Message,
         parent_id: str | Unset | None = UNSET,
+        continues: str | None = None,
         on_busy: Literal["reject", "queue"] = "reject",
         created_event: Mapping[str, Any],
         model: str = "",
@@ -88,12 +89,13 @@ class Responses(StoreBase):
         Checked in this order: session and user, key, lock, parent, busy. With `parent_id` UNSET
         the messages go behind the session's head of that very moment: the user message is stored
         under the parent that `BegunResponse.parent_id` names (its own `parent_id` serves as a first
-        guess). Without a user message (regenerate, continue) give the parent. An assistant message
-        whose id exists is replaced (continue) and not counted again. `created_event` becomes entry
-        1 of the response's log.
+        guess). Without a user message (regenerate, continue) give the parent. To continue an
+        assistant message, `continues` is the version that `message_version` gave: the message is
+        replaced, and not counted again. `created_event` becomes entry 1 of the response's log.
 
         Never stops another response. Raises `SessionNotFound`, `IdempotencyKeyReused`,
-        `SessionLocked`, `MessageNotFound` (the parent), `ResponseInProgress`, `QueueFull`.
+        `SessionLocked`, `MessageNotFound` (the parent), `ResponseInProgress`, `QueueFull`,
+        `MessageChanged` (the one to continue).
         """
         check_session_id(session_id)
         check_uid(uid)
@@ -137,6 +139,7 @@ class Responses(StoreBase):
                     orjson.dumps(dict(created_event)),
                     max_queued,
                     *LOG_LIMITS,
+                    continues or "",
                     *run_pairs,
                 ),
             )

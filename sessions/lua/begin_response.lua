@@ -3,9 +3,10 @@
 -- ARGV 1 pub 2 live 3 uid 4 rid 5 body_hash 6 on_busy 7 owner 8 lease_ms 9 key_ms 10 parent ('' = root)
 --      11 `head` (parent is a guess at the session's head) or `given` 12 user message id or '' 13 its body
 --      14 its JSON in events 15 assistant message id 16 its body 17 its JSON in events 18 response.created
---      19 max_queued 20 log_entries 21 log_ms 22.. run field pairs
+--      19 max_queued 20 log_entries 21 log_ms 22 SHA-1 of the body that the assistant message has, '' = it is new
+--      23.. run field pairs
 -- ok|replayed rid fence wait offset epoch now cancel title_empty lease_until
--- key_reused rid | busy rid | queue_full rid | locked reason | moved head | parent_not_found | not_found
+-- key_reused rid | busy rid | queue_full rid | locked reason | moved head | changed | parent_not_found | not_found
 local m = redis.call('HMGET', KEYS[1], 'uid', 'locked', 'active_response_id', 'epoch', 'head', 'title', 'offset')
 if not m[1] or m[1] ~= ARGV[3] then return {'not_found'} end
 local title_empty = m[6] == '' and 1 or 0
@@ -36,6 +37,7 @@ if busy then
   if ARGV[6] ~= 'queue' then return {'busy', m[3]} end
   if redis.call('LLEN', KEYS[7]) >= tonumber(ARGV[19]) then return {'queue_full', m[3]} end
 end
+if ARGV[22] ~= '' and redis.sha1hex(redis.call('HGET', KEYS[2], ARGV[15]) or '') ~= ARGV[22] then return {'changed'} end
 if not given and m[5] ~= ARGV[10] then return {'moved', m[5]} end
 
 local now = now_ms()
@@ -48,7 +50,7 @@ else
 end
 redis.call('HSET', KEYS[4], 'uid', ARGV[3], 'status', 'queued', 'fence', 1, 'owner', ARGV[7], 'sequence_number', 1,
   'lease_until', lease_until, 'cancel', 0, 'message_id', ARGV[15], 'created_at', now, 'num_tokens', 0,
-  unpack(ARGV, 22))
+  unpack(ARGV, 23))
 if early then
   redis.call('HSET', KEYS[4], 'cancel', 1, 'cancel_by', 'user', 'cancel_reason', 'client_cancelled', 'cancel_at', now)
 end

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import orjson
 import pytest
 
-from server.frames import MAX_SNAPSHOT_PART, put_event, put_snapshot, text_of
+from server.frames import MAX_SNAPSHOT_PART, put_event, put_snapshot
+from server.response_log import text_of
 from sessions.records import Event, ObjectEvent, TextEvent
 from tests.server.watching import Viewer
 
@@ -37,7 +39,8 @@ async def test_any_other_event_is_sent_with_its_number_and_fence(viewer: Viewer)
 
 
 @pytest.mark.parametrize(
-    ("length", "parts"), [(0, 1), (1, 1), (MAX_SNAPSHOT_PART, 1), (MAX_SNAPSHOT_PART + 1, 2)]
+    ("length", "parts"),
+    [(0, 1), (1, 1), (MAX_SNAPSHOT_PART - 2, 1), (MAX_SNAPSHOT_PART - 1, 2), (400_000, 4)],
 )
 async def test_a_snapshot_has_as_many_parts_as_it_needs(
     viewer: Viewer, length: int, parts: int
@@ -48,6 +51,16 @@ async def test_a_snapshot_has_as_many_parts_as_it_needs(
         (part, parts) for part in range(1, parts + 1)
     ]
     assert sum(len(frame["text"]) for frame in frames) == length
+
+
+@pytest.mark.parametrize("character", ["\x01", "é", "漢", "😀"])
+async def test_no_part_of_a_snapshot_comes_near_the_limit_of_a_frame(
+    viewer: Viewer, character: str
+) -> None:
+    put_snapshot(viewer.outbox, RESPONSE, 9, 1, character * 100_000)
+    frames: list[dict[str, Any]] = await viewer.sent()
+    assert "".join(frame["text"] for frame in frames) == character * 100_000
+    assert max(len(orjson.dumps(frame)) for frame in frames) < 129 * 1024
 
 
 def test_the_text_of_a_log() -> None:

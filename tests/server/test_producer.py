@@ -10,11 +10,12 @@ import pytest
 from engine import AsyncLLM, CompletionOutput, RequestOutput, SamplingParams
 from engine.errors import EngineDeadError, RetryableRequestError
 from server import producer as producer_module
-from server.hub import Hub, Subscription
+from server.hub import Hub
 from server.intervals import Intervals
 from server.metrics import Metrics
 from server.producer import Producer
 from server.run import Run, Stop
+from server.subscription import Subscription
 from sessions.errors import StoreUnavailable
 from sessions.follow import LiveFeed
 from sessions.records import ObjectEvent, TextEvent

@@ -27,6 +27,7 @@ from server.protocol import (
 from tests.end_to_end import bad_input
 
 SESSION = "ses_" + "A" * 22
+MESSAGE = "msg_" + "A" * 22
 CREATE = {"type": "response.create", "session_id": SESSION, "idempotency_key": "k", "input": "hi"}
 MAX_MESSAGE_CHARACTERS = 256 * 1024
 
@@ -74,7 +75,35 @@ def test_the_last_of_duplicate_keys_counts() -> None:
 def test_null_means_not_given() -> None:
     frame = parse_fields(type="session.update", session_id=SESSION, title=None, settings=None)
     assert frame == UpdateSession(session_id=SESSION)
-    assert parse_fields(**CREATE, settings={"seed": None}).settings == Settings()
+    assert parse_fields(**CREATE, settings={"top_p": None}).settings == Settings()
+
+
+def test_a_null_seed_is_kept_because_it_asks_for_another_one() -> None:
+    assert parse_fields(**CREATE, settings={"seed": None}).settings.given() == {"seed": None}
+    assert Settings().given() == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "input"),
+        ({"input": "hi", "regenerate_of": MESSAGE}, "regenerate_of"),
+        ({"regenerate_of": MESSAGE, "continue_of": MESSAGE}, "continue_of"),
+        ({"regenerate_of": MESSAGE, "parent_id": MESSAGE}, "parent_id"),
+        ({"continue_of": MESSAGE, "parent_id": MESSAGE}, "parent_id"),
+    ],
+)
+def test_a_response_has_exactly_one_purpose(fields: dict[str, Any], param: str) -> None:
+    error = refusal(json.dumps({**CREATE, "input": None, **fields}))
+    assert (error.code, error.param) == ("invalid_field", param)
+
+
+def test_what_to_do_without_viewers_is_a_word_or_a_time() -> None:
+    for given in ("continue", {"stop_after_s": 30}):
+        settings = parse_fields(**CREATE, settings={"on_no_viewers": given}).settings
+        assert settings.given() == {"on_no_viewers": given}
+    wrong = {**CREATE, "settings": {"on_no_viewers": {"stop_after_s": 0}}}
+    assert refusal(json.dumps(wrong)).param == "settings.on_no_viewers.stop_after_s"
 
 
 @pytest.mark.parametrize("bad", bad_input.FRAMES, ids=lambda bad: f"{bad.row} {bad.text[:40]!r}")
@@ -102,6 +131,7 @@ def test_the_limits_themselves_are_accepted() -> None:
         "presence_penalty": -2,
         "frequency_penalty": -2,
         "system": "",
+        "logprobs": 0,
     }
     most: dict[str, Any] = {
         "temperature": 2,
@@ -115,6 +145,7 @@ def test_the_limits_themselves_are_accepted() -> None:
         "presence_penalty": 2,
         "frequency_penalty": 2,
         "system": "x" * 32 * 1024,
+        "logprobs": 5,
     }
     for values in (least, most):
         assert parse_fields(**CREATE, settings=values).settings == Settings(**values)

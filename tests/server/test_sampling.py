@@ -31,10 +31,15 @@ def test_a_small_context_halves_the_default_length() -> None:
 def test_later_layers_win_and_none_is_not_set() -> None:
     checkpoint = ModelDefaults({"temperature": 0.6, "top_k": 20})
     session = {"temperature": 1.0, "system": "s", "seed": 7}
-    response = {"temperature": None, "top_p": 0.5, "seed": None}
+    response = {"temperature": None, "top_p": 0.5}
     settings = effective_settings(checkpoint, "m", 512, session, response)
     assert (settings["temperature"], settings["top_k"], settings["top_p"]) == (1.0, 20, 0.5)
     assert (settings["system"], settings["seed"]) == ("s", 7)
+
+
+def test_a_seed_that_is_none_is_drawn_anew() -> None:
+    settings = effective_settings(NOTHING, "m", 512, {"seed": 7}, {"seed": None})
+    assert settings["seed"] not in (None, 7)
 
 
 @pytest.mark.parametrize(

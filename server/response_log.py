@@ -1,0 +1,59 @@
+"""`ResponseLog`: what the entries of one answer say, in memory or as the store has them.
+
+A continued answer writes behind text that its message had already. That text is in no entry of the
+log, so whoever needs the whole text (a snapshot, an end that brings its text) needs `base` too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sessions.errors import MessageNotFound, ResponseNotFound, SessionNotFound
+from sessions.records import Event, ObjectEvent, RunRecord, TextEvent, utf16_prefix
+from sessions.store import SessionStore
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseLog:
+    """Entry number `n` is `events[n - 1]`."""
+
+    fence: int
+    events: Sequence[Event]
+    base: str = ""  # what the message said before entry 1
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last entry is `response.done`."""
+        return bool(self.events) and is_done(self.events[-1])
+
+    def text(self, until: int | None = None) -> str:
+        """The message's text as of entry `until` (default: all of them)."""
+        return self.base + text_of(self.events[:until])
+
+
+def text_of(events: Sequence[Event]) -> str:
+    """What these entries add to their message."""
+    return "".join(event.delta for event in events if isinstance(event, TextEvent))
+
+
+def is_done(event: Event) -> bool:
+    return isinstance(event, ObjectEvent) and event.data.get("type") == "response.done"
+
+
+async def read_log(store: SessionStore, uid: str | None, response_id: str) -> ResponseLog:
+    """The log as the store has it. Raises `ResponseNotFound`, `StoreUnavailable`."""
+    record = await store.run(uid, response_id)
+    events = [event for _, event in await store.events(response_id)]
+    return ResponseLog(record.fence, events, await read_base(store, record, events))
+
+
+async def read_base(store: SessionStore, record: RunRecord, events: Sequence[Event]) -> str:
+    """The text behind which an answer began: at its end, the message still begins with it."""
+    first = next((event for event in events if isinstance(event, TextEvent)), None)
+    length = record.text_length if first is None else first.text_offset
+    if length == 0:
+        return ""
+    try:
+        message = await store.message(record.uid, record.session_id, record.message_id)
+    except (SessionNotFound, MessageNotFound):
+        raise ResponseNotFound from None
+    return utf16_prefix(message.text, length)

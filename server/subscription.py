@@ -1,0 +1,122 @@
+"""`Subscription`: what one connection watches of one session, and how far it was sent.
+
+The same event may come from memory, from Redis, from the log, twice or late. A subscription counts:
+it drops what it has sent, and says when it lacks something.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from server.frames import MAX_REPLAY_CHARACTERS, put_event, put_snapshot
+from server.outbox import Outbox
+from server.response_log import ResponseLog, is_done, text_of
+from sessions.records import Event, ObjectEvent, TextEvent
+
+
+class Watcher(Protocol):
+    """A connection, as the hub sees it."""
+
+    uid: str
+    outbox: Outbox
+
+
+class Subscription:
+    """One connection watching one session.
+
+    While it is joining, session events are held back and answers skipped: the snapshot that ends
+    the join contains them. `only` restricts a subscription without the session's own events to the
+    answers that were asked for by `response.resume`.
+    """
+
+    def __init__(self, watcher: Watcher, session_id: str, only: set[str] | None = None) -> None:
+        self.watcher = watcher
+        self.session_id = session_id
+        self.only = only
+        self.offset = 0
+        self.joining = True
+        self.cursors: dict[str, int] = {}  # response id → last number that was queued
+        self._frozen: dict[str, asyncio.Event] = {}  # stopped from here; set at their ends
+        self._skipped: set[str] = set()  # answers of which text was left out
+        self._replies: dict[str, str] = {}  # frame type → event id of the request it answers
+        self._held: list[tuple[int, dict[str, Any]]] = []
+
+    @property
+    def outbox(self) -> Outbox:
+        return self.watcher.outbox
+
+    def wants(self, response_id: str) -> bool:
+        return self.only is None or response_id in self.only
+
+    def expect_reply(self, kind: str, event_id: str | None) -> None:
+        """The next session event of this kind answers a request of this connection."""
+        self._replies.pop(kind, None)
+        if event_id is not None:
+            self._replies[kind] = event_id
+
+    def put_session_event(self, offset: int, frame: dict[str, Any]) -> None:
+        if self.only is not None:
+            return
+        if self.joining:
+            self._held.append((offset, frame))
+        elif offset > self.offset:
+            self.offset = offset
+            if (event_id := self._replies.pop(frame["type"], None)) is not None:
+                frame = {**frame, "event_id": event_id}
+            self.outbox.put(frame)
+
+    def freeze(self, response_id: str) -> asyncio.Event:
+        """Send nothing more of an answer; the event is set when its end has come by.
+
+        Whoever freezes sends `response.done` itself, with the text if `has_skipped`.
+        """
+        return self._frozen.setdefault(response_id, asyncio.Event())
+
+    def has_skipped(self, response_id: str) -> bool:
+        return response_id in self._skipped
+
+    def end_join(self, offset: int) -> None:
+        """The snapshot up to `offset` was queued: send what came meanwhile, and go live."""
+        self.joining = False
+        self.offset = offset
+        held, self._held = self._held, []
+        for held_offset, frame in held:
+            self.put_session_event(held_offset, frame)
+
+    def put_events(self, response_id: str, fence: int, first: int, events: Sequence[Event]) -> bool:
+        """Queue entries `first`, `first` + 1, … that are new; False if some before are missing."""
+        cursor = self.cursors.get(response_id, 0)
+        if first > cursor + 1:
+            return False
+        for number, event in enumerate(events, first):
+            if number > cursor:
+                self.cursors[response_id] = number
+                if (frozen := self._frozen.get(response_id)) is None:
+                    put_event(self.outbox, response_id, number, fence, event)
+                elif is_done(event):
+                    frozen.set()
+                elif isinstance(event, TextEvent):
+                    self._skipped.add(response_id)
+        return True
+
+    def put_created(
+        self, response_id: str, fence: int, created: Event, event_id: str | None
+    ) -> None:
+        """`response.created` for the asking connection: a direct reply, with its event id."""
+        data = getattr(created, "data", {})
+        reply = ObjectEvent(data if event_id is None else {**data, "event_id": event_id})
+        self.put_events(response_id, fence, 1, [reply])
+
+    def put_log(self, response_id: str, log: ResponseLog, position: int) -> None:
+        """Queue a log for somebody who has everything up to entry `position`.
+
+        A position that is not in the log, or far behind, is answered with a snapshot.
+        """
+        missing = len(text_of(log.events[position:]))
+        if position and position <= len(log.events) and missing <= MAX_REPLAY_CHARACTERS:
+            self.cursors[response_id] = position
+        else:
+            number = len(log.events) - log.has_ended
+            put_snapshot(self.outbox, response_id, number, log.fence, log.text(number))
+            self.cursors[response_id] = number
+        self.put_events(response_id, log.fence, 1, log.events)
