@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 import structlog
+from msgspec import UnsetType
 
 from engine import AsyncLLM
 from engine.connection import CoreState
@@ -274,11 +275,12 @@ def _parent_argument(frame: CreateResponse, question: Message) -> str | Unset | 
     """Where `begin_response` puts what it stores: given, or behind the head of that moment."""
     if frame.input is None:
         return question.id
-    return UNSET if frame.parent_id is None else frame.parent_id
+    return UNSET if isinstance(frame.parent_id, UnsetType) else frame.parent_id
 
 
 def _body_hash(frame: CreateResponse) -> str:
     """Names what was asked for, so that a key used for something else is noticed."""
-    asked = [frame.text, frame.regenerate_of, frame.continue_of, frame.parent_id, frame.on_busy]
-    body = orjson.dumps([*asked, frame.settings.given()], option=orjson.OPT_SORT_KEYS)
+    asked: list[Any] = [frame.text, frame.regenerate_of, frame.continue_of, frame.on_busy]
+    asked += [] if isinstance(frame.parent_id, UnsetType) else [frame.parent_id]
+    body = orjson.dumps([frame.settings.given(), *asked], option=orjson.OPT_SORT_KEYS)
     return hashlib.sha256(body).hexdigest()[:32]

@@ -274,7 +274,6 @@ class Handlers:
 
     async def _create_response(self, frame: CreateResponse) -> None:
         check_session_id(frame.session_id)
-        check_message_id(frame.parent_id)
         if frame.priority != 0:
             raise ApiError("forbidden", "priority needs a role", param="priority")
         subscription = self._subscriptions.get(frame.session_id)

@@ -125,7 +125,7 @@ class CreateResponse(Frame, frozen=True, kw_only=True):
     input: str | list[InputText] | None = None
     regenerate_of: str | None = None
     continue_of: str | None = None
-    parent_id: str | None = None
+    parent_id: str | UnsetType | None = UNSET  # None: before every other message
     settings: Settings = Settings()
     on_busy: Literal["reject", "queue", "cancel"] = "reject"
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
@@ -281,7 +281,7 @@ def check_purpose(frame: CreateResponse) -> None:
         )
     if frame.input is not None:
         _check_input(frame.text)
-    elif frame.parent_id is not None:
+    elif frame.parent_id is not UNSET:
         raise invalid_field("parent_id", f"{given[0]} says already where the answer goes")
 
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from msgspec import UnsetType
+
 from server.errors import invalid_field
 from server.protocol import CreateResponse
 from server.translate import check_message_id
@@ -65,8 +67,10 @@ class Tasks:
         """Raises `ApiError` for a message that cannot be regenerated or continued, and
         `ResponseInProgress` for one that is being written."""
         if frame.input is not None:
-            leaf = frame.parent_id if frame.parent_id is not None else session.head
-            return Task(leaf, frame.text)
+            if isinstance(frame.parent_id, UnsetType):
+                return Task(session.head, frame.text)
+            check_message_id(frame.parent_id)
+            return Task(frame.parent_id, frame.text)
         param = "regenerate_of" if frame.regenerate_of is not None else "continue_of"
         message_id: str = getattr(frame, param)
         check_message_id(message_id)

@@ -29,13 +29,13 @@ class WordTokenizer:
         return [100] * len(text.split())
 
     async def apply_chat_template_async(
-        self, messages: list[dict[str, str]], **_: Any
+        self, messages: list[dict[str, str]], answer: str = ""
     ) -> list[int]:
         ids: list[int] = []
         for message in messages:
             ids += [ROLES[message["role"]]] * MESSAGE_OVERHEAD_TOKENS
             ids += [100] * len(message["content"].split())
-        return ids
+        return ids + [200] * len(answer.split())
 
 
 @dataclass
@@ -83,10 +83,10 @@ def builder(messages: list[Message], engine: Engine | None = None) -> PromptBuil
     return PromptBuilder(store, cast("AsyncLLM", engine or Engine()))
 
 
-async def build(messages: list[Message], text: str = "w", **options: Any) -> Any:
+async def build(messages: list[Message], text: str = "w", base: str = "", **options: Any) -> Any:
     given: dict[str, Any] = {"system": "", "max_output_tokens": 200, **options}
     leaf = messages[-1].id if messages else None
-    return await builder(messages).build("alice", "ses", leaf, text, **given)
+    return await builder(messages).build("alice", "ses", leaf, text, base, **given)
 
 
 def cost(*sizes: int) -> int:
@@ -145,6 +145,21 @@ async def test_an_input_that_fills_the_context_but_for_one_token_is_taken() -> N
     prompt = await build(turn(1, 10, 10), "w " * words)
     assert len(prompt.token_ids) == CONTEXT - 1
     assert prompt.omitted_messages == 2
+
+
+async def test_the_beginning_of_an_answer_stands_at_the_end_of_its_prompt() -> None:
+    history = [message for number in range(10) for message in turn(number, 10, 74)]
+    prompt = await build(history, "w " * 5, base="b " * 300)
+    assert prompt.token_ids[-300:] == [200] * 300
+    assert prompt.token_ids[-305:-300] == [100] * 5
+    assert len(prompt.token_ids) <= CONTEXT - 200
+    assert prompt.omitted_messages > 0
+
+
+async def test_an_answer_that_fills_the_context_cannot_be_continued() -> None:
+    with pytest.raises(ApiError) as raised:
+        await build([], "w", base="b " * CONTEXT)
+    assert (raised.value.code, raised.value.param) == ("context_length_exceeded", "continue_of")
 
 
 async def test_answers_without_text_leave_no_trace() -> None:
@@ -227,15 +242,15 @@ async def test_what_a_user_types_never_becomes_a_control_token(folder: Path, tex
         leaf = messages[-1].id
         return (await found.build("alice", "ses", leaf, given.pop("text"), **given)).token_ids
 
-    evil = await ids_of(history, text=text, system=text)
-    harmless = await ids_of(turn(1, 2, 2, "hi"), text="hi", system="hi")
+    evil = await ids_of(history, text=text, system=text, base=text)
+    harmless = await ids_of(turn(1, 2, 2, "hi"), text="hi", system="hi", base="hi")
     assert control_ids(tokenizer, evil) == control_ids(tokenizer, harmless)
     assert text in tokenizer.decode(evil)
 
 
 class RefusingTokenizer(WordTokenizer):
     async def apply_chat_template_async(
-        self, messages: list[dict[str, str]], **_: Any
+        self, messages: list[dict[str, str]], answer: str = ""
     ) -> list[int]:
         raise ValidationError("the chat template refuses these messages: at /models/x", "messages")
 

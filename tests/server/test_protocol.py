@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from server.errors import ApiError
 from server.protocol import (
@@ -59,7 +60,7 @@ def test_defaults_are_those_of_the_protocol() -> None:
     assert frame == SubscribeSession(session_id=SESSION, limit=50, observe=False, responses=[])
     create = parse_fields(**CREATE)
     assert isinstance(create, CreateResponse)
-    assert (create.on_busy, create.parent_id, create.settings) == ("reject", None, Settings())
+    assert (create.on_busy, create.parent_id, create.settings) == ("reject", UNSET, Settings())
 
 
 def test_unknown_fields_are_ignored_at_the_top_and_refused_in_settings() -> None:
@@ -90,7 +91,7 @@ def test_a_null_seed_is_kept_because_it_asks_for_another_one() -> None:
         ({"input": "hi", "regenerate_of": MESSAGE}, "regenerate_of"),
         ({"regenerate_of": MESSAGE, "continue_of": MESSAGE}, "continue_of"),
         ({"regenerate_of": MESSAGE, "parent_id": MESSAGE}, "parent_id"),
-        ({"continue_of": MESSAGE, "parent_id": MESSAGE}, "parent_id"),
+        ({"continue_of": MESSAGE, "parent_id": None}, "parent_id"),
     ],
 )
 def test_a_response_has_exactly_one_purpose(fields: dict[str, Any], param: str) -> None:
@@ -99,9 +100,9 @@ def test_a_response_has_exactly_one_purpose(fields: dict[str, Any], param: str) 
 
 
 def test_what_to_do_without_viewers_is_a_word_or_a_time() -> None:
-    for given in ("continue", {"stop_after_s": 30}):
-        settings = parse_fields(**CREATE, settings={"on_no_viewers": given}).settings
-        assert settings.given() == {"on_no_viewers": given}
+    for wish in ("continue", {"stop_after_s": 30}):
+        settings = parse_fields(**CREATE, settings={"on_no_viewers": wish}).settings
+        assert settings.given() == {"on_no_viewers": wish}
     wrong = {**CREATE, "settings": {"on_no_viewers": {"stop_after_s": 0}}}
     assert refusal(json.dumps(wrong)).param == "settings.on_no_viewers.stop_after_s"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from sessions.errors import (
     CancelPending,
     IdempotencyKeyReused,
+    MessageChanged,
     MessageNotFound,
     QueueFull,
     ResponseInProgress,
@@ -189,12 +191,34 @@ async def test_a_continued_answer_replaces_its_message_and_is_not_counted_again(
     await chat.finish(first.response_id, 2)
     response_id = new_response_id(chat.session_id)
     longer = assistant_message(response_id, "so far", id=message.id, parent_id=message.parent_id)
-    await chat.begin(None, response_id=response_id, assistant_message=longer)
+    _, version = await chat.store.message_version("alice", chat.session_id, message.id)
+    await chat.begin(None, response_id=response_id, assistant_message=longer, continues=version)
     assert (await chat.store.session("alice", chat.session_id)).message_count == 2
     events = await chat.store.session_events(chat.session_id, after=4)
     assert events is not None
     assert [event.data["type"] for event in events] == ["message.updated"]
     assert (await chat.store.run(None, response_id)).text_length == 6
+
+
+@pytest.mark.parametrize("on_busy", ["reject", "queue"])
+async def test_an_answer_that_was_changed_since_it_was_read_is_not_continued(
+    chat: Chat, on_busy: str
+) -> None:
+    first = await chat.begin("one")
+    message = chat.messages[first.response_id]
+    await chat.finish(first.response_id, 2)
+    _, version = await chat.store.message_version("alice", chat.session_id, message.id)
+    changed: dict[str, Any] = {
+        "assistant_message": replace(message, text="so far"),
+        "continues": version,
+    }
+    await chat.begin(None, **changed)
+    before = await chat.keys()
+    refusal = ResponseInProgress if on_busy == "reject" else MessageChanged
+    with pytest.raises(refusal):
+        await chat.begin(None, **changed, on_busy=on_busy)
+    assert await chat.keys() == before
+    assert (await chat.store.live_responses(chat.session_id)).queued == ()
 
 
 async def test_somebody_elses_session_begins_nothing(chat: Chat) -> None:
