@@ -7,7 +7,7 @@ come before it is answered, a close frame that must arrive, a jammed socket that
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from http import HTTPStatus
 from typing import Any
 
@@ -18,33 +18,209 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.datastructures import Headers
 from websockets.exceptions import InvalidState
+from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
+from websockets.streams import StreamReader
+from websockets.typing import LoggerLike
 
-from server.closing import CloseCode
+from server.closing import CloseCode, CloseConnection
 from server.connection import MAX_MESSAGE_BYTES
-from server.guard import MAX_HEADER_BYTES
+from server.guard import BODY_SECONDS, MAX_HEADER_BYTES
+from server.limits import TokenBucket
 
 KEEP_ALIVE_SECONDS = 15
 SHUTDOWN_SECONDS = 3
 UNRULY = (CloseCode.BAD_FRAMES, CloseCode.TOO_MANY, CloseCode.SLOW_CONSUMER)
 LINGER_SECONDS = 2.0  # for a client to read why it was refused
+HEAD_SECONDS = 10.0  # for the whole head of a request
+WRITE_SECONDS = 30.0  # a client that reads hardly anything of its answer is cut
+MESSAGE_SECONDS = 30.0  # from the first byte of a websocket message to its last
+IDLE_FRAMES_PER_S = 50  # pings, pongs and empty fragments of one websocket; burst twice that
 BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+REQUEST_TIMEOUT = BAD_REQUEST.replace(b"400 Bad Request", b"408 Request Timeout")
 
 
 class HttpProtocol(H11Protocol):
-    """uvicorn's, which forgets what came in one packet with a handshake."""
+    """uvicorn's, with deadlines, with time to read a refusal, and with nothing forgotten.
+
+    uvicorn waits for ever for the rest of a head or of a body, resets the connection of a client
+    that is still sending when it is refused, and forgets what came in one packet with a handshake.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._is_over = False  # refused, or a websocket by now
+        self._awaited: type | None = None  # h11's state of a client that is due
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_client()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._cancel_timers()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_over:
+            return
+        super().data_received(data)
+        self._let_linger()
+        self._await_client()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        self._cancel_timers()
+        self._is_over = True
         super().handle_websocket_upgrade(event)
         early, _ = self.conn.trailing_data
         protocol = self.transport.get_protocol()
         if early and isinstance(protocol, WebSocketProtocol):
             protocol.data_received(early)
 
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is not None and self.cycle.response_started and self._is_answering:
+            self.close()  # half an answer is out: nothing can follow it
+        else:
+            self._refuse(BAD_REQUEST)
 
-class Handshake(ServerProtocol):
-    """websockets', without words in its refusals; the application chooses whom it talks to."""
+    def on_response_complete(self) -> None:
+        if not self._is_over:
+            super().on_response_complete()
+            self._let_linger()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+
+    def close(self) -> None:
+        """Close; a client that is still sending gets the time to read its answer."""
+        if self.conn.their_state in (h11.SEND_BODY, h11.ERROR):
+            self._cancel_timers()
+            self._is_over = True
+            linger(self.loop, self.transport)
+        else:
+            self.transport.close()
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _let_linger(self) -> None:
+        if self.cycle is not None and self.cycle.transport is self.transport:
+            self.cycle.transport = _LingeringTransport(self)  # type: ignore[assignment]
+
+    def _await_client(self) -> None:
+        """Give what the client owes us now, a head or a body, a deadline as a whole."""
+        awaited: type | None = self.conn.their_state
+        if awaited not in (h11.IDLE, h11.SEND_BODY) or self._is_over:
+            awaited = None
+        if awaited is self._awaited:
+            return
+        self._awaited = awaited
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+        if awaited is h11.IDLE:
+            self._read_timer = self.loop.call_later(HEAD_SECONDS, self._give_up_head)
+        elif awaited is h11.SEND_BODY:  # one that is being read has its 408 by then
+            seconds = BODY_SECONDS + LINGER_SECONDS
+            self._read_timer = self.loop.call_later(seconds, self.transport.abort)
+
+    def _give_up_head(self) -> None:
+        if self.conn.trailing_data[0]:
+            self._refuse(REQUEST_TIMEOUT)
+        else:
+            self.transport.close()
+
+    def _refuse(self, answer: bytes) -> None:
+        """Answer in place of the application, and hear no more."""
+        self._cancel_timers()
+        self._is_over = True
+        if self._is_answering:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.write(answer)
+        linger(self.loop, self.transport)
+
+    def _cancel_timers(self) -> None:
+        self._unset_keepalive_if_required()
+        for timer in (self._read_timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+
+
+class _LingeringTransport:
+    """What a request does with its transport; closing is the protocol's affair."""
+
+    def __init__(self, protocol: HttpProtocol) -> None:
+        self.write = protocol.transport.write
+        self.is_closing = protocol.transport.is_closing
+        self.close = protocol.close
+
+
+def linger(loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> asyncio.TimerHandle:
+    """We have said our last: swallow what still comes, unparsed, and cut soon.
+
+    Closing with unread bytes is a reset, which destroys our last words on their way.
+    """
+    transport.write_eof()
+    transport.resume_reading()
+    return loop.call_later(LINGER_SECONDS, transport.abort)
+
+
+class FrameReader(StreamReader):
+    """websockets', which tells whether a part of a frame has come."""
+
+    is_in_frame = False
+
+    def at_eof(self) -> Generator[None, None, bool]:
+        """Called between two frames."""
+        self.is_in_frame = False
+        has_ended = yield from super().at_eof()
+        self.is_in_frame = not has_ended
+        return has_ended
+
+
+class Framing(ServerProtocol):
+    """websockets' parser, without words in its refusals, and with a limit for idle frames.
+
+    The application chooses whom it talks to, and counts messages. Pings, pongs and empty fragments
+    never reach it, so they are counted here.
+    """
+
+    def __init__(self, *, max_size: int | None, logger: LoggerLike) -> None:
+        super().__init__(max_size=max_size, logger=logger)
+        self.num_ended = 0  # messages, and control frames between two of them
+        self._idle_frames = TokenBucket(IDLE_FRAMES_PER_S)
+        self.reader = self._frames = FrameReader()
+        self.parser = self.parse()
+        next(self.parser)
+
+    @property
+    def is_message_open(self) -> bool:
+        """Whether a message, or a frame, has begun and not ended."""
+        return self._frames.is_in_frame or self.current_size is not None
+
+    def recv_frame(self, frame: Frame) -> None:
+        is_empty_part = not frame.data and not frame.fin
+        is_idle = frame.opcode in (Opcode.PING, Opcode.PONG) or is_empty_part
+        if is_idle and not self._idle_frames.take():
+            self.refuse(CloseCode.TOO_MANY, "rate_limited;retry_after_ms=5000")
+            return
+        super().recv_frame(frame)
+        if self.current_size is None:
+            self.num_ended += 1
+
+    def refuse(self, code: CloseCode, reason: str) -> None:
+        """End the connection as for a frame that is wrong; nothing behind it is parsed."""
+        self.fail(code, reason)
+        self.parser_exc = CloseConnection(code, reason)
 
     def reject(self, status: int, text: str) -> Response:
         response = super().reject(status, "")
@@ -70,9 +246,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.conn = Handshake(max_size=self.config.ws_max_size, logger=self.logger)
+        self.conn = self._framing = Framing(max_size=self.config.ws_max_size, logger=self.logger)
         self._early = b""  # came before the handshake was answered
         self._is_lingering = False
+        self._message_timer: asyncio.TimerHandle | None = None
+        self._num_ended = 0  # when the timer was started
 
     def data_received(self, data: bytes) -> None:
         if self._is_lingering or self.transport.is_closing():
@@ -84,6 +262,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().data_received(data)
         if not self.handshake_initiated:  # the whole head was in `data`: it is not one
             self._refuse_handshake()
+        self._await_message()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._cancel_message_timer()
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
@@ -121,13 +304,37 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._linger()
 
     def _linger(self) -> None:
-        """Our close frame is out: swallow what still comes, unparsed, and cut soon."""
+        """Our close frame is out."""
         self._is_lingering = True
-        self.transport.write_eof()
-        self.transport.resume_reading()
+        self._cancel_message_timer()
         if self.close_timer is not None:
             self.close_timer.cancel()
-        self.close_timer = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+        self.close_timer = linger(self.loop, self.transport)
+
+    def _await_message(self) -> None:
+        """Give the message that is on its way now, whether as one frame or many, a deadline."""
+        if self._message_timer is not None and (
+            self._framing.num_ended != self._num_ended or not self._framing.is_message_open
+        ):
+            self._cancel_message_timer()
+        if self._message_timer is None and self._framing.is_message_open:
+            self._num_ended = self._framing.num_ended
+            self._message_timer = self.loop.call_later(MESSAGE_SECONDS, self._give_up_message)
+
+    def _give_up_message(self) -> None:
+        self._message_timer = None
+        if self._is_lingering or self.transport.is_closing():
+            return
+        if self.read_paused:  # the rest may be there: we have not looked
+            self._await_message()
+        else:
+            self._framing.refuse(CloseCode.BAD_FRAMES, "message_timeout")
+            self.handle_parser_exception()
+
+    def _cancel_message_timer(self) -> None:
+        if self._message_timer is not None:
+            self._message_timer.cancel()
+            self._message_timer = None
 
     def _refuse_handshake(self) -> None:
         self.handshake_complete = self.close_sent = True

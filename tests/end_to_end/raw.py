@@ -11,10 +11,10 @@ import os
 import re
 import struct
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 from urllib.parse import urlsplit
 
-from tests.end_to_end.harness import ROOT, Server
+from tests.end_to_end.harness import ROOT
 
 ANSWER_SECONDS = 10.0
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
@@ -24,6 +24,13 @@ NO_STATUS = 1005
 _INDISCREET = re.compile(
     rb"Traceback|site-packages|\.py\b|File \"|/tmp/|" + re.escape(str(ROOT).encode())
 )
+
+
+class Target(Protocol):
+    """Whom to talk to: a `Server`, or whatever else has an address and a token."""
+
+    url: str
+    token: str
 
 
 class Answer(NamedTuple):
@@ -42,7 +49,7 @@ class Answer(NamedTuple):
         return error
 
 
-def assert_discreet(server: Server, answer: bytes) -> None:
+def assert_discreet(server: Target, answer: bytes) -> None:
     """No traceback, path or secret in what a client is told."""
     assert not _INDISCREET.search(answer), answer[:500]
     assert server.token.encode() not in answer
@@ -76,7 +83,7 @@ def close_frame(code: int, reason: bytes = b"") -> bytes:
 
 
 def request(
-    server: Server,
+    server: Target,
     method: str = "GET",
     path: str = "/",
     headers: Iterable[tuple[str, str]] = (),
@@ -92,7 +99,7 @@ def request(
 
 
 def upgrade(
-    server: Server,
+    server: Target,
     changed: Mapping[str, str | list[str] | None] | None = None,
     *,
     method: str = "GET",
@@ -119,16 +126,17 @@ def upgrade(
 
 
 class RawSocket:
-    """One TCP connection. Use as an async context manager."""
+    """One TCP connection, from `source` if given. Use as an async context manager."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Target, source: str | None = None) -> None:
         self._server = server
+        self._source = None if source is None else (source, 0)
         self._closed_with: int | None = None
 
     async def __aenter__(self) -> Self:
         address = urlsplit(self._server.url)
         self._reader, self._writer = await asyncio.open_connection(
-            address.hostname, address.port, limit=2**24
+            address.hostname, address.port, limit=2**24, local_addr=self._source
         )
         return self
 
@@ -204,18 +212,18 @@ class RawSocket:
         return first & 0x0F, payload
 
 
-async def ask(server: Server, data: bytes) -> Answer:
+async def ask(server: Target, data: bytes) -> Answer:
     """One request on a connection of its own."""
     async with RawSocket(server) as socket:
         return await socket.ask(data)
 
 
-async def log_in(server: Server) -> str:
+async def log_in(server: Target) -> str:
     """A `Cookie` header, by the way that a browser gets one."""
     return cookie_of(await ask(server, request(server, path=await login_path(server))))
 
 
-async def login_path(server: Server) -> str:
+async def login_path(server: Target) -> str:
     """A path with a fresh one-time code."""
     headers = [("Authorization", f"Bearer {server.token}")]
     answer = await ask(server, request(server, "POST", "/v1/login-codes", headers))

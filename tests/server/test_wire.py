@@ -1,0 +1,262 @@
+"""Deadlines and limits of the protocol classes, on a real uvicorn with a small application."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from server import wire
+from server.wire import IDLE_FRAMES_PER_S, Server, uvicorn_config
+from tests.end_to_end.raw import (
+    CONTINUATION,
+    PING,
+    PONG,
+    TEXT,
+    RawSocket,
+    frame,
+    request,
+    upgrade,
+)
+
+SOON = 0.1  # seconds, for deadlines that a test waits for
+BURST = 2 * IDLE_FRAMES_PER_S
+BIG = 16 * 2**20  # more than the buffers between two sockets hold
+
+
+@dataclass
+class Target:
+    url: str
+    token: str = "a-token-that-no-answer-may-hold"
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """A websocket that echoes; paths that read nothing, say much, or refuse."""
+    if scope["type"] == "lifespan":
+        for kind in ("startup", "shutdown"):
+            assert (await receive())["type"] == f"lifespan.{kind}"
+            await send({"type": f"lifespan.{kind}.complete"})
+    elif scope["type"] == "websocket":
+        await _echo(scope, receive, send)
+    else:
+        status = 413 if scope["path"] == "/refuse" else 200
+        body = bytes(BIG) if scope["path"] == "/big" else b"short"
+        headers = [(b"content-length", str(len(body)).encode())]
+        if status == 413:
+            headers.append((b"connection", b"close"))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        for start in range(0, len(body), 65536):
+            part = body[start : start + 65536]
+            more = start + 65536 < len(body)
+            await send({"type": "http.response.body", "body": part, "more_body": more})
+
+
+async def _echo(scope: Scope, receive: Receive, send: Send) -> None:
+    while (message := await receive())["type"] != "websocket.disconnect":
+        if message["type"] == "websocket.connect":
+            await send({"type": "websocket.accept", "subprotocol": "chat.v1"})
+            await asyncio.sleep(3 * SOON if scope["path"] == "/slow" else 0)
+        else:
+            echo = {"type": "echo", "length": len(message["text"])}
+            await send({"type": "websocket.send", "text": json.dumps(echo)})
+
+
+@pytest.fixture
+async def target() -> AsyncIterator[Target]:
+    config = uvicorn_config(app, ping_seconds=20.0)
+    config.host, config.port = "127.0.0.1", 0
+    server = Server(config)
+    serving = asyncio.create_task(server.serve())
+    await server.ready.wait()
+    port = server.servers[0].sockets[0].getsockname()[1]
+    yield Target(f"http://127.0.0.1:{port}")
+    server.should_exit = True
+    await serving
+
+
+async def drip(socket: RawSocket, data: bytes) -> None:
+    """A byte every now and then: each comes long before a deadline between two bytes would."""
+    for place in range(len(data)):
+        await socket.send(data[place : place + 1])
+        await asyncio.sleep(SOON / 10)
+
+
+# ---- HTTP ---------------------------------------------------------------------------------------
+
+
+async def test_b6_a_connection_that_says_nothing_is_closed(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "HEAD_SECONDS", SOON)
+    async with RawSocket(target) as socket:
+        assert (await socket.answer()).status == 0
+
+
+@pytest.mark.parametrize("head", [b"GET / HTTP/1.1\r\nHost: x", b"GET /" + b"x" * 1000])
+async def test_b6_half_a_head_is_answered_408_however_it_drips(
+    target: Target, monkeypatch: pytest.MonkeyPatch, head: bytes
+) -> None:
+    monkeypatch.setattr(wire, "HEAD_SECONDS", SOON)
+    async with RawSocket(target) as socket:
+        dripping = asyncio.create_task(drip(socket, head))
+        answer = await socket.answer()
+        assert (answer.status, answer.body) == (408, b"")
+        await socket.ended()
+        dripping.cancel()
+
+
+async def test_b6_the_head_of_a_second_request_has_a_deadline_of_its_own(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "HEAD_SECONDS", SOON)
+    async with RawSocket(target) as socket:
+        assert (await socket.ask(request(target))).status == 200
+        await asyncio.sleep(2 * SOON)  # kept alive: no request is due
+        assert (await socket.ask(request(target))).status == 200
+        assert (await socket.ask(b"GET / HTTP/1.1\r\n")).status == 408
+
+
+async def test_p18_a_body_that_nobody_reads_does_not_hold_its_connection(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "BODY_SECONDS", SOON)
+    monkeypatch.setattr(wire, "LINGER_SECONDS", SOON)
+    async with RawSocket(target) as socket:
+        head = request(target, "POST", headers=[("Content-Length", "100000")])
+        assert (await socket.ask(head)).status == 200
+        dripping = asyncio.create_task(drip(socket, bytes(100_000)))
+        await socket.ended()
+        dripping.cancel()
+
+
+async def test_p18_a_client_that_reads_nothing_of_its_answer_is_cut(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "WRITE_SECONDS", SOON)
+    address = urlsplit(target.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port, limit=4096)
+    writer.write(request(target, path="/big"))
+    await asyncio.sleep(3 * SOON)  # what comes beyond the reader's limit stays in the kernel
+    num_received = 0
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(65536):
+            num_received += len(data)
+    assert 0 < num_received < BIG
+    writer.transport.abort()
+
+
+async def last_words(target: Target, data: bytes) -> bytes:
+    """All that is said to a client that goes on sending; a reset fails."""
+    address = urlsplit(target.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(data)
+    answer = await reader.read()
+    writer.write(bytes(100_000))
+    await asyncio.sleep(SOON)
+    assert reader.exception() is None
+    writer.transport.abort()
+    return answer
+
+
+async def test_p18_a_client_that_is_still_sending_can_read_why_it_is_refused(
+    target: Target,
+) -> None:
+    head = request(target, "POST", "/refuse", [("Content-Length", str(BIG))])
+    answer = await last_words(target, head + bytes(BIG))
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert answer.endswith(b"short")
+
+
+@pytest.mark.parametrize("size", [64_000, 10_000_000])
+async def test_b5_so_can_one_with_a_head_that_is_too_long(target: Target, size: int) -> None:
+    answer = await last_words(target, b"GET / HTTP/1.1\r\nX: " + b"x" * size)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+# ---- websockets ---------------------------------------------------------------------------------
+
+EMPTY_PARTS = frame(TEXT, b"", fin=False) + frame(CONTINUATION, b"", fin=False) * (BURST - 1)
+IDLE = {"pings": frame(PING, b"x" * 125) * BURST, "pongs": frame(PONG) * BURST}
+
+
+@pytest.mark.parametrize("idle", [*IDLE.values(), EMPTY_PARTS], ids=[*IDLE, "empty parts"])
+async def test_b14_control_frames_and_empty_fragments_beyond_their_burst_close_with_4429(
+    target: Target, idle: bytes
+) -> None:
+    ending = frame(CONTINUATION, b"hello") if idle is EMPTY_PARTS else frame(TEXT, b"hello")
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await socket.send(idle + ending)
+        assert (await socket.next("echo"))["length"] == 5
+        await socket.send(idle)
+        assert await socket.closed() == (4429, "rate_limited;retry_after_ms=5000")
+
+
+async def test_b12_a_message_in_many_fragments_is_read_in_linear_time(target: Target) -> None:
+    parts = frame(TEXT, b"x", fin=False) + frame(CONTINUATION, b"x", fin=False) * 99_998
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await socket.send(parts + frame(CONTINUATION, b"x"))
+        assert (await socket.next("echo"))["length"] == 100_000
+
+
+ONE_FRAME = frame(TEXT, bytes(100))[:-1]
+TWO_PARTS = frame(TEXT, b"x", fin=False) + frame(CONTINUATION, b"x", fin=False)
+WITH_PINGS = frame(TEXT, b"x", fin=False) + frame(PING) * 3
+
+
+@pytest.mark.parametrize(
+    "data", [ONE_FRAME[:1], ONE_FRAME[:2], ONE_FRAME, TWO_PARTS, WITH_PINGS, WITH_PINGS[:-2]]
+)
+async def test_b12_a_message_that_does_not_end_closes_with_4400(
+    target: Target, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    monkeypatch.setattr(wire, "MESSAGE_SECONDS", SOON)
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await socket.send(frame(TEXT, b"whole") + data)
+        assert await socket.closed() == (4400, "message_timeout")
+
+
+async def test_b12_messages_that_end_in_time_may_come_for_ever(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "MESSAGE_SECONDS", SOON)
+    whole = frame(TEXT, b"hello")
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await socket.send(whole[:4])
+        for _ in range(6):  # never between two frames, and far longer than one message may take
+            await asyncio.sleep(SOON / 3)
+            await socket.send(whole[4:] + whole[:4])
+            assert (await socket.next("echo"))["length"] == 5
+
+
+async def test_b12_a_message_that_the_application_keeps_waiting_is_not_late(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "MESSAGE_SECONDS", SOON)
+    whole = frame(TEXT, b"hello")
+    async with RawSocket(target) as socket:
+        assert (await socket.ask(upgrade(target, path="/slow"))).status == 101
+        await socket.send(whole + whole[:4])
+        await asyncio.sleep(SOON / 2)
+        await socket.send(whole[4:])
+        for _ in range(2):
+            assert (await socket.next("echo"))["length"] == 5
+
+
+async def test_p18_the_deadlines_of_http_end_with_the_handshake(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HEAD_SECONDS", "BODY_SECONDS", "LINGER_SECONDS"):
+        monkeypatch.setattr(wire, name, SOON)
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await asyncio.sleep(3 * SOON)
+        await socket.send(frame(TEXT, b"hello"))
+        assert (await socket.next("echo"))["length"] == 5
