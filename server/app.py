@@ -28,6 +28,7 @@ from server.frames import PROTOCOL
 from server.guard import Guard, error_response
 from server.health import Health
 from server.hub import Hub
+from server.identities import Identities
 from server.intervals import Intervals
 from server.limits import ConnectionCounter, Limits
 from server.metrics import Metrics
@@ -43,6 +44,7 @@ from sessions.errors import StoreUnavailable
 from sessions.follow import LiveFeed
 from sessions.records import LiveFrame, LivePayload
 from sessions.store import SessionStore
+from sessions.users import Users
 
 logger = structlog.get_logger("server")
 
@@ -102,6 +104,14 @@ class Worker:
             replica=config.replica,
             intervals=config.intervals,
         )
+        credentials = Credentials(store.client, store.keys)
+        self.identities = Identities(
+            credentials,
+            Users(store.client, store.keys),
+            token=config.token,
+            admin_token=config.admin_token,
+        )
+        self.feed.on_resync(self.identities.on_resync)
         self.services = Services(
             store=store,
             engine=engine,
@@ -110,6 +120,7 @@ class Worker:
             beginnings=self.beginnings,
             orphans=self.orphans,
             health=self.health,
+            identities=self.identities,
             metrics=self.metrics,
             limits=config.limits,
             connections=ConnectionCounter(config.limits),
@@ -117,14 +128,8 @@ class Worker:
             version=__version__,
             model=config.model,
         )
-        credentials = Credentials(store.client, store.keys)
         self.origins = Origins(config.allowed_origins)
-        self.authenticator = Authenticator(
-            credentials,
-            token=config.token,
-            admin_token=config.admin_token,
-            origins=self.origins,
-        )
+        self.authenticator = Authenticator(self.identities, origins=self.origins)
         doors = Doors(self.services, self.authenticator, credentials, self.health, STATIC)
         self.connections: set[Connection] = set()
         self.app = self._build(doors)
@@ -151,6 +156,7 @@ class Worker:
             asyncio.create_task(self.health.watch_forever()),
             asyncio.create_task(self.orphans.sweep_forever()),
             asyncio.create_task(self._listen_to_control()),
+            asyncio.create_task(self.identities.watch_forever()),
         ]
         try:
             yield
@@ -164,11 +170,14 @@ class Worker:
             await self.store.close()
 
     async def _listen_to_control(self) -> None:
-        """Commands of other workers; the feed subscribes again by itself after an outage."""
-        channel = self.store.keys.control_channel(self.config.replica)
+        """Commands to this worker, and to all; the feed outlives an outage by itself."""
+        keys = self.store.keys
         while True:
             try:
-                await self.feed.subscribe(channel, self._on_control)
+                await self.feed.subscribe(keys.system_channel, self.identities.on_announcement)
+                await self.feed.subscribe(
+                    keys.control_channel(self.config.replica), self._on_control
+                )
                 return
             except StoreUnavailable:
                 await asyncio.sleep(1.0)
@@ -252,7 +261,8 @@ class Worker:
             self.connections.add(connection)
             self.metrics.connections.inc()
             try:
-                await connection.serve()
+                with self.identities.holding(user, connection.refuse):
+                    await connection.serve()
             finally:
                 self.connections.discard(connection)
                 self.metrics.connections.dec()

@@ -1,31 +1,24 @@
-"""Who is asking: explicit credentials first (bearer, subprotocol), the cookie last.
+"""Who is asking: explicit credentials first (bearer, subprotocol, ticket), the cookie last.
 
 A cookie travels by itself, also with requests that other sites make, so it counts only together
-with our exact `Origin` on a websocket and on anything that changes state. Secrets are compared as
-digests in constant time and appear in no log.
+with our exact `Origin` on a websocket and on anything that changes state, and never for an admin.
+Secrets are compared as digests in constant time and appear in no log.
 """
 
 import base64
 import binascii
-import hashlib
-import hmac
-import time
 from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection
 
+from server.attempts import FailedAttempts
 from server.errors import ApiError
-from server.services import User
-from sessions.credentials import Credentials
+from server.identities import Identities, User
 
 COOKIE_NAME = "parley"
 SECURE_COOKIE_NAME = "__Host-parley"
 COOKIE_SECONDS = 7 * 24 * 3600
 BEARER_SUBPROTOCOL = "bearer."
-CACHE_SECONDS = 5.0  # how long a revoked cookie may still work
-MAX_CACHED = 10_000
-LOCAL_USER = User("local", "local")
-ADMIN_USER = User("admin", "admin", ("user", "admin"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,35 +38,49 @@ class Origins:
 
 
 class Authenticator:
-    """Finds the user of a request. Raises `ApiError` `token_invalid` when there is none."""
+    """Finds the user of a request."""
 
-    def __init__(
-        self, credentials: Credentials, *, token: str, admin_token: str, origins: Origins
-    ) -> None:
-        self._credentials = credentials
-        self._users = {_digest(token): LOCAL_USER, _digest(admin_token): ADMIN_USER}
+    def __init__(self, identities: Identities, *, origins: Origins) -> None:
+        self._identities = identities
         self._origins = origins
-        self._cookies: dict[str, tuple[float, User]] = {}
+        self._failed = FailedAttempts()
 
     async def user(self, connection: HTTPConnection) -> User:
         """The one identity of this request.
 
-        Raises `ApiError`: `token_invalid`, or `forbidden` for a cookie from a foreign origin.
+        Raises `ApiError`: `token_invalid`, `token_expired`, or `forbidden` for a cookie from a
+        foreign origin. Raises `StoreUnavailable`.
         """
         if connection.headers.getlist("authorization"):
-            return self._bearer_user(_authorization(connection))
+            return await self._identities.of_token(_authorization(connection))
         if connection.scope["type"] == "websocket":
             for offered in connection.scope.get("subprotocols", ()):
                 if offered.startswith(BEARER_SUBPROTOCOL):
-                    return self._bearer_user(_decode_subprotocol(offered))
+                    return await self._identities.of_token(_decode_subprotocol(offered))
+            if tickets := connection.query_params.getlist("ticket"):
+                return await self._identities.of_ticket(tickets[0] if len(tickets) == 1 else "")
         return await self._cookie_user(connection)
 
-    def _bearer_user(self, token: str) -> User:
-        digest = _digest(token)
-        for known, user in self._users.items():
-            if hmac.compare_digest(known, digest):
-                return user
-        raise ApiError("token_invalid", "the bearer token is not valid")
+    async def admin(self, connection: HTTPConnection, scope: str = "admin") -> User:
+        """The admin that a bearer token of this request stands for.
+
+        Raises `ApiError`: `token_invalid`, `token_expired`, `forbidden` for anybody without the
+        role and the scope, and `rate_limited` for an address that keeps guessing.
+        """
+        address = connection.client.host if connection.client else ""
+        if not connection.headers.getlist("authorization"):
+            raise ApiError("token_invalid", "send the admin's token as a bearer token")
+        token = _authorization(connection)
+        self._failed.check(address, token)
+        try:
+            user = await self._identities.of_token(token)
+        except ApiError:
+            self._failed.count(address)
+            raise
+        if not user.may(scope):
+            raise ApiError("forbidden", f"this needs the role admin and the scope {scope}")
+        self._failed.forgive(token)
+        return user
 
     async def _cookie_user(self, connection: HTTPConnection) -> User:
         raw = _cookie(connection)
@@ -85,26 +92,11 @@ class Authenticator:
         )
         if changes and not self._origins.allows(connection):
             raise ApiError("forbidden", "a cookie needs our own Origin")
-        digest = _digest(raw)
-        cached = self._cookies.get(digest)
-        if cached is not None and cached[0] > time.monotonic():
-            return cached[1]
-        credential = await self._credentials.lookup(raw)
-        if credential is None or credential.kind != "cookie":
-            raise ApiError("token_invalid", "the cookie is not valid any more; log in again")
-        user = User(credential.uid, credential.uid)  # never an admin, whatever its scopes say
-        if len(self._cookies) >= MAX_CACHED:
-            self._cookies.clear()
-        self._cookies[digest] = (time.monotonic() + CACHE_SECONDS, user)
-        return user
+        return await self._identities.of_cookie(raw)
 
 
 def cookie_name(secure: bool) -> str:
     return SECURE_COOKIE_NAME if secure else COOKIE_NAME
-
-
-def _digest(secret: str) -> str:
-    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _authorization(connection: HTTPConnection) -> str:

@@ -19,6 +19,7 @@ class CloseCode(IntEnum):
     UNAUTHENTICATED = 4401
     NO_COMMON_PROTOCOL = 4406
     NO_FIRST_FRAME = 4408
+    EVICTED = 4410
     TOO_MANY = 4429
 
 

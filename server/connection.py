@@ -20,10 +20,11 @@ from server.closing import CloseCode, CloseConnection
 from server.errors import ApiError
 from server.frames import PROTOCOL, error_frame
 from server.handlers import Handlers
+from server.identities import User
 from server.limits import TokenBucket
 from server.outbox import Outbox
 from server.protocol import CancelResponse, ClientFrame, ClientState, Ping, parse
-from server.services import Services, User
+from server.services import Services
 from sessions.errors import StoreUnavailable
 
 logger = structlog.get_logger("server")
@@ -60,6 +61,8 @@ class Connection:
         self._heard = asyncio.Event()
         self._overflow = asyncio.Event()
         self._draining = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._ending = CloseConnection(CloseCode.NORMAL)
 
     async def serve(self) -> None:
         """Talk until either side ends it; every exception becomes a close code."""
@@ -94,6 +97,16 @@ class Connection:
     def close_soon(self) -> None:
         """The worker restarts: tell the client and close with 1012."""
         self._draining.set()
+
+    def refuse(self, error: ApiError) -> None:
+        """The user's rights have ended: say nothing more and close with 4401."""
+        self.end(CloseConnection(CloseCode.UNAUTHENTICATED, error.code))
+
+    def end(self, ending: CloseConnection) -> None:
+        """Close from outside; the first reason counts."""
+        if not self._ended.is_set():
+            self._ending = ending
+            self._ended.set()
 
     # ---- the tasks ------------------------------------------------------------------------------
 
@@ -147,6 +160,8 @@ class Connection:
     async def _work(self) -> None:
         while True:
             frame = await self._frames.get()
+            if not await self._services.identities.still_holds(self.user):
+                continue  # the connection is being closed
             try:
                 await self._handlers.handle(frame)
             except ApiError as error:
@@ -169,12 +184,14 @@ class Connection:
         """End the connection for reasons that come from neither reading nor writing."""
         try:
             async with asyncio.timeout(FIRST_FRAME_SECONDS):
-                await self._any(self._heard, self._overflow, self._draining)
+                await self._any(self._heard, self._overflow, self._draining, self._ended)
         except TimeoutError:
             raise CloseConnection(CloseCode.NO_FIRST_FRAME, "no_first_frame") from None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(MAX_AGE_SECONDS):
-                await self._any(self._overflow, self._draining)
+                await self._any(self._overflow, self._draining, self._ended)
+        if self._ended.is_set():
+            raise self._ending
         if self._overflow.is_set():
             raise CloseConnection(CloseCode.SLOW_CONSUMER, "slow_consumer")
         wait_ms = random.randint(100, 2000)

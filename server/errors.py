@@ -17,6 +17,7 @@ CODES: dict[str, tuple[str, int]] = {
     "payload_too_large": ("invalid_request_error", 413),
     "unsupported_media_type": ("invalid_request_error", 415),
     "token_invalid": ("authentication_error", 401),
+    "token_expired": ("authentication_error", 401),
     "forbidden": ("permission_error", 403),
     "session_locked": ("permission_error", 403),
     "not_found": ("not_found_error", 404),

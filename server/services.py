@@ -6,24 +6,14 @@ from engine import AsyncLLM
 from server.beginnings import Beginnings
 from server.health import Health
 from server.hub import Hub
+from server.identities import Identities
+from server.identities import User as User
 from server.limits import ConnectionCounter, Limits
 from server.metrics import Metrics
-from server.orphans import Orphans
+from server.peers import Peers
 from server.runs import Runs
+from server.takeover import Takeover
 from sessions.store import SessionStore
-
-
-@dataclass(frozen=True, slots=True)
-class User:
-    """Who is asking."""
-
-    uid: str
-    name: str
-    roles: tuple[str, ...] = ("user",)
-
-    @property
-    def is_admin(self) -> bool:
-        return "admin" in self.roles
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +25,10 @@ class Services:
     hub: Hub
     runs: Runs
     beginnings: Beginnings
-    orphans: Orphans
+    peers: Peers
+    takeover: Takeover
     health: Health
+    identities: Identities
     metrics: Metrics
     limits: Limits
     connections: ConnectionCounter

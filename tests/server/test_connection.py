@@ -11,10 +11,12 @@ from starlette.websockets import WebSocket, WebSocketState
 
 from server import connection as module
 from server.connection import Connection
+from server.errors import ApiError
+from server.identities import User
 from server.limits import Limits
 from server.metrics import Metrics
 from server.protocol import ClientFrame
-from server.services import Services, User
+from server.services import Services
 from sessions.errors import StoreUnavailable
 
 Handle = Callable[[ClientFrame], Any]
@@ -100,6 +102,7 @@ class Fixture:
         self.socket = Socket()
         self.hub = Hub()
         self.handled: list[ClientFrame] = []
+        self.has_rights = True
         self.on_frame: Handle = self.handled.append
         monkeypatch.setattr(module, "Handlers", Handlers)
         monkeypatch.setattr(
@@ -112,10 +115,14 @@ class Fixture:
             replica="w1",
             version="0",
             health=SimpleNamespace(problems={}),
+            identities=SimpleNamespace(still_holds=self.still_holds),
         )
         socket = cast("WebSocket", self.socket)
         user = User("alice", "alice")
         self.connection = Connection(socket, user, cast("Services", services))
+
+    async def still_holds(self, user: User) -> bool:
+        return self.has_rights
 
     def start(self) -> asyncio.Task[None]:
         return asyncio.create_task(self.connection.serve())
@@ -261,3 +268,27 @@ async def test_bad_frames_of_long_ago_are_forgiven(
     assert (await served.socket.next("pong"))["t"] == 2
     served.socket.disconnect()
     await served.ended(serving)
+
+
+async def test_a_user_without_rights_any_more_is_closed_4401(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fixture = Fixture(monkeypatch)
+    serving = fixture.start()
+    fixture.connection.refuse(ApiError("token_expired", "it is over"))
+    fixture.connection.refuse(ApiError("token_invalid", "too late"))
+    assert await fixture.ended(serving) == (4401, "token_expired")
+
+
+async def test_p8_no_frame_is_handled_for_a_user_without_rights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fixture = Fixture(monkeypatch)
+    fixture.has_rights = False
+    serving = fixture.start()
+    fixture.socket.feed('{"type":"session.unsubscribe","session_id":"ses_x"}')
+    fixture.socket.feed('{"type":"ping","t":1}')
+    await fixture.socket.next("pong")
+    fixture.socket.disconnect()
+    await fixture.ended(serving)
+    assert fixture.handled == []

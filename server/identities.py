@@ -1,0 +1,289 @@
+"""`Identities`: whom a credential stands for, by a record that is at most a few seconds old.
+
+Rights end while sockets are open: a token is revoked or expires, a user is disabled or gets another
+role. Every worker is told over Redis and looks at once; since a message may be lost, it also looks
+at the credentials of all its open connections every few seconds, in one pipeline. Either way what
+no longer holds is closed within five seconds of the change. While Redis is away nobody can be
+asked: what was known last then counts for connections that are open, and no new one is let in.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from server.errors import ApiError
+from sessions.credentials import Credential, Credentials, digest_of
+from sessions.errors import StoreUnavailable
+from sessions.records import LiveFrame, LivePayload
+from sessions.users import User as StoredUser
+from sessions.users import Users
+
+logger = structlog.get_logger("server")
+
+CACHE_SECONDS = 3.0  # a record so young is not read again for a new request
+RECORD_SECONDS = 5.0  # no frame is handled by an older one
+CHECK_SECONDS = 1.0  # how often open connections are looked at; with the next line: 3 s at most
+RECHECK_SECONDS = 2.0
+TOUCH_SECONDS = 300.0  # how often the use of a cookie is noted
+MAX_KNOWN = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Who is asking. `credential` is what they came in with, and no part of who they are."""
+
+    uid: str
+    name: str
+    roles: tuple[str, ...] = ("user",)
+    scopes: tuple[str, ...] = ()
+    credential: Credential | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_admin(self) -> bool:
+        return "admin" in self.roles
+
+    def may(self, scope: str) -> bool:
+        """Whether an admin's credential carries this scope; nobody else's ever does."""
+        return self.is_admin and scope in self.scopes
+
+
+ADMIN_SCOPES = ("admin", "admin:transcripts")
+LOCAL_USER = User("local", "local")
+ADMIN_USER = User("admin", "admin", ("user", "admin"), ADMIN_SCOPES)
+BUILT_IN = {user.uid: user for user in (LOCAL_USER, ADMIN_USER)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Holder:
+    """An open connection, and how to end it with an error's code."""
+
+    user: User
+    end: Callable[[ApiError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a credential stood for when the question was sent."""
+
+    at: float
+    user: User
+
+
+class Identities:
+    """Of one worker. What is refused raises `ApiError`: `token_invalid` or `token_expired`."""
+
+    def __init__(
+        self, credentials: Credentials, users: Users, *, token: str, admin_token: str
+    ) -> None:
+        self._credentials = credentials
+        self._users = users
+        self._configured = {
+            digest_of(raw): _with_credential(user, digest_of(raw))
+            for raw, user in ((token, LOCAL_USER), (admin_token, ADMIN_USER))
+        }
+        self._known: dict[str, _Known] = {}
+        self._touched: dict[str, float] = {}
+        self._holders: dict[str, set[_Holder]] = {}
+        self._due: set[str] = set()  # digests that were said to have changed
+        self._wake = asyncio.Event()
+
+    # ---- who is it ------------------------------------------------------------------------------
+
+    async def of_token(self, raw: str) -> User:
+        """The user of a bearer token."""
+        digest = digest_of(raw)
+        for configured, user in self._configured.items():
+            if hmac.compare_digest(configured, digest):
+                return user
+        return await self._find(digest, "token", "the bearer token is not valid")
+
+    async def of_cookie(self, raw: str) -> User:
+        """The user of a cookie, without any role or scope of an admin."""
+        digest = digest_of(raw)
+        user = await self._find(digest, "cookie", "the cookie is not valid any more; log in again")
+        await self._touch(digest)
+        return user
+
+    async def of_ticket(self, raw: str) -> User:
+        """The user of a websocket ticket, which then works no more."""
+        credential = await self._credentials.redeem_ticket(raw)
+        if credential is None:
+            raise ApiError("token_invalid", "the ticket is not valid any more")
+        if (user := self._configured.get(credential.digest)) is not None:
+            return user
+        return await self._find(credential.digest, credential.kind, "the ticket is not valid")
+
+    async def _find(self, digest: str, kind: str, refusal: str) -> User:
+        known = self._known.get(digest)
+        if known is None or time.monotonic() - known.at > CACHE_SECONDS:
+            (found,) = await self._read([digest])
+            if isinstance(found, ApiError):
+                raise found
+        else:
+            found = known.user
+        if found.credential is None or found.credential.kind != kind:
+            raise ApiError("token_invalid", refusal)
+        if found.credential.has_expired:
+            raise _expired()
+        return found
+
+    async def _read(self, digests: list[str]) -> list[User | ApiError]:
+        """What these credentials stand for now; the good ones are remembered for a moment."""
+        at = time.monotonic()
+        credentials = await self._credentials.lookup_digests(digests)
+        stored = await self._users.users(c.uid for c in credentials if c is not None)
+        found = [_judge(credential, stored) for credential in credentials]
+        for digest, user in zip(digests, found, strict=True):
+            if isinstance(user, User):
+                if len(self._known) >= MAX_KNOWN:
+                    self._known.clear()
+                self._known[digest] = _Known(at, user)
+            else:
+                self._known.pop(digest, None)
+        return found
+
+    async def _touch(self, digest: str) -> None:
+        now = time.monotonic()
+        if now - self._touched.get(digest, -TOUCH_SECONDS) < TOUCH_SECONDS:
+            return
+        if len(self._touched) >= MAX_KNOWN:
+            self._touched.clear()
+        self._touched[digest] = now
+        await self._credentials.touch([digest])
+
+    # ---- open connections -----------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def holding(self, user: User, end: Callable[[ApiError], None]) -> Iterator[None]:
+        """For as long as a connection is open: `end` is called once its rights are others."""
+        holder = _Holder(user, end)
+        digest = user.credential.digest if user.credential is not None else ""
+        self._holders.setdefault(digest, set()).add(holder)
+        try:
+            yield
+        finally:
+            holders = self._holders[digest]
+            holders.discard(holder)
+            if not holders:
+                del self._holders[digest]
+
+    async def still_holds(self, user: User) -> bool:
+        """Whether the user of an open connection may go on, by a record that is 5 s old at most.
+
+        The record is young already unless Redis was away. False: the connection is being ended.
+        """
+        digest = user.credential.digest if user.credential is not None else ""
+        if not digest or digest in self._configured:
+            return True
+        known = self._known.get(digest)
+        if known is None or time.monotonic() - known.at > RECORD_SECONDS:
+            try:
+                await self._check([digest])
+            except StoreUnavailable:
+                return True
+            known = self._known.get(digest)
+        return known is not None and _rights(known.user) == _rights(user)
+
+    def on_announcement(self, payload: LivePayload) -> None:
+        """A message to all workers says that something was revoked or changed."""
+        if not isinstance(payload, LiveFrame):
+            return
+        match payload.data:
+            case {"type": "revoked", "digest": str(digest)}:
+                self._look_again([digest])
+            case {"type": "user_changed", "uid": str(uid)}:
+                known = [d for d, one in self._known.items() if one.user.uid == uid]
+                held = [d for d, hs in self._holders.items() if any(h.user.uid == uid for h in hs)]
+                self._look_again([*known, *held])
+
+    def on_resync(self) -> None:
+        """Messages were lost for a while: anything may have changed."""
+        self._look_again([*self._holders, *self._known])
+
+    def _look_again(self, digests: Iterable[str]) -> None:
+        for digest in digests:
+            self._known.pop(digest, None)
+            if digest in self._holders:
+                self._due.add(digest)
+        self._wake.set()
+
+    async def watch_forever(self) -> None:
+        """Look at open connections' rights: at once when told, else every few seconds."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CHECK_SECONDS):
+                    await self._wake.wait()
+            self._wake.clear()
+            self._end_expired()
+            due, self._due = self._due | self._stale(), set()
+            try:
+                await self._check(list(due))
+            except StoreUnavailable:
+                self._due |= due
+                await asyncio.sleep(CHECK_SECONDS)  # the event may be set again by what is due
+
+    def _stale(self) -> set[str]:
+        before = time.monotonic() - RECHECK_SECONDS
+        return {
+            digest
+            for digest in self._holders
+            if (known := self._known.get(digest)) is None or known.at < before
+        }
+
+    async def _check(self, digests: list[str]) -> None:
+        """Read these credentials again and end the connections whose rights have changed."""
+        digests = [d for d in digests if d and d not in self._configured]
+        if not digests:
+            return
+        for digest, found in zip(digests, await self._read(digests), strict=True):
+            for holder in list(self._holders.get(digest, ())):
+                if isinstance(found, ApiError):
+                    holder.end(found)
+                elif _rights(found) != _rights(holder.user):
+                    holder.end(ApiError("token_invalid", "the user's rights have changed"))
+                elif found.credential is not None and found.credential.kind == "cookie":
+                    await self._touch(digest)
+
+    def _end_expired(self) -> None:
+        """Needs no Redis: this clock knows when a credential ends."""
+        for holders in list(self._holders.values()):
+            for holder in list(holders):
+                if holder.user.credential is not None and holder.user.credential.has_expired:
+                    holder.end(_expired())
+
+
+def _judge(credential: Credential | None, stored: Mapping[str, StoredUser]) -> User | ApiError:
+    """The user that a stored credential stands for, or why it stands for none."""
+    if credential is None:
+        return ApiError("token_invalid", "the credential is not valid")
+    if credential.has_expired:
+        return _expired()
+    record = stored.get(credential.uid)
+    if credential.uid in BUILT_IN:
+        user = replace(BUILT_IN[credential.uid], scopes=credential.scopes, credential=credential)
+    elif record is None or record.disabled:
+        return ApiError("token_invalid", "the credential is not valid")
+    else:
+        user = User(record.uid, record.name, record.roles, credential.scopes, credential)
+    if credential.kind == "cookie":  # it travels by itself, so it never makes an admin
+        roles = tuple(role for role in user.roles if role != "admin")
+        return replace(user, roles=roles, scopes=())
+    return user
+
+
+def _rights(user: User) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return user.roles, user.scopes
+
+
+def _expired() -> ApiError:
+    return ApiError("token_expired", "the credential has expired")
+
+
+def _with_credential(user: User, digest: str) -> User:
+    credential = Credential(user.uid, user.scopes, "token", None, digest)
+    return replace(user, credential=credential)

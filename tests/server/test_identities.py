@@ -1,0 +1,189 @@
+"""Rights of open connections: what ends them, by a message or without one, and what does not."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from server import identities as module
+from server.errors import ApiError
+from server.identities import Identities, User
+from sessions.credentials import Credentials
+from sessions.errors import StoreUnavailable
+from sessions.follow import LiveFeed
+from sessions.store import SessionStore
+from sessions.users import Users
+
+TOKEN = "local-token-of-the-test"
+
+
+class Socket:
+    """A connection that waits to be ended."""
+
+    def __init__(self) -> None:
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def end(self, error: ApiError) -> None:
+        if not self.ended.done():
+            self.ended.set_result(error.code)
+
+    async def code(self) -> str:
+        async with asyncio.timeout(5):
+            return await self.ended
+
+
+@pytest.fixture
+def users(store: SessionStore) -> Users:
+    return Users(store.client, store.keys)
+
+
+@pytest.fixture
+def credentials(store: SessionStore) -> Credentials:
+    return Credentials(store.client, store.keys)
+
+
+@pytest.fixture
+async def identities(credentials: Credentials, users: Users) -> AsyncIterator[Identities]:
+    """Watching, with nobody to tell it of changes."""
+    identities = Identities(credentials, users, token=TOKEN, admin_token="admin" * 5)
+    watching = asyncio.create_task(identities.watch_forever())
+    yield identities
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+@pytest.fixture
+async def told(identities: Identities, store: SessionStore) -> AsyncIterator[Identities]:
+    """The same, told of changes as a worker is."""
+    async with LiveFeed(store.client, store.keys) as feed:
+        await feed.subscribe(store.keys.system_channel, identities.on_announcement)
+        yield identities
+
+
+@pytest.fixture
+async def user(credentials: Credentials, users: Users, identities: Identities) -> User:
+    stored = await users.create("Ada", ("user", "admin"))
+    token = await credentials.create_token(stored.uid, scopes=("admin",))
+    return await identities.of_token(token)
+
+
+def digest(user: User) -> str:
+    assert user.credential is not None
+    return user.credential.digest
+
+
+@pytest.mark.parametrize("change", ["revoke", "disable", "demote", "forget"])
+async def test_c12_a_change_ends_open_connections_at_once(
+    told: Identities,
+    user: User,
+    users: Users,
+    credentials: Credentials,
+    change: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "RECHECK_SECONDS", 60.0)
+    sockets = Socket(), Socket()
+    with told.holding(user, sockets[0].end), told.holding(user, sockets[1].end):
+        match change:
+            case "revoke":
+                await credentials.revoke_digest(digest(user))
+            case "disable":
+                await users.update(user.uid, disabled=True)
+            case "demote":
+                await users.update(user.uid, roles=("user",))
+            case "forget":
+                await users.forget(user.uid)
+        assert [await socket.code() for socket in sockets] == ["token_invalid"] * 2
+        assert not await told.still_holds(user)
+
+
+@pytest.mark.parametrize("change", ["revoke", "disable"])
+async def test_p8_a_change_that_nobody_announced_is_found_within_five_seconds(
+    identities: Identities, user: User, store: SessionStore, change: str
+) -> None:
+    began = time.monotonic()
+    socket = Socket()
+    with identities.holding(user, socket.end):
+        if change == "revoke":
+            await store.client.call("DEL", store.keys.token(digest(user)))
+        else:
+            await store.client.call("HSET", store.keys.user_record(user.uid), "disabled", "1")
+        assert await socket.code() == "token_invalid"
+    assert time.monotonic() - began < 5
+
+
+async def test_a_new_name_ends_nothing(
+    told: Identities, user: User, users: Users, credentials: Credentials
+) -> None:
+    socket = Socket()
+    with told.holding(user, socket.end):
+        await users.update(user.uid, name="Ada Lovelace")
+        assert await told.still_holds(user)
+        await credentials.revoke_digest(digest(user))
+        await socket.code()
+
+
+async def test_a_credential_ends_at_its_time_even_without_redis(
+    identities: Identities,
+    users: Users,
+    credentials: Credentials,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stored = await users.create("Ada")
+    user = await identities.of_token(await credentials.create_token(stored.uid, 0.5))
+
+    async def away(*_: object) -> None:
+        raise StoreUnavailable
+
+    monkeypatch.setattr(credentials, "lookup_digests", away)
+    socket = Socket()
+    with identities.holding(user, socket.end):
+        assert await identities.still_holds(user)
+        assert await socket.code() == "token_expired"
+
+
+async def test_while_redis_is_away_open_connections_stay_and_new_ones_are_not_let_in(
+    identities: Identities, user: User, credentials: Credentials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = await credentials.create_token(user.uid)
+    monkeypatch.setattr(module, "RECORD_SECONDS", 0.0)
+
+    async def away(*_: object) -> None:
+        raise StoreUnavailable
+
+    monkeypatch.setattr(credentials, "lookup_digests", away)
+    assert await identities.still_holds(user)
+    with pytest.raises(StoreUnavailable):
+        await identities.of_token(other)
+    assert (await identities.of_token(TOKEN)).uid == "local"
+
+
+async def test_a_cookie_in_use_is_not_idle(
+    identities: Identities, users: Users, credentials: Credentials, store: SessionStore
+) -> None:
+    stored = await users.create("Ada")
+    raw = await credentials.create_cookie(stored.uid, 7 * 86400)
+    (cookie,) = await credentials.of_user(stored.uid)
+    await store.client.call("PEXPIRE", store.keys.token(cookie.digest), 60_000)
+    await identities.of_cookie(raw)
+    assert await store.client.call("PTTL", store.keys.token(cookie.digest)) > 11 * 3_600_000
+
+
+async def test_what_is_asked_often_is_read_once(
+    identities: Identities, users: Users, credentials: Credentials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = await users.create("Ada")
+    token = await credentials.create_token(stored.uid)
+    asked = 0
+    lookup = credentials.lookup_digests
+
+    async def count(digests: list[str]) -> object:
+        nonlocal asked
+        asked += 1
+        return await lookup(digests)
+
+    monkeypatch.setattr(credentials, "lookup_digests", count)
+    for _ in range(20):
+        await identities.of_token(token)
+    assert asked == 1
