@@ -1,7 +1,7 @@
 """The product as a test sees it: `parley serve` as processes, and a client that keeps a ledger.
 
-`Client` follows the ordering rules of docs/protocol.md and checks them on every frame. A `Server`
-has a `History`, in which its clients record; conftest.py checks it behind every test.
+`Client` follows the ordering rules of docs/protocol.md and checks them on every frame, so each test
+that uses it also tests that nothing is lost, doubled or sent behind an end.
 """
 
 import asyncio
@@ -28,28 +28,21 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 START_SECONDS = 60.0
 FRAME_SECONDS = 60.0  # a core that starts anew on a busy machine takes a while
 
+Frame = dict[str, Any]
+
 
 def utf16_length(text: str) -> int:
     return len(text.encode("utf-16-le")) // 2
 
 
 class Server:
-    """A running `parley serve`. Servers on one Redis share the history of the first."""
+    """A running `parley serve`."""
 
-    def __init__(
-        self,
-        data_dir: Path,
-        model: Path | str,
-        history: History | None = None,
-        **environment: str,
-    ) -> None:
+    def __init__(self, data_dir: Path, model: Path | str, **environment: str) -> None:
         self.data_dir = data_dir
         self._log = (data_dir.parent / f"{data_dir.name}.log").open("ab")
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("PARLEY_")}
         self._environment = {
-        self.history = history or History(self._read_store)
-        self.history.engines.append(self._engine_counts)
-        self._blocks_free_at_rest: float | None = None
             **inherited,
             "PARLEY_MODEL": str(model),
             "PARLEY_PORT": "0",
@@ -80,10 +73,6 @@ class Server:
         return self
 
     def _is_ready(self) -> bool:
-        if self not in open_servers:
-            open_servers.append(self)
-        if self._blocks_free_at_rest is None:
-            self._blocks_free_at_rest = self.metric("parley_kv_blocks_free")
         try:
             self.url = json.loads((self.data_dir / "server.json").read_text())["url"]
             self.token = (self.data_dir / "token").read_text().strip()
@@ -130,64 +119,14 @@ class Server:
         child.kill()
 
     def stop(self) -> int:
-        self.history.fault(f"kill -9 {word}")
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-    # ---- for the history checker ----------------------------------------------------------------
-
-    @property
-    def is_alive(self) -> bool:
-        return self.process is not None and self.process.poll() is None
-
-    def _read_store(self) -> Stored | None:
-        """What Redis holds; when everything has ended, from its files."""
-        prefix = self._environment.get("PARLEY_REDIS_PREFIX", "parley:")
-        if (url := self._environment.get("PARLEY_REDIS_URL")) is not None:
-            stored = read_store(url, prefix)
-        elif self.is_alive:
-            stored = read_store(self.redis_url, prefix)
-        else:
-            redis = EmbeddedRedis(self.data_dir / "redis")
-            redis.start()
-            try:
-                stored = read_store(redis.url, prefix)
-            finally:
-                redis.stop()
-        stored.is_served = self.is_alive
-        return stored
-
-    @property
-    def redis_url(self) -> str:
-        """Where the embedded Redis listens."""
-        (redis,) = self.children("redis-server")
-        title = " ".join(redis.cmdline())  # `redis-server unixsocket:PATH`
-        return "unix://" + title.split("unixsocket:")[1].strip()
-
-    def _engine_counts(self) -> EngineCounts | None:
-        try:
-            if not self.is_alive or self.get("/readyz")[0] != 200:
-                return None
-            _, body = self.get("/metrics")
-        except OSError:
-            return None
-        values = dict(line.rsplit(" ", 1) for line in body.decode().splitlines() if line)
-        free = float(values["parley_kv_blocks_free"])
-        return EngineCounts(
-            running=float(values["parley_requests_running"]),
-            waiting=float(values["parley_requests_waiting"]),
-            blocks_free=free,
-            blocks_free_at_rest=self._blocks_free_at_rest or free,
-            requests_total=float(values["parley_engine_requests_total"]),
-        )
-
         return self.process.wait(40)
 
     def close(self) -> None:
         if self.process is not None and self.process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.stop()
-        if self in open_servers:
-            open_servers.remove(self)
             self.process.kill()
             self.process.wait()
         self._log.close()
@@ -211,41 +150,25 @@ class Answer:
         text: str = self.done.get("text", self.text)
         cut = self.done["response"]["text_length"] * 2
         return text.encode("utf-16-le")[:cut].decode("utf-16-le")
-        self._address = address
-        self._token = token or server.token
 
 
 class Client:
-    """One websocket with its ledger. Use as an async context manager.
-        self.broken: AssertionError | None = None  # a rule of the protocol
+    """One websocket with its ledger. Use as an async context manager."""
 
-    `address` (host:port) is another way to the server, through a proxy; `token` another user's.
-    """
-
-    def __init__(
-        self,
-        server: Server,
-        *,
-        address: str | None = None,
-        token: str | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, server: Server, **options: Any) -> None:
         self._server = server
         self._options = options
         self.frames: list[Frame] = []
-        self.record = self._server.history.connect()
         self.answers: dict[str, Answer] = {}
+        self.session_offsets: dict[str, int] = {}
         self.close_code: int | None = None
         self._next = 0
         self._arrived = asyncio.Condition()
         self.socket: ClientConnection
 
     async def __aenter__(self) -> Self:
-        base = self._server.url if self._address is None else f"http://{self._address}"
-        url = base.replace("http", "ws", 1) + "/v1/ws"
-        if self.broken is not None:
-            raise self.broken
-        headers = {"Authorization": f"Bearer {self._token}"}
+        url = self._server.url.replace("http", "ws", 1) + "/v1/ws"
+        headers = {"Authorization": f"Bearer {self._server.token}"}
         self.socket = await connect(
             url,
             subprotocols=[Subprotocol("chat.v1")],
@@ -254,15 +177,12 @@ class Client:
             **self._options,
         )
         self._task = asyncio.create_task(self._read())
-                self.record.received(frame)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         # Closing again what was lost while half a message was on its way makes websockets abort a
         # transport that asyncio has taken apart, and Python 3.11 raises AttributeError then.
         if self.close_code is None:
-        except AssertionError as broken:
-            self.broken = broken
             await self.socket.close()
         await self._task
 
@@ -281,18 +201,19 @@ class Client:
         except ConnectionClosed:
             pass
         async with self._arrived:
-            self.close_code = self.socket.close_code or 0
-            self.record.closed(self.close_code)
+            self.close_code = self.socket.close_code
             self._arrived.notify_all()
 
     def _apply(self, frame: Frame) -> None:
         """The ordering rules, asserted."""
+        kind = frame["type"]
+        if "offset" in frame and kind.startswith(("message.", "session.")):
+            if kind not in ("session.subscribed", "session.created"):
+                self.session_offsets[frame["session_id"]] = frame["offset"]
         if kind == "message.updated" and frame["message"]["status"] == "in_progress":
             # An answer goes on behind the text that its message has.
             text = "".join(part["text"] for part in frame["message"]["content"])
             self.answers.setdefault(frame["message"]["response_id"], Answer(text=text))
-                    if self.broken is not None:
-                        raise self.broken
         response_id = frame.get("response_id") or frame.get("response", {}).get("id")
         if "sequence_number" not in frame or frame.get("replayed"):
             return
@@ -315,11 +236,7 @@ class Client:
         answer.last, answer.fence = last, frame["fence"]
 
     async def send(self, kind: str, **fields: Any) -> None:
-        await self.send_frame({"type": kind, **fields})
-
-    async def send_frame(self, frame: Frame) -> None:
-        self.record.sent(frame)
-        await self.socket.send(json.dumps(frame))
+        await self.socket.send(json.dumps({"type": kind, **fields}))
 
     async def wait(self, condition: Callable[[], Any], what: str = "a frame") -> Any:
         """Wait until the condition is true of what has arrived, and return its value."""
