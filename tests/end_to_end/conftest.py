@@ -1,12 +1,37 @@
-"""A real `parley serve` with the counting model, shared by the tests that leave it as it was."""
+"""A real `parley serve` with the counting model, and the history checker behind every test."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.harness import Server
+from tests.end_to_end.harness import Server, open_servers
 from tests.tiny_model import build_oracle_model
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """Check what each open server has shown and stored, before the fixtures close it."""
+    violated: Exception | None = None
+    try:
+        for history in {id(s.history): s.history for s in open_servers}.values():
+            history.forget() if item.stash.get(FAILED, False) else history.check()
+    except Exception as error:
+        violated = error
+    yield
+    if violated is not None:
+        raise violated
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +66,7 @@ def new_server(oracle_model: Path, tmp_path: Path) -> Iterator[Callable[..., Ser
 
     def start(**environment: str) -> Server:
         environment.setdefault("PARLEY_PACE", "100")
-        server = Server(tmp_path / f"data{len(servers)}", oracle_model, **environment)
+        server = Server(tmp_path / f"data{len(servers)}", oracle_model, None, **environment)
         servers.append(server)
         return server.start()
 

@@ -1,7 +1,7 @@
 """The product as a test sees it: `parley serve` as processes, and a client that keeps a ledger.
 
-`Client` follows the ordering rules of docs/protocol.md and checks them on every frame, so each test
-that uses it also tests that nothing is lost, doubled or sent behind an end.
+`Client` follows the ordering rules of docs/protocol.md and checks them on every frame. A `Server`
+has a `History`, in which its clients record; conftest.py checks it behind every test.
 """
 
 import asyncio
@@ -15,7 +15,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,22 +23,33 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
+from sessions.embedded import EmbeddedRedis
+from tests.end_to_end.client_model import Answer, Frame
+from tests.end_to_end.history import EngineCounts, History
+from tests.end_to_end.stored_state import Stored, read_store
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 START_SECONDS = 60.0
 FRAME_SECONDS = 60.0  # a core that starts anew on a busy machine takes a while
 
-Frame = dict[str, Any]
 
-
-def utf16_length(text: str) -> int:
-    return len(text.encode("utf-16-le")) // 2
+open_servers: list["Server"] = []  # their histories are checked behind each test
 
 
 class Server:
-    """A running `parley serve`."""
+    """A running `parley serve`. Servers on one Redis share the history of the first."""
 
-    def __init__(self, data_dir: Path, model: Path | str, **environment: str) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        model: Path | str,
+        history: History | None = None,
+        **environment: str,
+    ) -> None:
         self.data_dir = data_dir
+        self.history = history or History(self._read_store)
+        self.history.engines.append(self._engine_counts)
+        self._blocks_free_at_rest: float | None = None
         self._log = (data_dir.parent / f"{data_dir.name}.log").open("ab")
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("PARLEY_")}
         self._environment = {
@@ -70,6 +80,10 @@ class Server:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(f"parley serve did not start:\n{self.log()}")
             time.sleep(0.05)  # a start is observed from outside: there is no event to wait for
+        if self not in open_servers:
+            open_servers.append(self)
+        if self._blocks_free_at_rest is None:
+            self._blocks_free_at_rest = self.metric("parley_kv_blocks_free")
         return self
 
     def _is_ready(self) -> bool:
@@ -116,7 +130,55 @@ class Server:
     def kill_child(self, word: str) -> None:
         """`kill -9` the one child that `word` names: server.worker, engine.core or redis-server."""
         (child,) = self.children(word)
+        self.history.fault(f"kill -9 {word}")
         child.kill()
+
+    # ---- for the history checker ----------------------------------------------------------------
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def _read_store(self) -> Stored | None:
+        """What Redis holds; when everything has ended, from its files."""
+        prefix = self._environment.get("PARLEY_REDIS_PREFIX", "parley:")
+        if (url := self._environment.get("PARLEY_REDIS_URL")) is not None:
+            stored = read_store(url, prefix)
+        elif self.is_alive:
+            stored = read_store(self.redis_url, prefix)
+        else:
+            redis = EmbeddedRedis(self.data_dir / "redis")
+            redis.start()
+            try:
+                stored = read_store(redis.url, prefix)
+            finally:
+                redis.stop()
+        stored.is_served = self.is_alive
+        return stored
+
+    @property
+    def redis_url(self) -> str:
+        """Where the embedded Redis listens."""
+        (redis,) = self.children("redis-server")
+        title = " ".join(redis.cmdline())  # `redis-server unixsocket:PATH`
+        return "unix://" + title.split("unixsocket:")[1].strip()
+
+    def _engine_counts(self) -> EngineCounts | None:
+        try:
+            if not self.is_alive or self.get("/readyz")[0] != 200:
+                return None
+            _, body = self.get("/metrics")
+        except OSError:
+            return None
+        values = dict(line.rsplit(" ", 1) for line in body.decode().splitlines() if line)
+        free = float(values["parley_kv_blocks_free"])
+        return EngineCounts(
+            running=float(values["parley_requests_running"]),
+            waiting=float(values["parley_requests_waiting"]),
+            blocks_free=free,
+            blocks_free_at_rest=self._blocks_free_at_rest or free,
+            requests_total=float(values["parley_engine_requests_total"]),
+        )
 
     def stop(self) -> int:
         assert self.process is not None
@@ -124,6 +186,8 @@ class Server:
         return self.process.wait(40)
 
     def close(self) -> None:
+        if self in open_servers:
+            open_servers.remove(self)
         if self.process is not None and self.process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.stop()
@@ -132,43 +196,36 @@ class Server:
         self._log.close()
 
 
-@dataclass
-class Answer:
-    """What one client knows of one response."""
-
-    text: str = ""
-    last: int = 0
-    fence: int = 0
-    num_deltas: int = 0
-    done: Frame | None = None
-    frames: list[Frame] = field(default_factory=list)
-
-    @property
-    def final(self) -> str:
-        """The text after `response.done`, by the rules of the protocol."""
-        assert self.done is not None
-        text: str = self.done.get("text", self.text)
-        cut = self.done["response"]["text_length"] * 2
-        return text.encode("utf-16-le")[:cut].decode("utf-16-le")
-
-
 class Client:
-    """One websocket with its ledger. Use as an async context manager."""
+    """One websocket with its ledger. Use as an async context manager.
 
-    def __init__(self, server: Server, **options: Any) -> None:
+    `address` (host:port) is another way to the server, through a proxy; `token` another user's.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        *,
+        address: str | None = None,
+        token: str | None = None,
+        **options: Any,
+    ) -> None:
         self._server = server
+        self._address = address
+        self._token = token or server.token
         self._options = options
         self.frames: list[Frame] = []
         self.answers: dict[str, Answer] = {}
-        self.session_offsets: dict[str, int] = {}
         self.close_code: int | None = None
+        self.broken: AssertionError | None = None  # a rule of the protocol
         self._next = 0
         self._arrived = asyncio.Condition()
         self.socket: ClientConnection
 
     async def __aenter__(self) -> Self:
-        url = self._server.url.replace("http", "ws", 1) + "/v1/ws"
-        headers = {"Authorization": f"Bearer {self._server.token}"}
+        base = self._server.url if self._address is None else f"http://{self._address}"
+        url = base.replace("http", "ws", 1) + "/v1/ws"
+        headers = {"Authorization": f"Bearer {self._token}"}
         self.socket = await connect(
             url,
             subprotocols=[Subprotocol("chat.v1")],
@@ -176,6 +233,7 @@ class Client:
             max_size=None,
             **self._options,
         )
+        self.record = self._server.history.connect()
         self._task = asyncio.create_task(self._read())
         return self
 
@@ -185,6 +243,8 @@ class Client:
         if self.close_code is None:
             await self.socket.close()
         await self._task
+        if self.broken is not None:
+            raise self.broken
 
     def cut(self) -> None:
         """Lose the connection without a close frame."""
@@ -194,55 +254,45 @@ class Client:
         try:
             async for message in self.socket:
                 frame = json.loads(message)
+                self.record.received(frame)
                 async with self._arrived:
                     self.frames.append(frame)
                     self._apply(frame)
                     self._arrived.notify_all()
         except ConnectionClosed:
             pass
+        except AssertionError as broken:
+            self.broken = broken
         async with self._arrived:
-            self.close_code = self.socket.close_code
+            self.close_code = self.socket.close_code or 0
+            self.record.closed(self.close_code)
             self._arrived.notify_all()
 
     def _apply(self, frame: Frame) -> None:
         """The ordering rules, asserted."""
-        kind = frame["type"]
-        if "offset" in frame and kind.startswith(("message.", "session.")):
-            if kind not in ("session.subscribed", "session.created"):
-                self.session_offsets[frame["session_id"]] = frame["offset"]
-        if kind == "message.updated" and frame["message"]["status"] == "in_progress":
+        if frame["type"] == "message.updated" and frame["message"]["status"] == "in_progress":
             # An answer goes on behind the text that its message has.
             text = "".join(part["text"] for part in frame["message"]["content"])
             self.answers.setdefault(frame["message"]["response_id"], Answer(text=text))
         response_id = frame.get("response_id") or frame.get("response", {}).get("id")
         if "sequence_number" not in frame or frame.get("replayed"):
             return
-        answer = self.answers.setdefault(response_id, Answer())
-        answer.frames.append(frame)
-        assert answer.done is None or kind == "response.done", f"{kind} behind response.done"
-        last = frame["sequence_number"]
-        first = frame.get("first_sequence_number", last)
-        if kind == "response.output_text.snapshot":
-            answer.text = frame["text"] if frame["part"] == 1 else answer.text + frame["text"]
-        else:
-            assert first == answer.last + 1 or kind == "response.done", (answer.last, frame)
-            if kind == "response.output_text.delta":
-                assert frame["text_offset"] == utf16_length(answer.text), frame
-                answer.text += frame["delta"]
-                answer.num_deltas += 1
-            elif kind == "response.done":
-                assert answer.done is None, "two response.done"
-                answer.done = frame
-        answer.last, answer.fence = last, frame["fence"]
+        self.answers.setdefault(response_id, Answer()).apply(frame)
 
     async def send(self, kind: str, **fields: Any) -> None:
-        await self.socket.send(json.dumps({"type": kind, **fields}))
+        await self.send_frame({"type": kind, **fields})
+
+    async def send_frame(self, frame: Frame) -> None:
+        self.record.sent(frame)
+        await self.socket.send(json.dumps(frame))
 
     async def wait(self, condition: Callable[[], Any], what: str = "a frame") -> Any:
         """Wait until the condition is true of what has arrived, and return its value."""
         try:
             async with asyncio.timeout(FRAME_SECONDS), self._arrived:
                 while not (value := condition()):
+                    if self.broken is not None:
+                        raise self.broken
                     if self.close_code is not None:
                         raise AssertionError(f"closed with {self.close_code} before {what}")
                     await self._arrived.wait()

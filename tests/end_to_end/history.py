@@ -1,0 +1,247 @@
+"""The history checker: every frame of every client and every Redis entry, against the invariants.
+
+A `History` belongs to a store: one `parley serve`, or several on one Redis. Clients record into it
+what they send and receive. `check` reads Redis and the cores' counters, and raises
+`HistoryViolated` with each broken invariant (I…, of docs/reliability.md; G…, of the stop guarantee)
+and the frames around it. What one connection shows is judged in `connection_check`, what the store
+shows in `store_check`; here is what only all of them together show.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tests.end_to_end.client_model import UNKNOWN, Frame, matches
+from tests.end_to_end.connection_check import Connection, ConnectionCheck, response_of, session_of
+from tests.end_to_end.store_check import check_store
+from tests.end_to_end.stored_state import Stored
+
+SETTLE_SECONDS = 6.0  # after the last end: engine idle, indexes clean, messages stored
+TOLD_SECONDS = 10.0
+STOPS = ("stop", "response.cancel")
+
+
+class HistoryViolated(AssertionError):
+    """What was recorded or stored breaks an invariant."""
+
+
+@dataclass
+class EngineCounts:
+    """What a core says of itself."""
+
+    running: float
+    waiting: float
+    blocks_free: float
+    blocks_free_at_rest: float  # when it had just started
+    requests_total: float
+
+
+class History:
+    """`read_store` gives what is stored, None where nobody can look.
+
+    `engines` give the counts of the cores that serve now, None where one does not.
+    """
+
+    def __init__(self, read_store: Callable[[], Stored | None]) -> None:
+        self._read_store = read_store
+        self.engines: list[Callable[[], EngineCounts | None]] = []
+        self.connections: list[Connection] = []
+        self.faults: list[tuple[float, str]] = []
+        self.is_data_lost = False  # the test threw stored data away, on purpose
+        self.are_stops_recorded = False  # every stop was sent by a recorded connection
+        self.num_checks = 0
+        self._fences: dict[str, int] = {}  # of each response ever seen
+        self._num_connections = 0
+
+    def connect(self, name: str = "connection") -> Connection:
+        """A new connection to record into."""
+        self._num_connections += 1
+        connection = Connection(f"{name} {self._num_connections}")
+        self.connections.append(connection)
+        return connection
+
+    def fault(self, what: str) -> None:
+        """Note what was done to the product just now: affected clients must be told."""
+        self.faults.append((time.monotonic(), what))
+
+    def check(self) -> None:
+        """Raise `HistoryViolated` unless every invariant holds within `SETTLE_SECONDS`."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while violations := list(self.violations()):
+            if time.monotonic() > deadline:
+                lines = "\n".join(f"- {violation}" for violation in violations[:20])
+                raise HistoryViolated(f"{len(violations)} violations\n{lines}")
+            time.sleep(0.1)  # what settles is seen from outside: there is no event to wait for
+        self.num_checks += 1
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what was recorded of closed connections."""
+        self.connections = [c for c in self.connections if c.closed_at is None]
+        self.faults.clear()
+
+    def violations(self) -> Iterator[str]:
+        """What is broken at this moment, a text for each."""
+        stored = None if self.is_data_lost else self._read_store()
+        checks = [ConnectionCheck(connection, stored) for connection in self.connections]
+        for check in checks:
+            yield from check.violations()
+        yield from self._check_ends()
+        yield from self._check_told()
+        if stored is None:
+            return
+        yield from check_store(stored)
+        yield from self._check_stored_ends(checks, stored)
+        yield from self._check_acknowledged(stored)
+        if self.are_stops_recorded:
+            yield from self._check_aim(stored)
+        yield from self._check_engines(stored)
+
+    # ---- what all connections show together -----------------------------------------------------
+
+    def _check_ends(self) -> Iterator[str]:
+        """G2, G3, G4: one end for all, the one that a durable stop promised, and then silence."""
+        ends: dict[str, dict[tuple[object, ...], str]] = defaultdict(dict)
+        for connection in self.connections:
+            for frame in connection.frames:
+                if frame["type"] == "response.done" and frame["durable"]:
+                    ends[frame["response"]["id"]].setdefault(end_of(frame), connection.name)
+        for connection in self.connections:
+            for frame in connection.frames:
+                response_id = response_of(frame)
+                if response_id is None:
+                    continue
+                known = ends.get(response_id, {})
+                if frame["type"] == "response.cancelling" and frame["durable"]:
+                    for end in known:
+                        if end[0] != "cancelled":
+                            yield f"G2 {response_id} was to be cancelled and ended as {end}"
+                for end in known:
+                    if isinstance(end[1], int) and frame.get("sequence_number", 0) > end[1]:
+                        yield f"G4 {connection.name} got {str(frame)[:200]} behind the end {end}"
+        for response_id, known in ends.items():
+            if len(known) > 1:
+                yield f"G3 {response_id} has {len(known)} different ends: {known}"
+
+    def _check_stored_ends(self, checks: list[ConnectionCheck], stored: Stored) -> Iterator[str]:
+        """I1, G5: the text of each client that saw the end is the stored message, status too."""
+        for check in checks:
+            for response_id, answer in check.ended():
+                assert answer.done is not None
+                run = stored.run(response_id)
+                session = stored.sessions.get(session_of(response_id))
+                if session is None or not session.fields:
+                    continue
+                message = session.messages.get(answer.done["response"]["message_id"])
+                name = f"{check.connection.name}: {response_id}"
+                if message is None:
+                    yield f"I4 {name}: its message is not stored"
+                    continue
+                if message.get("response_id") == response_id:
+                    text = message["content"][0]["text"]
+                    if not matches(answer.final, text):
+                        yield f"I1 {name}: holds {_ends(answer.final)}, stored is {_ends(text)}"
+                if not matches(UNKNOWN * answer.done["response"]["text_length"], answer.final):
+                    yield f"I1 {name}: holds {_ends(answer.final)} of {end_of(answer.done)}"
+                if run is None or not answer.done["durable"]:
+                    continue
+                end = run.fields["status"], int(run.fields["sequence_number"])
+                if end != end_of(answer.done)[:2]:
+                    yield f"I3 {name}: was told {end_of(answer.done)}, stored is {end}"
+
+    def _check_acknowledged(self, stored: Stored) -> Iterator[str]:
+        """I4, I5: what was acknowledged is stored, once, under one response for each key."""
+        begun: dict[tuple[str, str], set[str]] = defaultdict(set)
+        inputs: dict[tuple[str, str], object] = {}
+        answers: dict[str, Frame] = {}
+        for connection in self.connections:
+            for frame in connection.requests:
+                if frame.get("type") == "response.create" and "input" in frame:
+                    key = str(frame.get("session_id")), str(frame.get("idempotency_key"))
+                    inputs.setdefault(key, frame["input"])
+            for frame in connection.frames:
+                if frame["type"] == "response.created":
+                    response = frame["response"]
+                    begun[response["session_id"], frame["idempotency_key"]].add(response["id"])
+                    answers[response["id"]] = response
+        for (session_id, name), response_ids in begun.items():
+            if len(response_ids) > 1:
+                yield f"I5 key {name} of {session_id} began {sorted(response_ids)}"
+            session = stored.sessions.get(session_id)
+            if session is None:
+                yield f"I4 session {session_id} is gone without a trace"
+                continue
+            if not session.fields:
+                continue
+            response = answers[min(response_ids)]
+            message = session.messages.get(response["message_id"])
+            if message is None:
+                yield f"I4 no message of the acknowledged {response['id']}"
+                continue
+            question = session.messages.get(message["parent_id"] or "")
+            said = inputs.get((session_id, name))
+            if isinstance(said, str) and (
+                question is None or question["content"][0]["text"] != said
+            ):
+                yield f"I4 {response['id']} answers {question}, asked was {said!r}"
+
+    def _check_aim(self, stored: Stored) -> Iterator[str]:
+        """G9: what was stopped was named by somebody."""
+        named: set[str] = set()
+        for connection in self.connections:
+            for frame in connection.requests:
+                if frame.get("type") in STOPS:
+                    named.add(frame.get("response_id") or frame.get("session_id") or "all")
+        for session_id, session in stored.sessions.items():
+            for response_id, run in session.runs.items():
+                if run.fields.get("reason") == "client_cancelled":
+                    if not named & {response_id, session_id, "all"}:
+                        yield f"G9 {response_id} is cancelled, and nobody asked for it"
+
+    def _check_told(self) -> Iterator[str]:
+        """I11: within 10 s of a fault, a client with a live answer is told something."""
+        now = time.monotonic()
+        for at, what in self.faults:
+            if now < at + TOLD_SECONDS:
+                continue
+            for connection in self.connections:
+                closed = connection.closed_at
+                if connection.has_live_answer(at) and not connection.hears(at, at + TOLD_SECONDS):
+                    if closed is None or closed > at + TOLD_SECONDS:
+                        yield f"I11 {connection.name} heard nothing for 10 s: {what}"
+
+    def _check_engines(self, stored: Stored) -> Iterator[str]:
+        """I6, and the engine's half of I5."""
+        for session in stored.sessions.values():
+            for response_id, run in session.runs.items():
+                fence = int(run.fields.get("fence", 1))
+                self._fences[response_id] = max(fence, self._fences.get(response_id, 0))
+        for connection in self.connections:
+            for frame in connection.frames:
+                if (known := response_of(frame)) is not None:
+                    self._fences.setdefault(known, frame.get("fence", 1))
+        for counts in filter(None, [read() for read in self.engines]):
+            if counts.requests_total > sum(self._fences.values()):
+                yield (
+                    f"I5 the core took {counts.requests_total:.0f} requests for "
+                    f"{sum(self._fences.values())} responses and takeovers"
+                )
+            if stored.live_runs():
+                continue
+            if counts.running or counts.waiting:
+                yield f"I6 no answer is live, and the core has {counts}"
+            elif counts.blocks_free != counts.blocks_free_at_rest:
+                yield f"I6 not all blocks came back: {counts}"
+
+
+def end_of(done: Frame) -> tuple[object, ...]:
+    """What of a `response.done` must be the same for everybody."""
+    response = done["response"]
+    reason = response["status_details"]["reason"]
+    return response["status"], done["sequence_number"], response["text_length"], reason
+
+
+def _ends(text: str) -> str:
+    """A long text, short enough to read."""
+    return repr(text) if len(text) < 120 else f"{text[:40]!r}…{text[-60:]!r} ({len(text)})"
