@@ -270,10 +270,11 @@ class Client:
 
     def _apply(self, frame: Frame) -> None:
         """The ordering rules, asserted."""
-        if frame["type"] == "message.updated" and frame["message"]["status"] == "in_progress":
+        message = frame["message"] if frame["type"] == "message.updated" else {}
+        if message.get("status") == "in_progress" and "content" in message:
             # An answer goes on behind the text that its message has.
-            text = "".join(part["text"] for part in frame["message"]["content"])
-            self.answers.setdefault(frame["message"]["response_id"], Answer(text=text))
+            text = "".join(part["text"] for part in message["content"])
+            self.answers.setdefault(message["response_id"], Answer(text=text))
         response_id = frame.get("response_id") or frame.get("response", {}).get("id")
         if "sequence_number" not in frame or frame.get("replayed"):
             return
