@@ -1,33 +1,49 @@
-"""What a Redis must be like before Parley trusts it: one look at the start, one line on failure."""
+"""What a Redis must be like before Parley trusts it: one look at the start, one line on failure.
+
+In a cluster every primary is looked at. Settings may change while we run: `find_faults` is the part
+that is asked again.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import secrets
 from typing import Final
 
 from redis import exceptions
 
-from sessions.client import RedisClient, first_line, is_authentication_error
+from sessions.client import RedisClient
 from sessions.errors import StoreRefused, StoreUnavailable
 from sessions.keys import SCHEMA, Keys
+from sessions.link import first_line, is_authentication_error
+from sessions.rights import missing_rights
 
 logger = logging.getLogger("parley.sessions")
 
 MIN_VERSION: Final = (6, 2)
+FULL_AT: Final = 0.8  # of maxmemory: time to act while everything works
 
 
-async def check_redis(client: RedisClient, keys: Keys) -> None:
-    """Return if this Redis can keep the store's promises.
+async def check_redis(client: RedisClient, keys: Keys, *, secret: str | None = None) -> str:
+    """Return the identity of the data if this Redis can keep the store's promises.
 
     Raises `StoreUnavailable` when it does not answer and `StoreRefused` when it must not be used:
-    too old, evicting, without scripts or a command they need, or with data of another schema.
+    too old, evicting, without a right we need, with data of another schema, or used by servers
+    with another `secret`.
     """
     try:
-        info = await _info(client)
-        _check_info(info)
-        await _check_replication(client, info)
-        await _check_access(client, keys)
+        for info in await _infos(client):
+            _check_info(info, is_cluster=client.address.kind == "cluster")
+            if info["redis_version"].startswith("6."):
+                await _check_replication(client)
+        for scratch in await client.key_for_each_primary(f"{keys.prefix}sys:scratch"):
+            if missing := await missing_rights(client, scratch):
+                raise StoreRefused(f"Redis denies our user {', '.join(missing)}")
         await _check_schema(client, keys)
+        if secret is not None:
+            await _check_secret(client, keys, secret)
+        return await read_identity(client, keys) or ""
     except StoreUnavailable as error:
         if is_authentication_error(error):
             raise StoreRefused("Redis refused our credentials") from error
@@ -36,19 +52,50 @@ async def check_redis(client: RedisClient, keys: Keys) -> None:
         raise StoreRefused(f"Redis refused a command we need: {first_line(error)}") from error
 
 
-async def _info(client: RedisClient) -> dict[str, str]:
-    """What INFO says; RESP3 may wrap the text."""
-    text = await client.call("INFO")
-    lines = bytes(text).decode(errors="replace").splitlines()
-    return dict(line.split(":", 1) for line in lines if ":" in line)
+async def find_faults(client: RedisClient) -> list[str]:
+    """What an operator must mend although everything works so far, one short line each."""
+    faults = []
+    for info in await _infos(client):
+        policy = info.get("maxmemory_policy", "noeviction")
+        if policy != "noeviction":
+            faults.append(f"maxmemory-policy is {policy} and must be noeviction")
+        limit, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
+        if limit and used > FULL_AT * limit:
+            faults.append(f"memory is {100 * used // limit} % full")
+    return list(dict.fromkeys(faults))
 
 
-def _check_info(info: dict[str, str]) -> None:
+async def read_identity(client: RedisClient, keys: Keys) -> str | None:
+    """The random name of the data set, given to it now if it has none; None if that fails.
+
+    Another name than before means that the data was lost: somebody flushed it.
+    """
+    try:
+        *_, identity = await client.calls(
+            ("HSETNX", keys.system, "schema", SCHEMA),  # what was flushed lacks that too
+            ("HSETNX", keys.system, "identity", secrets.token_urlsafe(9)),
+            ("HGET", keys.system, "identity"),
+        )
+    except StoreUnavailable:
+        identity = await client.call("HGET", keys.system, "identity")
+    return None if identity is None else str(identity.decode())
+
+
+async def _infos(client: RedisClient) -> list[dict[str, str]]:
+    """What INFO says at each primary; RESP3 may wrap the text."""
+    infos = []
+    for text in await client.everywhere("INFO"):
+        lines = bytes(text).decode(errors="replace").splitlines()
+        infos.append(dict(line.split(":", 1) for line in lines if ":" in line))
+    return infos
+
+
+def _check_info(info: dict[str, str], *, is_cluster: bool) -> None:
     version = info.get("redis_version", "0")
     if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
         raise StoreRefused(f"Redis {version} is too old: Parley needs 6.2 or later")
-    if info.get("cluster_enabled") == "1":
-        raise StoreRefused("Redis Cluster is not supported yet")
+    if info.get("cluster_enabled") == "1" and not is_cluster:
+        raise StoreRefused("this Redis is a cluster: its url begins with redis+cluster://")
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         raise StoreRefused(
@@ -58,35 +105,39 @@ def _check_info(info: dict[str, str]) -> None:
         logger.warning("redis has no append-only file: a restart loses conversations")
 
 
-async def _check_replication(client: RedisClient, info: dict[str, str]) -> None:
+async def _check_replication(client: RedisClient) -> None:
     """6.2 can be told to replicate scripts whole; then none may call TIME before it writes."""
-    if not info["redis_version"].startswith("6."):
-        return
     try:
-        reply = await client.call("CONFIG", "GET", "lua-replicate-commands")
+        replies = await client.everywhere("CONFIG", "GET", "lua-replicate-commands")
     except exceptions.ResponseError:
         logger.info("redis denies CONFIG: its settings were not checked")
         return
-    if reply.get(b"lua-replicate-commands") == b"no":
+    if any(reply.get(b"lua-replicate-commands") == b"no" for reply in replies):
         raise StoreRefused("Redis must replicate script effects: set lua-replicate-commands yes")
-
-
-async def _check_access(client: RedisClient, keys: Keys) -> None:
-    scratch = f"{keys.prefix}sys:scratch"
-    reply = await client.script("check_access", [scratch], ("PUBLISH", f"{scratch}:live"))
-    if denied := sorted({command.decode() for command in reply[1:]}):
-        raise StoreRefused(f"Redis denies our user the commands {', '.join(denied)}")
 
 
 async def _check_schema(client: RedisClient, keys: Keys) -> None:
     """Refuse data of another layout; a fresh Redis is marked with ours."""
-    stored = await client.call("HGET", keys.system, "schema")
+    stored = await _claim(client, keys, "schema", SCHEMA)
+    if stored != SCHEMA:
+        raise StoreRefused(f"the data has schema {stored}, this version of Parley reads {SCHEMA}")
+
+
+async def _check_secret(client: RedisClient, keys: Keys, secret: str) -> None:
+    """Refuse servers that would not understand each other's credentials."""
+    ours = hashlib.sha256(b"parley fingerprint\0" + secret.encode()).hexdigest()[:16]
+    if await _claim(client, keys, "fingerprint", ours) != ours:
+        raise StoreRefused("another server with another secret uses this Redis: give both the same")
+
+
+async def _claim(client: RedisClient, keys: Keys, field: str, value: str) -> str:
+    """What `sys` says; our value if it said nothing, which it says from now on."""
+    stored = await client.call("HGET", keys.system, field)
     if stored is None:
         try:
-            await client.call("HSETNX", keys.system, "schema", SCHEMA)
+            await client.call("HSETNX", keys.system, field, value)
         except StoreUnavailable:
             logger.warning("redis takes no writes now")
-    elif stored.decode() != SCHEMA:
-        raise StoreRefused(
-            f"the data has schema {stored.decode()}, this version of Parley reads {SCHEMA}"
-        )
+            return value
+        stored = await client.call("HGET", keys.system, field)
+    return str(stored.decode())

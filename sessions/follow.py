@@ -2,10 +2,10 @@
 
 Pub/sub promises nothing, so two things are done about it. Numbers: whoever follows a log subscribes
 first, then reads it, then drops what was already read. And distrust: the feed sends itself a probe
-every few seconds through the whole path; one that does not come back within `probe_timeout_seconds`
-means the link is dead, however alive the socket looks. After each reconnection everything is
-subscribed again and then the `on_resync` callbacks run, because what was published in between is
-lost: they must read the logs again by number.
+every few seconds through the whole path, in a cluster from each primary; one that does not come
+back within `probe_timeout_seconds` means that a link is dead, however alive the socket looks. After
+each reconnection everything is subscribed again and then the `on_resync` callbacks run, because
+what was published in between is lost: they must read the logs again by number.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ class LiveFeed:
         self._subscriptions: dict[str, _Subscription] = {}
         self._unconfirmed: Counter[str] = Counter()  # channel -> SUBSCRIBEs on their way
         self._probe_heard = asyncio.Event()
+        self._num_heard = 0  # of this round's probes
         self._resync_callbacks: list[Callable[[], None]] = []
         self._connection: AbstractConnection | None = None
         self._connected = asyncio.Event()
@@ -161,12 +162,7 @@ class LiveFeed:
     async def _connect(self) -> AbstractConnection:
         """A connection on which every channel is confirmed."""
         # RESP2: with RESP3 redis-py formats each push for a debug log, which would hold user text.
-        connection = self._client.new_connection(protocol=2)
-        try:
-            await connection.connect()  # type: ignore[no-untyped-call]
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
+        connection = await self._client.open_connection(protocol=2)
         self._unconfirmed.clear()
         self._connection = connection  # from here on `subscribe` writes to it, too
         await self._send("SUBSCRIBE", [self._probe_channel, *self._subscriptions])
@@ -201,12 +197,18 @@ class LiveFeed:
     async def _probe(self) -> None:
         """Raise `ConnectionError` when a probe does not come back in time."""
         while True:
+            self._num_heard = 0
             self._probe_heard.clear()
-            with suppress(StoreUnavailable):
-                await self._client.call("PUBLISH", self._probe_channel, b"")
             try:
                 async with asyncio.timeout(self._probe_timeout_seconds):
-                    await self._probe_heard.wait()
+                    num_sent = 1  # what Redis did not take is not heard either
+                    with suppress(StoreUnavailable):
+                        num_sent = len(
+                            await self._client.everywhere("PUBLISH", self._probe_channel, b"")
+                        )
+                    while self._num_heard < num_sent:
+                        self._probe_heard.clear()
+                        await self._probe_heard.wait()
             except TimeoutError:
                 raise ConnectionError("a probe did not come back") from None
             await asyncio.sleep(self._probe_seconds)
@@ -242,6 +244,7 @@ class LiveFeed:
             if channel in self._subscriptions and self._unconfirmed[channel] <= 0:
                 self._subscriptions[channel].confirmed.set()
         elif kind == b"message" and channel == self._probe_channel:
+            self._num_heard += 1
             self._probe_heard.set()
         elif kind == b"message":
             self._deliver(channel, message[2])

@@ -8,6 +8,7 @@ is answered exactly like an unknown one.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -15,10 +16,11 @@ import orjson
 
 from sessions.arguments import check_uid
 from sessions.base import PUBLISH
-from sessions.checks import check_redis
+from sessions.checks import check_redis, find_faults, read_identity
 from sessions.client import RedisClient
 from sessions.conversations import Conversations
-from sessions.keys import RATE_MS, Keys
+from sessions.keys import PROBE_MS, RATE_MS, Keys
+from sessions.quotas import Quotas
 from sessions.records import Allowed, Limited
 from sessions.responses import Responses
 
@@ -29,43 +31,71 @@ class SessionStore(Conversations, Responses):
     Any method may raise `StoreUnavailable`; a cancelled one harms no other.
     """
 
+    _identity = ""  # of the data that Redis had when we last looked; empty until it told
+
     @classmethod
     async def open(
         cls,
         url: str,
         *,
         prefix: str = "parley:",
+        secret: str | None = None,
         lease_seconds: float = 10.0,
         keep_seconds: float = 600.0,
         idempotency_seconds: float = 86400.0,
+        idle_seconds: float = 0.0,
+        quotas: Quotas | None = None,
     ) -> Self:
         """Connect and check that this Redis can keep our promises.
 
-        Raises `StoreUnavailable` when nothing answers and `StoreRefused`, with one line for the
+        Servers on one Redis must give the same `secret`, if any. Raises `StoreUnavailable` when
+        nothing answers, `ValueError` for a malformed url, and `StoreRefused`, with one line for the
         operator, when what answers would lose data or lacks a command.
         """
         client = RedisClient(url)
         try:
             keys = Keys(prefix)
-            await check_redis(client, keys)
+            identity = await check_redis(client, keys, secret=secret)
         except BaseException:
             await client.close()
             raise
-        return cls(
+        store = cls(
             client,
             keys,
             lease_seconds=lease_seconds,
             keep_seconds=keep_seconds,
             idempotency_seconds=idempotency_seconds,
+            idle_seconds=idle_seconds,
+            quotas=quotas,
         )
+        store._identity = identity
+        return store
 
     async def close(self) -> None:
         """Fail what is still waiting and close the connection. May be called twice."""
         await self.client.close()
 
-    async def ping(self) -> None:
-        """Return if Redis answers within a second and can write its disk."""
-        await self.client.call("PING")
+    # ---- the state of Redis ----------------------------------------------------------------------
+
+    async def ping(self) -> bool:
+        """Return if every primary answers within a second; False if the data was lost meanwhile.
+
+        Lost means that somebody flushed it, or started Redis without it.
+        """
+        identity, _ = await asyncio.gather(
+            read_identity(self.client, self.keys), self.client.everywhere("PING")
+        )
+        known, self._identity = self._identity, identity or self._identity
+        return known in ("", self._identity)
+
+    async def check_writes(self) -> None:
+        """Return if every primary takes writes that need memory and disk."""
+        keys = await self.client.key_for_each_primary(f"{self.keys.prefix}sys:probe")
+        await self.client.calls(*(("SET", key, "", "PX", PROBE_MS) for key in keys))
+
+    async def find_faults(self) -> list[str]:
+        """What an operator must mend although everything works so far, one short line each."""
+        return await find_faults(self.client)
 
     # ---- messages between workers, limits --------------------------------------------------------
 

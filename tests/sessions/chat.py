@@ -89,8 +89,8 @@ class Chat:
     async def keys(self) -> list[str]:
         """The session's keys without their common part, sorted."""
         base = self.store.keys.session_base(self.session_id)
-        names = await self.store.client.call("KEYS", f"{self.store.keys.prefix}*")
-        texts = (name.decode() for name in names)
+        replies = await self.store.client.everywhere("KEYS", f"{self.store.keys.prefix}*")
+        texts = (name.decode() for names in replies for name in names)
         return sorted(text.removeprefix(base) for text in texts if text.startswith(base))
 
 

@@ -9,21 +9,38 @@ import pytest
 from sessions.embedded import EmbeddedRedis
 from sessions.store import SessionStore
 from tests.redis_server import fresh_prefix, redis_binaries, running_redis
+from tests.redis_topology import RedisCluster, running_cluster
 from tests.sessions.chat import Chat
 
 BINARIES = redis_binaries()
+# The oldest that is supported; what it does, later ones and a cluster do in `make test-slow`.
+OLDEST = list(BINARIES)[-1:] or ["none"]
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in [*list(BINARIES)[:-1], "cluster"]]
 
 
-@pytest.fixture(scope="session", params=list(BINARIES) or ["none"])
-def redis_server(request: pytest.FixtureRequest) -> Iterator[EmbeddedRedis]:
-    """One server for all tests, once for each version found."""
-    if request.param not in BINARIES:
+@pytest.fixture(scope="session", params=[*OLDEST, *OTHERS])
+def any_redis(request: pytest.FixtureRequest) -> Iterator[EmbeddedRedis | RedisCluster]:
+    """What a store may be opened on: one server of each version found, and a cluster."""
+    if not BINARIES:
         pytest.skip("no redis-server found")
-    with running_redis(BINARIES[request.param], extra_args=("--maxclients", "500")) as redis:
-        yield redis
+    if request.param == "cluster":
+        with running_cluster(BINARIES[OLDEST[0]]) as cluster:
+            yield cluster
+    else:
+        flags = ("--maxclients", "500")
+        with running_redis(BINARIES[request.param], extra_args=flags) as redis:
+            yield redis
 
 
-@pytest.fixture(params=list(BINARIES) or ["none"])
+@pytest.fixture
+def redis_server(any_redis: EmbeddedRedis | RedisCluster) -> EmbeddedRedis:
+    """One server, for a test that is about one."""
+    if isinstance(any_redis, RedisCluster):
+        pytest.skip("about one server")
+    return any_redis
+
+
+@pytest.fixture(params=[*OLDEST, *OTHERS[:-1]])
 def own_redis(request: pytest.FixtureRequest) -> Iterator[EmbeddedRedis]:
     """A server that the test may stop, fill or kill."""
     if request.param not in BINARIES:
@@ -38,16 +55,20 @@ def prefix() -> str:
 
 
 @pytest.fixture
-async def store(redis_server: EmbeddedRedis, prefix: str) -> AsyncIterator[SessionStore]:
-    store = await SessionStore.open(redis_server.url, prefix=prefix)
+async def store(
+    any_redis: EmbeddedRedis | RedisCluster, prefix: str
+) -> AsyncIterator[SessionStore]:
+    store = await SessionStore.open(any_redis.url, prefix=prefix)
     yield store
     await store.close()
 
 
 @pytest.fixture
-async def other_store(redis_server: EmbeddedRedis, prefix: str) -> AsyncIterator[SessionStore]:
+async def other_store(
+    any_redis: EmbeddedRedis | RedisCluster, prefix: str
+) -> AsyncIterator[SessionStore]:
     """Another worker's store on the same data."""
-    store = await SessionStore.open(redis_server.url, prefix=prefix)
+    store = await SessionStore.open(any_redis.url, prefix=prefix)
     yield store
     await store.close()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from sessions.checks import _check_info
 from sessions.client import RedisClient
 from sessions.embedded import EmbeddedRedis
 from sessions.errors import StoreRefused, StoreUnavailable
@@ -32,7 +34,7 @@ async def test_data_of_another_schema_is_refused(own_redis: EmbeddedRedis) -> No
 
 async def test_a_denied_command_is_named(own_redis: EmbeddedRedis) -> None:
     await command(own_redis, *"ACL SETUSER poor on >pw ~* &* +@all -xadd -lpop".split())
-    with pytest.raises(StoreRefused, match="LPOP, XADD"):
+    with pytest.raises(StoreRefused, match=r"denies our user LPOP, XADD$"):
         await SessionStore.open(as_user(own_redis, "poor"))
 
 
@@ -57,6 +59,71 @@ async def test_wrong_credentials_are_refused_and_not_retried_for_ever(
 async def test_a_prefix_with_braces_is_refused(own_redis: EmbeddedRedis) -> None:
     with pytest.raises(ValueError, match="braces"):
         await SessionStore.open(own_redis.url, prefix="{x}")
+
+
+async def test_b65_servers_with_different_secrets_are_refused(own_redis: EmbeddedRedis) -> None:
+    await (await SessionStore.open(own_redis.url, secret="one")).close()
+    await (await SessionStore.open(own_redis.url, secret="one")).close()
+    with pytest.raises(StoreRefused, match="another secret"):
+        await SessionStore.open(own_redis.url, secret="two")
+    client = RedisClient(own_redis.url)
+    assert b"one" not in bytes(b" ".join((await client.call("HGETALL", "parley:sys")).values()))
+    await client.close()
+
+
+@pytest.mark.parametrize("version", ["6.0.16", "5.0.14", "0"])
+def test_a_version_before_6_2_is_refused(version: str) -> None:
+    with pytest.raises(StoreRefused, match=f"{version} is too old"):
+        _check_info({"redis_version": version}, is_cluster=False)
+
+
+async def test_faults_are_found_while_it_runs(own_redis: EmbeddedRedis) -> None:
+    store = await SessionStore.open(own_redis.url)
+    assert await store.find_faults() == []
+    await command(own_redis, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    used = int(next(line for line in await memory(own_redis) if "used_memory:" in line)[12:])
+    await command(own_redis, "CONFIG", "SET", "maxmemory", str(used * 10 // 9))
+    policy, full = await store.find_faults()
+    assert policy == "maxmemory-policy is allkeys-lru and must be noeviction"
+    assert re.fullmatch(r"memory is (8\d|9\d|10\d) % full", full)
+    await store.close()
+
+
+async def memory(redis: EmbeddedRedis) -> list[str]:
+    client = RedisClient(redis.url)
+    info = bytes(await client.call("INFO", "memory")).decode()
+    await client.close()
+    return info.splitlines()
+
+
+async def test_flushed_data_is_noticed_once_by_each_worker(own_redis: EmbeddedRedis) -> None:
+    stores = [await SessionStore.open(own_redis.url) for _ in range(2)]
+    assert [await store.ping() for store in stores] == [True, True]
+    await command(own_redis, "FLUSHALL")
+    assert [await store.ping() for store in stores] == [False, False]
+    assert [await store.ping() for store in stores] == [True, True]
+    await (await SessionStore.open(own_redis.url)).close()  # marked with our schema again
+    for store in stores:
+        await store.close()
+
+
+async def test_a_restart_that_keeps_the_data_is_no_loss(own_redis: EmbeddedRedis) -> None:
+    store = await SessionStore.open(own_redis.url)
+    own_redis.stop()
+    own_redis.start()
+    assert await store.ping()
+    await store.close()
+
+
+async def test_what_takes_no_writes_answers_a_ping_all_the_same(own_redis: EmbeddedRedis) -> None:
+    store = await SessionStore.open(own_redis.url)
+    await command(own_redis, "CONFIG", "SET", "maxmemory", "1")
+    assert await store.ping()
+    with pytest.raises(StoreUnavailable):
+        await store.check_writes()
+    await command(own_redis, "CONFIG", "SET", "maxmemory", "0")
+    await store.check_writes()
+    await store.close()
 
 
 async def test_the_checks_leave_nothing_but_the_schema(own_redis: EmbeddedRedis) -> None:
