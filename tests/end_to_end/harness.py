@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,13 +24,14 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from sessions.embedded import EmbeddedRedis
-from tests.end_to_end.client_model import Answer, Frame
+from tests.end_to_end.client import ChatClient
+from tests.end_to_end.client_model import Answer as Answer
+from tests.end_to_end.client_model import Frame as Frame
 from tests.end_to_end.history import EngineCounts, History
 from tests.end_to_end.stored_state import Stored, read_store
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 START_SECONDS = 60.0
-FRAME_SECONDS = 60.0  # a core that starts anew on a busy machine takes a while
 
 
 open_servers: list["Server"] = []  # their histories are checked behind each test
@@ -196,11 +197,13 @@ class Server:
         self._log.close()
 
 
-class Client:
-    """One websocket with its ledger. Use as an async context manager.
+class Client(ChatClient):
+    """One websocket. Use as an async context manager.
 
     `address` (host:port) is another way to the server, through a proxy; `token` another user's.
     """
+
+    socket: ClientConnection
 
     def __init__(
         self,
@@ -210,30 +213,22 @@ class Client:
         token: str | None = None,
         **options: Any,
     ) -> None:
+        super().__init__(server.history)
         self._server = server
         self._address = address
         self._token = token or server.token
         self._options = options
-        self.frames: list[Frame] = []
-        self.answers: dict[str, Answer] = {}
-        self.close_code: int | None = None
-        self.broken: AssertionError | None = None  # a rule of the protocol
-        self._next = 0
-        self._arrived = asyncio.Condition()
-        self.socket: ClientConnection
 
     async def __aenter__(self) -> Self:
         base = self._server.url if self._address is None else f"http://{self._address}"
-        url = base.replace("http", "ws", 1) + "/v1/ws"
-        headers = {"Authorization": f"Bearer {self._token}"}
         self.socket = await connect(
-            url,
+            base.replace("http", "ws", 1) + "/v1/ws",
             subprotocols=[Subprotocol("chat.v1")],
-            additional_headers=headers,
+            additional_headers={"Authorization": f"Bearer {self._token}"},
             max_size=None,
             **self._options,
         )
-        self.record = self._server.history.connect()
+        self.open_record()
         self._task = asyncio.create_task(self._read())
         return self
 
@@ -253,111 +248,15 @@ class Client:
     async def _read(self) -> None:
         try:
             async for message in self.socket:
-                frame = json.loads(message)
-                self.record.received(frame)
-                async with self._arrived:
-                    self.frames.append(frame)
-                    self._apply(frame)
-                    self._arrived.notify_all()
+                await self.take(json.loads(message))
         except ConnectionClosed:
             pass
         except AssertionError as broken:
             self.broken = broken
-        async with self._arrived:
-            self.close_code = self.socket.close_code or 0
-            self.record.closed(self.close_code)
-            self._arrived.notify_all()
+        await self.end(self.socket.close_code or 0)
 
-    def _apply(self, frame: Frame) -> None:
-        """The ordering rules, asserted."""
-        message = frame["message"] if frame["type"] == "message.updated" else {}
-        if message.get("status") == "in_progress" and "content" in message:
-            # An answer goes on behind the text that its message has.
-            text = "".join(part["text"] for part in message["content"])
-            self.answers.setdefault(message["response_id"], Answer(text=text))
-        response_id = frame.get("response_id") or frame.get("response", {}).get("id")
-        if "sequence_number" not in frame or frame.get("replayed"):
-            return
-        self.answers.setdefault(response_id, Answer()).apply(frame)
-
-    async def send(self, kind: str, **fields: Any) -> None:
-        await self.send_frame({"type": kind, **fields})
-
-    async def send_frame(self, frame: Frame) -> None:
-        self.record.sent(frame)
-        await self.socket.send(json.dumps(frame))
-
-    async def wait(self, condition: Callable[[], Any], what: str = "a frame") -> Any:
-        """Wait until the condition is true of what has arrived, and return its value."""
-        try:
-            async with asyncio.timeout(FRAME_SECONDS), self._arrived:
-                while not (value := condition()):
-                    if self.broken is not None:
-                        raise self.broken
-                    if self.close_code is not None:
-                        raise AssertionError(f"closed with {self.close_code} before {what}")
-                    await self._arrived.wait()
-                return value
-        except TimeoutError:
-            kinds = [frame["type"] for frame in self.frames[-8:]]
-            raise AssertionError(f"no {what}; last frames: {kinds}") from None
-
-    async def next(self, *kinds: str) -> Frame:
-        """The next frame of one of these types; those before it are passed over."""
-
-        def find() -> Frame | None:
-            while self._next < len(self.frames):
-                frame = self.frames[self._next]
-                self._next += 1
-                if frame["type"] in kinds:
-                    return frame
-            return None
-
-        frame: Frame = await self.wait(find, " or ".join(kinds))
-        return frame
-
-    async def reply(self, kind: str, **fields: Any) -> Frame:
-        """Send a frame and return its direct reply, or the error that answers it."""
-        event_id = os.urandom(8).hex()
-        await self.send(kind, event_id=event_id, **fields)
-
-        def find() -> Frame | None:
-            for frame in self.frames:
-                if event_id in (frame.get("event_id"), frame.get("error", {}).get("event_id")):
-                    return frame
-            return None
-
-        frame: Frame = await self.wait(find, f"reply to {kind}")
-        return frame
-
-    async def new_session(self) -> str:
-        created = await self.reply("session.create", idempotency_key=os.urandom(8).hex())
-        return str(created["session"]["id"])
-
-    async def ask(self, session_id: str, text: str, **fields: Any) -> str:
-        """Send `response.create` and return the response's id."""
-        fields.setdefault("idempotency_key", os.urandom(8).hex())
-        frame = await self.reply("response.create", session_id=session_id, input=text, **fields)
-        assert frame["type"] == "response.created", frame
-        return str(frame["response"]["id"])
-
-    async def deltas(self, response_id: str, count: int) -> Answer:
-        """Wait until so many deltas of the answer have come."""
-        return await self.wait(  # type: ignore[no-any-return]
-            lambda: (a := self.answers.get(response_id)) and a.num_deltas >= count and a,
-            f"{count} deltas",
-        )
-
-    async def done(self, response_id: str) -> Answer:
-        """Wait for the end of the answer."""
-        return await self.wait(  # type: ignore[no-any-return]
-            lambda: (a := self.answers.get(response_id)) and a.done and a, "response.done"
-        )
-
-    async def closed(self) -> int:
-        await self.wait(lambda: self.close_code is not None, "the close")
-        assert self.close_code is not None
-        return self.close_code
+    async def _transmit(self, text: str) -> None:
+        await self.socket.send(text)
 
 
 @contextlib.asynccontextmanager
