@@ -145,7 +145,7 @@ class Worker:
             lifespan=self._lifespan,
             exception_handlers={HTTPException: http_error},
         )
-        hosts = LOOPBACK_HOSTS if self.config.check_host else None
+        hosts = (*LOOPBACK_HOSTS, *self.origins.hosts) if self.config.check_host else None
         index = STATIC / "index.html"
         return Guard(starlette, hosts=hosts, index=index.read_bytes() if index.exists() else b"")
 

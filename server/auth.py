@@ -13,6 +13,7 @@ from starlette.requests import HTTPConnection
 
 from server.attempts import FailedAttempts
 from server.errors import ApiError
+from server.guard import host_name
 from server.identities import Identities, User
 
 COOKIE_NAME = "parley"
@@ -26,6 +27,11 @@ class Origins:
     """Which origins are ours."""
 
     extra: tuple[str, ...] = ()
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Host names of the extra origins, under which a proxy in front of us is known."""
+        return tuple(host_name(origin.partition("//")[2]) for origin in self.extra)
 
     def allows(self, connection: HTTPConnection) -> bool:
         """Exactly one Origin header, equal to our own scheme, host and port."""

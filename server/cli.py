@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -53,13 +54,13 @@ def serve(
     max_num_seqs: Annotated[int | None, _option("max_num_seqs")] = None,
     kv_cache_memory_bytes: Annotated[int | None, _option("kv_cache_memory_bytes")] = None,
     dtype: Annotated[str | None, _option("dtype")] = None,
-    token: Annotated[str | None, _option("token")] = None,
-    admin_token: Annotated[str | None, _option("admin_token")] = None,
     allowed_origins: Annotated[str | None, _option("allowed_origins")] = None,
+    trusted_proxies: Annotated[str | None, _option("trusted_proxies")] = None,
     drain_seconds: Annotated[float | None, _option("drain_seconds")] = None,
     watchdog_seconds: Annotated[float | None, _option("watchdog_seconds")] = None,
     log_level: Annotated[str | None, _option("log_level")] = None,
     log_format: Annotated[str | None, _option("log_format")] = None,
+    max_connections: Annotated[int | None, _option("max_connections")] = None,
     max_connections_per_user: Annotated[int | None, _option("max_connections_per_user")] = None,
     max_connections_per_address: Annotated[
         int | None, _option("max_connections_per_address")
@@ -72,16 +73,21 @@ def serve(
 ) -> None:
     """Run the server: web workers, the engine and Redis, until Ctrl-C.
 
-    Every option can also be set in the environment; a flag wins.
+    Every option can also be set in the environment; a flag wins. Secrets are read from the
+    environment only, because every user of the machine can read a command line.
     """
     flags = dict(locals())
+    if redis_url is not None and urlsplit(redis_url).password is not None:
+        raise _fail(f"redis_url: a password belongs into {PREFIX}REDIS_URL")
     try:
         settings = load_settings(flags)
     except ConfigError as error:
         raise _fail(str(error)) from None
+    from server.confinement import confine
     from server.logs import configure_logs
     from server.supervisor import Supervisor
 
+    confine()
     configure_logs(settings.log_level, settings.effective_log_format, "supervisor")
     raise typer.Exit(Supervisor(settings).run())
 

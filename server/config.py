@@ -76,6 +76,11 @@ class Settings(BaseSettings):
     allowed_origins: str = Field(
         "", description="Further exact origins for cookies, comma-separated (https://chat.example)."
     )
+    trusted_proxies: str = Field(
+        "",
+        description="Addresses or networks whose X-Forwarded-For and -Proto are believed, "
+        "comma-separated.",
+    )
     drain_seconds: float = Field(
         30.0, ge=0, le=3600, description="How long running answers may finish when Parley stops."
     )
@@ -88,6 +93,9 @@ class Settings(BaseSettings):
     log_level: str = Field("info", description="debug, info, warning or error.")
     log_format: str = Field(
         "auto", description="json, text, or auto: text on a terminal, otherwise json."
+    )
+    max_connections: int = Field(
+        10_000, ge=0, description="Websockets of one worker; 0 = unlimited."
     )
     max_connections_per_user: int | None = Field(
         None, ge=0, description="0 = unlimited. [default: 0 on loopback, otherwise 16]"
@@ -121,6 +129,16 @@ class Settings(BaseSettings):
         for origin in filter(None, map(str.strip, value.split(","))):
             if re.fullmatch(r"https?://[^/?#@*\s]+", origin, re.IGNORECASE) is None:
                 raise ValueError(f"{origin} is not an origin; one looks like https://chat.example")
+        return value
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _proxy_addresses(cls, value: str) -> str:
+        for address in filter(None, map(str.strip, value.split(","))):
+            try:
+                ipaddress.ip_network(address)
+            except ValueError:
+                raise ValueError(f"{address} is neither an address nor a network") from None
         return value
 
     @field_validator("log_format")
@@ -180,7 +198,7 @@ class Settings(BaseSettings):
     @property
     def limits(self) -> Limits:
         """The limits in force: unlimited on loopback where nothing is set."""
-        chosen = {
+        chosen = {"max_connections": self.max_connections} | {
             name: given
             if (given := getattr(self, name)) is not None
             else (0 if self.is_loopback else exposed)
@@ -198,6 +216,10 @@ class Settings(BaseSettings):
             if not self.testing or setting in self.model_fields_set
         }
         return msgspec.structs.replace(SHORTENED if self.testing else Intervals(), **given)
+
+    @property
+    def proxies(self) -> tuple[str, ...]:
+        return tuple(p.strip() for p in self.trusted_proxies.split(",") if p.strip())
 
     @property
     def origins(self) -> tuple[str, ...]:

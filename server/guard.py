@@ -70,7 +70,7 @@ class Guard:
             return 431
         if self._hosts is not None:
             hosts = Headers(scope=scope).getlist("host")
-            if len(hosts) != 1 or _host_name(hosts[0]) not in self._hosts:
+            if len(hosts) != 1 or host_name(hosts[0]) not in self._hosts:
                 return 421
         return None
 
@@ -183,7 +183,7 @@ def security_headers(index: bytes) -> list[tuple[bytes, bytes]]:
     ]
 
 
-def _host_name(value: str) -> str:
+def host_name(value: str) -> str:
     """`Host` without its port, lower case; brackets of IPv6 stay."""
     if value.startswith("["):
         return value.partition("]")[0].casefold() + "]"

@@ -11,6 +11,7 @@ BURST_SECONDS = 2  # a bucket holds what two seconds bring
 class Limits:
     """0 means unlimited."""
 
+    max_connections: int = 0  # of one worker
     max_connections_per_user: int = 0
     max_connections_per_address: int = 0
     max_handshakes_per_s: int = 0
@@ -53,6 +54,7 @@ class ConnectionCounter:
     users: Counter[str] = field(default_factory=Counter)
     addresses: Counter[str] = field(default_factory=Counter)
     handshakes: dict[str, TokenBucket] = field(default_factory=dict)
+    num_open: int = 0
 
     def allow_handshake(self, address: str) -> bool:
         if not self.limits.max_handshakes_per_s:
@@ -65,16 +67,20 @@ class ConnectionCounter:
     def enter(self, uid: str, address: str) -> bool:
         """Count a connection; False, and nothing counted, beyond a limit. Pair with `leave`."""
         limits = self.limits
+        if limits.max_connections and self.num_open >= limits.max_connections:
+            return False
         if limits.max_connections_per_user and self.users[uid] >= limits.max_connections_per_user:
             return False
         per_address = limits.max_connections_per_address
         if per_address and self.addresses[address] >= per_address:
             return False
+        self.num_open += 1
         self.users[uid] += 1
         self.addresses[address] += 1
         return True
 
     def leave(self, uid: str, address: str) -> None:
+        self.num_open -= 1
         for counter, name in ((self.users, uid), (self.addresses, address)):
             counter[name] -= 1
             if counter[name] <= 0:

@@ -188,6 +188,7 @@ class Supervisor:
             admin_token=settings.admin_token or read_or_create_secret(self._data / "admin-token"),
             limits=settings.limits,
             allowed_origins=settings.origins,
+            trusted_proxies=settings.proxies,
             check_host=settings.is_loopback,
             intervals=settings.intervals,
             log_level=settings.log_level,

@@ -7,7 +7,7 @@ come before it is answered, a close frame that must arrive, a jammed socket that
 import asyncio
 import contextlib
 import socket
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -358,7 +358,9 @@ class Server(uvicorn.Server):
         self.ready.set()
 
 
-def uvicorn_config(app: ASGIApp, ping_seconds: float) -> uvicorn.Config:
+def uvicorn_config(
+    app: ASGIApp, ping_seconds: float, trusted_proxies: Sequence[str] = ()
+) -> uvicorn.Config:
     """How every worker speaks HTTP and websockets, whatever `app` does."""
     return uvicorn.Config(
         app,
@@ -374,6 +376,7 @@ def uvicorn_config(app: ASGIApp, ping_seconds: float) -> uvicorn.Config:
         access_log=False,
         log_config=None,
         server_header=False,
-        proxy_headers=False,
+        proxy_headers=bool(trusted_proxies),
+        forwarded_allow_ips=list(trusted_proxies),
         lifespan="on",
     )

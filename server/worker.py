@@ -44,6 +44,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     admin_token: str
     limits: Limits
     allowed_origins: tuple[str, ...] = ()
+    trusted_proxies: tuple[str, ...] = ()
     check_host: bool = True
     intervals: Intervals = Intervals()
     log_level: str = "info"
@@ -63,7 +64,7 @@ async def run(config: WorkerConfig) -> int:
         config.engine_address, model=config.model_folder, served_model_name=config.model_name
     )
     worker = Worker(_app_config(config), store, engine)
-    server = Server(uvicorn_config(worker.app, config.intervals.ping))
+    server = Server(uvicorn_config(worker.app, config.intervals.ping, config.trusted_proxies))
     listener = socket.socket(fileno=config.listen_fd)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stop = asyncio.Event()

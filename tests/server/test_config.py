@@ -30,6 +30,7 @@ def test_defaults_listen_on_loopback_without_limits_per_user() -> None:
     assert (settings.host, settings.port, settings.workers) == ("127.0.0.1", 8000, 1)
     limits = settings.limits
     assert (limits.max_connections_per_user, limits.max_handshakes_per_s) == (0, 0)
+    assert limits.max_connections == 10_000
     assert limits.messages_per_s == 20
 
 
@@ -111,6 +112,8 @@ def test_names_of_others_are_left_alone() -> None:
         ({"host": "0.0.0.0", "admin_token": "x" * 23}, "admin_token"),
         ({"token": "same" * 10, "admin_token": "same" * 10}, "admin_token"),
         ({"allowed_origins": "*"}, "allowed_origins"),
+        ({"trusted_proxies": "*"}, "trusted_proxies"),
+        ({"trusted_proxies": "127.0.0.1, proxy.example"}, "trusted_proxies"),
         ({"allowed_origins": "https://chat.example/"}, "allowed_origins"),
         ({"allowed_origins": "https://a.example, chat.example"}, "allowed_origins"),
     ],
@@ -125,6 +128,12 @@ def test_a_bad_value_is_refused_by_name(flags: dict[str, object], name: str) -> 
 def test_origins_are_a_list_without_case() -> None:
     settings = load_settings({"allowed_origins": " https://A.example ,http://b.example:80, "})
     assert settings.origins == ("https://a.example", "http://b.example:80")
+
+
+def test_trusted_proxies_are_addresses_and_networks() -> None:
+    settings = load_settings({"trusted_proxies": " 127.0.0.1 ,10.0.0.0/8,"})
+    assert settings.proxies == ("127.0.0.1", "10.0.0.0/8")
+    assert load_settings({}).proxies == ()
 
 
 def test_every_setting_has_a_help_text() -> None:
@@ -148,7 +157,9 @@ def test_a_secret_is_made_once_and_private(tmp_path: Path) -> None:
         (["serve", "--port", "70000"], {}, ["port"]),
         (["serve", "--port", "abc"], {}, ["port"]),
         (["serve", "--prot", "1"], {}, ["--prot", "--port"]),
-        (["serve", "--host", "0.0.0.0", "--token", "short"], {}, ["token", "24"]),
+        (["serve", "--host", "0.0.0.0"], {"PARLEY_TOKEN": "short"}, ["token", "24"]),
+        (["serve", "--token", "x" * 30], {}, ["--token"]),
+        (["serve", "--redis-url", "redis://:secret@host"], {}, ["redis_url", "PARLEY_REDIS_URL"]),
         (["serve"], {"PARLEY_MAX_TOKNES": "5"}, ["PARLEY_MAX_TOKNES"]),
         (["serve"], {"PARLEY_WORKRES": "5"}, ["PARLEY_WORKRES", "PARLEY_WORKERS"]),
         (["serve"], {"PARLEY_WORKERS": "none"}, ["workers"]),
@@ -177,6 +188,6 @@ def test_help_lists_every_setting_with_its_name_in_the_environment(
     monkeypatch.setenv("COLUMNS", "400")
     result = CliRunner().invoke(app, ["serve", "--help"])
     assert result.exit_code == 0
-    for name in Settings.model_fields.keys() - {"testing"}:
+    for name in Settings.model_fields.keys() - {"testing", "token", "admin_token"}:
         assert f"--{name.replace('_', '-')}" in result.output
         assert f"PARLEY_{name.upper()}" in result.output

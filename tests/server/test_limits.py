@@ -73,6 +73,15 @@ def test_connections_are_counted_by_user_and_by_address() -> None:
     assert counter.enter("dave", "1.1.1.1")
 
 
+def test_p15_a_worker_has_room_for_so_many_connections() -> None:
+    counter = ConnectionCounter(Limits(max_connections=2))
+    assert counter.enter("alice", "1.1.1.1")
+    assert counter.enter("bob", "2.2.2.2")
+    assert not counter.enter("carol", "3.3.3.3")
+    counter.leave("alice", "1.1.1.1")
+    assert counter.enter("carol", "3.3.3.3")
+
+
 def test_a_refused_connection_is_not_counted() -> None:
     counter = ConnectionCounter(Limits(max_connections_per_user=5, max_connections_per_address=1))
     assert counter.enter("alice", "1.1.1.1")
