@@ -160,6 +160,7 @@ class Beginnings:
                 raise ApiError(
                     "rate_limited", f"{limit} answers are running already", retry_after_ms=1000
                 )
+        await self._store.check_budget(uid)
         try:
             if self._engine.core_state is CoreState.CONNECTING:
                 # Another worker may have said that all is ready while we were still joining.

@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from server.intervals import SHORTENED, Intervals
 from server.limits import Limits
+from sessions.quotas import Quotas
 
 PREFIX = "PARLEY_"
 OTHER_NAMES = ("PARLEY_REDIS_SERVER",)  # names the binary of the embedded Redis
@@ -31,6 +32,7 @@ EXPOSED_LIMITS = {
     "max_handshakes_per_s": 20,
     "max_active_responses_per_user": 4,
 }
+EXPOSED_TOKENS_PER_DAY = 200_000
 
 
 class ConfigError(Exception):
@@ -108,6 +110,20 @@ class Settings(BaseSettings):
     )
     max_active_responses_per_user: int | None = Field(
         None, ge=0, description="0 = unlimited. [default: 0 on loopback, otherwise 4]"
+    )
+    max_tokens_per_day: int | None = Field(
+        None,
+        ge=0,
+        description="Tokens of prompts and answers, by user and day (UTC); 0 = unlimited. "
+        "[default: 0 on loopback, otherwise 200000]",
+    )
+    max_sessions_per_user: int = Field(10_000, ge=0, description="0 = unlimited.")
+    max_messages_per_session: int = Field(20_000, ge=0, description="0 = unlimited.")
+    max_bytes_per_session: int = Field(
+        16 * 1024 * 1024, ge=0, description="Of its messages as they are stored; 0 = unlimited."
+    )
+    session_idle_days: float = Field(
+        0.0, ge=0, le=3650, description="Sessions unused for so long are deleted; 0 keeps them."
     )
     max_messages_per_s: int = Field(
         20, ge=0, description="Frames of one connection, burst twice that; 0 = unlimited."
@@ -204,7 +220,21 @@ class Settings(BaseSettings):
             else (0 if self.is_loopback else exposed)
             for name, exposed in EXPOSED_LIMITS.items()
         }
-        return Limits(**chosen, messages_per_s=self.max_messages_per_s)
+        tokens = 0 if self.is_loopback else EXPOSED_TOKENS_PER_DAY
+        if self.max_tokens_per_day is not None:
+            tokens = self.max_tokens_per_day
+        quotas = Quotas(
+            sessions_per_user=self.max_sessions_per_user,
+            messages_per_session=self.max_messages_per_session,
+            bytes_per_session=self.max_bytes_per_session,
+            tokens_per_day=tokens,
+        )
+        return Limits(
+            **chosen,
+            messages_per_s=self.max_messages_per_s,
+            quotas=quotas,
+            session_idle_seconds=self.session_idle_days * 86_400,
+        )
 
     @property
     def intervals(self) -> Intervals:

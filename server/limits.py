@@ -4,6 +4,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from sessions.quotas import Quotas
+
 BURST_SECONDS = 2  # a bucket holds what two seconds bring
 
 
@@ -18,6 +20,8 @@ class Limits:
     max_active_responses_per_user: int = 0
     messages_per_s: int = 20
     max_subscriptions: int = 64
+    quotas: Quotas = field(default_factory=Quotas)
+    session_idle_seconds: float = 0.0  # 0 keeps unused sessions for ever
 
 
 class TokenBucket:

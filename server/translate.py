@@ -10,6 +10,7 @@ _CODES: dict[type[Exception], tuple[str, str, str | None]] = {
     errors.SessionNotFound: ("session_not_found", "no such session", "session_id"),
     errors.MessageNotFound: ("message_not_found", "no such message", None),
     errors.ResponseNotFound: ("response_not_found", "no such response", "response_id"),
+    errors.ShareNotFound: ("not_found", "there is nothing at this address", None),
     errors.InvalidCursor: ("invalid_field", "this is not a cursor of ours", "cursor"),
     errors.ResponseInProgress: (
         "response_in_progress",
@@ -38,6 +39,9 @@ def translate_store_errors() -> Iterator[None]:
     """Turn the store's exceptions into `ApiError`s."""
     try:
         yield
+    except errors.QuotaExceeded as error:
+        message = f"no more than {error.limit:,} {error.what}"
+        raise ApiError("quota_exceeded", message, retry_after_ms=error.retry_after_ms) from error
     except errors.SessionError as error:
         if type(error) not in _CODES:
             raise

@@ -56,7 +56,7 @@ async def run(config: WorkerConfig) -> int:
     """Serve until told to stop. Returns the exit code."""
     commands = await _open_stdin()
     try:
-        store = await _open_store(config.redis_url, config.intervals.lease)
+        store = await _open_store(config.redis_url, config.intervals.lease, config.limits)
     except StoreRefused as error:
         print(f"parley: {error}", file=sys.stderr)
         return EXIT_REFUSED
@@ -110,11 +110,16 @@ async def _open_stdin() -> AsyncIterator[bytes]:
     return reader
 
 
-async def _open_store(url: str, lease_seconds: float) -> SessionStore:
+async def _open_store(url: str, lease_seconds: float, limits: Limits) -> SessionStore:
     """Wait for Redis as long as it takes: it may be starting, too."""
     while True:
         try:
-            return await SessionStore.open(url, lease_seconds=lease_seconds)
+            return await SessionStore.open(
+                url,
+                lease_seconds=lease_seconds,
+                idle_seconds=limits.session_idle_seconds,
+                quotas=limits.quotas,
+            )
         except StoreUnavailable as error:
             logger.warning("store unavailable", error=str(error))
             await asyncio.sleep(STORE_RETRY_SECONDS)

@@ -7,9 +7,13 @@ from typing import Final
 from sessions.client import RedisClient
 from sessions.indexes import Indexes
 from sessions.keys import SESSION_LOG_ENTRIES, SESSION_LOG_MS, Keys
+from sessions.quotas import Quotas
 
 PUBLISH: Final = "PUBLISH"  # SPUBLISH is for clusters of 7.0 and later
+
 LOG_LIMITS: Final = (SESSION_LOG_ENTRIES, SESSION_LOG_MS)
+# Every key that lives and goes with its session, `m` first.
+SESSION_SUFFIXES: Final = ("m", "msg", "tree", "ids", "runs", "q", "share")
 
 
 class StoreBase:
@@ -23,12 +27,19 @@ class StoreBase:
         lease_seconds: float,
         keep_seconds: float,
         idempotency_seconds: float,
+        idle_seconds: float = 0.0,
+        quotas: Quotas | None = None,
     ) -> None:
+        """`idle_seconds`: an unused session goes after so long; 0 keeps it for ever."""
         self.client = client
         self.keys = keys
         self._indexes = Indexes(client, keys)
         self._lease_ms = int(lease_seconds * 1000)
-        self._keep_ms = int(keep_seconds * 1000)
+        self._quotas = quotas or Quotas()
+        self._idle_ms = int(idle_seconds * 1000)
+        most_ms = self._idle_ms or SESSION_LOG_MS
+        self._keep_ms = min(int(keep_seconds * 1000), self._idle_ms or int(keep_seconds * 1000))
+        self._log_limits = (SESSION_LOG_ENTRIES, min(SESSION_LOG_MS, most_ms))
         self._idempotency_ms = int(idempotency_seconds * 1000)
 
     def _session_keys(self, session_id: str, *suffixes: str) -> list[str]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
@@ -18,11 +17,17 @@ from sessions.arguments import (
     check_uid,
     owner_argument,
 )
-from sessions.base import LOG_LIMITS, StoreBase
-from sessions.client import Argument, Command
-from sessions.errors import InvalidCursor, MessageNotFound, RevisionConflict, SessionNotFound
+from sessions.base import SESSION_SUFFIXES
+from sessions.client import Argument
+from sessions.errors import (
+    MessageNotFound,
+    QuotaExceeded,
+    RevisionConflict,
+    SessionNotFound,
+    StoreUnavailable,
+)
 from sessions.indexes import local_ms
-from sessions.keys import INDEX_GRACE_MS, TOMBSTONE_MS
+from sessions.keys import TOMBSTONE_MS
 from sessions.records import (
     CreatedSession,
     DeletedSession,
@@ -30,17 +35,15 @@ from sessions.records import (
     MessagePage,
     Session,
     SessionEvent,
-    SessionPage,
     derived_session_id,
     is_message_id,
 )
-from sessions.stored import SESSION_FIELDS, decode_body, decode_session, decode_session_events
+from sessions.stored import decode_body, decode_session, decode_session_events
 from sessions.tree import children_of, parents_of, path_to
+from sessions.user_sessions import UserSessions
 
-_CURSOR: Final = re.compile(r"(\d{1,15}):(ses_[A-Za-z0-9_-]{22})\Z")
 
-
-class Conversations(StoreBase):
+class Conversations(UserSessions):
     """Sessions and messages. `SessionStore` has these methods; see there."""
 
     async def create_session(
@@ -55,25 +58,43 @@ class Conversations(StoreBase):
         """Make the session that this user and key name, or return it if it was made before.
 
         A repeat changes nothing, whatever its title. Raises `SessionNotFound` when the session was
-        made and deleted within the last hour.
+        made and deleted within the last hour, and `QuotaExceeded`.
         """
         check_uid(uid)
         check_idempotency_key(idempotency_key)
         session_id = derived_session_id(uid, idempotency_key)
         pairs = ("title", title, "model", model, "settings", orjson.dumps(dict(settings or {})))
+        return await self._make_session(uid, session_id, pairs)
+
+    async def _make_session(
+        self, uid: str, session_id: str, pairs: Sequence[Argument], num_written: int | None = None
+    ) -> CreatedSession:
+        """The session with these fields, around `num_written` messages that are there already."""
+        await self._reserve(uid, session_id)
         event = orjson.dumps({"type": "session.created"})
-        arguments = (uid, secrets.token_urlsafe(6), event, *LOG_LIMITS, *pairs)
-        replies = await self.client.calls(
+        keys = ("m", "log", "x", *SESSION_SUFFIXES[1:])
+        arguments = (
+            *self._publish_to(session_id),
+            uid,
+            secrets.token_urlsafe(6),
+            event,
+            *self._log_limits,
+            self._idle_ms,
+            "" if num_written is None else num_written,
+            *pairs,
+        )
+        replies = await self.client.calls_in_order(
             *self._indexes.session(uid, session_id, local_ms()),
             self.client.script_run(
-                "create_session",
-                self._session_keys(session_id, "m", "log", "x"),
-                (*self._publish_to(session_id), *arguments),
+                "create_session", self._session_keys(session_id, *keys), arguments
             ),
             self._read_session(session_id),
         )
         word = replies[-2][0]
         session = decode_session(session_id, replies[-1])
+        if word == b"incomplete":
+            await self._indexes.settle(self._indexes.without_session(uid, session_id))
+            raise StoreUnavailable("the session's messages are not all there any more")
         if word not in (b"ok", b"replayed") or session is None:
             await self._indexes.settle(self._indexes.without_session(uid, session_id))
             raise SessionNotFound
@@ -81,28 +102,26 @@ class Conversations(StoreBase):
         await self._indexes.settle(self._indexes.session(uid, session_id, session.updated_at))
         return CreatedSession(session, replayed=word == b"replayed")
 
+    async def _reserve(self, uid: str, session_id: str) -> None:
+        """Enter a session into its user's index. Raises `QuotaExceeded`."""
+        most = self._quotas.sessions_per_user
+        for is_last_try in (False, True):
+            reply = await self.client.script(
+                "reserve_session",
+                [self.keys.user_sessions(uid)],
+                (session_id, local_ms(), most),
+            )
+            if reply[0] == b"ok":
+                return
+            if not is_last_try:
+                await self.drop_stale_sessions(uid)  # they count as long as nobody looks
+        raise QuotaExceeded("sessions", most)
+
     async def session(self, uid: str | None, session_id: str) -> Session:
         """The session as it is now; `uid` None skips the owner check. Raises `SessionNotFound`."""
         check_session_id(session_id)
         reply = await self.client.call(*self._read_session(session_id))
         return _own_session(uid, decode_session(session_id, reply))
-
-    async def sessions(
-        self, uid: str, *, limit: int = 50, cursor: str | None = None
-    ) -> SessionPage:
-        """A user's sessions, newest updated first. Raises `InvalidCursor`."""
-        check_uid(uid)
-        position = _parse_cursor(cursor)
-        sessions: list[Session] = []
-        while len(sessions) <= limit:
-            index = await self._indexes.sessions_after(uid, position, limit + 1 - len(sessions))
-            if not index:
-                break
-            position = index[-1]
-            sessions += await self._sessions_of(uid, index)
-        page = tuple(sessions[:limit])
-        more = len(sessions) > limit and page
-        return SessionPage(page, _cursor_of(page[-1]) if more else None)
 
     async def update_session(
         self,
@@ -129,7 +148,9 @@ class Conversations(StoreBase):
         reply, values = await self.client.calls(
             self.client.script_run(
                 "update_session",
-                self._session_keys(session_id, "m", "log", "msg"),
+                self._session_keys(
+                    session_id, "m", "log", "msg", "tree", "ids", "runs", "q", "share"
+                ),
                 (
                     *self._publish_to(session_id),
                     owner_argument(uid),
@@ -137,7 +158,8 @@ class Conversations(StoreBase):
                     secrets.token_urlsafe(6),
                     orjson.dumps({"by": by, "changed": changed}),
                     head or "",
-                    *LOG_LIMITS,
+                    *self._log_limits,
+                    self._idle_ms,
                     *_pairs(changed),
                 ),
             ),
@@ -156,19 +178,26 @@ class Conversations(StoreBase):
         return session
 
     async def delete_session(
-        self, uid: str | None, session_id: str, *, by: str = "user"
+        self,
+        uid: str | None,
+        session_id: str,
+        *,
+        if_revision: int | None = None,
+        by: str = "user",
     ) -> DeletedSession:
         """Remove the session, its messages and all its runs, and publish `session.deleted`.
 
         A late append or finish finds nothing and re-creates nothing (`RunGone`). What stays is a
         tombstone for an hour and the idempotency keys, which hold no text. Works when Redis'
-        memory is full. Raises `SessionNotFound`.
+        memory is full. Raises `SessionNotFound`, `RevisionConflict`.
         """
         check_session_id(session_id)
         event = {"type": "session.deleted", "session_id": session_id, "by": by}
         reply = await self.client.script(
             "delete_session",
-            self._session_keys(session_id, "m", "msg", "log", "q", "x", "runs", "tree", "ids"),
+            self._session_keys(
+                session_id, "m", "msg", "log", "q", "x", "runs", "tree", "ids", "share"
+            ),
             (
                 *self._publish_to(session_id),
                 owner_argument(uid),
@@ -176,8 +205,11 @@ class Conversations(StoreBase):
                 orjson.dumps(event),
                 self.keys.session_base(session_id),
                 TOMBSTONE_MS,
+                "" if if_revision is None else if_revision,
             ),
         )
+        if reply[0] == b"conflict":
+            raise RevisionConflict(reply[1])
         if reply[0] != b"ok":
             raise SessionNotFound
         response_ids = tuple(rid.decode() for rid in reply[3:])
@@ -269,26 +301,6 @@ class Conversations(StoreBase):
             return []
         return events if events and events[0].offset == after + 1 else None
 
-    # ---- inside ---------------------------------------------------------------------------------
-
-    def _read_session(self, session_id: str) -> Command:
-        return ("HMGET", self.keys.session(session_id, "m"), *SESSION_FIELDS)
-
-    async def _sessions_of(self, uid: str, index: Sequence[tuple[int, str]]) -> list[Session]:
-        """The sessions of these index entries; entries whose session is gone are dropped."""
-        rows = await self.client.calls(*(self._read_session(sid) for _, sid in index))
-        sessions = []
-        stale: list[Command] = []
-        for (updated_at, session_id), row in zip(index, rows, strict=True):
-            session = decode_session(session_id, row)
-            if session is not None and session.uid == uid:
-                sessions.append(session)
-            elif updated_at < local_ms() - INDEX_GRACE_MS:
-                stale += self._indexes.without_session(uid, session_id)
-        if stale:
-            await self._indexes.settle(stale)
-        return sessions
-
 
 def _own_session(uid: str | None, session: Session | None) -> Session:
     """The session if there is one and it is this user's."""
@@ -310,16 +322,3 @@ def _pairs(changed: Mapping[str, Any]) -> list[Argument]:
         else:
             pairs += [name, int(value) if isinstance(value, bool) else value]
     return pairs
-
-
-def _parse_cursor(cursor: str | None) -> tuple[int, str] | None:
-    if cursor is None:
-        return None
-    match = _CURSOR.match(cursor)
-    if match is None:
-        raise InvalidCursor("malformed cursor")
-    return int(match[1]), match[2]
-
-
-def _cursor_of(session: Session) -> str:
-    return f"{session.updated_at}:{session.id}"

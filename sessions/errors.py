@@ -6,7 +6,8 @@ SessionError
 ├── InvalidId, InvalidCursor    refused before Redis was asked
 ├── SessionNotFound, MessageNotFound, ResponseNotFound, SessionLocked, RevisionConflict
 ├── MessageChanged
-├── UserNotFound
+├── UserNotFound, ShareNotFound
+├── QuotaExceeded           one more than a user may have; nothing was stored
 ├── ResponseInProgress, QueueFull, IdempotencyKeyReused     a response that may not begin
 └── RunError                a run that may not be written by this caller
     ├── RunLost  RunEnded  RunGone  RunLive
@@ -69,6 +70,20 @@ class SessionLocked(SessionError):
     def __init__(self, reason: str) -> None:
         super().__init__(f"session is locked: {reason}")
         self.reason = reason
+
+
+class ShareNotFound(SessionError):
+    """No such share link, one that was taken back, or its session is gone."""
+
+
+class QuotaExceeded(SessionError):
+    """The user may have `limit` of `what` and no more; `retry_after_ms` if that will change."""
+
+    def __init__(self, what: str, limit: int, retry_after_ms: int | None = None) -> None:
+        super().__init__(f"at most {limit:,} {what}")
+        self.what = what
+        self.limit = limit
+        self.retry_after_ms = retry_after_ms
 
 
 class RevisionConflict(SessionError):

@@ -19,6 +19,9 @@ SESSION_LOG_ENTRIES: Final = 500  # more missed events than this are cheaper as 
 TOMBSTONE_MS: Final = 3_600_000
 # After that an untouched bucket is full again whatever its settings.
 RATE_MS: Final = 3_600_000
+USED_TOKENS_MS: Final = 40 * 86_400_000  # so that the month can be looked back on
+CHARGE_MS: Final = 600_000  # a call is repeated within seconds, or never
+PART_MS: Final = 3_600_000  # of an import that never ends: its parts go by themselves
 PROBE_MS: Final = 10_000  # what a worker writes to see whether Redis takes writes
 TICKET_SECONDS: Final = 30.0  # between POST /v1/ws-ticket and the upgrade; it stands in a URL
 LOGIN_CODE_SECONDS: Final = 600.0  # from the printed URL to the browser; it stands in a URL too
@@ -60,6 +63,7 @@ class Keys:
         list: `message_id parent_id` in order of creation. `ids` hash: message id -> token ids, for
         answers that do not tokenize back to them. `log` stream: session events, an hour idle.
         `q` list: waiting response ids. `runs` zset: response id -> when its keys expire.
+        `share` hash: the snapshot that its share link shows.
         `x` string: tombstone, an hour.
         """
         return f"{self.prefix}c:{{{session_id}}}:{suffix}"
@@ -93,6 +97,14 @@ class Keys:
     def user_rates(self, uid: str) -> str:
         """Hash: rate limit -> theoretical arrival time in microseconds; an hour."""
         return f"{self.prefix}u:{{{uid}}}:rl"
+
+    def user_tokens_used(self, uid: str, day: str) -> str:
+        """Hash: tokens used on that day (`YYYYMMDD`); 40 days."""
+        return f"{self.prefix}u:{{{uid}}}:q:{day}"
+
+    def user_charge(self, uid: str, response_id: str) -> str:
+        """String: this response's tokens were counted; ten minutes."""
+        return f"{self.prefix}u:{{{uid}}}:qr:{response_id}"
 
     def user_record(self, uid: str) -> str:
         """Hash: name, roles, created_at, disabled."""

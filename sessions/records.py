@@ -128,6 +128,12 @@ class Session:
     active_response_id: str | None
     pinned: bool = False
     locked: bool = False
+    revision_offset: int = 0  # of the event that made this revision
+
+    @property
+    def is_at_revision(self) -> bool:
+        """Whether nothing has happened since this revision, not even a message."""
+        return self.offset == self.revision_offset
 
     @property
     def position(self) -> Position:

@@ -19,10 +19,11 @@ from sessions.arguments import (
     raise_begin_error,
     raise_run_error,
 )
-from sessions.base import LOG_LIMITS, StoreBase
+from sessions.budgets import Budgets
 from sessions.client import Argument
 from sessions.errors import (
     MessageNotFound,
+    QuotaExceeded,
     ResponseNotFound,
     RunGone,
     RunLive,
@@ -60,7 +61,7 @@ from sessions.stored import (
 MAX_MOVES: Final = 8  # each means that another response began in between
 
 
-class Responses(StoreBase):
+class Responses(Budgets):
     """Runs, their logs and who owns them. `SessionStore` has these methods; see there."""
 
     async def begin_response(
@@ -95,7 +96,7 @@ class Responses(StoreBase):
 
         Never stops another response. Raises `SessionNotFound`, `IdempotencyKeyReused`,
         `SessionLocked`, `MessageNotFound` (the parent), `ResponseInProgress`, `QueueFull`,
-        `MessageChanged` (the one to continue).
+        `MessageChanged` (the one to continue), `QuotaExceeded`.
         """
         check_session_id(session_id)
         check_uid(uid)
@@ -138,8 +139,10 @@ class Responses(StoreBase):
                     ),
                     orjson.dumps(dict(created_event)),
                     max_queued,
-                    *LOG_LIMITS,
+                    *self._log_limits,
                     continues or "",
+                    self._quotas.messages_per_session,
+                    self._quotas.bytes_per_session,
                     *run_pairs,
                 ),
             )
@@ -318,7 +321,7 @@ class Responses(StoreBase):
             [
                 *self._session_keys(session_id, "m", "msg", "log"),
                 *self._run_keys(session_id, response_id),
-                *self._session_keys(session_id, "q", "runs", "ids"),
+                *self._session_keys(session_id, "q", "runs", "ids", "tree", "share"),
             ],
             (
                 *self._publish_to(session_id),
@@ -337,7 +340,8 @@ class Responses(StoreBase):
                 "" if token_ids_to_keep is None else encode_token_ids(token_ids_to_keep),
                 orjson.dumps(dict(updated_event)),
                 encode_token_ids(token_ids),
-                *LOG_LIMITS,
+                *self._log_limits,
+                self._idle_ms,
                 len(pairs),
                 *pairs,
                 *map(encode_event, events),
@@ -346,6 +350,7 @@ class Responses(StoreBase):
         if reply[0] != b"ok":
             raise_run_error(reply)
         uid, now_ms = reply[4].decode(), reply[5]
+        await self.charge_tokens(uid, response_id, input_tokens + output_tokens)
         await self._indexes.settle(
             [
                 self._indexes.without_run(response_id),
@@ -487,7 +492,7 @@ class Responses(StoreBase):
         arguments: Sequence[Argument],
     ) -> list[Any]:
         """Index the run, then begin it; a run that did not begin leaves the index again."""
-        *_, reply = await self.client.calls(
+        *_, reply = await self.client.calls_in_order(
             self._indexes.run(response_id, local_ms() + self._lease_ms),
             self.client.script_run(
                 "begin_response",
@@ -496,7 +501,7 @@ class Responses(StoreBase):
                     self.keys.run(session_id, response_id),
                     self.keys.events(session_id, response_id),
                     self.keys.idempotency(session_id, idempotency_key),
-                    *self._session_keys(session_id, "q", "runs", "tree"),
+                    *self._session_keys(session_id, "q", "runs", "tree", "ids", "share"),
                 ],
                 arguments,
             ),
@@ -510,6 +515,8 @@ class Responses(StoreBase):
     ) -> BegunResponse:
         """What the reply of begin_response means, with the indexes brought up to date."""
         word = reply[0].decode()
+        if word == "quota":
+            raise self._quota_error(reply[1].decode())
         if word not in ("ok", "replayed"):
             raise_begin_error(word, (reply[1].decode() if len(reply) > 1 else ""))
         replayed = word == "replayed"
@@ -534,3 +541,8 @@ class Responses(StoreBase):
                 ]
             )
         return begun
+
+    def _quota_error(self, what: str) -> QuotaExceeded:
+        if what == "bytes":
+            return QuotaExceeded("bytes in a session", self._quotas.bytes_per_session)
+        return QuotaExceeded("messages in a session", self._quotas.messages_per_session)

@@ -47,6 +47,7 @@ SESSION_FIELDS: Final = (
     "active_response_id",
     "pinned",
     "locked",
+    "revision_offset",
 )
 
 
@@ -74,6 +75,7 @@ def decode_session(session_id: str, values: Sequence[bytes | None]) -> Session |
         active_response_id=row["active_response_id"] or None,
         pinned=row["pinned"] == "1",
         locked=row["locked"] != "",
+        revision_offset=int(row["revision_offset"] or 0),
     )
 
 

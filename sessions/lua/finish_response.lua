@@ -1,17 +1,17 @@
 -- Ends a run, with exactly one winner: last entries, message, usage, `message.updated`, the next in the queue.
 -- A stored stop allows the status `cancelled` alone. PEXPIRE comes first: with it the script may go on when memory
 -- is full.
--- KEYS m msg log r e tok q runs ids
+-- KEYS m msg log r e tok q runs ids tree share
 -- ARGV 1 pub 2 live 3 rid 4 fence 5 first 6 status 7 reason 8 engine 9 message id 10 its body 11 text_length
 --      12 input_tokens 13 output_tokens 14 keep_ms 15 token ids to keep or '' 16 message.updated 17 token bytes
---      18 log_entries 19 log_ms 20 number of field arguments 21.. field pairs, then entries (last: response.done)
+--      18 log_entries 19 log_ms 20 idle_ms 21 number of field arguments 22.. field pairs, then entries (last: response.done)
 -- ok offset sequence_number next_rid uid now repeated | cancelled seen by reason
 -- ended status reason sequence_number engine text_length fence | lost fence owner | gap sequence_number | gone
 local r = redis.call('HMGET', KEYS[4], 'fence', 'status', 'sequence_number', 'cancel', 'owner', 'reason', 'engine',
   'seen_sequence_number', 'cancel_by', 'cancel_reason', 'text_length', 'uid', 'done_offset', 'done_at', 'next')
 if not r[1] then return {'gone'} end
-local num_fields = tonumber(ARGV[20])
-local first, start = tonumber(ARGV[5]), 21 + num_fields
+local num_fields = tonumber(ARGV[21])
+local first, start = tonumber(ARGV[5]), 22 + num_fields
 local last = first + #ARGV - start
 if not is_live(r[2]) then
   if r[1] == ARGV[4] and r[2] == ARGV[6] and tonumber(r[3]) == last then -- our own end, the reply was lost
@@ -47,7 +47,7 @@ if m[1] == ARGV[3] then
 else
   redis.call('LREM', KEYS[7], 0, ARGV[3])
 end
-redis.call('HSET', KEYS[2], ARGV[9], ARGV[10])
+put_message(KEYS[1], KEYS[2], ARGV[9], ARGV[10])
 if ARGV[15] ~= '' then redis.call('HSET', KEYS[9], ARGV[9], ARGV[15]) end
 redis.call('HSET', KEYS[1], 'updated_at', now)
 redis.call('HINCRBY', KEYS[1], 'input_tokens', ARGV[12])
@@ -55,7 +55,10 @@ redis.call('HINCRBY', KEYS[1], 'output_tokens', ARGV[13])
 local offset = log_event(KEYS[1], KEYS[3], ARGV[16], ARGV[18], ARGV[19])
 redis.call('HSET', KEYS[4], 'status', ARGV[6], 'reason', ARGV[7], 'engine', ARGV[8], 'sequence_number', last,
   'text_length', ARGV[11], 'done_at', now, 'done_offset', offset, 'next', next_rid)
-if num_fields > 0 then redis.call('HSET', KEYS[4], unpack(ARGV, 21, 20 + num_fields)) end
+if num_fields > 0 then redis.call('HSET', KEYS[4], unpack(ARGV, 22, 21 + num_fields)) end
+if redis.call('HGET', KEYS[1], 'active_response_id') == '' then
+  let_go(ARGV[20], {KEYS[1], KEYS[2], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]})
+end
 publish_response(ARGV[3], ARGV[4], first, last, table.concat(ARGV, '\n', start))
 publish_session(m[2], offset, ARGV[16])
 return {'ok', offset, last, next_rid, r[12], now, 0}

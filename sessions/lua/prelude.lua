@@ -28,3 +28,23 @@ end
 local function publish_response(rid, fence, first, last, lines)
   redis.call(ARGV[1], ARGV[2], 'r ' .. rid .. ' ' .. fence .. ' ' .. first .. ' ' .. last .. '\n' .. lines)
 end
+
+-- A session's keys have one life: none while an answer is written, or when sessions stay for ever. `m` goes first, so
+-- that whoever still finds it finds the rest.
+local function hold(keys)
+  if redis.call('PERSIST', keys[1]) == 1 then
+    for _, key in ipairs(keys) do redis.call('PERSIST', key) end
+  end
+end
+
+local function let_go(idle_ms, keys)
+  if idle_ms == '0' then return hold(keys) end
+  for place, key in ipairs(keys) do redis.call('PEXPIRE', key, idle_ms + (place > 1 and 1000 or 0)) end
+end
+
+-- Stores a message and counts its bytes in the session; true if it is new.
+local function put_message(m, msg, id, body)
+  local before = redis.call('HSTRLEN', msg, id)
+  redis.call('HINCRBY', m, 'bytes', #body - before)
+  return redis.call('HSET', msg, id, body) == 1
+end

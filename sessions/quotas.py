@@ -1,0 +1,19 @@
+"""`Quotas`: how much one user may keep and use. 0 means unlimited.
+
+Sessions and messages are counted by the scripts that would add one more, so a quota is exact and
+nothing is stored of what goes beyond it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """Limits of storage and use."""
+
+    sessions_per_user: int = 10_000
+    messages_per_session: int = 20_000
+    bytes_per_session: int = 16 * 1024 * 1024  # of messages as they are stored
+    tokens_per_day: int = 0  # of prompts and answers, by user
