@@ -70,6 +70,11 @@ def serve(
         int | None, _option("max_active_responses_per_user")
     ] = None,
     max_messages_per_s: Annotated[int | None, _option("max_messages_per_s")] = None,
+    max_tokens_per_day: Annotated[int | None, _option("max_tokens_per_day")] = None,
+    max_sessions_per_user: Annotated[int | None, _option("max_sessions_per_user")] = None,
+    max_messages_per_session: Annotated[int | None, _option("max_messages_per_session")] = None,
+    max_bytes_per_session: Annotated[int | None, _option("max_bytes_per_session")] = None,
+    session_idle_days: Annotated[float | None, _option("session_idle_days")] = None,
 ) -> None:
     """Run the server: web workers, the engine and Redis, until Ctrl-C.
 
