@@ -6,7 +6,9 @@ Nothing here knows pytest, so a script may use it.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import signal
 import socket
 import subprocess
 import tempfile
@@ -107,6 +109,8 @@ def running_server(
         try:
             yield Server(redis, port)
         finally:
+            if redis.poll() is None and redis.pid is not None:
+                os.kill(redis.pid, signal.SIGKILL)  # a new replica ignores SIGTERM for a while
             redis.stop()
 
 
@@ -133,7 +137,7 @@ class Guarded:
 def running_pair(binary: str | None = None) -> Iterator[tuple[Server, Server]]:
     """A primary and its replica, in step."""
     with running_server(binary) as primary:
-        flags = ("--replicaof", f"{HOST} {primary.port}", "--repl-diskless-sync-delay", "0")
+        flags = ("--replicaof", HOST, str(primary.port))
         with running_server(binary, extra_args=flags) as replica:
             wait_for(lambda: b"master_link_status:up" in _info(replica))
             yield primary, replica

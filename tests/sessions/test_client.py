@@ -177,10 +177,15 @@ async def test_a_full_memory_is_an_outage_but_stop_finish_and_delete_work(
     await chat.keys()
 
 
-async def test_a_read_only_replica_is_an_outage(own_store: SessionStore) -> None:
+async def test_a_read_only_replica_is_an_outage_and_is_left_for_whoever_took_its_place(
+    own_store: SessionStore,
+) -> None:
     chat = await Chat.create(own_store)
     await own_store.client.call("REPLICAOF", "127.0.0.1", "1")
+    before = await own_store.client.call("CLIENT", "ID")
     with pytest.raises(StoreUnavailable):
         await chat.begin()
+    assert await own_store.client.call("CLIENT", "ID") != before
+    assert (await own_store.session("alice", chat.session_id)).message_count == 0
     await own_store.client.call("REPLICAOF", "NO", "ONE")
     await chat.begin()
