@@ -51,6 +51,7 @@ class Keys:
         self.replicas = f"{prefix}reps"  # zset: replica by its last sign of life
         self.system_channel = f"{prefix}sys:ctl"  # revocations, exited workers
         self.users = f"{prefix}users"  # zset: user id by created_at
+        self.audit = f"{prefix}adm:audit"  # stream: call, actor, action, target, reason, address
         self._live_start = f"{prefix}c:{{"
         self._live_end = "}:live"
 
@@ -64,7 +65,7 @@ class Keys:
         answers that do not tokenize back to them. `log` stream: session events, an hour idle.
         `q` list: waiting response ids. `runs` zset: response id -> when its keys expire.
         `share` hash: the snapshot that its share link shows.
-        `x` string: tombstone, an hour.
+        `x` string: tombstone, an hour. `v` hash: worker -> `viewers counted_at`, a minute.
         """
         return f"{self.prefix}c:{{{session_id}}}:{suffix}"
 
@@ -115,8 +116,12 @@ class Keys:
         return f"{self.prefix}u:{{{uid}}}:t"
 
     def all_sessions(self, session_id: str) -> str:
-        """Zset: session id by `updated_at`, this session's shard of all sessions."""
-        return f"{self.prefix}a:s:{{{shard_of(session_id)}}}"
+        """This session's shard of all sessions."""
+        return self.sessions_shard(shard_of(session_id))
+
+    def sessions_shard(self, shard: str) -> str:
+        """Zset: session id by `updated_at`."""
+        return f"{self.prefix}a:s:{{{shard}}}"
 
     def live_runs(self, shard: str) -> str:
         """Zset: response id by `lease_until`: the live list and the reaper's index in one."""

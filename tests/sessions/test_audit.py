@@ -1,0 +1,54 @@
+"""The audit log: written once, read newest first."""
+
+from __future__ import annotations
+
+import pytest
+
+from sessions.audit import AuditLog
+from sessions.errors import InvalidCursor
+from sessions.store import SessionStore
+
+
+@pytest.fixture
+def audit(store: SessionStore) -> AuditLog:
+    return AuditLog(store.client, store.keys)
+
+
+async def test_an_entry_says_who_did_what_to_whom_why_and_from_where(audit: AuditLog) -> None:
+    await audit.write(
+        actor="usr_a", action="session.stop", target="ses_b", reason="spam", address="10.0.0.1"
+    )
+    (entry,) = (await audit.page()).entries
+    assert (entry.actor, entry.action, entry.target) == ("usr_a", "session.stop", "ses_b")
+    assert (entry.reason, entry.address) == ("spam", "10.0.0.1")
+    assert entry.id.startswith(str(entry.at))
+
+
+async def test_entries_are_read_newest_first_page_by_page(audit: AuditLog) -> None:
+    for number in range(7):
+        await audit.write(actor="a", action=str(number))
+    read: list[str] = []
+    cursor = None
+    while True:
+        page = await audit.page(3, cursor)
+        read += [entry.action for entry in page.entries]
+        if (cursor := page.next_cursor) is None:
+            break
+    assert read == [str(number) for number in reversed(range(7))]
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "1", "(1-1", "+", "1-1 COUNT"])
+async def test_a_cursor_that_was_never_given_is_refused(audit: AuditLog, cursor: str) -> None:
+    with pytest.raises(InvalidCursor):
+        await audit.page(3, cursor)
+
+
+async def test_a_repeat_after_a_lost_reply_adds_nothing(
+    audit: AuditLog, store: SessionStore
+) -> None:
+    words = ("call-1", 100, "actor", "a", "action", "b", "target", "", "reason", "", "address", "")
+    for _ in range(2):
+        await store.client.script("append_audit", [store.keys.audit], words)
+    await audit.write(actor="a", action="other")
+    await store.client.script("append_audit", [store.keys.audit], words)
+    assert [entry.action for entry in (await audit.page()).entries] == ["other", "b"]
