@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import os
 import random
-from collections.abc import AsyncIterator
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ from server.beginnings import Beginnings
 from server.closing import CloseCode
 from server.connection import Connection
 from server.errors import ApiError
+from server.fingerprint import model_fingerprint
 from server.frames import PROTOCOL
 from server.guard import Guard, error_response
 from server.health import Health
@@ -33,16 +37,18 @@ from server.intervals import Intervals
 from server.limits import ConnectionCounter, Limits
 from server.metrics import Metrics
 from server.operations import Doors
-from server.orphans import Orphans
+from server.peers import Figures, Peers
 from server.rest import routes
 from server.rest_pages import Static
 from server.runs import Runs
 from server.sampling import ModelDefaults
 from server.services import Services
+from server.takeover import Takeover
 from sessions.credentials import Credentials
 from sessions.errors import StoreUnavailable
 from sessions.follow import LiveFeed
 from sessions.records import LiveFrame, LivePayload
+from sessions.replicas import Replicas
 from sessions.store import SessionStore
 from sessions.users import Users
 
@@ -73,18 +79,30 @@ class Worker:
 
     def __init__(self, config: AppConfig, store: SessionStore, engine: AsyncLLM) -> None:
         self.config = config
+        self._started_at = time.time_ns() // 1_000_000
         self.metrics = Metrics()
         self.store = store
         self.engine = engine
         self.feed = LiveFeed(store.client, store.keys)
         self.hub = Hub(store, self.feed, store.keys, config.replica)
         self.health = Health(store, engine, self.hub, self.metrics)
+        self.stop_asked = asyncio.Event()
+        self.peers = Peers(
+            Replicas(
+                store.client, store.keys, life_seconds=config.intervals.heartbeat_life
+            ),
+            config.replica,
+            self._figures,
+            interval_seconds=config.intervals.heartbeat,
+        )
         self.runs = Runs(
             store=store,
             engine=engine,
             hub=self.hub,
             metrics=self.metrics,
             intervals=config.intervals,
+            model_fingerprint=model_fingerprint(config.model_folder),
+            has_peers=self.peers.are_known,
         )
         self.beginnings = Beginnings(
             store=store,
@@ -96,12 +114,14 @@ class Worker:
             defaults=ModelDefaults.read(config.model_folder),
             max_active_per_user=config.limits.max_active_responses_per_user,
         )
-        self.orphans = Orphans(
+        self.takeover = Takeover(
             store=store,
             hub=self.hub,
             metrics=self.metrics,
             runs=self.runs,
+            peers=self.peers,
             replica=config.replica,
+            model=config.model,
             intervals=config.intervals,
         )
         credentials = Credentials(store.client, store.keys)
@@ -118,7 +138,8 @@ class Worker:
             hub=self.hub,
             runs=self.runs,
             beginnings=self.beginnings,
-            orphans=self.orphans,
+            peers=self.peers,
+            takeover=self.takeover,
             health=self.health,
             identities=self.identities,
             metrics=self.metrics,
@@ -154,7 +175,8 @@ class Worker:
         await self.feed.start()
         background = [
             asyncio.create_task(self.health.watch_forever()),
-            asyncio.create_task(self.orphans.sweep_forever()),
+            asyncio.create_task(self.peers.beat_forever()),
+            asyncio.create_task(self.takeover.sweep_forever()),
             asyncio.create_task(self._listen_to_control()),
             asyncio.create_task(self.identities.watch_forever()),
         ]
@@ -196,24 +218,64 @@ class Worker:
             case {"type": "deleted", "session_id": str(session_id)}:
                 self.runs.stop_deleted(session_id)
             case {"type": "exited", "replica": str(replica)}:
-                await self.orphans.adopt(replica)
+                await self.takeover.adopt(replica)
+            case {"type": "take_over", "response_id": str(response_id)}:
+                with contextlib.suppress(StoreUnavailable):  # the next sweep finds it
+                    await self.takeover.take_over(response_id)
+            case {"type": "drain"}:
+                self.stop_asked.set()
             case {"type": "engine_gone"}:
                 self.engine.shutdown()  # there will be no other: every open answer fails
             case {"type": "store_exited"}:
                 self.health.store_exited()
 
-    async def drain(self, seconds: float) -> None:
-        """Tell clients to come back elsewhere, let answers finish, close every socket with 1012."""
+    def _figures(self) -> Figures:
+        """What this worker says of itself in its sign of life."""
+        stats = self.engine.stats
+        return {
+            "version": __version__,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "model": self.config.model,
+            "model_fingerprint": self.runs.model_fingerprint,
+            "started_at": self._started_at,
+            "draining": int(self.runs.draining),
+            "connections": len(self.connections),
+            "active_responses": self.runs.num_active,
+            "engine": self.health.state["engine"],
+            "engine_running": stats.num_running if stats else 0,
+            "engine_waiting": stats.num_waiting if stats else 0,
+            "kv_blocks_total": stats.num_blocks_total if stats else 0,
+            "kv_blocks_free": stats.num_blocks_free if stats else 0,
+        }
+
+    async def drain(self, seconds: float, hurry: asyncio.Event, *, is_crash: bool) -> None:
+        """Tell clients to come back elsewhere, let answers finish, close every socket with 1012.
+
+        What is not done in time, or when `hurry` is set, goes on at another worker. Where there is
+        none, it ends as `incomplete`; unless it is a crash: then the next start goes on with it.
+        """
         self.runs.draining = True
+        await self._tell_peers()
         wait_ms = random.randint(100, 2000)
         self.hub.broadcast({"type": "connection.draining", "reconnect_after_ms": wait_ms})
-        await self.runs.drain(seconds)
+        await first_of(self.runs.wait_idle(seconds), hurry.wait())
+        await self._tell_peers()
+        successor = self.peers.successor(self.runs.model_fingerprint)
+        await self.runs.leave(successor, or_nobody=is_crash)
+        with contextlib.suppress(StoreUnavailable):
+            await self.peers.forget(self.config.replica)
         for connection in list(self.connections):
             connection.close_soon()
         for _ in range(40):
             if not self.connections:
                 return
             await asyncio.sleep(0.05)
+
+    async def _tell_peers(self) -> None:
+        """That this worker leaves; and hear who does not."""
+        with contextlib.suppress(StoreUnavailable):
+            await self.peers.beat()
 
     # ---- the websocket door ---------------------------------------------------------------------
 
@@ -289,6 +351,17 @@ class Worker:
         self.metrics.count_close(int(code))
         await websocket.accept(PROTOCOL)
         await websocket.close(int(code), reason)
+
+
+async def first_of(*waits: Awaitable[Any]) -> None:
+    """Return when one is done; the others are cancelled."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def upgrade_required(request: Request) -> Response:

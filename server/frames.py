@@ -17,6 +17,16 @@ def error_frame(body: dict[str, Any]) -> dict[str, Any]:
     return {"type": "error", "error": body}
 
 
+def queued_frame(response_id: str, reason: str, position: int = 0) -> dict[str, Any]:
+    """What an answer waits for: engine, session, engine_restart or takeover."""
+    return {
+        "type": "response.queued",
+        "response_id": response_id,
+        "reason": reason,
+        "position": position,
+    }
+
+
 def put_event(outbox: Outbox, response_id: str, number: int, fence: int, event: Event) -> None:
     """Queue one numbered entry of a response's log."""
     if isinstance(event, TextEvent):

@@ -226,6 +226,17 @@ class Hub:
             if not subscription.joining and subscription.wants(response_id):
                 subscription.outbox.put(frame, response_id)
 
+    def tell_viewers(self, frame: dict[str, Any]) -> None:
+        """Send an unnumbered frame about an answer to its viewers on every worker."""
+        response_id: str = frame["response_id"]
+        self.put_unnumbered(response_id, frame)
+        self.spawn(self._publish_frame(session_of(response_id), frame))
+
+    async def _publish_frame(self, session_id: str, frame: dict[str, Any]) -> None:
+        with contextlib.suppress(StoreUnavailable):  # nobody is told twice, and nothing is lost
+            envelope = {"origin": self._replica, "frame": frame}
+            await self._store.publish_session_frame(session_id, envelope)
+
     def _on_live(self, payload: LivePayload) -> None:
         if isinstance(payload, LiveResponseEvents):
             if payload.response_id not in self.claimed:
@@ -234,6 +245,9 @@ class Hub:
                 )
         elif isinstance(payload, LiveSessionEvents):
             self._on_live_session_events(payload)
+        elif payload.data["origin"] != self._replica:
+            frame = payload.data["frame"]
+            self.put_unnumbered(frame["response_id"], frame)
 
     def _on_live_session_events(self, payload: LiveSessionEvents) -> None:
         room = self.rooms.get(payload.session_id)

@@ -1,21 +1,26 @@
 """`Producer`: carries one answer from the engine to its viewers and into the store, to one end.
 
 Two tasks: one takes outputs from the engine and numbers events, which reach this worker's viewers
-at once; the other appends them to the log, all that came since its last append in one script. The
-engine waits for neither sockets nor Redis, and Redis being away delays nothing but `durable`.
+at once; the other is the `LogWriter`. The engine waits for neither sockets nor Redis. Redis being
+away delays nothing but `durable`, unless another worker could take the answer over meanwhile: then
+viewers are shown nothing from shortly before the lease ends until it is renewed.
 """
 
 import asyncio
 import contextlib
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 
 import structlog
 
 from engine import AsyncLLM, EngineDeadError, RequestOutput, RequestProgress, SamplingParams
 from engine.errors import EngineError, ValidationError
+from server.frames import queued_frame
 from server.hub import Hub
 from server.intervals import Intervals
+from server.log_writer import STORE_RETRY_SECONDS, LogWriter
 from server.metrics import Metrics
 from server.run import STATUS_TO_MESSAGE_STATUS, End, Run, Stop
 from sessions.errors import (
@@ -33,23 +38,8 @@ from sessions.store import SessionStore
 logger = structlog.get_logger("server")
 
 FLUSH_SECONDS = 0.025  # between two text events of one answer; the first goes at once
-STORE_RETRY_SECONDS = 0.2
 QUEUE_FRAME_SECONDS = 0.5  # `response.queued` is sent at most twice a second
 ENGINE_WAIT_SECONDS = 60.0  # of an answer whose turn comes while there is no engine core
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What one append stores. Without a reply it is sent again as it was: it may be stored."""
-
-    first: int
-    events: list[Event]
-    token_ids: list[int]
-    text_length: int
-
-    @property
-    def last(self) -> int:
-        return self.first - 1 + len(self.events)
 
 
 class Producer:
@@ -64,6 +54,7 @@ class Producer:
         hub: Hub,
         metrics: Metrics,
         intervals: Intervals,
+        has_peers: Callable[[], bool] = lambda: False,
     ) -> None:
         self._run = run
         self._store = store
@@ -71,32 +62,29 @@ class Producer:
         self._hub = hub
         self._metrics = metrics
         self._intervals = intervals
-        self._unanswered: Batch | None = None
+        self._has_peers = has_peers
+        self._writer = LogWriter(
+            run,
+            store=store,
+            intervals=intervals,
+            on_stop=self.stop_as_stored,
+            on_renewal=self._show_held,
+            on_loss=self._lose,
+        )
         self._last_queue_frame = 0.0
         self._last_text_at: float | None = None
 
-    async def produce(self, token_ids: list[int], params: SamplingParams) -> Finished | None:
-        """Generate, store and publish until the end; None if somebody else ended the answer."""
-        writer = asyncio.create_task(self._write_log())
-        try:
-            end = await self._generate(token_ids, params)
-        finally:
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
-        return await self.finish(end)
+    def writing(self) -> AbstractAsyncContextManager[None]:
+        """Keep the lease and store what comes during a block; `finish` comes behind it."""
+        return self._writer.running()
 
     async def hold(self) -> None:
-        """Keep the lease of an answer that waits for its turn, until it is promoted or stopped."""
-        writer = asyncio.create_task(self._write_log())
-        try:
-            while not self._run.promoted.is_set():
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._intervals.promotion):
-                        await self._run.promoted.wait()
-                await self._look_for_promotion()
-        finally:
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
+        """Wait for the answer's turn, until it is promoted or stopped."""
+        while not self._run.promoted.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._intervals.promotion):
+                    await self._run.promoted.wait()
+            await self._look_for_promotion()
 
     async def _look_for_promotion(self) -> None:
         """The message that promotes may be lost: the store knows whose turn it is."""
@@ -108,21 +96,27 @@ class Producer:
 
     # ---- from the engine ------------------------------------------------------------------------
 
-    async def _generate(self, token_ids: list[int], params: SamplingParams) -> End:
-        """Take the engine's outputs until its last one; never raises for what the engine does."""
+    async def generate(self, token_ids: list[int], params: SamplingParams) -> End:
+        """Take the engine's outputs until its last one; never raises for what the engine does.
+
+        An answer that has token ids already goes on behind them.
+        """
         run = self._run
         if run.stopping is not None:  # stopped before the engine heard of it
             return run.end("abort", None, "released")
-        await self._wait_for_engine()
+        await self.wait_for_engine()
         if run.stopping is not None:
             return run.end("abort", None, "released")
         run.num_prompt_tokens = len(token_ids)
+        if run.token_ids and not self._take_up(token_ids, params):
+            return End("incomplete", "owner_lost", "released")
         finish_reason, stop_reason, confirmed = "error", None, True
         try:
             outputs = self._engine.generate(
                 {"prompt_token_ids": token_ids},
                 params,
                 run.response_id,
+                resume_token_ids=list(run.token_ids),
                 on_progress=self._on_progress,
             )
             async for output in outputs:
@@ -144,9 +138,22 @@ class Producer:
                 dead=isinstance(error, EngineDeadError),
                 **self._ids(),
             )
+        if run.stopping is not None and confirmed:
+            run.timeline.note("aborted_at")
         return run.end(finish_reason, stop_reason, "released" if confirmed else "unknown")
 
-    async def _wait_for_engine(self) -> None:
+    def _take_up(self, token_ids: list[int], params: SamplingParams) -> bool:
+        """Show what another worker's tokens say beyond its text; False if they say another text."""
+        run = self._run
+        decided = run.base + self._engine.resumed_text(token_ids, params, run.token_ids)
+        known = run.text()
+        if not decided.startswith(known):
+            logger.error("stored tokens do not spell the stored text", **self._ids())
+            return False
+        self._add_text(decided[len(known) :], [])
+        return True
+
+    async def wait_for_engine(self) -> None:
         """An answer that was promised waits for a core that restarts, until somebody stops it."""
         if self._engine.is_ready:
             return
@@ -201,13 +208,8 @@ class Producer:
         now = time.monotonic()
         if now - self._last_queue_frame >= QUEUE_FRAME_SECONDS:
             self._last_queue_frame = now
-            frame = {
-                "type": "response.queued",
-                "response_id": self._run.response_id,
-                "reason": reason,
-                "position": position,
-            }
-            self._hub.put_unnumbered(self._run.response_id, frame)
+            response_id = self._run.response_id
+            self._hub.put_unnumbered(response_id, queued_frame(response_id, reason, position))
 
     def _start(self) -> None:
         """`response.in_progress`, once."""
@@ -230,7 +232,30 @@ class Producer:
     def _publish(self, events: list[Event]) -> None:
         run = self._run
         first = run.sequence_number - len(events) + 1
+        if run.num_shown is not None:
+            return
+        if self._must_be_silent():
+            run.num_shown = first - 1
+            logger.warning("viewers wait for the store", **self._ids())
+            return
         self._hub.publish_events(run.response_id, run.fence, first, events)
+
+    def _must_be_silent(self) -> bool:
+        """Whether somebody might have taken the answer over, or may before we hear of it."""
+        silent_for = time.monotonic() - self._run.renewed_at
+        return silent_for > self._intervals.silence and self._has_peers()
+
+    def _show_held(self) -> None:
+        """The answer is still this worker's: its viewers get what they had to wait for."""
+        run = self._run
+        if run.num_shown is not None:
+            run.num_shown = None
+            self._hub.publish_events(run.response_id, run.fence, 1, run.events)
+
+    def _speak_again(self) -> None:
+        """Nobody can take the answer over any more."""
+        self._run.renewed_at = time.monotonic()
+        self._show_held()
 
     async def _flush_window(self) -> None:
         """Let the next outputs merge for a moment; a stop ends the wait."""
@@ -239,69 +264,6 @@ class Producer:
                 await self._run.stop_asked.wait()
         except TimeoutError:
             pass
-
-    # ---- into the log ---------------------------------------------------------------------------
-
-    async def _write_log(self) -> None:
-        """Append what is new, and renew the lease when nothing is, until cancelled or lost."""
-        run = self._run
-        while not run.lost:
-            try:
-                async with asyncio.timeout(self._intervals.renewal):
-                    await run.changed.wait()
-            except TimeoutError:
-                pass
-            run.changed.clear()
-            append = asyncio.ensure_future(self._append())
-            try:
-                await asyncio.shield(append)
-            except asyncio.CancelledError:
-                # It may be applied all the same, and what follows must begin behind it.
-                await asyncio.gather(append, return_exceptions=True)
-                raise
-            except StoreUnavailable:
-                run.changed.set()
-                await asyncio.sleep(STORE_RETRY_SECONDS)
-            except (RunLost, RunEnded, RunGone, SequenceGap) as error:
-                self._lose(error)
-
-    async def _append(self) -> None:
-        run = self._run
-        batch = self._unanswered or Batch(
-            run.num_stored + 1,
-            run.events[run.num_stored :],
-            run.token_ids[run.num_tokens_stored :],
-            run.text_length,
-        )
-        self._unanswered = batch if batch.events else None
-        starts = any(isinstance(e, ObjectEvent) for e in batch.events)
-        fields: dict[str, str | int] = {}
-        if starts and run.prompt_from is not None:
-            fields["prompt_from"] = run.prompt_from
-        reply = await self._store.append(
-            run.response_id,
-            fence=run.fence,
-            first=batch.first,
-            events=batch.events,
-            token_ids=batch.token_ids if batch.events else (),
-            text_length=batch.text_length,
-            status="in_progress" if starts else "",
-            fields=fields,
-        )
-        run.lease_until = reply.lease_until
-        if batch.events:
-            self._settle(batch)
-        if reply.cancel and run.stopping is None:
-            await self.stop_as_stored()
-
-    def _settle(self, batch: Batch) -> None:
-        """The batch is stored."""
-        run = self._run
-        self._unanswered = None
-        run.num_stored = batch.last
-        run.num_tokens_stored += len(batch.token_ids)
-        if run.num_stored < run.sequence_number:  # more came while it was unanswered
-            run.changed.set()
 
     async def stop_as_stored(self) -> None:
         """A stop reached the store through another worker: the owner hears of it here."""
@@ -312,6 +274,7 @@ class Producer:
             return  # the next append says so again
         stop = Stop(record.cancel_by, record.cancel_reason, record.seen_sequence_number)
         if run.stop(stop):
+            run.timeline.note("cancel_at", record.cancel_at)
             run.mark_stop_stored()
             await self._engine.abort(run.response_id)
 
@@ -327,29 +290,37 @@ class Producer:
     # ---- the end --------------------------------------------------------------------------------
 
     async def finish(self, end: End) -> Finished | None:
-        """Make the answer terminal, once; tell the viewers at once even while the store is away."""
+        """Make the answer terminal, once; tell the viewers at once even while the store is away.
+
+        None if somebody else ends it: then it was lost, or is handed over.
+        """
         run = self._run
+        if run.is_leaving:
+            await self._writer.hand_over()
+            return None
         run.is_ending = True  # what is stored and what is told must be the same end
         run.timeline.done = time.monotonic()
+        run.timeline.note("done_at")
         while True:
             try:
                 finished = await self._store_end(end)
                 break
             except StoreUnavailable:
-                if not run.done.is_set():
+                if not run.done.is_set() and not self._must_be_silent():
                     self._publish_done(end, durable=False)
                 await asyncio.sleep(STORE_RETRY_SECONDS)
             except CancelPending as pending:
                 run.stopping = Stop(pending.by, pending.reason, pending.seen)
+                run.timeline.note("cancel_at")
                 end = run.end("abort", None, end.engine)
             except SequenceGap as gap:
-                if self._unanswered is None or gap.sequence_number != self._unanswered.last:
+                if not self._writer.settle_at(gap.sequence_number):
                     self._finish_lost(gap)
                     return None
-                self._settle(self._unanswered)
             except (RunLost, RunEnded, RunGone) as error:
                 self._finish_lost(error)
                 return None
+        self._speak_again()
         if not run.done.is_set():
             self._publish_done(end, durable=True)
         message = self._message(end)
@@ -376,6 +347,7 @@ class Producer:
             output_tokens=len(run.token_ids),
             events=[*pending, done],
             token_ids=run.token_ids[run.num_tokens_stored :],
+            fields={"aborted_at": at} if (at := run.timeline.at.get("aborted_at")) else None,
         )
 
     def _publish_done(self, end: End, *, durable: bool) -> None:
@@ -401,10 +373,25 @@ class Producer:
                 end = End("cancelled", "session_deleted", "released", "user")
             else:
                 end = End("failed", "store_lost", "released")
+            self._speak_again()
             self._publish_done(end, durable=deleted)
         elif isinstance(error, RunLost | RunEnded):
             self._hub.disown(run.response_id)  # what is shown here may be more than was stored
+            if run.stopping is not None and not run.stop_is_stored:
+                self._hub.spawn(self._pass_on(run.stopping))
         run.done.set()
+
+    async def _pass_on(self, stop: Stop) -> None:
+        """A stop that could not be stored here is the next owner's to carry out."""
+        if stop.by == "policy":
+            return
+        response_id = self._run.response_id
+        with contextlib.suppress(StoreUnavailable, RunEnded, ResponseNotFound):
+            asked = await self._store.request_cancel(
+                None, response_id, by=stop.by, reason=stop.reason, seen=stop.seen
+            )
+            command = {"type": "cancel", "response_id": response_id}
+            await self._store.publish_control(asked.owner, command)
 
     def _message(self, end: End) -> Message:
         run = self._run

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from server.prompts import Prompt
-from server.response_log import ResponseLog
+from server.response_log import ResponseLog, text_of
 from sessions.records import (
     Event,
     Message,
@@ -67,11 +67,21 @@ class Timeline:
     first_token: float | None = None
     last_token: float | None = None
     done: float | None = None
+    at: dict[str, int] = field(default_factory=dict)  # milliseconds since 1970, by Redis' clock
+    clock_ahead_ms: int = 0  # of Redis' clock to ours
+
+    def note(self, name: str, at_ms: int | None = None) -> None:
+        """Keep a moment, by default the present one; the first of its name counts."""
+        self.at.setdefault(name, _now_ms() + self.clock_ahead_ms if at_ms is None else at_ms)
+
+    def set_clock(self, redis_ms: int) -> None:
+        """It is that late by Redis' clock."""
+        self.clock_ahead_ms = redis_ms - _now_ms()
 
     def wire(self, num_tokens: int) -> dict[str, Any]:
-        """The `timings` object: milliseconds from the creation, and the decoding rate."""
+        """The `timings` object: milliseconds from the creation, the decoding rate, the moments."""
         end = self.done or time.monotonic()
-        timings: dict[str, Any] = {"total_ms": _ms(end - self.created)}
+        timings: dict[str, Any] = {"total_ms": _ms(end - self.created), **self.at}
         if self.scheduled is not None:
             timings["queue_ms"] = _ms(self.scheduled - self.created)
         if self.first_token is not None and self.last_token is not None:
@@ -80,6 +90,10 @@ class Timeline:
             if num_tokens > 1 and decoding > 0:
                 timings["tokens_per_s"] = round((num_tokens - 1) / decoding, 1)
         return timings
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _ms(seconds: float) -> int:
@@ -108,6 +122,8 @@ class Run:
         self.user_message = message  # replaced by the beginner of the run
         self.status = "in_progress"  # terminal once `response.done` was published
         self.lease_until = 0  # by Redis' clock, milliseconds since 1970
+        self.renewed_at = time.monotonic()  # when the last renewal that succeeded was sent
+        self.num_shown: int | None = None  # entries; None: all. Others wait until it is renewed
         self.num_stored = 1  # entries in Redis: `begin_response` writes the first
         self.text_length = utf16_length(base)  # UTF-16 code units of the message's text
         self.token_ids: list[int] = []
@@ -117,8 +133,11 @@ class Run:
         self.num_cached_tokens = 0
         self.prompt: Prompt | None = None
         self.prompt_from: str | None = None
+        self.model_fingerprint = ""
+        self.known_prompt_hash = ""  # of an answer that another worker had begun
         self.stopping: Stop | None = None
         self.is_deleted = False  # its session is gone, and that was somebody's wish
+        self.is_leaving = False  # it is handed over: another worker will end it
         self.lost = False  # another worker owns it, or its session is gone: say nothing more
         self.is_ending = False  # its end is on the way to the store: too late for a stop
         self.timeline = Timeline()
@@ -143,7 +162,8 @@ class Run:
 
     @property
     def log(self) -> ResponseLog:
-        return ResponseLog(self.fence, self.events, self.base)
+        """What may be shown of it."""
+        return ResponseLog(self.fence, self.events[: self.num_shown], self.base)
 
     @property
     def is_started(self) -> bool:
@@ -176,15 +196,31 @@ class Run:
         for callback in callbacks:
             callback()
 
-    def restore(self, events: Sequence[Event], record: RunRecord) -> None:
-        """Take up what another worker had stored of this answer, to end it."""
+    def restore(self, events: Sequence[Event], token_ids: Sequence[int], record: RunRecord) -> None:
+        """Take up what another worker had stored of this answer."""
         self.events = list(events)
         self.num_stored = len(events)
         self.text_length = record.text_length
-        self.token_ids = [0] * record.num_tokens  # only counted: the ids are in the store
-        self.num_tokens_stored = record.num_tokens
-        now_ms = time.time() * 1000
-        self.timeline.created = time.monotonic() - (now_ms - record.created_at) / 1000
+        self.token_ids = list(token_ids)
+        self.num_tokens_stored = len(token_ids)
+        self.known_prompt_hash = record.extra.get("prompt_hash", "")
+        for event in events:
+            if isinstance(event, ObjectEvent) and event.data["type"] == "response.in_progress":
+                self.num_prompt_tokens = event.data["prompt_tokens"]
+                self.num_cached_tokens = event.data["cached_tokens"]
+        self._restore_timeline(record)
+
+    def _restore_timeline(self, record: RunRecord) -> None:
+        """Moments by Redis' clock, which is taken for ours until it replies again."""
+        timeline = self.timeline
+        now, now_ms = time.monotonic(), _now_ms()
+        for name in ("created_at", "started_at", "first_token_at", "cancel_at"):
+            if (at_ms := getattr(record, name)) is not None:
+                timeline.note(name, at_ms)
+        ago = {name: now - (now_ms - at_ms) / 1000 for name, at_ms in timeline.at.items()}
+        timeline.created = ago["created_at"]
+        timeline.scheduled = ago.get("started_at")
+        timeline.first_token = ago.get("first_token_at")
 
     def add_text(self, delta: str, token_ids: Sequence[int]) -> TextEvent | None:
         """Number new text; None when there is none, or when the gate is closed."""
@@ -209,7 +245,7 @@ class Run:
 
     def text(self, until: int | None = None) -> str:
         """The message's text as of entry `until` (default: all of them)."""
-        return self.log.text(until)
+        return self.base + text_of(self.events[:until])
 
     def final_text(self) -> str:
         """What is kept: cut at what the stopping user had seen, unless that is beyond the log."""

@@ -6,14 +6,17 @@ its `response.create`; sockets are only viewers, so closing them ends nothing.
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import structlog
 
 from engine import AsyncLLM
+from server.fingerprint import prompt_hash
+from server.frames import queued_frame
 from server.hub import Hub
 from server.intervals import Intervals
+from server.log_writer import STORE_RETRY_SECONDS
 from server.metrics import Metrics
 from server.producer import Producer
 from server.prompts import Prompt, PromptBuilder
@@ -50,12 +53,16 @@ class Runs:
         hub: Hub,
         metrics: Metrics,
         intervals: Intervals,
+        model_fingerprint: str = "",
+        has_peers: Callable[[], bool] = lambda: False,
     ) -> None:
         self._store = store
         self._engine = engine
         self._hub = hub
         self._metrics = metrics
         self._intervals = intervals
+        self._has_peers = has_peers
+        self.model_fingerprint = model_fingerprint
         self._prompts = PromptBuilder(store, engine)
         self._runs: dict[str, Run] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -68,6 +75,10 @@ class Runs:
     def local(self, response_id: str) -> Run | None:
         """The run if this worker produces it."""
         return self._runs.get(response_id)
+
+    def all(self) -> list[Run]:
+        """The answers that this worker produces now."""
+        return list(self._runs.values())
 
     def leases(self) -> dict[str, int]:
         """Response id → `lease_until` of every own run."""
@@ -86,7 +97,31 @@ class Runs:
 
     def start(self, run: Run, begun: BegunResponse) -> None:
         """Produce an answer that was added and announced."""
-        self.spawn(self._run(run, begun))
+        run.timeline.note("created_at", begun.now_ms)
+        if begun.cancel:  # a stop was waiting for this answer's key
+            run.stop(Stop())
+            run.mark_stop_stored()
+        self.spawn(self._run(run, begun.queued_behind))
+
+    async def go_on(self, run: Run) -> None:
+        """Produce the rest of an answer that another worker had begun."""
+        self.add(run)
+        self._hub.publish_events(run.response_id, run.fence, 1, run.events)
+        self._hub.tell_viewers(queued_frame(run.response_id, "takeover"))
+        self.spawn(self._go_on(run))
+
+    async def _go_on(self, run: Run) -> None:
+        position = 0
+        if not run.is_started:
+            while True:
+                try:
+                    live = await self._store.live_responses(run.session_id)
+                    break
+                except StoreUnavailable:
+                    await asyncio.sleep(STORE_RETRY_SECONDS)
+            if run.response_id in live.queued:
+                position = live.queued.index(run.response_id) + 1
+        await self._run(run, position)
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """A task that `drain` waits for and `close` cancels."""
@@ -116,35 +151,45 @@ class Runs:
 
     # ---- run ------------------------------------------------------------------------------------
 
-    async def _run(self, run: Run, begun: BegunResponse) -> None:
+    async def _run(self, run: Run, queued_behind: int) -> None:
         producer = self._producer(run)
-        settings = run.response["settings"]
-        finished: Finished | None = None
+        run.model_fingerprint = self.model_fingerprint
         try:
-            if begun.cancel:  # a stop was waiting for this answer's key
-                run.stop(Stop())
-                run.mark_stop_stored()
-            if begun.queued_behind:
-                producer.show_queued("session", begun.queued_behind)
-                await producer.hold()
-            if run.prompt is None and run.stopping is None:
-                asked = run.user_message
-                run.set_prompt(
-                    await self.build_prompt(
-                        run.uid, run.session_id, asked.parent_id, asked.text, settings, run.base
-                    )
-                )
-            token_ids = run.prompt.token_ids if run.prompt else []
-            room = self._engine.model_config.max_model_len - len(token_ids)
-            max_tokens = min(settings["max_output_tokens"], room)
-            params = sampling_params(settings, max_tokens, self._engine.get_tokenizer().chat_stop)
-            finished = await producer.produce(token_ids, params)
-        except Exception:
-            logger.exception("run failed", response_id=run.response_id)
-            finished = await producer.finish(End("failed", "engine_error", "unknown"))
+            try:
+                async with producer.writing():
+                    if queued_behind:
+                        producer.show_queued("session", queued_behind)
+                        await producer.hold()
+                    end = await self._generate(run, producer)
+            except Exception:
+                logger.exception("run failed", response_id=run.response_id)
+                end = End("failed", "engine_error", "unknown")
+            finished = await producer.finish(end)
         finally:
             self._forget(run)
         await self._promote_next(finished)
+
+    async def _generate(self, run: Run, producer: Producer) -> End:
+        """From the prompt to the engine's last output."""
+        settings = run.response["settings"]
+        if run.prompt is None and run.stopping is None:
+            await producer.wait_for_engine()  # it knows how long a prompt may be
+        if run.prompt is None and run.stopping is None:
+            asked = run.user_message
+            run.set_prompt(
+                await self.build_prompt(
+                    run.uid, run.session_id, asked.parent_id, asked.text, settings, run.base
+                )
+            )
+        if run.prompt is None:
+            return run.end("abort", None, "released")
+        token_ids = run.prompt.token_ids
+        if run.known_prompt_hash not in ("", prompt_hash(token_ids)):
+            return End("incomplete", "owner_lost", "unknown")
+        room = self._engine.model_config.max_model_len - len(token_ids)
+        max_tokens = min(settings["max_output_tokens"], room)
+        params = sampling_params(settings, max_tokens, self._engine.get_tokenizer().chat_stop)
+        return await producer.generate(token_ids, params)
 
     async def finish(self, run: Run, end: End) -> None:
         """End a run that was taken over: it produces nothing more, only its end is missing."""
@@ -160,12 +205,15 @@ class Runs:
             hub=self._hub,
             metrics=self._metrics,
             intervals=self._intervals,
+            has_peers=self._has_peers,
         )
 
     def _forget(self, run: Run) -> None:
         self._runs.pop(run.response_id, None)
         self._hub.local_runs.pop(run.response_id, None)
         self._hub.claimed.discard(run.response_id)
+        if run.is_leaving:
+            return
         self._hub.show_activity(run.uid, run.session_id, active=False, status=run.status)
 
     async def _promote_next(self, finished: Finished | None) -> None:
@@ -190,13 +238,16 @@ class Runs:
         """
         if run.stop(stop):
             self._hub.spawn(self._engine.abort(run.response_id))
-            self.spawn(self._store_stop(run, stop))
+        elif not run.is_leaving:  # else the wish goes with it
+            return
+        self.spawn(self._store_stop(run, stop))
 
     async def _store_stop(self, run: Run, stop: Stop) -> None:
         try:
-            await self._store.request_cancel(
+            asked = await self._store.request_cancel(
                 None, run.response_id, by=stop.by, reason=stop.reason, seen=stop.seen
             )
+            run.timeline.note("cancel_at", asked.cancel_at)
         except RunEnded as ended:
             if ended.status != "cancelled":
                 return
@@ -239,16 +290,29 @@ class Runs:
 
     # ---- the worker ends ------------------------------------------------------------------------
 
-    async def drain(self, seconds: float) -> None:
-        """Accept nothing new, let answers finish for a while, then end the rest as `incomplete`."""
-        self.draining = True
+    async def wait_idle(self, seconds: float) -> None:
+        """Return when nothing runs any more, or after so long."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=seconds)
+
+    async def leave(self, successor: str | None, *, or_nobody: bool) -> None:
+        """Hand over what still runs, or end it as `incomplete` if there is nobody to go on.
+
+        With `or_nobody` it is left to whoever comes.
+        """
+        left = []
         for run in list(self._runs.values()):
             if run.stop(Stop("policy", "server_shutdown")):
+                run.is_leaving = successor is not None or or_nobody
+                left.append(run.response_id)
                 self._hub.spawn(self._engine.abort(run.response_id))
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=DRAIN_GRACE_SECONDS)
+        await self.wait_idle(DRAIN_GRACE_SECONDS)
+        if successor is None:
+            return
+        for response_id in left:
+            command = {"type": "take_over", "response_id": response_id}
+            with contextlib.suppress(StoreUnavailable):  # its sweeper finds them as well
+                await self._store.publish_control(successor, command)
 
     async def close(self) -> None:
         for task in self._tasks:

@@ -43,7 +43,7 @@ class Stops:
         self._store = services.store
         self._hub = services.hub
         self._runs = services.runs
-        self._orphans = services.orphans
+        self._takeover = services.takeover
         self._subscriptions = subscriptions
         self._tasks: set[asyncio.Task[None]] = set()
         self._handled: dict[int, set[str]] = {}  # id of a queued frame → what the reader stopped
@@ -222,7 +222,7 @@ class Stops:
                     {**notice, "owner": "silent", "lease_ends_in_ms": left}, None, response_id
                 )
             if silent:
-                await self._orphans.end(response_id)  # a no-op until the lease has ended
+                await self._takeover.take_over(response_id)  # a no-op until the lease has ended
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(waits.pop(0) if waits else REMOTE_POLL_SECONDS[-1]):
                     await ended.wait()

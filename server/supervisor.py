@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -45,6 +46,7 @@ SEND_BUFFER_BYTES = 64 * 1024
 UNACKED_MS = 20_000  # a peer that acknowledges nothing for so long is gone
 BACKLOG = 1024
 STOP_GRACE_SECONDS = 5.0
+MAX_EXITED = 64
 LAST_WORDS_SECONDS = 0.5  # for the workers to end the answers of an engine that is gone for good
 
 
@@ -81,7 +83,8 @@ class Supervisor:
         self._core: CoreKeeper | None = None
         self._workers: list[WorkerProcess] = []
         self._workers_due: list[float] = []
-        self._exited: list[str] = []  # replicas whose runs nobody may have adopted yet
+        # Replicas whose runs nobody may have adopted yet; without it, their leases end anyway.
+        self._exited: deque[str] = deque(maxlen=MAX_EXITED)
         self._signals = 0
         self._listener: socket.socket | None = None
         self._wake_read, self._wake_write = os.pipe()
@@ -311,7 +314,10 @@ class Supervisor:
                 continue
             self._workers.remove(worker)
             _close_pipes(worker.process)
-            logger.error("worker died", replica=worker.replica, status=status)
+            if status == 0:
+                logger.info("worker left", replica=worker.replica)
+            else:
+                logger.error("worker died", replica=worker.replica, status=status)
             if status == EXIT_REFUSED:
                 raise StartError("the session store is not usable any more (see above)")
             # waitpid is the proof that it writes nothing any more: its runs may be ended at once.

@@ -67,17 +67,21 @@ async def run(config: WorkerConfig) -> int:
     server = Server(uvicorn_config(worker.app, config.intervals.ping, config.trusted_proxies))
     listener = socket.socket(fileno=config.listen_fd)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    stop = asyncio.Event()
+    hurry = asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if worker.stop_asked.is_set() else worker.stop_asked).set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
     await server.ready.wait()
     print('{"ready": true}', flush=True)
     for replica in config.exited:
-        worker.hub.spawn(worker.orphans.adopt(replica))
-    orphaned = await _obey(commands, worker, stop, serving)
+        worker.hub.spawn(worker.takeover.adopt(replica))
+    orphaned = await _obey(commands, worker, serving)
     for open_server in server.servers:
         open_server.close()  # nobody new; who is here is told and waited for
-    await worker.drain(0.0 if orphaned else config.intervals.drain)
+    await worker.drain(0.0 if orphaned else config.intervals.drain, hurry, is_crash=orphaned)
     server.should_exit = True
     await serving
     engine.shutdown()
@@ -85,7 +89,7 @@ async def run(config: WorkerConfig) -> int:
 
 
 async def _obey(
-    commands: AsyncIterator[bytes], worker: Worker, stop: asyncio.Event, serving: asyncio.Task[None]
+    commands: AsyncIterator[bytes], worker: Worker, serving: asyncio.Task[None]
 ) -> bool:
     """Carry out the supervisor's commands until it says stop; True if it died instead."""
 
@@ -94,9 +98,9 @@ async def _obey(
             worker.hub.spawn(worker.obey(msgspec.json.decode(line)))
 
     reading = asyncio.create_task(read())
-    stopping = asyncio.create_task(stop.wait())
+    stopping = asyncio.create_task(worker.stop_asked.wait())
     await asyncio.wait({reading, stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
-    orphaned = reading.done() and not stop.is_set()
+    orphaned = reading.done() and not worker.stop_asked.is_set()
     for task in (reading, stopping):
         task.cancel()
     return orphaned

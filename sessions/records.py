@@ -409,6 +409,7 @@ class CancelRequested:
     lease_until: int
     status: str
     first: bool
+    cancel_at: int  # when the first caller asked, by Redis' clock, milliseconds since 1970
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,7 +237,13 @@ class Responses(Budgets):
             lease_until=reply[3],
             status=reply[4].decode(),
             first=reply[5] == 1,
+            cancel_at=reply[6],
         )
+
+    async def publish_session_frame(self, session_id: str, frame: Mapping[str, Any]) -> None:
+        """Send something to all that follow the session. It is not stored."""
+        check_session_id(session_id)
+        await self.client.call(*self._publish_to(session_id), orjson.dumps(dict(frame)))
 
     async def cancel_early(
         self, uid: str, session_id: str, idempotency_key: str, ttl_seconds: float = 10.0

@@ -165,9 +165,10 @@ def decode_session_events(entries: Iterable[Any]) -> list[SessionEvent]:
 def decode_live(session_id: str | None, payload: bytes) -> LivePayload:
     """A published payload; `session_id` None for channels that are not a session's.
 
-    `s <epoch> <offset>` or `r <rid> <fence> <first> <last>`, then one entry on each line.
+    `s <epoch> <offset>` or `r <rid> <fence> <first> <last>`, then one entry on each line; or one
+    JSON object, of something that is not stored.
     """
-    if session_id is None:
+    if session_id is None or payload[:1] == b"{":
         return LiveFrame(orjson.loads(payload))
     head, *lines = payload.split(b"\n")
     words = head.decode().split(" ")

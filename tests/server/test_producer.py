@@ -108,7 +108,12 @@ class Answering:
         return self
 
     def start(self) -> asyncio.Task[Any]:
-        return asyncio.create_task(self.producer.produce([1, 2, 3], PARAMS))
+        return asyncio.create_task(self._produce())
+
+    async def _produce(self) -> Any:
+        async with self.producer.writing():
+            end = await self.producer.generate([1, 2, 3], PARAMS)
+        return await self.producer.finish(end)
 
     async def text_comes(self) -> None:
         while (await self.viewer.next())["type"] != "response.output_text.delta":

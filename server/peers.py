@@ -1,0 +1,67 @@
+"""`Peers`: the other workers on this Redis, as this one knows them, and its own sign of life."""
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from sessions.errors import StoreUnavailable
+from sessions.replicas import Replica, Replicas
+
+logger = structlog.get_logger("server")
+
+Figures = Mapping[str, str | int | float]
+
+
+class Peers:
+    """What is known stays known while Redis is away: then it matters most."""
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        replica: str,
+        figures: Callable[[], Figures],
+        *,
+        interval_seconds: float,
+    ) -> None:
+        self._replicas = replicas
+        self._replica = replica
+        self._figures = figures
+        self._interval_seconds = interval_seconds
+        self._others: list[Replica] = []
+
+    def are_known(self) -> bool:
+        """Whether anybody could take this worker's answers over."""
+        return bool(self._others)
+
+    def successor(self, model_fingerprint: str) -> str | None:
+        """A worker that could go on with this one's answers, None if there is none."""
+        fit = [
+            other.id
+            for other in self._others
+            if other.figures.get("model_fingerprint") == model_fingerprint
+            and other.figures.get("draining") == "0"
+        ]
+        return random.choice(fit) if fit else None
+
+    async def beat(self) -> None:
+        """Give a sign of life and look who else did. Raises `StoreUnavailable`."""
+        await self._replicas.beat(self._replica, self._figures())
+        everybody = await self._replicas.all()
+        self._others = [replica for replica in everybody if replica.id != self._replica]
+
+    async def beat_forever(self) -> None:
+        while True:
+            try:
+                await self.beat()
+            except StoreUnavailable:
+                pass  # `Health` tells
+            except Exception:
+                logger.exception("heartbeat failed")
+            await asyncio.sleep(self._interval_seconds)
+
+    async def forget(self, replica: str) -> None:
+        """That worker has exited; a no-op for one that is forgotten already."""
+        self._others = [other for other in self._others if other.id != replica]
+        await self._replicas.leave(replica)

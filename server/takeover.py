@@ -1,0 +1,158 @@
+"""`Takeover`: answers whose worker died or leaves go on here, with the text they would have had.
+
+Whose lease ended, or whose owner is proved to be gone, may be reaped: the store lets one worker
+win, and refuses the old owner from then on. The winner reads the log and the token ids, builds the
+same prompt, and lets the engine go on behind those ids. What cannot go on is ended with the text
+it has.
+"""
+
+import asyncio
+import random
+import time
+
+import structlog
+
+from server.hub import Hub
+from server.intervals import Intervals
+from server.metrics import Metrics
+from server.peers import Peers
+from server.response_log import read_base
+from server.run import End, Run, Stop
+from server.runs import Runs
+from sessions.errors import SessionError, StoreUnavailable
+from sessions.records import ObjectEvent, Reaped, RunRecord
+from sessions.store import SessionStore
+
+logger = structlog.get_logger("server")
+
+MAX_FENCE = 3  # an answer that outlived so many owners may be what kills them
+
+
+class Takeover:
+    """One worker's eye on the answers of all others."""
+
+    def __init__(
+        self,
+        *,
+        store: SessionStore,
+        hub: Hub,
+        metrics: Metrics,
+        runs: Runs,
+        peers: Peers,
+        replica: str,
+        model: str,
+        intervals: Intervals,
+    ) -> None:
+        self._store = store
+        self._hub = hub
+        self._metrics = metrics
+        self._runs = runs
+        self._peers = peers
+        self._replica = replica
+        self._model = model
+        self._intervals = intervals
+
+    async def adopt(self, replica: str) -> None:
+        """Go on with all that a dead worker ran. The supervisor's waitpid is the proof of that."""
+        try:
+            response_ids = await self._store.runs_owned_by(replica)
+            random.shuffle(response_ids)  # several workers hear of it, and share what there is
+            for response_id in response_ids:
+                await self.take_over(response_id, replica)
+            await self._peers.forget(replica)
+        except StoreUnavailable:
+            logger.warning("a dead worker's runs wait for their leases to end", replica=replica)
+
+    async def sweep_forever(self) -> None:
+        """Take over answers whose lease ended, and keep the leases of our own in the index."""
+        touched = 0.0
+        while True:
+            await asyncio.sleep(self._intervals.sweep * random.uniform(0.8, 1.2))
+            try:
+                if not self._runs.draining:
+                    for response_id in await self._store.expired_runs():
+                        await self.take_over(response_id)
+                if time.monotonic() - touched >= self._intervals.index:
+                    touched = time.monotonic()
+                    await self._store.touch_run_index(self._runs.leases())
+            except StoreUnavailable:
+                continue
+            except Exception:
+                logger.exception("sweep failed")
+
+    async def take_over(self, response_id: str, exited_owner: str | None = None) -> None:
+        """Go on with an answer whose owner is gone, or end it; a no-op for any other.
+
+        Raises `StoreUnavailable`; what was reaped by then is found again when its lease ends.
+        """
+        if self._runs.draining or self._runs.local(response_id) is not None:
+            return
+        try:
+            reaped = await self._store.reap(
+                response_id, new_owner=self._replica, exited_owner=exited_owner
+            )
+        except StoreUnavailable:
+            raise
+        except SessionError:
+            return  # alive, ended by somebody else, or deleted
+        self._metrics.count_reaped()
+        self._hub.claimed.add(response_id)
+        try:
+            run, record = await self._load(response_id, reaped)
+        except SessionError as error:
+            self._hub.claimed.discard(response_id)
+            if isinstance(error, StoreUnavailable):
+                raise
+            return  # deleted meanwhile
+        end = self._end_of(run, record, reaped)
+        logger.warning(
+            "run taken over",
+            response_id=response_id,
+            session_id=run.session_id,
+            old_owner=reaped.old_owner,
+            fence=run.fence,
+            num_tokens=len(run.token_ids),
+            ends=end.reason if end else None,
+        )
+        if end is None:
+            await self._runs.go_on(run)
+            return
+        try:
+            await self._runs.finish(run, end)
+        finally:
+            self._hub.claimed.discard(response_id)
+
+    async def _load(self, response_id: str, reaped: Reaped) -> tuple[Run, RunRecord]:
+        """The run as its old owner had stored it."""
+        store = self._store
+        record = await store.run(None, response_id)
+        events = [event for _, event in await store.events(response_id)]
+        message = await store.message(None, record.session_id, record.message_id)
+        created = events[0]
+        assert isinstance(created, ObjectEvent)
+        run = Run(
+            created.data["response"],
+            message,
+            uid=record.uid,
+            fence=reaped.fence,
+            created=created,
+            base=await read_base(store, record, events),
+        )
+        run.restore(events, await store.token_ids(response_id), record)
+        run.lease_until = reaped.lease_until
+        if record.parent_id is not None:
+            run.user_message = await store.message(None, record.session_id, record.parent_id)
+        return run, record
+
+    def _end_of(self, run: Run, record: RunRecord, reaped: Reaped) -> End | None:
+        """How the answer ends instead of going on, if it must."""
+        if reaped.cancel:
+            run.stop(Stop(record.cancel_by, record.cancel_reason, reaped.seen))
+            run.mark_stop_stored()
+            return run.end("abort", None, "unknown")
+        fingerprint = record.extra.get("model_fingerprint", "")
+        if record.model != self._model or fingerprint not in ("", self._runs.model_fingerprint):
+            return End("incomplete", "owner_lost", "unknown")
+        if run.fence > MAX_FENCE:
+            return End("failed", "owner_lost", "unknown")
+        return None
