@@ -22,6 +22,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from engine import AsyncLLM
 from server import __version__
+from server.abandonment import Abandonment
 from server.auth import BEARER_SUBPROTOCOL, Authenticator, Origins
 from server.beginnings import Beginnings
 from server.closing import CloseCode
@@ -103,6 +104,7 @@ class Worker:
             intervals=config.intervals,
             model_fingerprint=model_fingerprint(config.model_folder),
             has_peers=self.peers.are_known,
+        self.abandonment = Abandonment(store, self.hub, self.runs)
         )
         self.beginnings = Beginnings(
             store=store,
@@ -180,6 +182,8 @@ class Worker:
             asyncio.create_task(self._listen_to_control()),
             asyncio.create_task(self.identities.watch_forever()),
         ]
+            asyncio.create_task(self.hub.viewers.refresh_forever()),
+            asyncio.create_task(self.abandonment.sweep_forever()),
         try:
             yield
         finally:

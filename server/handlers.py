@@ -128,10 +128,11 @@ class Handlers:
         for listed in frame.responses:
             check_response_id(listed.response_id)
         if frame.observe:
-            raise ApiError("forbidden", "observing needs a role", param="observe")
+            self._check_observer()
         await self._leave(frame.session_id)
-        session = await self._store.session(self._uid, frame.session_id)
-        subscription = self._new_subscription(session.id)
+        uid = None if frame.observe else self._uid
+        session = await self._store.session(uid, frame.session_id)
+        subscription = self._new_subscription(session.id, observes=frame.observe)
         await self._join(subscription)
         try:
             await self._send_state(subscription, frame)
@@ -141,7 +142,7 @@ class Handlers:
 
     async def _send_state(self, subscription: Subscription, frame: SubscribeSession) -> None:
         """`session.subscribed`, missed events or a snapshot, then the answers in progress."""
-        session = await self._store.session(self._uid, frame.session_id)
+        session = await self._store.session(subscription.uid, frame.session_id)
         missed = None
         if frame.after is not None and frame.after.epoch == session.epoch:
             missed = await self._store.session_events(
@@ -162,10 +163,10 @@ class Handlers:
             "offset": session.offset,
             "recovered": missed is not None,
             "active_responses": active,
-            "viewers": self._hub.viewers(session.id),
+            "viewers": self._hub.viewers.total(session.id),
         }
         if missed is None:
-            page = await self._store.path(self._uid, session.id, limit=frame.limit)
+            page = await self._store.path(subscription.uid, session.id, limit=frame.limit)
             reply["snapshot"] = snapshot(session, page)
         self._reply(reply, frame.event_id)
         for event in missed or ():
@@ -192,17 +193,17 @@ class Handlers:
     ) -> None:
         """One answer's state; one that is no longer known is skipped: its text is a message."""
         try:
-            fence = await self._fence(response_id)
+            fence = await self._fence(response_id, subscription.uid)
             after = position.after_sequence_number if position and position.fence == fence else 0
             await self._hub.attach(subscription, response_id, after)
         except ResponseNotFound:
             return
 
-    async def _fence(self, response_id: str) -> int:
+    async def _fence(self, response_id: str, uid: str | None) -> int:
         run = self._runs.local(response_id)
-        if run is not None and run.uid == self._uid:
+        if run is not None and uid in (None, run.uid):
             return run.fence
-        return (await self._store.run(self._uid, response_id)).fence
+        return (await self._store.run(uid, response_id)).fence
 
     async def _unsubscribe(self, frame: UnsubscribeSession) -> None:
         check_session_id(frame.session_id)
@@ -245,15 +246,21 @@ class Handlers:
     def _expect_reply(self, frame: UpdateSession | DeleteSession, kind: str) -> Subscription | None:
         """The asker's own subscription, which will bring the reply; None if it has none."""
         subscription = self._subscriptions.get(frame.session_id)
-        if subscription is None or subscription.only is not None:
+        if subscription is None or not subscription.is_own:
             return None
         subscription.expect_reply(kind, frame.event_id)
         return subscription
 
-    def _new_subscription(self, session_id: str) -> Subscription:
+    def _check_observer(self) -> None:
+        if not self._connection.user.may("admin:transcripts"):
+            raise ApiError(
+                "forbidden", "observing needs the scope admin:transcripts", param="observe"
+            )
+
+    def _new_subscription(self, session_id: str, *, observes: bool = False) -> Subscription:
         if len(self._subscriptions) >= self._services.limits.max_subscriptions:
             raise ApiError("too_many_subscriptions", "unsubscribe from another session first")
-        return Subscription(self._connection, session_id)
+        return Subscription(self._connection, session_id, observes=observes)
 
     async def _join(self, subscription: Subscription) -> None:
         self._subscriptions[subscription.session_id] = subscription
@@ -277,7 +284,7 @@ class Handlers:
         if frame.priority != 0:
             raise ApiError("forbidden", "priority needs a role", param="priority")
         subscription = self._subscriptions.get(frame.session_id)
-        if subscription is None or subscription.only is not None:
+        if subscription is None or not subscription.is_own:
             await self._store.session(self._uid, frame.session_id)  # foreign: not found, not this
             raise ApiError("not_subscribed", "subscribe to the session first", param="session_id")
         response_id, replayed = await self._services.beginnings.create(
@@ -295,7 +302,7 @@ class Handlers:
         log = run.events if run is not None else [event for _, event in events]
         if not log:
             raise ApiError("response_not_found", "that response is no longer kept")
-        fence = await self._fence(response_id)
+        fence = await self._fence(response_id, self._uid)
         created = {**getattr(log[0], "data", {}), "sequence_number": 1, "fence": fence}
         self._reply({**created, "replayed": True}, frame.event_id)
         if response_id not in subscription.cursors:
@@ -305,8 +312,9 @@ class Handlers:
         check_response_id(frame.response_id)
         session_id = session_of(frame.response_id)
         subscription = self._subscriptions.get(session_id)
-        fence = await self._fence(frame.response_id)
-        await self._store.session(self._uid, session_id)
+        uid = self._uid if subscription is None else subscription.uid
+        fence = await self._fence(frame.response_id, uid)
+        await self._store.session(uid, session_id)
         if subscription is None:
             subscription = self._new_subscription(session_id)
             subscription.only = set()

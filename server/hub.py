@@ -17,6 +17,7 @@ import structlog
 from server.frames import session_event_frame
 from server.response_log import ResponseLog, read_log
 from server.subscription import Subscription, Watcher
+from server.viewers import Viewers
 from sessions.errors import ResponseNotFound, SessionNotFound, StoreUnavailable
 from sessions.follow import LiveFeed
 from sessions.keys import Keys
@@ -72,6 +73,7 @@ class Hub:
         self.watchers: dict[str, set[Watcher]] = {}  # by user
         self.local_runs: dict[str, LocalRun] = {}  # by response id
         self.claimed: set[str] = set()  # answers that this worker tells about, before and after
+        self.viewers = Viewers(store, replica, local=self._num_viewers, tell=self._show_viewers)
         feed.on_resync(self._resync_all)
 
     async def close(self) -> None:
@@ -108,6 +110,20 @@ class Hub:
         envelope = {"origin": self._replica, "uid": uid, "session_id": session_id, "frame": frame}
         with contextlib.suppress(StoreUnavailable):  # a sidebar elsewhere is late, nothing is lost
             await self._store.publish_user(uid, envelope)
+
+    async def publish_created(
+        self, session: Session, besides: Watcher | None = None
+    ) -> dict[str, Any]:
+        """`session.created` to the sidebars; returns the frame."""
+        frame = {
+            "type": "session.created",
+            "session": session.wire(),
+            "epoch": session.epoch,
+            "offset": session.offset,
+            "replayed": False,
+        }
+        await self.tell_user(session.uid, session.id, frame, besides=besides)
+        return frame
 
     async def publish_updated(
         self, session: Session, by: str = "user", besides: Watcher | None = None
@@ -166,6 +182,7 @@ class Hub:
                     raise
                 room = self.rooms[session_id] = Room(session_id, session.epoch, session.offset)
             room.subscriptions.add(subscription)
+        await self.viewers.announce(session_id)
 
     async def leave(self, subscription: Subscription) -> None:
         session_id = subscription.session_id
@@ -178,10 +195,18 @@ class Hub:
             if not room.subscriptions and self.rooms.get(session_id) is room:
                 del self.rooms[session_id]
                 await self._feed.unsubscribe(self._keys.session_channel(session_id))
+        self.spawn(self.viewers.announce(session_id))
 
-    def viewers(self, session_id: str) -> int:
+    def _num_viewers(self, session_id: str) -> int:
         room = self.rooms.get(session_id)
-        return len({s.watcher for s in room.subscriptions if s.only is None}) if room else 0
+        return len({s.watcher for s in room.subscriptions}) if room else 0
+
+    def _show_viewers(self, session_id: str, total: int) -> None:
+        room = self.rooms.get(session_id)
+        frame = {"type": "viewer.changed", "session_id": session_id, "viewers": total}
+        for subscription in room.subscriptions if room else ():
+            if not subscription.joining and subscription.only is None:
+                subscription.outbox.put(frame)
 
     def sync(self, session_id: str, response_id: str) -> None:
         """Fetch from the log what a room's subscriptions lack of an answer."""
@@ -196,7 +221,7 @@ class Hub:
         if (run := self.local_runs.get(response_id)) is not None:
             subscription.put_log(response_id, run.log, position)
             return
-        log = await read_log(self._store, subscription.watcher.uid, response_id)
+        log = await read_log(self._store, subscription.uid, response_id)
         if (run := self.local_runs.get(response_id)) is not None:  # it began here meanwhile
             log = run.log
         subscription.put_log(response_id, log, position)
@@ -247,7 +272,10 @@ class Hub:
             self._on_live_session_events(payload)
         elif payload.data["origin"] != self._replica:
             frame = payload.data["frame"]
-            self.put_unnumbered(frame["response_id"], frame)
+            if frame["type"] == "viewer.changed":
+                self.viewers.take(frame["session_id"], frame["viewers"])
+            else:
+                self.put_unnumbered(frame["response_id"], frame)
 
     def _on_live_session_events(self, payload: LiveSessionEvents) -> None:
         room = self.rooms.get(payload.session_id)

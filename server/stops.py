@@ -79,7 +79,7 @@ class Stops:
         elif frame.session_id is not None:
             runs = self._runs.local_of_session(frame.session_id)
         else:
-            watched = [s.session_id for s in self._subscriptions.values() if s.only is None]
+            watched = [s.session_id for s in self._subscriptions.values() if s.is_own]
             runs = [r for session_id in watched for r in self._runs.local_of_session(session_id)]
         return [run for run in runs if run.uid == self._uid and not run.done.is_set()]
 
@@ -113,7 +113,7 @@ class Stops:
         if frame.session_id is None:
             if frame.idempotency_key is not None:
                 raise invalid_field("session_id", "idempotency_key needs a session_id")
-            watched = [s.session_id for s in self._subscriptions.values() if s.only is None]
+            watched = [s.session_id for s in self._subscriptions.values() if s.is_own]
             return [rid for session_id in watched for rid in await self._live(session_id)]
         check_session_id(frame.session_id)
         await self._store.session(self._uid, frame.session_id)

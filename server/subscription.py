@@ -29,10 +29,18 @@ class Subscription:
     answers that were asked for by `response.resume`.
     """
 
-    def __init__(self, watcher: Watcher, session_id: str, only: set[str] | None = None) -> None:
+    def __init__(
+        self,
+        watcher: Watcher,
+        session_id: str,
+        only: set[str] | None = None,
+        *,
+        observes: bool = False,
+    ) -> None:
         self.watcher = watcher
         self.session_id = session_id
         self.only = only
+        self.observes = observes  # somebody else's session: it may be read and nothing more
         self.offset = 0
         self.joining = True
         self.cursors: dict[str, int] = {}  # response id → last number that was queued
@@ -44,6 +52,16 @@ class Subscription:
     @property
     def outbox(self) -> Outbox:
         return self.watcher.outbox
+
+    @property
+    def uid(self) -> str | None:
+        """Whose objects may be read for it; None: anybody's."""
+        return None if self.observes else self.watcher.uid
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this is a subscription to a session of the connection's user."""
+        return self.only is None and not self.observes
 
     def wants(self, response_id: str) -> bool:
         return self.only is None or response_id in self.only
@@ -103,6 +121,8 @@ class Subscription:
         self, response_id: str, fence: int, created: Event, event_id: str | None
     ) -> None:
         """`response.created` for the asking connection: a direct reply, with its event id."""
+        if self.only is not None:
+            self.only.add(response_id)
         data = getattr(created, "data", {})
         reply = ObjectEvent(data if event_id is None else {**data, "event_id": event_id})
         self.put_events(response_id, fence, 1, [reply])

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 import orjson
 
 from sessions.arguments import check_uid
+from sessions.audience import Audience
 from sessions.base import PUBLISH
 from sessions.checks import check_redis, find_faults, read_identity
 from sessions.client import RedisClient
@@ -25,16 +26,29 @@ from sessions.records import Allowed, Limited
 from sessions.responses import Responses
 
 
-class SessionStore(Conversations, Responses):
-    """The one store: what `Conversations` and `Responses` say, on one connection.
+class StoreOptions(TypedDict, total=False):
+    """What `SessionStore.connect` takes."""
+
+    prefix: str
+    secret: str | None
+    lease_seconds: float
+    keep_seconds: float
+    idempotency_seconds: float
+    idle_seconds: float
+    quotas: Quotas | None
+
+
+class SessionStore(Conversations, Responses, Audience):
+    """The one store: what `Conversations`, `Responses` and `Audience` say, on one connection.
 
     Any method may raise `StoreUnavailable`; a cancelled one harms no other.
     """
 
     _identity = ""  # of the data that Redis had when we last looked; empty until it told
+    _secret: str | None = None
 
     @classmethod
-    async def open(
+    def connect(
         cls,
         url: str,
         *,
@@ -46,19 +60,14 @@ class SessionStore(Conversations, Responses):
         idle_seconds: float = 0.0,
         quotas: Quotas | None = None,
     ) -> Self:
-        """Connect and check that this Redis can keep our promises.
+        """A store that raises `StoreUnavailable` whatever it is asked, until `verify` returned.
 
-        Servers on one Redis must give the same `secret`, if any. Raises `StoreUnavailable` when
-        nothing answers, `ValueError` for a malformed url, and `StoreRefused`, with one line for the
-        operator, when what answers would lose data or lacks a command.
+        Servers on one Redis must give the same `secret`, if any. Raises `ValueError` for a
+        malformed url or prefix.
         """
+        keys = Keys(prefix)
         client = RedisClient(url)
-        try:
-            keys = Keys(prefix)
-            identity = await check_redis(client, keys, secret=secret)
-        except BaseException:
-            await client.close()
-            raise
+        client.is_trusted = False
         store = cls(
             client,
             keys,
@@ -68,8 +77,37 @@ class SessionStore(Conversations, Responses):
             idle_seconds=idle_seconds,
             quotas=quotas,
         )
-        store._identity = identity
+        store._secret = secret
         return store
+
+    @classmethod
+    async def open(cls, url: str, **options: Unpack[StoreOptions]) -> Self:
+        """A store on a Redis that was checked; see `connect` and `verify` for what they raise."""
+        store = cls.connect(url, **options)
+        try:
+            await store.verify()
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether this Redis was checked."""
+        return self.client.is_trusted
+
+    async def verify(self) -> None:
+        """Check that this Redis can keep our promises, and use it from now on.
+
+        Raises `StoreUnavailable` when nothing answers, and `StoreRefused`, with one line for the
+        operator, when what answers would lose data or lacks a command.
+        """
+        client = RedisClient(self.client.url)
+        try:
+            self._identity = await check_redis(client, self.keys, secret=self._secret)
+        finally:
+            await client.close()
+        self.client.is_trusted = True
 
     async def close(self) -> None:
         """Fail what is still waiting and close the connection. May be called twice."""

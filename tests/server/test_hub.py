@@ -302,7 +302,7 @@ async def test_sidebar_frames_of_other_workers_arrive_and_our_own_do_not_come_tw
 
 async def test_the_last_to_leave_closes_the_room(hub: Hub, chat: Chat, feed: SilentFeed) -> None:
     first, second = await join(hub, chat, Viewer()), await join(hub, chat, Viewer())
-    assert hub.viewers(chat.session_id) == 2
+    assert hub.viewers.total(chat.session_id) == 2
     await hub.leave(first)
     assert list(feed.channels) == [chat.store.keys.session_channel(chat.session_id)]
     await hub.leave(second)
@@ -336,7 +336,8 @@ async def test_tabs_that_come_while_others_go_all_hear_what_follows(
     await asyncio.gather(*(visit(place) for place in range(20)))
     hub.publish_events("resp_" + chat.session_id[4:] + "A" * 11, 1, 1, [CREATED])
     assert [kinds(await viewer.sent()) for viewer in staying] == [["created"]] * 5
-    assert hub.viewers(chat.session_id) == 5
+    await hub.viewers.announce(chat.session_id)
+    assert hub.viewers.total(chat.session_id) == 5
 
 
 async def test_a_session_that_is_gone_leaves_no_subscription_behind(
