@@ -104,8 +104,8 @@ class Worker:
             intervals=config.intervals,
             model_fingerprint=model_fingerprint(config.model_folder),
             has_peers=self.peers.are_known,
-        self.abandonment = Abandonment(store, self.hub, self.runs)
         )
+        self.abandonment = Abandonment(store, self.hub, self.runs)
         self.beginnings = Beginnings(
             store=store,
             engine=engine,
@@ -180,10 +180,10 @@ class Worker:
             asyncio.create_task(self.peers.beat_forever()),
             asyncio.create_task(self.takeover.sweep_forever()),
             asyncio.create_task(self._listen_to_control()),
-            asyncio.create_task(self.identities.watch_forever()),
-        ]
             asyncio.create_task(self.hub.viewers.refresh_forever()),
             asyncio.create_task(self.abandonment.sweep_forever()),
+            asyncio.create_task(self.identities.watch_forever()),
+        ]
         try:
             yield
         finally:
