@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self
 
 import orjson
 
@@ -26,18 +26,6 @@ from sessions.records import Allowed, Limited
 from sessions.responses import Responses
 
 
-class StoreOptions(TypedDict, total=False):
-    """What `SessionStore.connect` takes."""
-
-    prefix: str
-    secret: str | None
-    lease_seconds: float
-    keep_seconds: float
-    idempotency_seconds: float
-    idle_seconds: float
-    quotas: Quotas | None
-
-
 class SessionStore(Conversations, Responses, Audience):
     """The one store: what `Conversations`, `Responses` and `Audience` say, on one connection.
 
@@ -45,10 +33,9 @@ class SessionStore(Conversations, Responses, Audience):
     """
 
     _identity = ""  # of the data that Redis had when we last looked; empty until it told
-    _secret: str | None = None
 
     @classmethod
-    def connect(
+    async def open(
         cls,
         url: str,
         *,
@@ -60,14 +47,19 @@ class SessionStore(Conversations, Responses, Audience):
         idle_seconds: float = 0.0,
         quotas: Quotas | None = None,
     ) -> Self:
-        """A store that raises `StoreUnavailable` whatever it is asked, until `verify` returned.
+        """Connect and check that this Redis can keep our promises.
 
-        Servers on one Redis must give the same `secret`, if any. Raises `ValueError` for a
-        malformed url or prefix.
+        Servers on one Redis must give the same `secret`, if any. Raises `StoreUnavailable` when
+        nothing answers, `ValueError` for a malformed url, and `StoreRefused`, with one line for the
+        operator, when what answers would lose data or lacks a command.
         """
-        keys = Keys(prefix)
         client = RedisClient(url)
-        client.is_trusted = False
+        try:
+            keys = Keys(prefix)
+            identity = await check_redis(client, keys, secret=secret)
+        except BaseException:
+            await client.close()
+            raise
         store = cls(
             client,
             keys,
@@ -77,37 +69,8 @@ class SessionStore(Conversations, Responses, Audience):
             idle_seconds=idle_seconds,
             quotas=quotas,
         )
-        store._secret = secret
+        store._identity = identity
         return store
-
-    @classmethod
-    async def open(cls, url: str, **options: Unpack[StoreOptions]) -> Self:
-        """A store on a Redis that was checked; see `connect` and `verify` for what they raise."""
-        store = cls.connect(url, **options)
-        try:
-            await store.verify()
-        except BaseException:
-            await store.close()
-            raise
-        return store
-
-    @property
-    def is_verified(self) -> bool:
-        """Whether this Redis was checked."""
-        return self.client.is_trusted
-
-    async def verify(self) -> None:
-        """Check that this Redis can keep our promises, and use it from now on.
-
-        Raises `StoreUnavailable` when nothing answers, and `StoreRefused`, with one line for the
-        operator, when what answers would lose data or lacks a command.
-        """
-        client = RedisClient(self.client.url)
-        try:
-            self._identity = await check_redis(client, self.keys, secret=self._secret)
-        finally:
-            await client.close()
-        self.client.is_trusted = True
 
     async def close(self) -> None:
         """Fail what is still waiting and close the connection. May be called twice."""
