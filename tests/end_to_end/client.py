@@ -62,7 +62,11 @@ class ChatClient:
         response_id = frame.get("response_id") or frame.get("response", {}).get("id")
         if "sequence_number" not in frame or frame.get("replayed"):
             return
-        self.answers.setdefault(response_id, Answer()).apply(frame)
+        answer = self.answers.setdefault(response_id, Answer())
+        if frame["type"] == "response.done" and answer.done is not None:
+            assert frame["response"] == answer.done["response"], "another end"
+            return  # whether it was asked for again, the history says
+        answer.apply(frame)
 
     async def send(self, kind: str, **fields: Any) -> None:
         await self.send_frame({"type": kind, **fields})

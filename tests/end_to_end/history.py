@@ -52,6 +52,7 @@ class History:
         self.are_stops_recorded = False  # every stop was sent by a recorded connection
         self.num_checks = 0
         self._fences: dict[str, int] = {}  # of each response ever seen
+        self._stopped: set[str] = set()  # what stops have named: responses, sessions or `all`
         self._num_connections = 0
 
     def connect(self, name: str = "connection") -> Connection:
@@ -188,15 +189,14 @@ class History:
 
     def _check_aim(self, stored: Stored) -> Iterator[str]:
         """G9: what was stopped was named by somebody."""
-        named: set[str] = set()
         for connection in self.connections:
             for frame in connection.requests:
                 if frame.get("type") in STOPS:
-                    named.add(frame.get("response_id") or frame.get("session_id") or "all")
+                    self._stopped.add(frame.get("response_id") or frame.get("session_id") or "all")
         for session_id, session in stored.sessions.items():
             for response_id, run in session.runs.items():
                 if run.fields.get("reason") == "client_cancelled":
-                    if not named & {response_id, session_id, "all"}:
+                    if not self._stopped & {response_id, session_id, "all"}:
                         yield f"G9 {response_id} is cancelled, and nobody asked for it"
 
     def _check_told(self) -> Iterator[str]:
