@@ -28,6 +28,7 @@ from server.beginnings import Beginnings
 from server.closing import CloseCode
 from server.connection import Connection
 from server.errors import ApiError
+from server.event_stream import HttpViewer
 from server.fingerprint import model_fingerprint
 from server.frames import PROTOCOL
 from server.guard import Guard, error_response
@@ -89,9 +90,7 @@ class Worker:
         self.health = Health(store, engine, self.hub, self.metrics)
         self.stop_asked = asyncio.Event()
         self.peers = Peers(
-            Replicas(
-                store.client, store.keys, life_seconds=config.intervals.heartbeat_life
-            ),
+            Replicas(store.client, store.keys, life_seconds=config.intervals.heartbeat_life),
             config.replica,
             self._figures,
             interval_seconds=config.intervals.heartbeat,
@@ -153,7 +152,10 @@ class Worker:
         )
         self.origins = Origins(config.allowed_origins)
         self.authenticator = Authenticator(self.identities, origins=self.origins)
-        doors = Doors(self.services, self.authenticator, credentials, self.health, STATIC)
+        self.streams: set[HttpViewer] = set()
+        doors = Doors(
+            self.services, self.authenticator, credentials, self.health, STATIC, self.streams, {}
+        )
         self.connections: set[Connection] = set()
         self.app = self._build(doors)
 
@@ -269,10 +271,11 @@ class Worker:
         await self.runs.leave(successor, or_nobody=is_crash)
         with contextlib.suppress(StoreUnavailable):
             await self.peers.forget(self.config.replica)
-        for connection in list(self.connections):
-            connection.close_soon()
+        viewers: list[Connection | HttpViewer] = [*self.connections, *self.streams]
+        for viewer in viewers:
+            viewer.close_soon()
         for _ in range(40):
-            if not self.connections:
+            if not self.connections and not self.streams:
                 return
             await asyncio.sleep(0.05)
 

@@ -20,14 +20,17 @@ from starlette.routing import Route
 
 from server.auth import Authenticator
 from server.errors import ApiError, invalid_field
+from server.event_stream import HttpViewer
 from server.guard import error_response
 from server.health import Health
+from server.limits import TokenBucket
 from server.protocol import decode_object, to_struct
 from server.services import Services, User
 from server.translate import translate_store_errors
 from sessions.credentials import Credentials
 
 MAX_PARAMETER_CHARACTERS = 1024  # of one query parameter
+MAX_RATES = 10_000
 NOBODY = User("", "nobody", ())
 
 
@@ -47,6 +50,8 @@ class Doors(NamedTuple):
     credentials: Credentials
     health: Health
     static: Path
+    streams: set[HttpViewer]  # who follows an answer over HTTP now
+    rates: dict[str, TokenBucket]  # requests by user
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,22 +107,56 @@ class Operation:
     query: type[Struct] | None = None
     headers: tuple[str, ...] = ()
     body: Any = None
+    scope: str = "admin"  # that an admin's credential must carry
     answers: Mapping[int, Any] = field(default_factory=dict)
 
     async def __call__(self, doors: Doors, request: Request) -> Response:
         """Let the caller in or not; every refusal becomes the protocol's error object."""
         try:
             with translate_store_errors():
-                user = NOBODY
-                if self.access is not Access.PUBLIC:
-                    user = await doors.authenticator.user(request)
-                if self.access is Access.ADMIN and not user.is_admin:
-                    raise ApiError("forbidden", "this needs the role admin")
+                user = await self._let_in(doors, request)
                 query = None if self.query is None else read_query(request, self.query)
                 return await self.endpoint(Call(request, user, query))
         except ApiError as error:
             doors.services.metrics.count_error(error.code)
             return error_response(error)
+
+    async def _let_in(self, doors: Doors, request: Request) -> User:
+        if self.access is Access.PUBLIC:
+            return NOBODY
+        if self.access is Access.ADMIN:
+            user = await doors.authenticator.admin(request, self.scope)
+        else:
+            user = await doors.authenticator.user(request)
+        take_rate(doors, user)
+        return user
+
+
+def take_rate(doors: Doors, user: User) -> None:
+    """Count a request against its user's rate. Raises `ApiError` `rate_limited`."""
+    if len(doors.rates) > MAX_RATES:
+        doors.rates.clear()  # forgetting is kinder than growing
+    bucket = doors.rates.setdefault(user.uid, TokenBucket(doors.services.limits.messages_per_s))
+    if not bucket.take():
+        raise ApiError("rate_limited", "too many requests", retry_after_ms=bucket.retry_after_ms)
+
+
+def body_of(frame: type[Struct], *without: str) -> type[Struct]:
+    """The body that stands for a frame: its fields, but those that come in path and headers."""
+    left_out = {*without, "event_id"}
+    fields = [
+        (field.name, field.type, _default(field))
+        for field in msgspec.structs.fields(frame)
+        if field.name not in left_out
+    ]
+    body: type[Struct] = msgspec.defstruct(f"{frame.__name__}Body", fields, kw_only=True)
+    return body
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    if field.default_factory is not msgspec.NODEFAULT:
+        return msgspec.field(default_factory=field.default_factory)
+    return msgspec.field(default=field.default)
 
 
 def routes_of(operations: Iterable[Operation], doors: Doors) -> list[Route]:

@@ -7,6 +7,7 @@ from server.rest_credentials import CredentialOperations
 from server.rest_messages import MessageOperations
 from server.rest_ops import Ops
 from server.rest_pages import Pages
+from server.rest_responses import ResponseOperations
 from server.rest_sessions import SessionOperations
 
 
@@ -18,6 +19,7 @@ def operations(doors: Doors) -> list[Operation]:
         *CredentialOperations(doors).operations(),
         *SessionOperations(doors).operations(),
         *MessageOperations(doors).operations(),
+        *ResponseOperations(doors).operations(),
     ]
 
 

@@ -4,6 +4,7 @@ from starlette.responses import Response
 
 from server.errors import ApiError
 from server.operations import Access, Call, Doors, Operation, json_response
+from sessions.keys import TICKET_SECONDS
 
 
 class CredentialOperations:
@@ -21,6 +22,14 @@ class CredentialOperations:
                 endpoint=self.create_login_code,
                 summary="A one-time code for a login URL",
             ),
+            Operation(
+                method="POST",
+                path="/v1/ws-ticket",
+                access=Access.USER,
+                endpoint=self.create_ticket,
+                summary="A ticket for one websocket handshake, as `?ticket=`",
+                answers={201: "ticket"},
+            ),
         ]
 
     async def create_login_code(self, call: Call) -> Response:
@@ -29,3 +38,9 @@ class CredentialOperations:
             raise ApiError("forbidden", "send the bearer token")
         code = await self._credentials.create_login_code("local")
         return json_response({"code": code, "path": f"/login?code={code}"}, 201)
+
+    async def create_ticket(self, call: Call) -> Response:
+        """It stands for the caller's credential: what ends that one ends the ticket's socket."""
+        assert call.user.credential is not None
+        ticket = await self._credentials.create_ticket(call.user.credential)
+        return json_response({"ticket": ticket, "expires_in_s": int(TICKET_SECONDS)}, 201)

@@ -31,6 +31,15 @@ class MessageOperations:
                 endpoint=self.page,
                 summary="Messages on the way to the session's head, oldest first",
                 query=PathQuery,
+                answers={200: "messages"},
+            ),
+            Operation(
+                method="GET",
+                path="/v1/sessions/{session_id}/messages/{message_id}",
+                access=Access.USER,
+                endpoint=self.read,
+                summary="One message with its whole text",
+                answers={200: "message"},
             ),
         ]
 
@@ -45,3 +54,9 @@ class MessageOperations:
         return json_response(
             {"messages": [message.wire() for message in page.messages], "has_more": page.has_more}
         )
+
+    async def read(self, call: Call) -> Response:
+        session_id, message_id = call.path("session_id"), call.path("message_id")
+        check_session_id(session_id)
+        message = await self._store.message(call.uid, session_id, message_id)
+        return json_response(message.wire())

@@ -1,31 +1,53 @@
-"""Sessions over HTTP."""
+"""Sessions over HTTP; their viewers and sidebars on websockets are told as if one had asked."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from server.operations import Access, Call, Doors, Operation, json_response
-from server.translate import check_session_id
+from server.beginnings import clean_title
+from server.errors import ApiError, invalid_field
+from server.handlers import delete_session
+from server.operations import Access, Call, Doors, Operation, body_of, json_response
+from server.protocol import MAX_INTEGER, CreateSession, UpdateSession, convert
+from server.translate import check_message_id, check_session_id
+from sessions.errors import RevisionConflict
+from sessions.records import Session
 
 Limit = Annotated[int, Meta(ge=1, le=200)]
 
 
 class ListQuery(Struct, frozen=True):
-    """Which of the caller's sessions."""
+    """Which of the caller's sessions; `q` is searched for in titles."""
 
     limit: Limit = 50
     cursor: str | None = None
+    q: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+    pinned: bool | None = None
+    updated_after: Annotated[int, Meta(ge=0, le=MAX_INTEGER)] | None = None
 
 
 class SessionOperations:
     """The endpoints for sessions."""
 
     def __init__(self, doors: Doors) -> None:
+        self._services = doors.services
         self._store = doors.services.store
+        self._hub = doors.services.hub
 
     def operations(self) -> list[Operation]:
+        path = "/v1/sessions/{session_id}"
         return [
+            Operation(
+                method="POST",
+                path="/v1/sessions",
+                access=Access.USER,
+                endpoint=self.create,
+                summary="Make a session, or find the one that this key made",
+                headers=("Idempotency-Key",),
+                body=body_of(CreateSession, "idempotency_key"),
+                answers={201: "session", 200: "session"},
+            ),
             Operation(
                 method="GET",
                 path="/v1/sessions",
@@ -33,19 +55,62 @@ class SessionOperations:
                 endpoint=self.page,
                 summary="The caller's sessions, newest updated first",
                 query=ListQuery,
+                answers={200: "sessions"},
             ),
             Operation(
                 method="GET",
-                path="/v1/sessions/{session_id}",
+                path=path,
                 access=Access.USER,
                 endpoint=self.read,
                 summary="One session",
+                headers=("If-None-Match",),
+                answers={200: "session", 304: None},
+            ),
+            Operation(
+                method="PATCH",
+                path=path,
+                access=Access.USER,
+                endpoint=self.update,
+                summary="Change a session's title, settings, pin or head",
+                headers=("If-Match",),
+                body=body_of(UpdateSession, "session_id", "if_revision"),
+                answers={200: "session"},
+            ),
+            Operation(
+                method="DELETE",
+                path=path,
+                access=Access.USER,
+                endpoint=self.delete,
+                summary="Delete a session with all its messages",
+                headers=("If-Match",),
+                answers={204: None},
             ),
         ]
 
+    async def create(self, call: Call) -> Response:
+        key = call.header("Idempotency-Key")
+        frame = convert({**await call.body(), "type": "session.create", "idempotency_key": key})
+        assert isinstance(frame, CreateSession)
+        created = await self._store.create_session(
+            call.uid,
+            idempotency_key=frame.idempotency_key,
+            title=clean_title(frame.title),
+            model=self._services.model,
+            settings=frame.settings.given(),
+        )
+        if not created.replayed:
+            await self._hub.publish_created(created.session)
+        return session_response(created.session, 200 if created.replayed else 201)
+
     async def page(self, call: Call) -> Response:
+        query = call.query
         page = await self._store.sessions(
-            call.uid, limit=call.query.limit, cursor=call.query.cursor
+            call.uid,
+            limit=query.limit,
+            cursor=query.cursor,
+            title=query.q,
+            pinned=query.pinned,
+            updated_after=query.updated_after,
         )
         return json_response(
             {
@@ -58,4 +123,79 @@ class SessionOperations:
         session_id = call.path("session_id")
         check_session_id(session_id)
         session = await self._store.session(call.uid, session_id)
-        return json_response(session.wire(), headers={"ETag": f'"{session.revision}"'})
+        known = _tags(call.header("If-None-Match"))
+        # Messages change the object, too, and leave the revision as it is.
+        if session.is_at_revision and (etag(session) in known or "*" in known):
+            headers = {"ETag": etag(session), "Cache-Control": "no-store"}
+            return Response(status_code=304, headers=headers)
+        return session_response(session)
+
+    async def update(self, call: Call) -> Response:
+        session_id = call.path("session_id")
+        check_session_id(session_id)
+        if_revision = _if_revision(call)
+        frame = convert({**await call.body(), "type": "session.update", "session_id": session_id})
+        assert isinstance(frame, UpdateSession)
+        check_message_id(frame.head)
+        try:
+            session = await self._store.update_session(
+                call.uid,
+                session_id,
+                title=None if frame.title is None else clean_title(frame.title),
+                settings=None if frame.settings is None else frame.settings.given(),
+                pinned=frame.pinned,
+                head=frame.head,
+                if_revision=if_revision,
+            )
+        except RevisionConflict as conflict:
+            raise precondition_failed() from conflict
+        await self._hub.publish_updated(session)
+        return session_response(session)
+
+    async def delete(self, call: Call) -> Response:
+        session_id = call.path("session_id")
+        check_session_id(session_id)
+        if_revision = _if_revision(call)
+        if if_revision is not None:
+            session = await self._store.session(call.uid, session_id)
+            if session.revision != if_revision:
+                raise precondition_failed()
+        await delete_session(self._services, call.uid, session_id)
+        return Response(status_code=204, headers={"Cache-Control": "no-store"})
+
+
+def session_response(session: Session, status: int = 200) -> Response:
+    """A session with its validator and its address."""
+    headers = {"ETag": etag(session)}
+    if status == 201:
+        headers["Location"] = f"/v1/sessions/{session.id}"
+    return json_response(session.wire(), status, headers)
+
+
+def etag(session: Session) -> str:
+    return f'"{session.revision}"'
+
+
+def precondition_failed() -> ApiError:
+    """`If-Match` names another revision."""
+    error = ApiError("revision_conflict", "the session was changed meanwhile")
+    error.http_status = 412
+    return error
+
+
+def _if_revision(call: Call) -> int | None:
+    """The revision that `If-Match` asks for; one that never was ours matches none."""
+    tags = _tags(call.header("If-Match"))
+    if not tags or "*" in tags:
+        return None
+    if len(tags) > 1:
+        raise invalid_field("If-Match", "send one ETag")
+    number = tags[0].strip('"')
+    is_ours = number.isascii() and number.isdigit() and len(number) < 16
+    if tags[0] != f'"{number}"' or not is_ours:
+        raise precondition_failed()
+    return int(number)
+
+
+def _tags(header: str | None) -> list[Any]:
+    return [tag.strip() for tag in (header or "").split(",") if tag.strip()]

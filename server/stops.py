@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import structlog
 
 from server.errors import ApiError, invalid_field
 from server.frames import put_event
+from server.outbox import Outbox
 from server.protocol import CancelResponse
 from server.response_log import read_log
 from server.run import Run, Stop
@@ -19,9 +20,6 @@ from server.translate import check_response_id, check_session_id, translate_stor
 from sessions.errors import RunEnded, StoreUnavailable
 from sessions.records import ObjectEvent, session_of, utf16_prefix
 
-if TYPE_CHECKING:
-    from server.connection import Connection
-
 logger = structlog.get_logger("server")
 
 DURABLE_WAIT_SECONDS = 0.05  # before `response.cancelling` goes out as `durable: false`
@@ -30,12 +28,21 @@ SILENT_OWNER_SECONDS = 2.0
 STORE_RETRY_SECONDS = 0.2
 
 
+class Asker(Protocol):
+    """Who asks for stops: a connection, or one HTTP request."""
+
+    uid: str
+    outbox: Outbox
+
+    def put_error(self, error: ApiError, event_id: str | None) -> None: ...
+
+
 class Stops:
     """The stops of one connection; `subscriptions` are those of its handlers."""
 
     def __init__(
         self,
-        connection: "Connection",
+        connection: Asker,
         services: Services,
         subscriptions: Mapping[str, Subscription],
     ) -> None:

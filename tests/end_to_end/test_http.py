@@ -17,6 +17,8 @@ from tests.tiny_model import oracle_answer, oracle_word
 
 PUBLIC = {"/", "/login", "/healthz", "/readyz"}
 UNKNOWN_SESSION = "ses_" + "A" * 22
+UNKNOWN_MESSAGE = "msg_" + "A" * 22
+UNKNOWN_RESPONSE = "resp_" + "A" * 33
 MAX_BODY_BYTES = 1024 * 1024
 METRICS = (
     "parley_kv_blocks_total",
@@ -30,10 +32,11 @@ Headers = list[tuple[str, str]]
 
 def all_routes() -> Iterator[tuple[str, str]]:
     """Method and path of every route, as the application declares them."""
-    nothing = Doors(MagicMock(), MagicMock(), MagicMock(), MagicMock(), MagicMock())
+    nothing = Doors(*(MagicMock() for _ in Doors._fields))
     for route in routes(nothing):
-        path = route.path.replace("{session_id}", UNKNOWN_SESSION)
-        assert "{" not in path, "this test must learn the new parameter"
+        path = route.path.format(
+            session_id=UNKNOWN_SESSION, message_id=UNKNOWN_MESSAGE, response_id=UNKNOWN_RESPONSE
+        )
         for method in route.methods or ():
             yield method, path
 
