@@ -12,7 +12,7 @@ from server.errors import ApiError, invalid_field
 from server.frames import put_event
 from server.outbox import Outbox
 from server.protocol import CancelResponse
-from server.response_log import read_log
+from server.response_log import is_done, read_log
 from server.run import Run, Stop
 from server.services import Services
 from server.subscription import Subscription
@@ -178,12 +178,20 @@ class Stops:
                 notice = cancelling(run.response_id, durable=durable)
                 self._reply(notice, frame.event_id, run.response_id)
 
+        subscription = self._watching(run.response_id)
+        if subscription is not None:
+            # What waits to be shown until the lease is renewed would come behind the notice.
+            subscription.freeze(
+                run.response_id, lambda: run.final_text() if is_done(run.events[-1]) else None
+            )
         timer = asyncio.get_running_loop().call_later(DURABLE_WAIT_SECONDS, tell, False)
         run.when_stop_is_stored(lambda: tell(True))
         await run.done.wait()
         timer.cancel()
-        if not self._watches(run.response_id):
+        if subscription is None:
             await self._send_done(run.response_id)
+        elif not is_done(run.events[-1]):  # lost: it is another worker's
+            await self._follow_to_the_end(run.response_id)
 
     async def _cancel_remote(self, response_id: str, frame: CancelResponse) -> None:
         try:
@@ -193,19 +201,20 @@ class Stops:
         except RunEnded:
             await self._send_done(response_id)
             return
-        subscription = self._subscriptions.get(session_of(response_id))
-        if subscription is None or not subscription.wants(response_id):
-            ended, subscription = asyncio.Event(), None
-        else:
-            ended = subscription.freeze(response_id)
+        if (subscription := self._watching(response_id)) is not None:
+            subscription.freeze(response_id)
         self._reply(cancelling(response_id, durable=True), frame.event_id, response_id)
         with contextlib.suppress(StoreUnavailable):  # its next append tells the owner as well
             await self._store.publish_control(
                 asked.owner, {"type": "cancel", "response_id": response_id}
             )
-        while (
-            True
-        ):  # the stop is stored: its asker hears of the end, however long the store is away
+        await self._follow_to_the_end(response_id)
+
+    async def _follow_to_the_end(self, response_id: str) -> None:
+        """Another worker ends it: its asker hears of that, however long the store is away."""
+        subscription = self._watching(response_id)
+        ended = asyncio.Event() if subscription is None else subscription.freeze(response_id)
+        while True:
             try:
                 await self._await_remote_end(response_id, ended)
                 skipped = subscription is not None and subscription.has_skipped(response_id)
@@ -236,9 +245,11 @@ class Stops:
             if ended.is_set():
                 return
 
-    def _watches(self, response_id: str) -> bool:
+    def _watching(self, response_id: str) -> Subscription | None:
+        """The subscription that brings the answer's events."""
         subscription = self._subscriptions.get(session_of(response_id))
-        return subscription is not None and subscription.wants(response_id)
+        watches = subscription is not None and subscription.wants(response_id)
+        return subscription if watches else None
 
     async def _send_done(self, response_id: str, *, with_text: bool = False) -> None:
         """The stored `response.done` of an answer that has ended: losing a race is no error.

@@ -5,7 +5,8 @@ it drops what it has sent, and says when it lacks something.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from server.frames import MAX_REPLAY_CHARACTERS, put_event, put_snapshot
@@ -19,6 +20,18 @@ class Watcher(Protocol):
 
     uid: str
     outbox: Outbox
+
+    def evict(self, reason: str) -> None:
+        """An admin sends the viewers of its session away."""
+
+
+@dataclass(slots=True)
+class _Frozen:
+    """An answer of which its asker to stop gets nothing more but the end."""
+
+    text: Callable[[], str | None]
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    has_skipped: bool = False  # text was left out
 
 
 class Subscription:
@@ -43,9 +56,9 @@ class Subscription:
         self.observes = observes  # somebody else's session: it may be read and nothing more
         self.offset = 0
         self.joining = True
+        self.rejoin: Callable[[], Awaitable[None]] | None = None  # send the whole state again
         self.cursors: dict[str, int] = {}  # response id → last number that was queued
-        self._frozen: dict[str, asyncio.Event] = {}  # stopped from here; set at their ends
-        self._skipped: set[str] = set()  # answers of which text was left out
+        self._frozen: dict[str, _Frozen] = {}  # stopped from here
         self._replies: dict[str, str] = {}  # frame type → event id of the request it answers
         self._held: list[tuple[int, dict[str, Any]]] = []
 
@@ -83,15 +96,26 @@ class Subscription:
                 frame = {**frame, "event_id": event_id}
             self.outbox.put(frame)
 
-    def freeze(self, response_id: str) -> asyncio.Event:
-        """Send nothing more of an answer; the event is set when its end has come by.
+    def freeze(
+        self, response_id: str, text: Callable[[], str | None] = lambda: None
+    ) -> asyncio.Event:
+        """Send no more text of an answer; the event is set when its end has come by.
 
-        Whoever freezes sends `response.done` itself, with the text if `has_skipped`.
+        `text` gives what the message says at its end. Where it cannot, whoever freezes sends
+        `response.done` itself, with the text if `has_skipped`.
         """
-        return self._frozen.setdefault(response_id, asyncio.Event())
+        frozen = self._frozen.setdefault(response_id, _Frozen(text))
+        frozen.text = text
+        return frozen.ended
 
     def has_skipped(self, response_id: str) -> bool:
-        return response_id in self._skipped
+        frozen = self._frozen.get(response_id)
+        return frozen is not None and frozen.has_skipped
+
+    def begin_join(self) -> None:
+        """The state is about to be sent again: hold session events back, and skip answers."""
+        self.joining = True
+        self._held.clear()
 
     def end_join(self, offset: int) -> None:
         """The snapshot up to `offset` was queued: send what came meanwhile, and go live."""
@@ -111,10 +135,13 @@ class Subscription:
                 self.cursors[response_id] = number
                 if (frozen := self._frozen.get(response_id)) is None:
                     put_event(self.outbox, response_id, number, fence, event)
-                elif is_done(event):
-                    frozen.set()
                 elif isinstance(event, TextEvent):
-                    self._skipped.add(response_id)
+                    frozen.has_skipped = True
+                elif isinstance(event, ObjectEvent) and is_done(event):
+                    frozen.ended.set()
+                    if (text := frozen.text()) is not None:
+                        end = {**event.data, "text": text} if frozen.has_skipped else event.data
+                        put_event(self.outbox, response_id, number, fence, ObjectEvent(end))
         return True
 
     def put_created(
@@ -130,13 +157,21 @@ class Subscription:
     def put_log(self, response_id: str, log: ResponseLog, position: int) -> None:
         """Queue a log for somebody who has everything up to entry `position`.
 
-        A position that is not in the log, or far behind, is answered with a snapshot.
+        A position that is not in the log, or far behind, is answered with a snapshot; unless the
+        answer was frozen, then its end will bring the text.
         """
+        frozen = self._frozen.get(response_id)
+        if frozen is not None and frozen.ended.is_set():  # it is asked for again
+            del self._frozen[response_id]
+            frozen = None
         missing = len(text_of(log.events[position:]))
         if position and position <= len(log.events) and missing <= MAX_REPLAY_CHARACTERS:
             self.cursors[response_id] = position
         else:
             number = len(log.events) - log.has_ended
-            put_snapshot(self.outbox, response_id, number, log.fence, log.text(number))
             self.cursors[response_id] = number
+            if frozen is not None:
+                frozen.has_skipped = True
+            else:
+                put_snapshot(self.outbox, response_id, number, log.fence, log.text(number))
         self.put_events(response_id, log.fence, 1, log.events)

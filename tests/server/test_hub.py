@@ -167,6 +167,19 @@ async def test_a_frozen_answer_sends_nothing_and_says_when_its_end_has_come() ->
     assert kinds(await viewer.sent()) == ["created", "delta"]
 
 
+async def test_a_frozen_answer_whose_text_is_known_ends_with_the_text_that_was_left_out() -> None:
+    viewer = Viewer()
+    subscription = Subscription(viewer, "ses")
+    subscription.put_events(RESPONSE, 1, 1, LOG[:2])
+    subscription.freeze(RESPONSE, lambda: "all of it")
+    subscription.put_log(RESPONSE, ResponseLog(1, LOG[:3]), 0)
+    subscription.put_events(RESPONSE, 1, 4, [*LOG[3:], DONE])
+    *_, done = await viewer.sent()
+    assert kinds([done]) == ["done"] and done["text"] == "all of it"
+    subscription.put_log(RESPONSE, ResponseLog(1, [*LOG, DONE]), 0)
+    assert kinds(await viewer.sent()) == ["snapshot", "done"]  # asked for again
+
+
 # ---- the hub ------------------------------------------------------------------------------------
 
 
