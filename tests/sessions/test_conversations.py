@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from sessions.errors import (
-    InvalidCursor,
     MessageNotFound,
     RevisionConflict,
     RunGone,
@@ -99,48 +98,6 @@ async def test_the_head_moves_only_to_a_message_of_the_session(chat: Chat) -> No
         with pytest.raises(MessageNotFound):
             await chat.store.update_session("alice", chat.session_id, head=unknown)
     assert begun.title_empty
-
-
-async def test_sessions_are_listed_newest_updated_first(store: SessionStore) -> None:
-    chats = [await Chat.create(store) for _ in range(3)]
-    newest = (await store.sessions("alice")).sessions[0].updated_at
-    while (await store.session("alice", chats[0].session_id)).updated_at <= newest:
-        await store.update_session("alice", chats[0].session_id, title="touched")
-    page = await store.sessions("alice")
-    assert page.sessions[0].id == chats[0].session_id
-    assert {session.id for session in page.sessions} == {chat.session_id for chat in chats}
-    assert page.next_cursor is None
-    assert (await store.sessions("bob")).sessions == ()
-
-
-async def test_pages_follow_each_other_without_hole_or_repeat(store: SessionStore) -> None:
-    chats = [await Chat.create(store) for _ in range(7)]
-    for chat in chats:  # many of one millisecond: pages must end between equals, too
-        await store.client.call("HSET", store.keys.session(chat.session_id, "m"), "updated_at", 5)
-        await store.client.call("ZADD", store.keys.user_sessions("alice"), 5, chat.session_id)
-    seen: list[str] = []
-    cursor = None
-    for _ in range(4):
-        page = await store.sessions("alice", limit=2, cursor=cursor)
-        seen += [session.id for session in page.sessions]
-        cursor = page.next_cursor
-    assert cursor is None
-    assert sorted(seen) == sorted(chat.session_id for chat in chats)
-
-
-async def test_a_cursor_that_was_never_given_is_refused(store: SessionStore) -> None:
-    for cursor in ("", "5", "x:ses_" + "a" * 22, "5:ses_{}", "-1:ses_" + "a" * 22):
-        with pytest.raises(InvalidCursor):
-            await store.sessions("alice", cursor=cursor)
-
-
-async def test_stale_index_entries_are_dropped_once_they_are_old(store: SessionStore) -> None:
-    chat = await Chat.create(store)
-    index = store.keys.user_sessions("alice")
-    await store.client.call("ZADD", index, 5, new_session_id())
-    page = await store.sessions("alice")
-    assert [session.id for session in page.sessions] == [chat.session_id]
-    assert await store.client.call("ZCARD", index) == 1
 
 
 async def test_the_path_leads_from_the_root_to_the_head(chat: Chat) -> None:

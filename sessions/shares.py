@@ -1,0 +1,113 @@
+"""The store's half for share links: a snapshot of one path, which whoever has the link may read.
+
+The snapshot is one of the session's own keys: it goes with the session. A share id carries its
+session's, so that any worker finds it without an index, and 22 random characters that nobody
+guesses.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from sessions.arguments import check_session_id, check_uid
+from sessions.base import SESSION_SUFFIXES, StoreBase
+from sessions.errors import SessionNotFound, ShareNotFound
+from sessions.indexes import local_ms
+from sessions.records import Message
+
+_SHARE_ID: Final = re.compile(r"shr_[A-Za-z0-9_-]{44}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a link shows: no settings, no ids but its own."""
+
+    id: str
+    title: str
+    shared_at: int
+    messages: tuple[dict[str, Any], ...]
+
+    def wire(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "title": self.title,
+            "shared_at": self.shared_at,
+            "messages": list(self.messages),
+        }
+
+
+class Shares(StoreBase):
+    """Share links. `SessionStore` has these methods; see there."""
+
+    async def share_session(
+        self, uid: str, session_id: str, title: str, messages: Sequence[Message]
+    ) -> Share:
+        """Show these messages under the session's link, which stays if there was one.
+
+        Raises `SessionNotFound`.
+        """
+        check_uid(uid)
+        check_session_id(session_id)
+        shown = tuple(_shown(message) for message in messages)
+        shared_at = local_ms()
+        reply = await self.client.script(
+            "share_session",
+            self._session_keys(session_id, *SESSION_SUFFIXES),
+            (
+                uid,
+                _new_share_id(session_id),
+                title,
+                shared_at,
+                zlib.compress(orjson.dumps(shown), 1),
+                self._idle_ms,
+            ),
+        )
+        if reply[0] != b"ok":
+            raise SessionNotFound
+        return Share(reply[1].decode(), title, shared_at, shown)
+
+    async def unshare_session(self, uid: str, session_id: str) -> None:
+        """The link shows nothing from now on. Raises `SessionNotFound`, `ShareNotFound`."""
+        check_uid(uid)
+        check_session_id(session_id)
+        reply = await self.client.script(
+            "unshare_session", self._session_keys(session_id, "m", "share"), (uid,)
+        )
+        if reply[0] == b"not_shared":
+            raise ShareNotFound
+        if reply[0] != b"ok":
+            raise SessionNotFound
+
+    async def share(self, share_id: str) -> Share:
+        """What a link shows, to anybody. Raises `ShareNotFound`."""
+        if _SHARE_ID.match(share_id) is None:
+            raise ShareNotFound
+        key = self.keys.session("ses_" + share_id[4:26], "share")
+        row = await self.client.call("HMGET", key, "id", "title", "shared_at", "snapshot")
+        if row[0] is None or not secrets.compare_digest(row[0], share_id.encode()):
+            raise ShareNotFound
+        messages = orjson.loads(zlib.decompress(row[3]))
+        return Share(share_id, row[1].decode(), int(row[2]), tuple(messages))
+
+
+def _new_share_id(session_id: str) -> str:
+    return f"shr_{session_id.removeprefix('ses_')}{secrets.token_urlsafe(16)}"
+
+
+def _shown(message: Message) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "role": message.role,
+        "content": [{"type": "text", "text": message.text}],
+        "status": message.status,
+        "created_at": message.created_at,
+    }
+    if message.model is not None:
+        shown["model"] = message.model
+    return shown
