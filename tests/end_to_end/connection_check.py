@@ -181,6 +181,10 @@ class ConnectionCheck:
             return
         elif kind == "response.cancelling":
             self._watched.setdefault(response_id, _Watched()).is_frozen = self._has_stopped
+        elif kind == "response.queued" and frame["reason"] == "takeover":
+            # What was asked for under the old fence goes on under the next.
+            watched = self._watched.setdefault(response_id, _Watched())
+            watched.asks = {number: fence + 1 for number, fence in watched.asks.items()}
         elif kind == "response.created" and frame["replayed"]:
             watched = self._watched.setdefault(response_id, _Watched())
             watched.asks.setdefault(1, frame["fence"])  # the rest of the log comes next

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.end_to_end.harness import ROOT, Answer, Client, Frame, Server
@@ -58,7 +57,7 @@ def stored_text(server: Server, session: str) -> str:
     [{"temperature": 0}, {"temperature": 1.0, "seed": 7, "frequency_penalty": 0.5}],
     ids=["greedy", "seeded"],
 )
-async def test_r28_answer_goes_on_with_the_same_text_when_the_core_is_killed(
+async def test_e1_r28_answer_goes_on_with_the_same_text_when_the_core_is_killed(
     new_server: NewServer, settings: Frame
 ) -> None:
     server = new_server()
@@ -185,34 +184,6 @@ def impatience(folder: Path) -> Path:
     return folder
 
 
-async def test_the_web_worker_dies(new_server: NewServer) -> None:
-    server = new_server()
-    async with Client(server) as client:
-        session = await client.new_session()
-        response = await client.ask(session, oracle_word(0), settings=GREEDY)
-        known = await client.deltas(response, 10)
-        server.kill_child("server.worker")
-        await client.closed()
-    await ready_again(server)
-    async with Client(server) as back:
-        back.answers[response] = known
-        position = {
-            "response_id": response,
-            "fence": known.fence,
-            "after_sequence_number": known.last,
-        }
-        async with asyncio.timeout(10):
-            await back.send("session.subscribe", session_id=session, responses=[position])
-            answer = await back.done(response)
-        assert answer.done is not None
-        assert answer.done["response"]["status"] == "incomplete"
-        assert answer.done["response"]["status_details"]["reason"] == "owner_lost"
-        assert oracle_answer(0, 2000).startswith(answer.final)
-        assert stored_text(server, session) == answer.final
-        await next_question_works(back, session)
-        assert server.metric("parley_requests_running") == 0
-
-
 async def test_redis_dies_and_the_answer_goes_on(new_server: NewServer) -> None:
     server = new_server()
     async with Client(server) as client:
@@ -271,22 +242,6 @@ async def test_a_stop_by_session_works_while_redis_is_away(new_server: NewServer
         await client.next("message.updated")
         assert stored_text(server, session) == answer.final
         assert [f for f in client.frames if f["type"] == "error"] == []
-
-
-async def test_the_supervisor_dies_and_leaves_no_orphan(new_server: NewServer) -> None:
-    server = new_server()
-    assert server.process is not None
-    family = psutil.Process(server.process.pid).children(recursive=True)
-    assert len(family) >= 3
-    async with Client(server) as client:
-        session = await client.new_session()
-        response = await client.ask(session, oracle_word(0), settings=GREEDY)
-        await client.deltas(response, 5)
-        server.process.kill()
-        server.process.wait()
-        await client.closed()
-    _, alive = await asyncio.to_thread(psutil.wait_procs, family, 5)
-    assert [process.cmdline() for process in alive] == []
 
 
 async def test_everything_is_restarted_and_the_chat_is_there(new_server: NewServer) -> None:
@@ -357,22 +312,3 @@ async def test_a_tab_at_another_worker_sees_the_answer_and_stops_it(new_server: 
         await other.next("message.updated")
         await next_question_works(other, session)
         await owner.deltas(list(other.answers)[-1], 1)
-
-
-async def test_a_surviving_worker_ends_the_answer_of_a_dead_one(new_server: NewServer) -> None:
-    server = new_server(PARLEY_WORKERS="2")
-    async with AsyncExitStack() as stack:
-        owner = await stack.enter_async_context(Client(server))
-        replica = (await owner.next("connection.ready"))["replica"]
-        other = await connect_elsewhere(server, replica, stack)
-        session = await owner.new_session()
-        response = await owner.ask(session, oracle_word(0), settings=GREEDY)
-        await other.send("session.subscribe", session_id=session)
-        await other.deltas(response, 3)
-        psutil.Process(pid_of(replica)).kill()
-        async with asyncio.timeout(10):
-            answer = await other.done(response)
-        assert answer.done is not None
-        assert answer.done["response"]["status_details"]["reason"] == "owner_lost"
-        assert oracle_answer(0, 2000).startswith(answer.final)
-        await next_question_works(other, session)
