@@ -105,6 +105,7 @@ class SequenceOutput(Message, frozen=True, tag="output"):
     queue_position: int | None = None  # only while waiting: how many requests are ahead
     scheduled_ts: float = 0.0  # time.monotonic() of the core when first scheduled, 0 = not yet
     first_token_ts: float = 0.0
+    num_tokens_ahead: int = 0  # of the requests ahead, while waiting
 
 
 class SchedulerStats(Message, frozen=True, tag="stats"):

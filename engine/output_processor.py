@@ -149,6 +149,7 @@ def merge_outputs(earlier: SequenceOutput, later: SequenceOutput) -> SequenceOut
         num_computed_tokens=later.num_computed_tokens,
         num_preemptions=later.num_preemptions,
         queue_position=later.queue_position,
+        num_tokens_ahead=later.num_tokens_ahead,
         scheduled_ts=later.scheduled_ts,
         first_token_ts=later.first_token_ts,
     )

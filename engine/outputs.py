@@ -42,6 +42,7 @@ class RequestProgress:
     num_cached_tokens: int
     num_computed_tokens: int
     scheduled: bool
+    num_tokens_ahead: int = 0  # in the requests ahead of it
 
 
 @dataclass(slots=True)

@@ -190,6 +190,7 @@ class RequestState:
             return
         progress = RequestProgress(
             queue_position=output.queue_position,
+            num_tokens_ahead=output.num_tokens_ahead,
             num_prompt_tokens=len(self.prompt_token_ids),
             num_cached_tokens=self._num_cached_tokens,
             num_computed_tokens=output.num_computed_tokens,

@@ -449,6 +449,7 @@ class Scheduler:
             num_computed_tokens=min(sequence.num_computed_tokens, sequence.num_prompt_tokens),
             num_preemptions=sequence.num_preemptions,
             queue_position=sequence.queue_position,
+            num_tokens_ahead=0 if sequence.queue_position is None else sequence.num_tokens_ahead,
             scheduled_ts=sequence.scheduled_ts,
             first_token_ts=sequence.first_token_ts,
         )

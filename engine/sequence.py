@@ -47,6 +47,7 @@ class Sequence:
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_tokens_ahead",
         "order",
         "params",
         "queue_position",
@@ -87,6 +88,7 @@ class Sequence:
         self.num_preemptions = 0
         self.num_cached_tokens = 0  # found in the prefix cache when first scheduled
         self.queue_position: int | None = None  # as last told to the client
+        self.num_tokens_ahead = 0  # of those that wait before it
         self.queued_ts = 0.0  # monotonic, as are the next two; 0 = never
         self.scheduled_ts = 0.0
         self.first_token_ts = 0.0

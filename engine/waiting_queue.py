@@ -48,7 +48,10 @@ class WaitingQueue:
         if not self._sequences or now < self._last_report + REPORT_SECONDS:
             return
         self._last_report = now
+        num_tokens_ahead = 0
         for position, sequence in enumerate(self._sequences):
+            sequence.num_tokens_ahead = num_tokens_ahead
+            num_tokens_ahead += sequence.num_tokens
             if position != sequence.queue_position:
                 sequence.queue_position = position
                 yield sequence

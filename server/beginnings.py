@@ -198,7 +198,7 @@ class Beginnings:
         question = new_question or task.question
         assert question is not None  # a task without a stored question asks a new one
         answer = task.answer(response_id, question.id, self._model, now_ms)
-        response = {
+        response: dict[str, Any] = {
             "id": response_id,
             "session_id": session.id,
             "message_id": answer.id,
@@ -208,6 +208,8 @@ class Beginnings:
             "status": "queued",
             "created_at": now_ms,
         }
+        if frame.priority:
+            response["priority"] = frame.priority
         created = ObjectEvent(
             {
                 "type": "response.created",
@@ -281,7 +283,8 @@ def _parent_argument(frame: CreateResponse, question: Message) -> str | Unset | 
 
 def _body_hash(frame: CreateResponse) -> str:
     """Names what was asked for, so that a key used for something else is noticed."""
-    asked: list[Any] = [frame.text, frame.regenerate_of, frame.continue_of, frame.on_busy]
+    asked: list[Any] = [frame.text, frame.regenerate_of, frame.continue_of]
+    asked += [frame.on_busy, frame.priority]
     asked += [] if isinstance(frame.parent_id, UnsetType) else [frame.parent_id]
     body = orjson.dumps([frame.settings.given(), *asked], option=orjson.OPT_SORT_KEYS)
     return hashlib.sha256(body).hexdigest()[:32]

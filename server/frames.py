@@ -17,20 +17,26 @@ def error_frame(body: dict[str, Any]) -> dict[str, Any]:
     return {"type": "error", "error": body}
 
 
-def queued_frame(response_id: str, reason: str, position: int = 0) -> dict[str, Any]:
-    """What an answer waits for: engine, session, engine_restart or takeover."""
+def queued_frame(
+    response_id: str, reason: str, position: int = 0, **estimates: int | None
+) -> dict[str, Any]:
+    """What an answer waits for: engine, session, engine_restart or takeover.
+
+    `ahead_tokens` and `eta_ms` are left out where nothing is known.
+    """
     return {
         "type": "response.queued",
         "response_id": response_id,
         "reason": reason,
         "position": position,
+        **{name: value for name, value in estimates.items() if value is not None},
     }
 
 
 def put_event(outbox: Outbox, response_id: str, number: int, fence: int, event: Event) -> None:
     """Queue one numbered entry of a response's log."""
     if isinstance(event, TextEvent):
-        outbox.put_delta(response_id, number, fence, event.text_offset, event.delta)
+        outbox.put_delta(response_id, number, fence, event.text_offset, event.delta, event.logprobs)
         return
     frame = {**event.data, "sequence_number": number, "fence": fence}
     if frame["type"] == "response.created":
@@ -64,10 +70,23 @@ def _parts_of(text: str) -> Iterator[str]:
         yield from _parts_of(text[middle:])
 
 
+def created_frame(session: Session, *, replayed: bool = False) -> dict[str, Any]:
+    """`session.created`."""
+    return {
+        "type": "session.created",
+        "session": session.wire(),
+        "epoch": session.epoch,
+        "offset": session.offset,
+        "replayed": replayed,
+    }
+
+
 def session_event_frame(session: Session, offset: int, data: dict[str, Any]) -> dict[str, Any]:
     """A stored session event → its frame; `session` is as it is now."""
+    if data["type"] == "session.created":
+        return {**created_frame(session), "offset": offset}
     frame = {**data, "session_id": session.id, "offset": offset}
-    if data["type"] in ("session.created", "session.updated"):
+    if data["type"] == "session.updated":
         frame["session"] = session.wire()
         for internal in ("changed", "revision"):
             frame.pop(internal, None)

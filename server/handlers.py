@@ -281,8 +281,8 @@ class Handlers:
 
     async def _create_response(self, frame: CreateResponse) -> None:
         check_session_id(frame.session_id)
-        if frame.priority != 0:
-            raise ApiError("forbidden", "priority needs a role", param="priority")
+        if frame.priority and not self._connection.user.is_admin:
+            raise ApiError("forbidden", "priority needs the role admin", param="priority")
         subscription = self._subscriptions.get(frame.session_id)
         if subscription is None or not subscription.is_own:
             await self._store.session(self._uid, frame.session_id)  # foreign: not found, not this

@@ -7,7 +7,7 @@ control frame of a response goes behind that response's waiting delta, never in 
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ import orjson
 
 MAX_BYTES = 1024 * 1024  # beyond it the reader is too slow and the connection is closed
 MAX_DELTA_CHARACTERS = 32 * 1024  # a longer waiting delta is closed, so that frames stay small
+MAX_DELTA_LOGPROBS = 200  # of tokens, for the same reason
+LOGPROB_BYTES = 300  # of one token with five others, roughly
 HIDDEN_INTERVAL_SECONDS = 0.5  # between two deltas of one response to a page that nobody sees
 
 
@@ -29,6 +31,7 @@ class PendingDelta:
     text_offset: int
     parts: list[str]
     characters: int
+    logprobs: list[dict[str, Any]]
 
     def encode(self) -> bytes:
         frame: dict[str, Any] = {
@@ -41,6 +44,8 @@ class PendingDelta:
         }
         if self.first != self.last:
             frame["first_sequence_number"] = self.first
+        if self.logprobs:
+            frame["logprobs"] = self.logprobs
         return orjson.dumps(frame)
 
 
@@ -69,24 +74,33 @@ class Outbox:
         self._count(len(encoded))
 
     def put_delta(
-        self, response_id: str, number: int, fence: int, text_offset: int, delta: str
+        self,
+        response_id: str,
+        number: int,
+        fence: int,
+        text_offset: int,
+        delta: str,
+        logprobs: Sequence[dict[str, Any]] = (),
     ) -> None:
         """Add text event `number`; it joins the one before it if that is still waiting."""
         pending = self._deltas.get(response_id)
         if pending is not None and (
-            pending.characters > MAX_DELTA_CHARACTERS or pending.fence != fence
+            pending.characters > MAX_DELTA_CHARACTERS
+            or len(pending.logprobs) > MAX_DELTA_LOGPROBS
+            or pending.fence != fence
         ):
             self._close_delta(response_id)
             pending = None
         if pending is None:
             self._deltas[response_id] = PendingDelta(
-                response_id, number, number, fence, text_offset, [delta], len(delta)
+                response_id, number, number, fence, text_offset, [delta], len(delta), [*logprobs]
             )
         else:
             pending.last = number
             pending.parts.append(delta)
             pending.characters += len(delta)
-        self._count(len(delta))
+            pending.logprobs += logprobs
+        self._count(len(delta) + LOGPROB_BYTES * len(logprobs))
 
     def set_hidden(self, hidden: bool) -> None:
         """Widen the window between deltas while the page is hidden."""
@@ -126,7 +140,8 @@ class Outbox:
 
     def _close_delta(self, response_id: str) -> None:
         if (pending := self._deltas.pop(response_id, None)) is not None:
-            self._ready.append((pending, pending.characters))
+            size = pending.characters + LOGPROB_BYTES * len(pending.logprobs)
+            self._ready.append((pending, size))
 
     def _count(self, size: int) -> None:
         self._num_bytes += size

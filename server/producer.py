@@ -9,9 +9,10 @@ viewers are shown nothing from shortly before the lease ends until it is renewed
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from typing import Any
 
 import structlog
 
@@ -21,7 +22,9 @@ from server.frames import queued_frame
 from server.hub import Hub
 from server.intervals import Intervals
 from server.log_writer import STORE_RETRY_SECONDS, LogWriter
+from server.logprobs import token_logprobs
 from server.metrics import Metrics
+from server.queue_estimate import QueueEstimate
 from server.run import STATUS_TO_MESSAGE_STATUS, End, Run, Stop
 from sessions.errors import (
     CancelPending,
@@ -55,6 +58,7 @@ class Producer:
         metrics: Metrics,
         intervals: Intervals,
         has_peers: Callable[[], bool] = lambda: False,
+        queue: QueueEstimate | None = None,
     ) -> None:
         self._run = run
         self._store = store
@@ -63,6 +67,7 @@ class Producer:
         self._metrics = metrics
         self._intervals = intervals
         self._has_peers = has_peers
+        self._queue = queue or QueueEstimate()
         self._writer = LogWriter(
             run,
             store=store,
@@ -117,6 +122,7 @@ class Producer:
                 params,
                 run.response_id,
                 resume_token_ids=list(run.token_ids),
+                priority=run.response.get("priority", 0),
                 on_progress=self._on_progress,
             )
             async for output in outputs:
@@ -184,10 +190,13 @@ class Producer:
             run.timeline.first_token = now
             self._metrics.observe_first_token(now - run.timeline.created)
         run.timeline.last_token = now
-        self._add_text(answer.text, answer.token_ids)
+        logprobs = token_logprobs(answer.logprobs, answer.token_ids)
+        self._add_text(answer.text, answer.token_ids, logprobs)
 
-    def _add_text(self, text: str, token_ids: list[int]) -> None:
-        event = self._run.add_text(text, token_ids)
+    def _add_text(
+        self, text: str, token_ids: list[int], logprobs: Sequence[dict[str, Any]] = ()
+    ) -> None:
+        event = self._run.add_text(text, token_ids, logprobs)
         if event is not None:
             now = time.monotonic()
             if self._last_text_at is not None:
@@ -201,15 +210,20 @@ class Producer:
         if progress.scheduled:
             self._start()
         elif progress.queue_position is not None and run.stopping is None:
-            self.show_queued("engine", progress.queue_position)
+            self._queue.moved(run.response_id, progress.queue_position)
+            self.show_queued("engine", progress.queue_position, progress.num_tokens_ahead)
 
-    def show_queued(self, reason: str, position: int) -> None:
+    def show_queued(self, reason: str, position: int, ahead_tokens: int | None = None) -> None:
         """Tell the viewers what the answer waits for; not numbered, at most twice a second."""
         now = time.monotonic()
         if now - self._last_queue_frame >= QUEUE_FRAME_SECONDS:
             self._last_queue_frame = now
             response_id = self._run.response_id
-            self._hub.put_unnumbered(response_id, queued_frame(response_id, reason, position))
+            eta_ms = self._queue.wait_ms(reason, position)
+            frame = queued_frame(
+                response_id, reason, position, ahead_tokens=ahead_tokens, eta_ms=eta_ms
+            )
+            self._hub.put_unnumbered(response_id, frame)
 
     def _start(self) -> None:
         """`response.in_progress`, once."""
@@ -217,6 +231,7 @@ class Producer:
         if run.is_started or run.stopping is not None:
             return
         run.timeline.scheduled = time.monotonic()
+        self._queue.started(run.response_id)
         event = run.add_object(
             {
                 "type": "response.in_progress",
@@ -300,6 +315,8 @@ class Producer:
             return None
         run.is_ending = True  # what is stored and what is told must be the same end
         run.timeline.done = time.monotonic()
+        since = run.timeline.scheduled or run.timeline.created
+        self._queue.finished(run.response_id, run.timeline.done - since)
         run.timeline.note("done_at")
         while True:
             try:

@@ -127,6 +127,7 @@ class Run:
         self.num_stored = 1  # entries in Redis: `begin_response` writes the first
         self.text_length = utf16_length(base)  # UTF-16 code units of the message's text
         self.token_ids: list[int] = []
+        self._logprobs: list[dict[str, Any]] = []  # those that no event has yet
         self.num_tokens_stored = 0
         self.num_discarded = 0  # tokens decoded after the gate had closed
         self.num_prompt_tokens = 0
@@ -222,15 +223,19 @@ class Run:
         timeline.scheduled = ago.get("started_at")
         timeline.first_token = ago.get("first_token_at")
 
-    def add_text(self, delta: str, token_ids: Sequence[int]) -> TextEvent | None:
+    def add_text(
+        self, delta: str, token_ids: Sequence[int], logprobs: Sequence[dict[str, Any]] = ()
+    ) -> TextEvent | None:
         """Number new text; None when there is none, or when the gate is closed."""
         if self.stopping is not None or self.lost:
             self.num_discarded += len(token_ids)
             return None
         self.token_ids.extend(token_ids)
+        self._logprobs += logprobs  # of tokens that are only a part of a character, too
         if not delta:
             return None
-        event = TextEvent(self.text_length, delta)
+        event = TextEvent(self.text_length, delta, logprobs=tuple(self._logprobs))
+        self._logprobs = []
         self.events.append(event)
         self.text_length += utf16_length(delta)
         self.changed.set()

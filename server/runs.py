@@ -20,6 +20,7 @@ from server.log_writer import STORE_RETRY_SECONDS
 from server.metrics import Metrics
 from server.producer import Producer
 from server.prompts import Prompt, PromptBuilder
+from server.queue_estimate import QueueEstimate
 from server.run import End, Run, Stop
 from server.sampling import sampling_params
 from sessions.errors import (
@@ -64,6 +65,7 @@ class Runs:
         self._has_peers = has_peers
         self.model_fingerprint = model_fingerprint
         self._prompts = PromptBuilder(store, engine)
+        self._queue = QueueEstimate()
         self._runs: dict[str, Run] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self.draining = False
@@ -206,6 +208,7 @@ class Runs:
             metrics=self._metrics,
             intervals=self._intervals,
             has_peers=self._has_peers,
+            queue=self._queue,
         )
 
     def _forget(self, run: Run) -> None:

@@ -69,6 +69,7 @@ def sampling_params(
         repetition_penalty=settings.get("repetition_penalty"),
         presence_penalty=settings.get("presence_penalty"),
         frequency_penalty=settings.get("frequency_penalty"),
+        logprobs=settings.get("logprobs"),
         # Without a chat template, a model would go on with the user's next line.
         stop=[*(settings.get("stop") or ()), *chat_stop],
         seed=settings["seed"],

@@ -289,6 +289,7 @@ class TextEvent:
     text_offset: int
     delta: str
     reasoning: bool = False
+    logprobs: tuple[dict[str, Any], ...] = ()  # one for each token, where they were asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,9 +303,13 @@ Event = TextEvent | ObjectEvent
 
 
 def encode_event(event: Event) -> bytes:
-    """One log entry; a text event is `["t",text_offset,delta]`, `"r"` for reasoning."""
+    """One log entry; a text event is `["t",text_offset,delta]`, `"r"` for reasoning.
+
+    Where they were asked for, the tokens' log probabilities are a fourth element.
+    """
     if isinstance(event, TextEvent):
-        return orjson.dumps(("r" if event.reasoning else "t", event.text_offset, event.delta))
+        entry = ("r" if event.reasoning else "t", event.text_offset, event.delta)
+        return orjson.dumps((*entry, event.logprobs) if event.logprobs else entry)
     return orjson.dumps(event.data)
 
 
@@ -312,7 +317,7 @@ def decode_event(entry: bytes) -> Event:
     """The event of one log entry."""
     data = orjson.loads(entry)
     if isinstance(data, list):
-        return TextEvent(text_offset=data[1], delta=data[2], reasoning=data[0] == "r")
+        return TextEvent(data[1], data[2], data[0] == "r", tuple(data[3]) if data[3:] else ())
     return ObjectEvent(data)
 
 

@@ -411,7 +411,9 @@ def test_waiting_requests_hear_their_position_twice_a_second_at_most() -> None:
     run.scheduler.abort("me", ["b"])
     run.now += 0.6
     run.step()
-    assert [o.queue_position for o in run.outputs if o.request_id == "c"] == [1, 0]
+    waits = [(o.queue_position, o.num_tokens_ahead) for o in run.outputs if o.request_id == "c"]
+    assert [position for position, _ in waits] == [1, 0]
+    assert waits[0][1] > 0 == waits[1][1]
 
 
 def test_nan_of_one_row_ends_that_request_alone() -> None:

@@ -44,8 +44,9 @@ def test_a_position_is_told_when_it_changes_and_not_too_often() -> None:
     queue.push(first)
     queue.push(second)
     assert list(queue.move_up(0.0)) == [first, second]
+    assert (first.num_tokens_ahead, second.num_tokens_ahead) == (0, first.num_tokens)
     queue.remove(first)
     assert list(queue.move_up(REPORT_SECONDS / 2)) == []
     assert list(queue.move_up(REPORT_SECONDS)) == [second]
-    assert second.queue_position == 0
+    assert (second.queue_position, second.num_tokens_ahead) == (0, 0)
     assert list(queue.move_up(9 * REPORT_SECONDS)) == []

@@ -1,6 +1,7 @@
 """`Outbox`: control frames in order, deltas merged, a bound."""
 
 import asyncio
+import json
 from typing import Any
 
 import orjson
@@ -80,6 +81,28 @@ async def test_waiting_deltas_of_one_response_leave_as_one(outbox: Outbox) -> No
     (frame,) = await sent(outbox)
     assert (frame["first_sequence_number"], frame["sequence_number"]) == (3, 5)
     assert (frame["text_offset"], frame["delta"]) == (0, "Two plus two")
+
+
+async def test_log_probabilities_travel_with_their_text(outbox: Outbox) -> None:
+    ones: list[dict[str, Any]] = [
+        {"token": token, "logprob": -0.5, "top": []} for token in ("Two", " plus")
+    ]
+    outbox.put_delta("r", 3, 1, 0, "Two", ones[:1])
+    outbox.put_delta("r", 4, 1, 3, " plus", ones[1:])
+    (frame,) = await sent(outbox)
+    assert frame["logprobs"] == ones
+
+
+async def test_a_waiting_delta_is_closed_before_its_log_probabilities_make_it_long(
+    outbox: Outbox,
+) -> None:
+    one = {"token": "x" * 50, "logprob": -12.345678, "top": []}
+    one["top"] = [{"token": "x" * 50, "logprob": -12.345678} for _ in range(5)]
+    for number in range(1000):
+        outbox.put_delta("r", number + 1, 1, number, "x", [one])
+    frames = await sent(outbox)
+    assert sum(len(frame["logprobs"]) for frame in frames) == 1000
+    assert max(len(json.dumps(frame)) for frame in frames) < 256 * 1024
 
 
 async def test_what_was_sent_is_not_merged_with_what_comes(outbox: Outbox) -> None:

@@ -258,12 +258,14 @@ async def test_a_deleted_session_ends_its_answer_for_those_who_watch(
 
 
 async def test_queue_positions_are_told_at_most_twice_a_second(answering: Answering) -> None:
-    progress = SimpleNamespace(scheduled=False, num_cached_tokens=0)
+    progress = SimpleNamespace(scheduled=False, num_cached_tokens=0, num_tokens_ahead=70)
     for position in range(10):
         progress.queue_position = position
         answering.producer._on_progress(cast("Any", progress))
     queued = [f for f in await answering.viewer.sent() if f["type"] == "response.queued"]
     assert [frame["position"] for frame in queued] == [0]
+    assert queued[0]["ahead_tokens"] == 70
+    assert "eta_ms" not in queued[0]  # nothing is known of this queue yet
 
 
 async def test_an_answer_whose_turn_comes_while_the_core_restarts_waits(

@@ -93,9 +93,12 @@ def test_a_message_comes_back_as_it_was_stored(text: str, is_done: bool) -> None
     assert message.event_wire().get("content_omitted", False) == (len(text.encode()) > 2048)
 
 
-@given(st.integers(0, 2**40), texts, st.booleans())
-def test_a_text_event_comes_back_and_is_one_line(offset: int, delta: str, reasoning: bool) -> None:
-    event = TextEvent(offset, delta, reasoning)
+@given(st.integers(0, 2**40), texts, st.booleans(), st.booleans())
+def test_a_text_event_comes_back_and_is_one_line(
+    offset: int, delta: str, reasoning: bool, with_logprobs: bool
+) -> None:
+    logprobs = ({"token": delta, "logprob": -0.5, "top": []},) if with_logprobs else ()
+    event = TextEvent(offset, delta, reasoning, logprobs)
     entry = encode_event(event)
     assert decode_event(entry) == event
     assert b"\n" not in entry
