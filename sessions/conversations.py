@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
@@ -241,6 +242,7 @@ class Conversations(UserSessions):
             ("LRANGE", self.keys.session(session_id, "tree"), 0, -1),
         )
         check_owner(uid, values[0])
+        await self._renew(session_id)
         parents = parents_of(entries)
         ids = path_to(parents, leaf or (values[1] or b"").decode() or None)
         if before is not None:
@@ -259,6 +261,13 @@ class Conversations(UserSessions):
             ),
             has_more=len(ids) > len(shown),
         )
+
+    async def _renew(self, session_id: str) -> None:
+        """Reading is a use, too; it works also when nothing can be written."""
+        if self._idle_ms:
+            keys = self._session_keys(session_id, *SESSION_SUFFIXES)
+            with contextlib.suppress(StoreUnavailable):
+                await self.client.script("renew_session", keys, (self._idle_ms,))
 
     async def message(self, uid: str | None, session_id: str, message_id: str) -> Message:
         """One message with its whole text. Raises `SessionNotFound`, `MessageNotFound`."""

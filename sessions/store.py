@@ -19,15 +19,16 @@ from sessions.audience import Audience
 from sessions.base import PUBLISH
 from sessions.checks import check_redis, find_faults, read_identity
 from sessions.client import RedisClient
-from sessions.conversations import Conversations
+from sessions.copies import Copies
 from sessions.keys import PROBE_MS, RATE_MS, Keys
 from sessions.quotas import Quotas
 from sessions.records import Allowed, Limited
 from sessions.responses import Responses
+from sessions.shares import Shares
 
 
-class SessionStore(Conversations, Responses, Audience):
-    """The one store: what `Conversations`, `Responses` and `Audience` say, on one connection.
+class SessionStore(Copies, Responses, Shares, Audience):
+    """The one store: what the classes it inherits from say, on one connection.
 
     Any method may raise `StoreUnavailable`; a cancelled one harms no other.
     """
