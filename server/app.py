@@ -47,7 +47,7 @@ from server.sampling import ModelDefaults
 from server.services import Services
 from server.takeover import Takeover
 from sessions.credentials import Credentials
-from sessions.errors import StoreUnavailable
+from sessions.errors import StoreRefused, StoreUnavailable
 from sessions.follow import LiveFeed
 from sessions.records import LiveFrame, LivePayload
 from sessions.replicas import Replicas
@@ -87,7 +87,10 @@ class Worker:
         self.engine = engine
         self.feed = LiveFeed(store.client, store.keys)
         self.hub = Hub(store, self.feed, store.keys, config.replica)
-        self.health = Health(store, engine, self.hub, self.metrics)
+        self.health = Health(
+            store, engine, self.hub, self.metrics, config.intervals, self._on_refused
+        )
+        self.refusal: StoreRefused | None = None  # why this worker stops, if that is why
         self.stop_asked = asyncio.Event()
         self.peers = Peers(
             Replicas(store.client, store.keys, life_seconds=config.intervals.heartbeat_life),
@@ -196,6 +199,10 @@ class Worker:
             await self.hub.close()
             await self.feed.close()
             await self.store.close()
+
+    def _on_refused(self, error: StoreRefused) -> None:
+        self.refusal = error
+        self.stop_asked.set()
 
     async def _listen_to_control(self) -> None:
         """Commands to this worker, and to all; the feed outlives an outage by itself."""
@@ -312,6 +319,8 @@ class Worker:
             await self._accept_and_close(websocket, CloseCode.TOO_MANY, TOO_MANY_CONNECTIONS)
             return
         try:
+            if not self.store.is_verified:
+                raise StoreUnavailable
             user = await self.authenticator.user(websocket)
         except ApiError as error:
             await self._refuse(websocket, error)

@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from server.intervals import SHORTENED, Intervals
 from server.limits import Limits
+from sessions.address import RedisAddress
 from sessions.quotas import Quotas
 
 PREFIX = "PARLEY_"
@@ -49,6 +50,9 @@ class Settings(BaseSettings):
     data_dir: Path = Field(Path("data"), description="Sessions and tokens live here.")
     redis_url: str | None = Field(
         None, description="An existing Redis ≥ 6.2; without it Parley runs its own."
+    )
+    redis_secret: str | None = Field(
+        None, description="What all servers on one Redis have in common; others are refused."
     )
     model: str = Field(
         "demo", description="Folder or hub id of a causal language model; `demo` is built in."
@@ -131,6 +135,13 @@ class Settings(BaseSettings):
     testing: bool = Field(
         False, description="For tests of Parley: shorter intervals, and nothing else."
     )
+
+    @field_validator("redis_url")
+    @classmethod
+    def _known_redis(cls, value: str | None) -> str | None:
+        if value is not None:
+            RedisAddress.parse(value)
+        return value
 
     @field_validator("dtype")
     @classmethod

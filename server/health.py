@@ -1,7 +1,13 @@
-"""Whether Redis and the engine can be used, told to every client when it changes."""
+"""Whether Redis and the engine can be used, told to every client when it changes.
+
+Redis can be used when every primary answers and takes writes. What an operator must mend although
+all works so far is for the log and `/readyz` alone.
+"""
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -9,29 +15,52 @@ import structlog
 from engine import AsyncLLM
 from engine.connection import CoreState
 from server.hub import Hub
+from server.intervals import Intervals
 from server.metrics import Metrics
-from sessions.errors import StoreUnavailable
+from sessions.errors import StoreRefused, StoreUnavailable
+from sessions.records import StoreFault
 from sessions.store import SessionStore
 
 logger = structlog.get_logger("server")
 
 CHECK_SECONDS = 0.5
+WRITE_SECONDS = 2.0  # between two trial writes while all is well
 
 
 class Health:
-    """The worker's view of the two parts that it cannot do without."""
+    """The worker's view of the two parts that it cannot do without.
 
-    def __init__(self, store: SessionStore, engine: AsyncLLM, hub: Hub, metrics: Metrics) -> None:
+    `on_refused` hears that a Redis that was away at the start must not be used.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        engine: AsyncLLM,
+        hub: Hub,
+        metrics: Metrics,
+        intervals: Intervals,
+        on_refused: Callable[[StoreRefused], None] = lambda error: None,
+    ) -> None:
         self._store = store
         self._engine = engine
         self._hub = hub
         self._metrics = metrics
-        self.state: dict[str, str] = {"store": "ok", "engine": "unavailable"}  # it is loading
+        self._intervals = intervals
+        self._on_refused = on_refused
+        self._wrote_at = self._looked_at = float("-inf")
+        self.state: dict[str, str] = {
+            "store": "ok" if store.is_verified else "unavailable",
+            "engine": "unavailable",  # it is loading
+        }
+        self.faults: tuple[StoreFault, ...] = ()
 
     @property
     def problems(self) -> dict[str, str]:
         """What is not `ok`; empty when the worker can serve."""
-        return {part: state for part, state in self.state.items() if state != "ok"}
+        problems = {part: state for part, state in self.state.items() if state != "ok"}
+        faults = [fault.text for fault in self.faults if fault.loses_data]
+        return {**problems, "redis": "; ".join(faults)} if faults else problems
 
     async def watch_forever(self) -> None:
         while True:
@@ -45,11 +74,37 @@ class Health:
     async def check(self) -> None:
         """Look at both parts and announce what changed."""
         try:
-            await self._store.ping()
+            await self._check_store()
             store = "ok"
         except StoreUnavailable:
             store = "unavailable"
+        except StoreRefused as error:
+            self._on_refused(error)
+            store = "unavailable"
         self._set(store=store, engine=self._engine_state())
+
+    async def _check_store(self) -> None:
+        """Return if the store can be used. Raises `StoreUnavailable`, `StoreRefused`."""
+        if not self._store.is_verified:
+            await self._store.verify()
+        if not await self._store.ping():
+            logger.error("redis lost its data")
+            self._hub.losses.look_at_all()
+        now = time.monotonic()
+        if self.state["store"] != "ok" or now - self._wrote_at >= WRITE_SECONDS:
+            await self._store.check_writes()
+            self._wrote_at = now
+        if now - self._looked_at >= self._intervals.settings:
+            self._looked_at = now
+            self._take_faults(await self._store.find_faults())
+
+    def _take_faults(self, faults: list[StoreFault]) -> None:
+        for fault in faults:
+            if fault not in self.faults:
+                logger.log(logging.ERROR if fault.loses_data else logging.WARNING, fault.text)
+        if self.faults and not faults:
+            logger.info("redis is as it should be again")
+        self.faults = tuple(faults)
 
     def _engine_state(self) -> str:
         if self._engine.core_state == CoreState.READY:

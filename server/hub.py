@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 import structlog
 
 from server.frames import session_event_frame
+from server.losses import Losses
 from server.response_log import ResponseLog, read_log
 from server.subscription import Subscription, Watcher
 from server.viewers import Viewers
@@ -73,6 +74,7 @@ class Hub:
         self.watchers: dict[str, set[Watcher]] = {}  # by user
         self.local_runs: dict[str, LocalRun] = {}  # by response id
         self.claimed: set[str] = set()  # answers that this worker tells about, before and after
+        self.losses = Losses(self, store)
         self.viewers = Viewers(store, replica, local=self._num_viewers, tell=self._show_viewers)
         feed.on_resync(self._resync_all)
 
@@ -281,6 +283,9 @@ class Hub:
         room = self.rooms.get(payload.session_id)
         if room is None:
             return
+        if payload.epoch != room.epoch:
+            self.spawn(self.losses.look_at(room.session_id))
+            return
         first = payload.offset - len(payload.events) + 1
         for offset, data in enumerate(payload.events, first):
             if offset <= room.offset or self._is_own(data):
@@ -354,7 +359,10 @@ class Hub:
                     return
                 except StoreUnavailable:
                     await asyncio.sleep(RESYNC_RETRY_SECONDS)
-                except (SessionNotFound, ResponseNotFound):
+                except SessionNotFound:
+                    await self.losses.look_at(room.session_id)
+                    return
+                except ResponseNotFound:
                     return
         finally:
             room.syncing.discard(response_id)
@@ -363,8 +371,11 @@ class Hub:
         events = await self._store.session_events(
             room.session_id, after=room.offset, epoch=room.epoch
         )
+        if events is None:
+            await self.losses.look_at(room.session_id, is_incomplete=True)
+            return
         session = await self._store.session(None, room.session_id)
-        for event in events or ():
+        for event in events:
             frame = session_event_frame(session, event.offset, event.data)
             self._put_in_order(room, event.offset, frame)
 

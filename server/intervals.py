@@ -20,6 +20,7 @@ class Intervals(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_life: float = 15.0  # a worker that was silent for so long is not there
     ping: float = 20.0  # between two pings of a websocket, and until its pong must be here
     drain: float = 30.0  # for running answers, when a worker is told to stop
+    settings: float = 30.0  # between two looks at Redis' settings and memory
     watchdog: float = 30.0  # an engine core that answers nothing for so long is killed
 
 
@@ -34,5 +35,6 @@ SHORTENED = Intervals(
     heartbeat_life=1.5,
     ping=1.0,
     drain=2.0,
+    settings=0.5,
     watchdog=2.0,
 )

@@ -36,7 +36,11 @@ class Batch:
 
 
 class LogWriter:
-    """Writes while `running`. `on_stop`: a stop is stored; `on_loss`: nothing more may be said."""
+    """Writes while `running`.
+
+    `on_stop`: a stop is stored; `on_loss`: nothing more may be said; `on_rewind`: Redis had lost
+    entries, which are appended again.
+    """
 
     def __init__(
         self,
@@ -47,6 +51,7 @@ class LogWriter:
         on_stop: Callable[[], Awaitable[None]],
         on_renewal: Callable[[], None],
         on_loss: Callable[[Exception], None],
+        on_rewind: Callable[[], None] = lambda: None,
     ) -> None:
         self._run = run
         self._store = store
@@ -54,6 +59,7 @@ class LogWriter:
         self._on_stop = on_stop
         self._on_renewal = on_renewal
         self._on_loss = on_loss
+        self._on_rewind = on_rewind
         self._unanswered: Batch | None = None
 
     @contextlib.asynccontextmanager
@@ -80,7 +86,7 @@ class LogWriter:
             except StoreUnavailable:
                 await asyncio.sleep(STORE_RETRY_SECONDS)
             except LOSSES as error:
-                self._on_loss(error)
+                self._lose(error)
 
     def settle_at(self, sequence_number: int) -> bool:
         """The log ends there: whether that is with an append that had no reply."""
@@ -88,6 +94,22 @@ class LogWriter:
             return False
         self._settle(self._unanswered)
         return True
+
+    def rewind(self, gap: SequenceGap) -> bool:
+        """Take it that what is behind the gap is not stored any more; False if it never was."""
+        run = self._run
+        if gap.sequence_number >= run.num_stored:
+            return False
+        self._unanswered = None
+        run.num_stored = gap.sequence_number
+        run.num_tokens_stored = gap.num_tokens
+        run.changed.set()
+        self._on_rewind()
+        return True
+
+    def _lose(self, error: Exception) -> None:
+        if not isinstance(error, SequenceGap) or not self.rewind(error):
+            self._on_loss(error)
 
     async def _write_forever(self) -> None:
         run = self._run
@@ -107,7 +129,7 @@ class LogWriter:
                 run.changed.set()
                 await asyncio.sleep(STORE_RETRY_SECONDS)
             except LOSSES as error:
-                self._on_loss(error)
+                self._lose(error)
 
     async def _append(self) -> None:
         run = self._run

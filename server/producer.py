@@ -75,6 +75,7 @@ class Producer:
             on_stop=self.stop_as_stored,
             on_renewal=self._show_held,
             on_loss=self._lose,
+            on_rewind=self._tell_rewound,
         )
         self._last_queue_frame = 0.0
         self._last_text_at: float | None = None
@@ -302,6 +303,10 @@ class Producer:
         run.stop(Stop("policy", "store_lost"))
         self._hub.spawn(self._engine.abort(run.response_id))
 
+    def _tell_rewound(self) -> None:
+        logger.warning("redis lost its last writes, which are written again", **self._ids())
+        self._hub.spawn(self._hub.losses.renew(self._run.session_id))
+
     # ---- the end --------------------------------------------------------------------------------
 
     async def finish(self, end: End) -> Finished | None:
@@ -331,7 +336,7 @@ class Producer:
                 run.timeline.note("cancel_at")
                 end = run.end("abort", None, end.engine)
             except SequenceGap as gap:
-                if not self._writer.settle_at(gap.sequence_number):
+                if not self._writer.settle_at(gap.sequence_number) and not self._writer.rewind(gap):
                     self._finish_lost(gap)
                     return None
             except (RunLost, RunEnded, RunGone) as error:
@@ -392,6 +397,8 @@ class Producer:
                 end = End("failed", "store_lost", "released")
             self._speak_again()
             self._publish_done(end, durable=deleted)
+            if not deleted:
+                self._hub.spawn(self._hub.losses.look_at(run.session_id))
         elif isinstance(error, RunLost | RunEnded):
             self._hub.disown(run.response_id)  # what is shown here may be more than was stored
             if run.stopping is not None and not run.stop_is_stored:

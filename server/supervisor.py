@@ -5,6 +5,7 @@ thread that forked it), and nothing else competes for attention. The children ho
 process, so a `kill -9` of it leaves nothing behind.
 """
 
+import asyncio
 import json
 import os
 import secrets
@@ -24,6 +25,7 @@ from typing import IO
 import msgspec
 import structlog
 from rich.console import Console
+from rich.markup import escape
 
 from engine import AsyncEngineArgs, demo_model
 from engine.download import resolve_model
@@ -34,7 +36,8 @@ from server.core_keeper import CoreKeeper
 from server.restarts import MAX_FAILED_STARTS
 from server.worker import EXIT_REFUSED, WorkerConfig
 from sessions.embedded import EmbeddedRedis
-from sessions.errors import EmbeddedRedisError
+from sessions.errors import EmbeddedRedisError, StoreRefused, StoreUnavailable
+from sessions.store import SessionStore
 
 logger = structlog.get_logger("server")
 console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -171,12 +174,22 @@ class Supervisor:
 
     def _start_redis(self) -> str:
         if self._settings.redis_url is not None:
+            self._check_redis(self._settings.redis_url)
             return self._settings.redis_url
         binary = os.environ.get("PARLEY_REDIS_SERVER") or None
         self._redis = EmbeddedRedis(self._data / "redis", binary=binary)
         self._redis.start()
         console.print(f"[dim]·[/] Redis is up, in {self._data / 'redis'}")
         return self._redis.url
+
+    def _check_redis(self, url: str) -> None:
+        """Refuse in one line what every worker would refuse; wait for what is only away."""
+        try:
+            asyncio.run(_verify(url, self._settings.redis_secret))
+        except StoreRefused as error:
+            raise StartError(str(error)) from None
+        except StoreUnavailable as error:
+            console.print(f"[bold yellow]![/] {escape(str(error))}; serving begins when it is back")
 
     def _worker_config(self, redis_url: str, folder: Path) -> WorkerConfig:
         assert self._listener is not None
@@ -185,6 +198,7 @@ class Supervisor:
             replica="",
             listen_fd=self._listener.fileno(),
             redis_url=redis_url,
+            redis_secret=settings.redis_secret,
             engine_address=self._directory.address,
             model_folder=str(folder),
             model_name=self._model_name(),
@@ -250,8 +264,14 @@ class Supervisor:
         url = base_url(self._settings.host, self._port)
         server = {"url": url, "pid": os.getpid()}
         (self._data / "server.json").write_text(json.dumps(server))
-        login = request_login_url(url, self._base_config.token)
         console.print(f"[dim]·[/] model [bold]{self._model_name()}[/] is ready{self._pace_note()}")
+        try:
+            login = request_login_url(url, self._base_config.token)
+        except StartError:
+            if self._redis is not None:
+                raise
+            console.print("\n  [bold yellow]Parley waits for Redis.[/] Then: `parley login`\n")
+            return
         console.print(f"\n  [bold green]Parley is running.[/] Open  [bold]{login}[/]")
         console.print(
             "  [dim]The link works once; `parley login` prints another. Ctrl-C stops.[/]\n"
@@ -403,6 +423,10 @@ def request_login_url(url: str, token: str) -> str:
             return url + str(json.load(answer)["path"])
     except (OSError, ValueError, KeyError) as error:
         raise StartError(f"no login code from {url}: {error}") from None
+
+
+async def _verify(url: str, secret: str | None) -> None:
+    await (await SessionStore.open(url, secret=secret)).close()
 
 
 def _python_path() -> str:

@@ -37,6 +37,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     replica: str
     listen_fd: int
     redis_url: str
+    redis_secret: str | None = None
     engine_address: str
     model_folder: str
     model_name: str
@@ -55,11 +56,13 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 async def run(config: WorkerConfig) -> int:
     """Serve until told to stop. Returns the exit code."""
     commands = await _open_stdin()
+    store = _store(config)
     try:
-        store = await _open_store(config.redis_url, config.intervals.lease, config.limits)
+        await store.verify()
     except StoreRefused as error:
-        print(f"parley: {error}", file=sys.stderr)
-        return EXIT_REFUSED
+        return _refuse(error)
+    except StoreUnavailable as error:  # it may be starting, too: `Health` tries again
+        logger.warning("store unavailable", error=str(error))
     engine = AsyncLLM.connect(
         config.engine_address, model=config.model_folder, served_model_name=config.model_name
     )
@@ -85,7 +88,7 @@ async def run(config: WorkerConfig) -> int:
     server.should_exit = True
     await serving
     engine.shutdown()
-    return 0
+    return 0 if worker.refusal is None else _refuse(worker.refusal)
 
 
 async def _obey(
@@ -114,19 +117,19 @@ async def _open_stdin() -> AsyncIterator[bytes]:
     return reader
 
 
-async def _open_store(url: str, lease_seconds: float, limits: Limits) -> SessionStore:
-    """Wait for Redis as long as it takes: it may be starting, too."""
-    while True:
-        try:
-            return await SessionStore.open(
-                url,
-                lease_seconds=lease_seconds,
-                idle_seconds=limits.session_idle_seconds,
-                quotas=limits.quotas,
-            )
-        except StoreUnavailable as error:
-            logger.warning("store unavailable", error=str(error))
-            await asyncio.sleep(STORE_RETRY_SECONDS)
+def _store(config: WorkerConfig) -> SessionStore:
+    return SessionStore.connect(
+        config.redis_url,
+        secret=config.redis_secret,
+        lease_seconds=config.intervals.lease,
+        idle_seconds=config.limits.session_idle_seconds,
+        quotas=config.limits.quotas,
+    )
+
+
+def _refuse(error: StoreRefused) -> int:
+    print(f"parley: {error}", file=sys.stderr)
+    return EXIT_REFUSED
 
 
 def _app_config(config: WorkerConfig) -> AppConfig:

@@ -119,7 +119,7 @@ def raise_run_error(reply: Sequence[Any]) -> NoReturn:
                 fence,
             )
         case b"gap":
-            raise SequenceGap(rest[0])
+            raise SequenceGap(rest[0], num_tokens=rest[-1])
         case b"cancelled":
             raise CancelPending(optional_number(rest[0]), rest[1].decode(), rest[2].decode())
         case _:

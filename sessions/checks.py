@@ -17,6 +17,7 @@ from sessions.client import RedisClient
 from sessions.errors import StoreRefused, StoreUnavailable
 from sessions.keys import SCHEMA, Keys
 from sessions.link import first_line, is_authentication_error
+from sessions.records import StoreFault
 from sessions.rights import missing_rights
 
 logger = logging.getLogger("parley.sessions")
@@ -52,16 +53,18 @@ async def check_redis(client: RedisClient, keys: Keys, *, secret: str | None = N
         raise StoreRefused(f"Redis refused a command we need: {first_line(error)}") from error
 
 
-async def find_faults(client: RedisClient) -> list[str]:
-    """What an operator must mend although everything works so far, one short line each."""
+async def find_faults(client: RedisClient) -> list[StoreFault]:
+    """What an operator must mend although everything works so far."""
     faults = []
     for info in await _infos(client):
         policy = info.get("maxmemory_policy", "noeviction")
         if policy != "noeviction":
-            faults.append(f"maxmemory-policy is {policy} and must be noeviction")
+            text = f"maxmemory-policy is {policy} and must be noeviction"
+            faults.append(StoreFault(text, loses_data=True))
         limit, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
         if limit and used > FULL_AT * limit:
-            faults.append(f"memory is {100 * used // limit} % full")
+            tenths = 10 * used // limit  # a figure that changed each time would fill the log
+            faults.append(StoreFault(f"redis memory is over {tenths}0 % full"))
     return list(dict.fromkeys(faults))
 
 

@@ -17,6 +17,7 @@ from redis.asyncio.connection import AbstractConnection
 
 from sessions.address import RedisAddress
 from sessions.cluster import Cluster, slot_of
+from sessions.errors import StoreUnavailable
 from sessions.link import Argument as Argument
 from sessions.link import Call, Link, Scripts
 from sessions.link import Command as Command
@@ -44,6 +45,7 @@ class RedisClient:
     def __init__(self, url: str, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self.url = url
         self.address = RedisAddress.parse(url)
+        self.is_trusted = True  # while False, every call raises `StoreUnavailable`
         self._timeout_seconds = timeout_seconds
         self._scripts = Scripts()
         self._link = Link(self.open_connection, self._scripts, timeout_seconds)
@@ -64,6 +66,7 @@ class RedisClient:
 
     async def open_connection(self, protocol: int = 3) -> AbstractConnection:
         """A connected connection of its own, to the primary or to any of the cluster's."""
+        self._check_trust()
         if self._cluster is not None:
             return await self._cluster.connect(protocol=protocol)
         if self.address.kind == "sentinel":
@@ -113,6 +116,7 @@ class RedisClient:
         """Send one command to every primary; raises the first error after all ended."""
         if self._cluster is None:
             return [await self.call(*command)]
+        self._check_trust()
         calls = []
         for node in await self._cluster.ready():
             calls.append(Call(command))
@@ -149,7 +153,12 @@ class RedisClient:
         if self._cluster is not None:
             await self._cluster.close()
 
+    def _check_trust(self) -> None:
+        if not self.is_trusted:
+            raise StoreUnavailable("Redis was not checked yet")
+
     def _enqueue(self, command: Command | ScriptRun) -> asyncio.Future[Any]:
+        self._check_trust()
         name = command.name if isinstance(command, ScriptRun) else ""
         call = Call(_words(command), name)
         if self._cluster is not None:

@@ -222,6 +222,26 @@ class Conversations(UserSessions):
         )
         return DeletedSession(reply[2], response_ids)
 
+    async def renew_epoch(self, session_id: str, epoch: str) -> None:
+        """Number the session's events anew: Redis went back in time behind this epoch.
+
+        Clients with a position under the old epoch are told that it is worth nothing. No-op under
+        another epoch, since that is what somebody else has done. Raises `SessionNotFound`.
+        """
+        check_session_id(session_id)
+        reply = await self.client.script(
+            "renew_epoch",
+            self._session_keys(session_id, "m"),
+            (*self._publish_to(session_id), epoch, secrets.token_urlsafe(6)),
+        )
+        if reply[0] != b"ok":
+            raise SessionNotFound
+
+    async def was_deleted(self, session_id: str) -> bool:
+        """Whether somebody deleted the session within the last hour, as far as Redis knows."""
+        check_session_id(session_id)
+        return bool(await self.client.call("EXISTS", self.keys.session(session_id, "x")))
+
     async def path(
         self,
         uid: str | None,

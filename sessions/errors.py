@@ -170,12 +170,13 @@ class SequenceGap(RunError):
 
     A smaller number than the caller thinks means that Redis went back in time; a larger one that
     stops short of the caller's last means that a shorter first try was applied. A repeat that was
-    applied whole raises nothing.
+    applied whole raises nothing. `num_tokens` token ids are stored with that log.
     """
 
-    def __init__(self, sequence_number: int) -> None:
+    def __init__(self, sequence_number: int, num_tokens: int = 0) -> None:
         super().__init__(f"the log ends at {sequence_number}")
         self.sequence_number = sequence_number
+        self.num_tokens = num_tokens
 
 
 class CancelPending(RunError):

@@ -154,7 +154,7 @@ class LiveFeed:
                     self._resync()
                 is_first = False
                 await self._follow(connection)
-            except (OSError, exceptions.RedisError) as error:
+            except (OSError, exceptions.RedisError, StoreUnavailable) as error:
                 logger.info("live feed broken", extra={"error": type(error).__name__})
             finally:
                 await self._disconnect()

@@ -449,6 +449,14 @@ class Allowed:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreFault:
+    """What is wrong with Redis, in one line for an operator; `loses_data`: any moment now."""
+
+    text: str
+    loses_data: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Limited:
     """Over the rate limit; nothing was taken."""
 

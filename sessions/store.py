@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 import orjson
 
@@ -22,9 +22,21 @@ from sessions.client import RedisClient
 from sessions.copies import Copies
 from sessions.keys import PROBE_MS, RATE_MS, Keys
 from sessions.quotas import Quotas
-from sessions.records import Allowed, Limited
+from sessions.records import Allowed, Limited, StoreFault
 from sessions.responses import Responses
 from sessions.shares import Shares
+
+
+class StoreOptions(TypedDict, total=False):
+    """What `SessionStore.connect` takes."""
+
+    prefix: str
+    secret: str | None
+    lease_seconds: float
+    keep_seconds: float
+    idempotency_seconds: float
+    idle_seconds: float
+    quotas: Quotas | None
 
 
 class SessionStore(Copies, Responses, Shares, Audience):
@@ -34,9 +46,10 @@ class SessionStore(Copies, Responses, Shares, Audience):
     """
 
     _identity = ""  # of the data that Redis had when we last looked; empty until it told
+    _secret: str | None = None
 
     @classmethod
-    async def open(
+    def connect(
         cls,
         url: str,
         *,
@@ -48,19 +61,14 @@ class SessionStore(Copies, Responses, Shares, Audience):
         idle_seconds: float = 0.0,
         quotas: Quotas | None = None,
     ) -> Self:
-        """Connect and check that this Redis can keep our promises.
+        """A store that raises `StoreUnavailable` whatever it is asked, until `verify` returned.
 
-        Servers on one Redis must give the same `secret`, if any. Raises `StoreUnavailable` when
-        nothing answers, `ValueError` for a malformed url, and `StoreRefused`, with one line for the
-        operator, when what answers would lose data or lacks a command.
+        Servers on one Redis must give the same `secret`, if any. Raises `ValueError` for a
+        malformed url or prefix.
         """
+        keys = Keys(prefix)
         client = RedisClient(url)
-        try:
-            keys = Keys(prefix)
-            identity = await check_redis(client, keys, secret=secret)
-        except BaseException:
-            await client.close()
-            raise
+        client.is_trusted = False
         store = cls(
             client,
             keys,
@@ -70,8 +78,37 @@ class SessionStore(Copies, Responses, Shares, Audience):
             idle_seconds=idle_seconds,
             quotas=quotas,
         )
-        store._identity = identity
+        store._secret = secret
         return store
+
+    @classmethod
+    async def open(cls, url: str, **options: Unpack[StoreOptions]) -> Self:
+        """A store on a Redis that was checked; see `connect` and `verify` for what they raise."""
+        store = cls.connect(url, **options)
+        try:
+            await store.verify()
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether this Redis was checked."""
+        return self.client.is_trusted
+
+    async def verify(self) -> None:
+        """Check that this Redis can keep our promises, and use it from now on.
+
+        Raises `StoreUnavailable` when nothing answers, and `StoreRefused`, with one line for the
+        operator, when what answers would lose data or lacks a command.
+        """
+        client = RedisClient(self.client.url)
+        try:
+            self._identity = await check_redis(client, self.keys, secret=self._secret)
+        finally:
+            await client.close()
+        self.client.is_trusted = True
 
     async def close(self) -> None:
         """Fail what is still waiting and close the connection. May be called twice."""
@@ -95,8 +132,8 @@ class SessionStore(Copies, Responses, Shares, Audience):
         keys = await self.client.key_for_each_primary(f"{self.keys.prefix}sys:probe")
         await self.client.calls(*(("SET", key, "", "PX", PROBE_MS) for key in keys))
 
-    async def find_faults(self) -> list[str]:
-        """What an operator must mend although everything works so far, one short line each."""
+    async def find_faults(self) -> list[StoreFault]:
+        """What an operator must mend although everything works so far."""
         return await find_faults(self.client)
 
     # ---- messages between workers, limits --------------------------------------------------------

@@ -205,12 +205,12 @@ def _info(server: Server) -> bytes:
     return reply
 
 
-def wait_for(condition: Callable[[], object]) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = SETTLE_SECONDS) -> None:
     """Return when it is true; what other processes do has no event to wait for."""
-    deadline = time.monotonic() + SETTLE_SECONDS
+    deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise AssertionError("the servers did not settle")
+            raise AssertionError(f"not within {seconds:g} s")
         time.sleep(0.02)
 
 

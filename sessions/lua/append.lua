@@ -4,7 +4,7 @@
 -- ARGV 1 pub 2 live 3 rid 4 fence 5 first 6 lease_ms 7 new status or '' 8 token bytes 9 text_length or ''
 --      10 number of field arguments 11.. field pairs, then entries
 -- ok cancel lease_until | lost fence owner | ended status reason sequence_number engine text_length fence
--- gap sequence_number cancel lease_until | gone
+-- gap sequence_number cancel lease_until num_tokens | gone
 local r = redis.call('HMGET', KEYS[1], 'fence', 'status', 'sequence_number', 'cancel', 'owner', 'reason', 'engine',
   'text_length', 'lease_until', 'num_tokens')
 if not r[1] then return {'gone'} end
@@ -15,7 +15,9 @@ end
 local num_fields = tonumber(ARGV[10])
 local first, start = tonumber(ARGV[5]), 11 + num_fields
 local count = #ARGV - start + 1
-if count > 0 and first ~= r[3] + 1 then return {'gap', tonumber(r[3]), tonumber(r[4]), tonumber(r[9])} end
+if count > 0 and first ~= r[3] + 1 then
+  return {'gap', tonumber(r[3]), tonumber(r[4]), tonumber(r[9]), tonumber(r[10])}
+end
 
 local now = now_ms()
 local lease_until = now + ARGV[6]

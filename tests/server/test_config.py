@@ -188,6 +188,6 @@ def test_help_lists_every_setting_with_its_name_in_the_environment(
     monkeypatch.setenv("COLUMNS", "400")
     result = CliRunner().invoke(app, ["serve", "--help"])
     assert result.exit_code == 0
-    for name in Settings.model_fields.keys() - {"testing", "token", "admin_token"}:
+    for name in Settings.model_fields.keys() - {"testing", "token", "admin_token", "redis_secret"}:
         assert f"--{name.replace('_', '-')}" in result.output
         assert f"PARLEY_{name.upper()}" in result.output

@@ -11,6 +11,7 @@ from sessions.checks import _check_info
 from sessions.client import RedisClient
 from sessions.embedded import EmbeddedRedis
 from sessions.errors import StoreRefused, StoreUnavailable
+from sessions.records import StoreFault
 from sessions.store import SessionStore
 
 
@@ -36,6 +37,16 @@ async def test_a_denied_command_is_named(own_redis: EmbeddedRedis) -> None:
     await command(own_redis, *"ACL SETUSER poor on >pw ~* &* +@all -xadd -lpop".split())
     with pytest.raises(StoreRefused, match=r"denies our user LPOP, XADD$"):
         await SessionStore.open(as_user(own_redis, "poor"))
+
+
+async def test_until_it_was_verified_a_store_refuses_every_call(own_redis: EmbeddedRedis) -> None:
+    store = SessionStore.connect(own_redis.url)
+    for call in (store.ping(), store.sessions("alice"), store.client.open_connection()):
+        with pytest.raises(StoreUnavailable):
+            await call
+    await store.verify()
+    assert store.is_verified and await store.ping()
+    await store.close()
 
 
 async def test_denied_scripts_are_refused(own_redis: EmbeddedRedis) -> None:
@@ -84,8 +95,9 @@ async def test_faults_are_found_while_it_runs(own_redis: EmbeddedRedis) -> None:
     used = int(next(line for line in await memory(own_redis) if "used_memory:" in line)[12:])
     await command(own_redis, "CONFIG", "SET", "maxmemory", str(used * 10 // 9))
     policy, full = await store.find_faults()
-    assert policy == "maxmemory-policy is allkeys-lru and must be noeviction"
-    assert re.fullmatch(r"memory is (8\d|9\d|10\d) % full", full)
+    wrong = StoreFault("maxmemory-policy is allkeys-lru and must be noeviction", loses_data=True)
+    assert policy == wrong
+    assert re.fullmatch(r"redis memory is over (8|9|10)0 % full", full.text) and not full.loses_data
     await store.close()
 
 
