@@ -124,7 +124,7 @@ class Settings(BaseSettings):
     max_sessions_per_user: int = Field(10_000, ge=0, description="0 = unlimited.")
     max_messages_per_session: int = Field(20_000, ge=0, description="0 = unlimited.")
     max_bytes_per_session: int = Field(
-        16 * 1024 * 1024, ge=0, description="Of its messages as they are stored; 0 = unlimited."
+        16 * 1024 * 1024, ge=0, description="Of its messages; 0 = unlimited."
     )
     session_idle_days: float = Field(
         0.0, ge=0, le=3650, description="Sessions unused for so long are deleted; 0 keeps them."

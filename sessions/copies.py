@@ -31,7 +31,7 @@ from sessions.records import (
     new_message_id,
     new_session_id,
 )
-from sessions.stored import decode_body, encode_body
+from sessions.stored import decode_body, encode_body, size_of_body
 from sessions.tree import parents_of, path_to
 
 PART_MESSAGES: Final = 200
@@ -181,7 +181,7 @@ class Copies(Conversations):
         num_bytes = place = 0
         most = self._quotas.bytes_per_session
         for part in _parts(draft.messages):
-            num_bytes += sum(len(body) for _, body in part)
+            num_bytes += sum(size_of_body(body) for _, body in part)
             if most and num_bytes > most:
                 raise QuotaExceeded("bytes in a session", most)
             await self._write_part(session_id, place, part, draft.token_ids)

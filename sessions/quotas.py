@@ -15,5 +15,5 @@ class Quotas:
 
     sessions_per_user: int = 10_000
     messages_per_session: int = 20_000
-    bytes_per_session: int = 16 * 1024 * 1024  # of messages as they are stored
+    bytes_per_session: int = 16 * 1024 * 1024  # of its messages, before they are compressed
     tokens_per_day: int = 0  # of prompts and answers, by user

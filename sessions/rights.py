@@ -38,7 +38,6 @@ TRIALS: Final[tuple[Command, ...]] = (
     ("HGETALL", "K"),
     ("HEXISTS", "K", "f"),
     ("HINCRBY", "K", "f", 1),
-    ("HSTRLEN", "K", "f"),
     ("HDEL", "K", "f"),
     ("RPUSH", "K", "x"),
     ("LLEN", "K"),

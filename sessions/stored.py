@@ -1,7 +1,7 @@
 """How records look in Redis: hashes to `Session` and `RunRecord`, bodies, token ids, payloads.
 
-Bodies over 2 KiB are compressed; their first byte tells (`{` is JSON, `z` is zlib). Everything here
-is a pure function.
+Bodies over 2 KiB are compressed; the first byte tells: `{` is JSON, `z` its length in four bytes and
+zlib. Everything here is a pure function.
 """
 
 from __future__ import annotations
@@ -127,12 +127,19 @@ def decode_run(response_id: str, stored: Mapping[bytes, bytes]) -> RunRecord | N
 def encode_body(message: Message) -> bytes:
     """A message as it is stored."""
     body = orjson.dumps(replace(message, sibling_ids=()).wire())
-    return b"z" + zlib.compress(body, 1) if len(body) > MAX_PLAIN_BYTES else body
+    if len(body) <= MAX_PLAIN_BYTES:
+        return body
+    return b"z" + len(body).to_bytes(4, "big") + zlib.compress(body, 1)
 
 
 def decode_body(body: bytes) -> Message:
     """The message of a stored body."""
-    return Message.from_wire(orjson.loads(zlib.decompress(body[1:]) if body[:1] == b"z" else body))
+    return Message.from_wire(orjson.loads(zlib.decompress(body[5:]) if body[:1] == b"z" else body))
+
+
+def size_of_body(body: bytes) -> int:
+    """How long a stored body is when it is not compressed; what quotas count."""
+    return int.from_bytes(body[1:5], "big") if body[:1] == b"z" else len(body)
 
 
 def encode_token_ids(token_ids: Iterable[int]) -> bytes:

@@ -36,7 +36,7 @@ local given = ARGV[11] == 'given'
 if given and ARGV[10] ~= '' and redis.call('HEXISTS', KEYS[2], ARGV[10]) == 0 then return {'parent_not_found'} end
 local num_new = (ARGV[12] ~= '' and 1 or 0) + (ARGV[22] == '' and 1 or 0)
 if ARGV[23] ~= '0' and m[8] + num_new > tonumber(ARGV[23]) then return {'quota', 'messages'} end
-if ARGV[24] ~= '0' and (m[9] or 0) + #ARGV[13] > tonumber(ARGV[24]) then return {'quota', 'bytes'} end
+if ARGV[24] ~= '0' and (m[9] or 0) + size_of(ARGV[13]) > tonumber(ARGV[24]) then return {'quota', 'bytes'} end
 local busy = m[3] ~= ''
 if busy then
   if ARGV[6] ~= 'queue' then return {'busy', m[3]} end

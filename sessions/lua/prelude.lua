@@ -42,9 +42,15 @@ local function let_go(idle_ms, keys)
   for place, key in ipairs(keys) do redis.call('PEXPIRE', key, idle_ms + (place > 1 and 1000 or 0)) end
 end
 
+-- How long a message's body is when it is not compressed: `z`, four bytes of length, zlib.
+local function size_of(body)
+  if not body then return 0 end
+  if string.sub(body, 1, 1) ~= 'z' then return #body end
+  return struct.unpack('>I4', body, 2)
+end
+
 -- Stores a message and counts its bytes in the session; true if it is new.
 local function put_message(m, msg, id, body)
-  local before = redis.call('HSTRLEN', msg, id)
-  redis.call('HINCRBY', m, 'bytes', #body - before)
+  redis.call('HINCRBY', m, 'bytes', size_of(body) - size_of(redis.call('HGET', msg, id)))
   return redis.call('HSET', msg, id, body) == 1
 end

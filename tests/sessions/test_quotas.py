@@ -14,6 +14,7 @@ from sessions.keys import INDEX_GRACE_MS
 from sessions.quotas import Quotas
 from sessions.records import new_response_id, new_session_id
 from sessions.store import SessionStore
+from sessions.stored import size_of_body
 from tests.sessions.chat import Chat
 
 QUOTAS = Quotas(
@@ -76,20 +77,20 @@ async def test_messages_over_the_quota_are_refused_and_nothing_is_stored(
 async def test_bytes_over_the_quota_are_refused(small_store: SessionStore) -> None:
     chat = await Chat.create(small_store)
     with pytest.raises(QuotaExceeded) as caught:
-        await chat.begin(secrets.token_hex(12_000))
+        await chat.begin("a" * 12_000)
     assert (caught.value.what, caught.value.limit) == ("bytes in a session", 8000)
     assert (await small_store.session("alice", chat.session_id)).message_count == 0
     await chat.begin("short")
 
 
-async def test_bytes_are_those_of_the_bodies_that_are_stored(store: SessionStore) -> None:
+async def test_bytes_are_those_of_the_bodies_before_compression(store: SessionStore) -> None:
     chat = await Chat.create(store)
     begun = await chat.begin("hello " * 1000)
     message = replace(chat.messages[begun.response_id], text="whole " * 2000, text_length=12_000)
     await chat.finish(begun.response_id, 2, message=message)
     stored = await store.client.call("HVALS", store.keys.session(chat.session_id, "msg"))
     counted = await store.client.call("HGET", store.keys.session(chat.session_id, "m"), "bytes")
-    assert int(counted) == sum(len(body) for body in stored)
+    assert int(counted) == sum(size_of_body(body) for body in stored) > 18_000
 
 
 async def test_tokens_are_counted_when_a_response_ends(small_store: SessionStore) -> None:
