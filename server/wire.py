@@ -6,6 +6,7 @@ come before it is answered, a close frame that must arrive, a jammed socket that
 
 import asyncio
 import contextlib
+import re
 import socket
 from collections.abc import Generator, Iterator, Sequence
 from http import HTTPStatus
@@ -37,6 +38,8 @@ HEAD_SECONDS = 10.0  # for the whole head of a request
 WRITE_SECONDS = 30.0  # a client that reads hardly anything of its answer is cut
 MESSAGE_SECONDS = 30.0  # from the first byte of a websocket message to its last
 IDLE_FRAMES_PER_S = 50  # pings, pongs and empty fragments of one websocket; burst twice that
+FOLD = re.compile(rb"\n[ \t]")  # obsolete since RFC 7230, and read differently by many proxies
+END_OF_HEAD = re.compile(rb"\n\r?\n")
 BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 REQUEST_TIMEOUT = BAD_REQUEST.replace(b"400 Bad Request", b"408 Request Timeout")
 
@@ -65,6 +68,9 @@ class HttpProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:
+            return
+        if self.conn.their_state is h11.IDLE and self._is_folded(data):
+            self._refuse(BAD_REQUEST)
             return
         super().data_received(data)
         self._let_linger()
@@ -111,6 +117,10 @@ class HttpProtocol(H11Protocol):
     @property
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    def _is_folded(self, data: bytes) -> bool:
+        """Whether a header goes on in a second line, which h11 would join to the first."""
+        return FOLD.search(END_OF_HEAD.split(self.conn.trailing_data[0] + data, 1)[0]) is not None
 
     def _let_linger(self) -> None:
         if self.cycle is not None and self.cycle.transport is self.transport:

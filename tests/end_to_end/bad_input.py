@@ -203,6 +203,45 @@ def bad_keys() -> Iterator[BadFrame]:
             yield BadFrame("B33", _frame(kind, **fields, idempotency_key=key), "invalid_field")
 
 
+def _bad_positions() -> Iterator[BadFrame]:
+    """B32: places in a log that no log has; what is beyond every integer is no JSON."""
+    response, session = "resp_" + "A" * 33, "$session"
+    good = {"response_id": response, "fence": 1, "after_sequence_number": 0}
+    after = {"epoch": "e", "offset": 1}
+    values: tuple[Any, ...] = (-1, "5", 1.0, None, True, 10**18)
+    for bad in values:
+        code = "invalid_json" if bad == 10**18 else "invalid_field"
+        for field in ("fence", "after_sequence_number"):
+            position = {**good, field: bad}
+            yield BadFrame("B32", _frame("response.resume", **position), code)
+            listed = _frame("session.subscribe", session_id=session, responses=[position])
+            yield BadFrame("B32", listed, code)
+        late = _frame("session.subscribe", session_id=session, after={**after, "offset": bad})
+        yield BadFrame("B32", late, code)
+        if bad is not None:  # as if it were not there
+            seen = _frame("stop", response_id=response, seen_sequence_number=bad)
+            yield BadFrame("B32", seen, code)
+    for limit in (0, -1, 201, "5"):
+        text = _frame("session.subscribe", session_id=session, limit=limit)
+        yield BadFrame("B32", text, "invalid_field", "limit")
+
+
+def _rights() -> Iterator[BadFrame]:
+    """B34: what needs a role that the sender has not."""
+    observed = _frame("session.subscribe", session_id="$session", observe=True)
+    yield BadFrame("B34", observed, "forbidden", "observe")
+    for priority in (1, -1):
+        yield BadFrame("B34", _create(priority=priority), "forbidden", "priority")
+
+
+def _bad_titles() -> Iterator[BadFrame]:
+    for title in ("x" * 201, "x" * 200_000, 7, ["x"]):
+        update = _frame("session.update", session_id="$session", title=title)
+        yield BadFrame("B38", update, "invalid_field", "title")
+        create = _frame("session.create", idempotency_key="bad-title", title=title)
+        yield BadFrame("B38", create, "invalid_field", "title")
+
+
 FRAMES = (
     *_invalid_json(),
     *_unknown_types(),
@@ -210,6 +249,9 @@ FRAMES = (
     *_bad_inputs(),
     *_bad_settings(),
     *bad_keys(),
+    *_bad_positions(),
+    *_rights(),
+    *_bad_titles(),
 )
 
 BINARY_FRAMES = (b'{"type":"ping","t":1}', b"\x00\xff garbage", b"")  # B10
@@ -263,7 +305,15 @@ BYTES = (
         frame(TEXT, b" " * 200_000, fin=False) + frame(CONTINUATION, b" " * 100_000),
         (1009,),
     ),
+    BadBytes(
+        "B12",
+        "empty fragments",
+        frame(TEXT, fin=False) + frame(CONTINUATION, fin=False) * 1_000_000,
+        (4429,),
+    ),
     BadBytes("B13", "deflate bomb", frame(TEXT, b"\xec\xc1\x01" + bytes(40_000), rsv=4), (1002,)),
+    BadBytes("B14", "pings", frame(PING, b"x" * 125) * 10_000, (4429,)),
+    BadBytes("B14", "pongs", frame(PONG, b"x" * 125) * 10_000, (4429,)),
     BadBytes(
         "B15", "close in a message", frame(TEXT, b"{", fin=False) + close_frame(1000), (1002,)
     ),
@@ -274,6 +324,9 @@ BYTES = (
 # Behind these the same connection goes on.
 HARMLESS_BYTES = (
     ("B11", frame(TEXT, b'{"type":"ping","t":5}'.ljust(MAX_MESSAGE_BYTES))),
+    ("B12", frame(TEXT, b"", fin=False) + b"".join(
+        frame(CONTINUATION, bytes([byte]), fin=False)
+        for byte in b'{"type":"ping","t":5}'.ljust(100_000)) + frame(CONTINUATION)),
     ("B9", frame(TEXT, '{"type":"ping","t":5,"x":"€'.encode()[:-1], fin=False)
         + frame(CONTINUATION, "€".encode()[-1:] + b'"}')),
     ("B8", frame(TEXT, b'{"type":"pi', fin=False) + frame(PING, b"x" * 125)
@@ -308,6 +361,17 @@ HANDSHAKES = (
     BadHandshake("B5", "20 KB header", {"X-Long": "x" * 20_000}, (400, 431)),
     BadHandshake("B5", "120 headers", {"X-Many": ["x"] * 120}, (400, 431)),
     BadHandshake("B5", "1,000 headers", {"X-Many": ["x"] * 1000}, (400, 431)),
+    BadHandshake("B5", "64 KB header", {"X-Long": "x" * 64_000}, (400, 431)),
+    BadHandshake("B5", "10 MB header", {"X-Long": "x" * 10_000_000}, (400, 431)),
+    BadHandshake("B5", "20,000 headers", {"X-Many": ["x"] * 20_000}, (400, 431)),
+    BadHandshake("B5", "1,000 cookies", {"Cookie": ["a=b"] * 1000}, (400, 431)),
+    BadHandshake("B5", "1 MB token", {"Authorization": "Bearer " + "x" * 2**20}, (400, 431)),
+    BadHandshake("B5", "NUL", {"X-Bad": "a\0b"}, (400,)),
+    BadHandshake("B5", "lone CR", {"X-Bad": "a\rb"}, (400,)),
+    BadHandshake("B5", "lone LF", {"X-Bad": "a\nb"}, (400,)),
+    BadHandshake("B5", "folded header", {"X-Bad": "a\r\n b"}, (400,)),
+    BadHandshake("B5", "two lengths", {"Content-Length": ["0", "5"]}, (400,)),
+    BadHandshake("B5", "two ends", {"Content-Length": "0", "Transfer-Encoding": "chunked"}, (400,)),
     BadHandshake("B7", "foreign host", {"Host": "evil.example"}, (421,)),
     BadHandshake("B7", "our name inside", {"Host": "localhost.evil.example"}, (421,)),
     BadHandshake("B7", "no host", {"Host": None}, (400, 421)),

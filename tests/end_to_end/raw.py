@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from tests.end_to_end.harness import ROOT
 
-ANSWER_SECONDS = 10.0
+ANSWER_SECONDS = 12.0
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 LOST = 1006  # what a browser reports when no close frame came
 NO_STATUS = 1005
@@ -182,11 +182,11 @@ class RawSocket:
             if opcode == TEXT and (body := json.loads(payload))["type"] in kinds:
                 return dict(body)
 
-    async def closed(self) -> tuple[int, str]:
+    async def closed(self, seconds: float = ANSWER_SECONDS) -> tuple[int, str]:
         """Code and reason of the server's close frame; `LOST` when there is none."""
         try:
             while True:
-                opcode, payload = await self._read_frame()
+                opcode, payload = await self._read_frame(seconds)
                 if opcode == CLOSE:
                     code = struct.unpack("!H", payload[:2])[0] if payload else NO_STATUS
                     return code, payload[2:].decode()
@@ -200,8 +200,8 @@ class RawSocket:
                 while await self._reader.read(65536):
                     pass
 
-    async def _read_frame(self) -> tuple[int, bytes]:
-        async with asyncio.timeout(ANSWER_SECONDS):
+    async def _read_frame(self, seconds: float = ANSWER_SECONDS) -> tuple[int, bytes]:
+        async with asyncio.timeout(seconds):
             first, size = await self._reader.readexactly(2)
             if size == 126:
                 (size,) = struct.unpack("!H", await self._reader.readexactly(2))

@@ -11,6 +11,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from tests.tiny_model import build_oracle_model
 
 MAX_POSITIONS = 512
+CONTROL_TOKENS = ["<|im_start|>", "<|im_end|>"]  # behind one of these comes another text
 # Astral characters, joiners, flags, variation selectors, combining marks, and plain text between.
 SPELLED = "".join(
     f"{person}\u200d{thing} {flag} e\u0301{number} Ž{sign}\ufe0f\n"
@@ -23,10 +24,11 @@ SPELLED = "".join(
 def build_spelling_model(folder: Path) -> tuple[Path, int]:
     """The folder, and how many tokens the whole text has."""
     pieces = _pieces(SPELLED)
-    build_oracle_model(folder, vocab=len(pieces) + 1, max_positions=MAX_POSITIONS)
+    vocab = 1 + len(pieces) + len(CONTROL_TOKENS)
+    build_oracle_model(folder, vocab=vocab, max_positions=MAX_POSITIONS)
     vocabulary = {"<unk>": 0} | {piece: number for number, piece in enumerate(pieces, 1)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.add_special_tokens(["<unk>"])
+    tokenizer.add_special_tokens(["<unk>", *CONTROL_TOKENS])
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -177,6 +177,16 @@ async def test_b5_so_can_one_with_a_head_that_is_too_long(target: Target, size: 
     assert answer.startswith(b"HTTP/1.1 400 ")
 
 
+async def test_b5_a_header_of_two_lines_is_refused_and_a_body_may_look_like_one(
+    target: Target,
+) -> None:
+    async with RawSocket(target) as socket:
+        assert (await socket.ask(b"GET / HTTP/1.1\r\nHost: x\r\nX: a\r\n b\r\n\r\n")).status == 400
+    async with RawSocket(target) as socket:
+        body = request(target, "POST", headers=[("Content-Length", "9")], body=b"a\r\n b\n\tc")
+        assert (await socket.ask(body)).status == 200
+
+
 # ---- websockets ---------------------------------------------------------------------------------
 
 EMPTY_PARTS = frame(TEXT, b"", fin=False) + frame(CONTINUATION, b"", fin=False) * (BURST - 1)
