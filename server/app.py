@@ -42,6 +42,7 @@ from server.operations import Doors
 from server.peers import Figures, Peers
 from server.rest import routes
 from server.rest_pages import Static
+from server.run import StoredStop
 from server.runs import Runs
 from server.sampling import ModelDefaults
 from server.services import Services
@@ -225,7 +226,7 @@ class Worker:
         """Carry out a command of another worker, or of the supervisor."""
         match command:
             case {"type": "cancel", "response_id": str(response_id)}:
-                await self.runs.stop_as_stored(response_id)
+                await self.runs.stop_as_stored(response_id, StoredStop.told(command))
             case {"type": "promote", "response_id": str(response_id)}:
                 self.runs.promote(response_id)
             case {"type": "deleted", "session_id": str(session_id)}:

@@ -25,7 +25,14 @@ from server.log_writer import STORE_RETRY_SECONDS, LogWriter
 from server.logprobs import token_logprobs
 from server.metrics import Metrics
 from server.queue_estimate import QueueEstimate
-from server.run import STATUS_TO_MESSAGE_STATUS, End, Run, Stop
+from server.run import (
+    STATUS_TO_MESSAGE_STATUS,
+    End,
+    Run,
+    Stop,
+    StoredStop,
+    cancel_command,
+)
 from sessions.errors import (
     CancelPending,
     ResponseNotFound,
@@ -281,16 +288,21 @@ class Producer:
         except TimeoutError:
             pass
 
-    async def stop_as_stored(self) -> None:
-        """A stop reached the store through another worker: the owner hears of it here."""
+    async def stop_as_stored(self, told: StoredStop | None = None) -> None:
+        """A stop reached the store through another worker: the owner hears of it here.
+
+        Who tells of it may have `told` everything; otherwise the store is asked.
+        """
         run = self._run
-        try:
-            record = await self._store.run(None, run.response_id)
-        except (StoreUnavailable, ResponseNotFound):
-            return  # the next append says so again
-        stop = Stop(record.cancel_by, record.cancel_reason, record.seen_sequence_number)
-        if run.stop(stop):
-            run.timeline.note("cancel_at", record.cancel_at)
+        if told is None:
+            try:
+                record = await self._store.run(None, run.response_id)
+            except (StoreUnavailable, ResponseNotFound):
+                return  # the next append says so again
+            stop = Stop(record.cancel_by, record.cancel_reason, record.seen_sequence_number)
+            told = StoredStop(stop, record.cancel_at)
+        if run.stop(told.stop):
+            run.timeline.note("cancel_at", told.at_ms)
             run.mark_stop_stored()
             await self._engine.abort(run.response_id)
 
@@ -414,8 +426,7 @@ class Producer:
             asked = await self._store.request_cancel(
                 None, response_id, by=stop.by, reason=stop.reason, seen=stop.seen
             )
-            command = {"type": "cancel", "response_id": response_id}
-            await self._store.publish_control(asked.owner, command)
+            await self._store.publish_control(asked.owner, cancel_command(response_id))
 
     def _message(self, end: End) -> Message:
         run = self._run

@@ -49,6 +49,30 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredStop:
+    """The stop that an answer's run hash holds, since `at_ms` by Redis' clock."""
+
+    stop: Stop
+    at_ms: int | None
+
+    @classmethod
+    def told(cls, command: dict[str, Any]) -> "StoredStop | None":
+        """What a `cancel_command` says of it."""
+        if (stop := command.get("stop")) is None:
+            return None
+        return cls(Stop(stop["by"], stop["reason"], stop["seen"]), stop["at_ms"])
+
+
+def cancel_command(response_id: str, stored: StoredStop | None = None) -> dict[str, Any]:
+    """Tells an owner of a stop; without `stored` it must ask the store which one."""
+    command: dict[str, Any] = {"type": "cancel", "response_id": response_id}
+    if stored is not None:
+        by, reason, seen = stored.stop.by, stored.stop.reason, stored.stop.seen
+        command["stop"] = {"by": by, "reason": reason, "seen": seen, "at_ms": stored.at_ms}
+    return command
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """How the answer ended, before the store has confirmed it."""
 

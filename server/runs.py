@@ -21,7 +21,7 @@ from server.metrics import Metrics
 from server.producer import Producer
 from server.prompts import Prompt, PromptBuilder
 from server.queue_estimate import QueueEstimate
-from server.run import End, Run, Stop
+from server.run import End, Run, Stop, StoredStop, cancel_command
 from server.sampling import sampling_params
 from sessions.errors import (
     ResponseNotFound,
@@ -266,18 +266,16 @@ class Runs:
             return
         with contextlib.suppress(RunEnded, ResponseNotFound):
             asked = await self._store.request_cancel(uid, response_id, reason="superseded")
-            await self._store.publish_control(
-                asked.owner, {"type": "cancel", "response_id": response_id}
-            )
+            await self._store.publish_control(asked.owner, cancel_command(response_id))
             while True:
                 if not (await self._store.run(uid, response_id)).is_live:
                     return
                 await asyncio.sleep(REMOTE_POLL_SECONDS)
 
-    async def stop_as_stored(self, response_id: str) -> None:
-        """Another worker stored a stop of an own answer."""
+    async def stop_as_stored(self, response_id: str, told: StoredStop | None) -> None:
+        """Another worker stored a stop of an own answer, and may have told us which."""
         if (run := self._runs.get(response_id)) is not None:
-            await self._producer(run).stop_as_stored()
+            await self._producer(run).stop_as_stored(told)
 
     def promote(self, response_id: str) -> None:
         """An own answer's turn has come."""

@@ -13,7 +13,7 @@ from server.frames import put_event
 from server.outbox import Outbox
 from server.protocol import CancelResponse
 from server.response_log import is_done, read_log
-from server.run import Run, Stop
+from server.run import Run, Stop, StoredStop, cancel_command
 from server.services import Services
 from server.subscription import Subscription
 from server.translate import check_response_id, check_session_id, translate_store_errors
@@ -205,9 +205,10 @@ class Stops:
             subscription.freeze(response_id)
         self._reply(cancelling(response_id, durable=True), frame.event_id, response_id)
         with contextlib.suppress(StoreUnavailable):  # its next append tells the owner as well
-            await self._store.publish_control(
-                asked.owner, {"type": "cancel", "response_id": response_id}
-            )
+            stop = Stop("user", "client_cancelled", frame.seen_sequence_number)
+            # The first stop counts; which one that was, only the store knows otherwise.
+            stored = StoredStop(stop, asked.cancel_at) if asked.first else None
+            await self._store.publish_control(asked.owner, cancel_command(response_id, stored))
         await self._follow_to_the_end(response_id)
 
     async def _follow_to_the_end(self, response_id: str) -> None:
