@@ -218,8 +218,7 @@ class Stops:
         while True:
             try:
                 await self._await_remote_end(response_id, ended)
-                skipped = subscription is not None and subscription.has_skipped(response_id)
-                await self._send_done(response_id, with_text=skipped)
+                await self._send_done(response_id, subscription)
                 return
             except StoreUnavailable:
                 await asyncio.sleep(STORE_RETRY_SECONDS)
@@ -252,16 +251,17 @@ class Stops:
         watches = subscription is not None and subscription.wants(response_id)
         return subscription if watches else None
 
-    async def _send_done(self, response_id: str, *, with_text: bool = False) -> None:
+    async def _send_done(self, response_id: str, subscription: Subscription | None = None) -> None:
         """The stored `response.done` of an answer that has ended: losing a race is no error.
 
-        `with_text` for a connection that was sent less than the stored text.
+        It brings the text where the subscription was sent less.
         """
         log = await read_log(self._store, self._uid, response_id)
         if not log.events:
             raise ApiError("response_not_found", "no such response")
         event = log.events[-1]
-        if with_text and isinstance(event, ObjectEvent):
+        lacks_text = subscription is not None and subscription.lacks_text(response_id, log)
+        if lacks_text and isinstance(event, ObjectEvent):
             kept = utf16_prefix(log.text(), event.data["response"]["text_length"])
             event = ObjectEvent({**event.data, "text": kept})
         put_event(self._connection.outbox, response_id, len(log.events), log.fence, event)

@@ -112,6 +112,11 @@ class Subscription:
         frozen = self._frozen.get(response_id)
         return frozen is not None and frozen.has_skipped
 
+    def lacks_text(self, response_id: str, log: ResponseLog) -> bool:
+        """Whether text of the log was left out here, or has not come yet."""
+        rest = log.events[self.cursors.get(response_id, 0) :]
+        return self.has_skipped(response_id) or any(isinstance(e, TextEvent) for e in rest)
+
     def begin_join(self) -> None:
         """The state is about to be sent again: hold session events back, and skip answers."""
         self.joining = True

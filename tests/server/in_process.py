@@ -113,6 +113,7 @@ class ScriptedEngine:
         *,
         resume_token_ids: Sequence[int] = (),
         on_progress: Callable[[RequestProgress], None],
+        **_: Any,
     ) -> AsyncIterator[RequestOutput]:
         request, dice = self.requests[response_id], self._dice
         self.num_requests += 1
