@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import structlog
 
 from engine import AsyncLLM
+from engine.connection import CoreState
 from server.fingerprint import prompt_hash
 from server.frames import queued_frame
 from server.hub import Hub
@@ -40,6 +41,7 @@ logger = structlog.get_logger("server")
 T = TypeVar("T")
 
 REMOTE_POLL_SECONDS = 0.1  # while another worker ends the answer that ours replaces
+PAUSE_REASONS = {CoreState.DEAD: "engine_restart", CoreState.STALLED: "engine"}
 DRAIN_GRACE_SECONDS = 2.0  # for the ends of what is cut off
 
 
@@ -288,6 +290,15 @@ class Runs:
             run.is_deleted = True
             if run.stop(Stop("user", "session_deleted")):
                 self._hub.spawn(self._engine.abort(run.response_id))
+
+    # ---- the engine core ------------------------------------------------------------------------
+
+    def tell_core_state(self, state: CoreState) -> None:
+        """Tell the viewers of what the core has why it pauses."""
+        reason = PAUSE_REASONS.get(state)
+        for run in self._runs.values() if reason else ():
+            if run.prompt is not None and run.stopping is None and not run.is_ending:
+                self._hub.tell_viewers(queued_frame(run.response_id, str(reason)))
 
     # ---- the worker ends ------------------------------------------------------------------------
 

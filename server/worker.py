@@ -64,7 +64,10 @@ async def run(config: WorkerConfig) -> int:
     except StoreUnavailable as error:  # it may be starting, too: `Health` tries again
         logger.warning("store unavailable", error=str(error))
     engine = AsyncLLM.connect(
-        config.engine_address, model=config.model_folder, served_model_name=config.model_name
+        config.engine_address,
+        model=config.model_folder,
+        served_model_name=config.model_name,
+        on_core_state=lambda state, _: worker.runs.tell_core_state(state),
     )
     worker = Worker(_app_config(config), store, engine)
     server = Server(uvicorn_config(worker.app, config.intervals.ping, config.trusted_proxies))

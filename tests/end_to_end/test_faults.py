@@ -71,7 +71,7 @@ async def test_e1_r28_answer_goes_on_with_the_same_text_when_the_core_is_killed(
         response = await client.ask(session, oracle_word(0), settings=settings)
         await client.deltas(response, 10)
         server.kill_child("engine.core")
-        assert (await client.next("connection.degraded"))["engine"] == "unavailable"
+        assert (await client.next("response.queued"))["reason"] == "engine_restart"
         known = client.answers[response].text
         assert (await client.next("connection.restored"))["engine"] == "ok"
         answer = await client.done(response)
@@ -109,20 +109,45 @@ async def test_r29_answer_goes_on_when_a_hanging_core_is_killed(new_server: NewS
         await next_question_works(client, session)
 
 
-async def test_r29_core_that_goes_on_in_time_is_left_alone(new_server: NewServer) -> None:
+async def test_e4_r29_core_that_goes_on_in_time_is_left_alone(new_server: NewServer) -> None:
     server = new_server()
     async with Client(server) as client:
-        session = await client.new_session()
         settings = {"temperature": 0, "max_output_tokens": 200}
-        response = await client.ask(session, oracle_word(0), settings=settings)
+        first, second = [await client.new_session() for _ in range(2)]
+        response = await client.ask(first, oracle_word(0), settings=settings)
+        stopped = await client.ask(second, oracle_word(300), settings=settings)
         await client.deltas(response, 10)
         (core,) = server.children("engine.core")
         core.suspend()
+        queued = await client.next("response.queued")
+        assert queued["reason"] == "engine"
         assert (await client.next("connection.degraded"))["engine"] == "stalled"
+        assert (await asyncio.to_thread(server.get, "/readyz"))[0] == 503
+        await client.send("stop", response_id=stopped)
+        ended = await client.done(stopped)
+        assert ended.done is not None
+        assert (ended.done["engine"], outcome(ended)["status"]) == ("unknown", "cancelled")
         core.resume()
         answer = await client.done(response)
         assert answer.final == oracle_answer(0, 200)
+        assert oracle_answer(300, 200).startswith(ended.final)
         assert server.children("engine.core") == [core]
+
+
+async def test_e2_answer_begins_again_when_the_core_is_killed_before_its_first_token(
+    new_server: NewServer,
+) -> None:
+    server = new_server()
+    for moment in ("response.created", "response.in_progress"):
+        async with Client(server) as client:
+            session = await client.new_session()
+            create = {"session_id": session, "idempotency_key": "k", "input": oracle_word(0)}
+            await client.send("response.create", **create, settings=SHORT)
+            frame = await client.next(moment)
+            server.kill_child("engine.core")
+            answer = await client.done(frame.get("response_id") or frame["response"]["id"])
+            assert answer.final == oracle_answer(0, 10)
+            assert answer.fence == 1
 
 
 async def test_stop_while_there_is_no_core_ends_the_answer_at_once(new_server: NewServer) -> None:

@@ -416,7 +416,9 @@ async def test_core_s_last_words_are_the_reason(core: ScriptedCore, model: Path)
     engine.shutdown()
 
 
-async def test_outputs_of_another_epoch_are_dropped(engine: AsyncLLM, core: ScriptedCore) -> None:
+async def test_e11_outputs_of_another_epoch_are_dropped(
+    engine: AsyncLLM, core: ScriptedCore
+) -> None:
     stream = await engine.add_request("r", PROMPT, DELTA)
     request = await receive(core, AddRequest)
     core.emit_all([SequenceOutput(request.request_id, [A], "length")], epoch=99)
@@ -477,6 +479,18 @@ async def test_shutdown_ends_streams_and_everything_after_it(
         await engine.wait_ready()
     assert engine.errored and engine.is_stopped and not engine.is_running
     assert await receive(core, Abort) == Abort([request.request_id])
+
+
+async def test_a_second_event_loop_is_refused_while_the_first_works(
+    engine: AsyncLLM, core: ScriptedCore
+) -> None:
+    outputs = engine.generate(PROMPT, DELTA, "r")
+    first = asyncio.create_task(anext(outputs))
+    request = await receive(core, AddRequest)
+    with pytest.raises(RuntimeError, match="another event loop"):
+        await asyncio.to_thread(lambda: asyncio.run(engine.check_health()))
+    core.emit(request.request_id, A, finish="length")
+    assert (await first).outputs[0].finish_reason == "length"
 
 
 def test_engine_may_move_to_another_event_loop(core: ScriptedCore, model: Path) -> None:
