@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup serve test test-slow check bench format clean
+.PHONY: help setup serve test test-slow check bench format demo-crash clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -27,6 +27,9 @@ format: setup    ## let ruff format and fix
 
 bench: setup     ## decode, chats, time to first token and stop latency beside transformers
 	@$(BIN)/python -m bench
+
+demo-crash: setup ## kill -9 the worker of an answer, and watch it go on with the same text
+	@$(BIN)/python examples/crash_demo.py
 
 clean:           ## remove the environment and built kernels; data/ stays
 	rm -rf .venv build

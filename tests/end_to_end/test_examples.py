@@ -26,9 +26,9 @@ async def start(*command: str, cwd: Path | None = None) -> Process:
     return await asyncio.create_subprocess_exec(*command, cwd=cwd, stdout=PIPE, stderr=PIPE)
 
 
-async def finish(process: Process) -> str:
+async def finish(process: Process, seconds: float = SECONDS) -> str:
     """What it printed; it must end by itself, without an error."""
-    async with asyncio.timeout(SECONDS):
+    async with asyncio.timeout(seconds):
         printed, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()
     return printed.decode()
@@ -82,3 +82,10 @@ async def test_the_conversation_of_the_readme_works(server: Server, tmp_path: Pa
     (tmp_path / "data").symlink_to(server.data_dir)
     printed = await finish(await start(sys.executable, "-c", code, cwd=tmp_path))
     assert printed.startswith("t00001 t00002 ") and 200 < len(printed) < 1000
+
+
+async def test_the_crash_demonstration_ends_with_the_same_text() -> None:
+    demo = await start(sys.executable, script("crash_demo.py"), "--tokens", "120")
+    printed = await finish(demo, seconds=120)
+    for words in ("kill -9", "took it over", "it goes on", "The same text"):
+        assert words in printed
