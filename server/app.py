@@ -107,6 +107,7 @@ class Worker:
             intervals=config.intervals,
             model_fingerprint=model_fingerprint(config.model_folder),
             has_peers=self.peers.are_known,
+            cache_secret=config.token,
         )
         self.abandonment = Abandonment(store, self.hub, self.runs)
         self.beginnings = Beginnings(

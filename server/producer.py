@@ -66,8 +66,10 @@ class Producer:
         intervals: Intervals,
         has_peers: Callable[[], bool] = lambda: False,
         queue: QueueEstimate | None = None,
+        cache_salt: str = "",
     ) -> None:
         self._run = run
+        self._cache_salt = cache_salt  # one for each user
         self._store = store
         self._engine = engine
         self._hub = hub
@@ -126,7 +128,7 @@ class Producer:
         finish_reason, stop_reason, confirmed = "error", None, True
         try:
             outputs = self._engine.generate(
-                {"prompt_token_ids": token_ids},
+                {"prompt_token_ids": token_ids, "cache_salt": self._cache_salt},
                 params,
                 run.response_id,
                 resume_token_ids=list(run.token_ids),

@@ -6,6 +6,7 @@ its `response.create`; sockets are only viewers, so closing them ends nothing.
 
 import asyncio
 import contextlib
+import hmac
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -58,7 +59,9 @@ class Runs:
         intervals: Intervals,
         model_fingerprint: str = "",
         has_peers: Callable[[], bool] = lambda: False,
+        cache_secret: str = "",
     ) -> None:
+        self._cache_secret = cache_secret.encode()
         self._store = store
         self._engine = engine
         self._hub = hub
@@ -211,7 +214,15 @@ class Runs:
             intervals=self._intervals,
             has_peers=self._has_peers,
             queue=self._queue,
+            cache_salt=self._cache_salt(run.uid),
         )
+
+    def _cache_salt(self, uid: str) -> str:
+        """Users share no prefix: how soon a first token comes must not say what others asked.
+
+        The engine also shares its time by it, as one salt is one user.
+        """
+        return hmac.digest(self._cache_secret, uid.encode(), "sha256").hex()
 
     def _forget(self, run: Run) -> None:
         self._runs.pop(run.response_id, None)

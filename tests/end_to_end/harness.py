@@ -6,6 +6,7 @@ has a `History`, in which its clients record; conftest.py checks it behind every
 
 import asyncio
 import contextlib
+import copy
 import json
 import os
 import signal
@@ -195,6 +196,13 @@ class Server:
             self.process.kill()
             self.process.wait()
         self._log.close()
+
+
+def other_user(server: Server) -> Server:
+    """The same server for the admin, who is another user with sessions of their own."""
+    other = copy.copy(server)
+    other.token = (server.data_dir / "admin-token").read_text().strip()
+    return other
 
 
 class Client(ChatClient):

@@ -182,14 +182,22 @@ class RawSocket:
             if opcode == TEXT and (body := json.loads(payload))["type"] in kinds:
                 return dict(body)
 
+    async def next_or_close(self) -> dict[str, Any] | tuple[int, str]:
+        """The next text frame, or the code and reason of the server's close frame."""
+        while True:
+            opcode, payload = await self._read_frame()
+            if opcode == TEXT:
+                return dict(json.loads(payload))
+            if opcode == CLOSE:
+                return _close_reason(payload)
+
     async def closed(self, seconds: float = ANSWER_SECONDS) -> tuple[int, str]:
         """Code and reason of the server's close frame; `LOST` when there is none."""
         try:
             while True:
                 opcode, payload = await self._read_frame(seconds)
                 if opcode == CLOSE:
-                    code = struct.unpack("!H", payload[:2])[0] if payload else NO_STATUS
-                    return code, payload[2:].decode()
+                    return _close_reason(payload)
         except (asyncio.IncompleteReadError, ConnectionError):
             return LOST, ""
 
@@ -236,6 +244,11 @@ def cookie_of(answer: Answer) -> str:
     set_cookie = answer.header("set-cookie")
     assert set_cookie is not None, answer
     return set_cookie.partition(";")[0]
+
+
+def _close_reason(payload: bytes) -> tuple[int, str]:
+    code = struct.unpack("!H", payload[:2])[0] if payload else NO_STATUS
+    return code, payload[2:].decode()
 
 
 def _parse_head(raw: bytes) -> tuple[int, list[tuple[str, str]]]:

@@ -6,7 +6,6 @@ goes on, a close frame, or an HTTP answer; never a connection that just breaks o
 
 import asyncio
 import contextlib
-import copy
 import json
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -27,7 +26,7 @@ from tests.end_to_end.bad_input import (
     BadHandshake,
     ClosedHandshake,
 )
-from tests.end_to_end.harness import Client, Frame, Server
+from tests.end_to_end.harness import Client, Frame, Server, other_user
 from tests.end_to_end.raw import (
     CONTINUATION,
     LOST,
@@ -50,13 +49,6 @@ from tests.tiny_model import oracle_answer, oracle_word
 
 MAX_INVALID_JSON = 2  # on one connection: the third closes it
 FRAME_ROWS = sorted({bad.row for bad in bad_input.FRAMES})
-
-
-def other_user(server: Server) -> Server:
-    """The same server for the admin, who is another user with sessions of their own."""
-    other = copy.copy(server)
-    other.token = (server.data_dir / "admin-token").read_text().strip()
-    return other
 
 
 @pytest.fixture(autouse=True)
