@@ -262,7 +262,10 @@ class Handlers:
     def _new_subscription(self, session_id: str, *, observes: bool = False) -> Subscription:
         if len(self._subscriptions) >= self._services.limits.max_subscriptions:
             raise ApiError("too_many_subscriptions", "unsubscribe from another session first")
-        return Subscription(self._connection, session_id, observes=observes)
+        subscription = Subscription(self._connection, session_id, observes=observes)
+        again = SubscribeSession(session_id=session_id, observe=observes)
+        subscription.rejoin = lambda: self._send_state(subscription, again)
+        return subscription
 
     async def _join(self, subscription: Subscription) -> None:
         self._subscriptions[subscription.session_id] = subscription
