@@ -46,6 +46,7 @@ from server.run import StoredStop
 from server.runs import Runs
 from server.sampling import ModelDefaults
 from server.services import Services
+from server.slots import ActiveLimit
 from server.takeover import Takeover
 from sessions.credentials import Credentials
 from sessions.errors import StoreRefused, StoreUnavailable
@@ -99,7 +100,10 @@ class Worker:
             self._figures,
             interval_seconds=config.intervals.heartbeat,
         )
+        max_active = config.limits.max_active_responses_per_user
+        self.active_limit = ActiveLimit(store, self.hub, max_active)
         self.runs = Runs(
+            limit=self.active_limit,
             store=store,
             engine=engine,
             hub=self.hub,
@@ -118,7 +122,7 @@ class Worker:
             replica=config.replica,
             model=config.model,
             defaults=ModelDefaults.read(config.model_folder),
-            max_active_per_user=config.limits.max_active_responses_per_user,
+            limit=self.active_limit,
         )
         self.takeover = Takeover(
             store=store,
@@ -189,6 +193,7 @@ class Worker:
             asyncio.create_task(self._listen_to_control()),
             asyncio.create_task(self.hub.viewers.refresh_forever()),
             asyncio.create_task(self.abandonment.sweep_forever()),
+            asyncio.create_task(self.active_limit.renew_forever(self.runs.all)),
             asyncio.create_task(self.identities.watch_forever()),
         ]
         try:

@@ -19,11 +19,13 @@ from engine import AsyncLLM
 from engine.connection import CoreState
 from engine.errors import EngineDeadError, EngineError, RetryableRequestError
 from server.errors import ApiError
+from server.frames import rate_limits_frame
 from server.hub import Hub
 from server.protocol import CreateResponse
 from server.run import Run
 from server.runs import Runs
 from server.sampling import ModelDefaults, effective_settings
+from server.slots import ActiveLimit
 from server.subscription import Subscription
 from server.tasks import Task, Tasks
 from sessions.errors import (
@@ -70,7 +72,7 @@ class Beginnings:
         replica: str,
         model: str,
         defaults: ModelDefaults,
-        max_active_per_user: int,
+        limit: ActiveLimit,
     ) -> None:
         self._store = store
         self._engine = engine
@@ -79,7 +81,7 @@ class Beginnings:
         self._replica = replica
         self._model = model
         self._defaults = defaults
-        self._max_active_per_user = max_active_per_user
+        self._limit = limit
         self._tasks = Tasks(store)
 
     async def create(
@@ -139,13 +141,25 @@ class Beginnings:
         prompt = await self._runs.build_prompt(
             uid, session.id, task.leaf, task.text, settings, task.base
         )
-        run, begun = await self._store_beginning(uid, session, frame, settings, task)
+        response_id = new_response_id(session.id)
+        replaces = frame.on_busy == "cancel" and session.active_response_id is not None
+        remaining = await self._limit.take(uid, response_id, instead=replaces)
+        run = None
+        try:
+            run, begun = await self._store_beginning(
+                uid, session, frame, settings, task, response_id
+            )
+        finally:
+            if run is None:
+                self._limit.free(uid, response_id)
         if run is None:
             return begun.response_id, True
         if run.user_message.parent_id == task.leaf and not begun.queued_behind:
             run.set_prompt(prompt)  # otherwise the history moved on: built when its turn comes
         self._runs.add(run)
         self._announce(run, begun, task, frame, asker)
+        if self._limit.limit:
+            asker.outbox.put(rate_limits_frame(self._limit.entry(remaining)))
         self._runs.start(run, begun)
         if begun.title_empty and frame.input is not None:
             self._runs.spawn(self._set_title(uid, session.id, frame.text))
@@ -154,12 +168,6 @@ class Beginnings:
     async def _check_admission(self, uid: str) -> None:
         if self._runs.draining:
             raise ApiError("draining", "this worker is restarting; connect again")
-        if self._max_active_per_user:
-            if self._runs.num_active_of(uid) >= self._max_active_per_user:
-                limit = self._max_active_per_user
-                raise ApiError(
-                    "rate_limited", f"{limit} answers are running already", retry_after_ms=1000
-                )
         await self._store.check_budget(uid)
         try:
             if self._engine.core_state is CoreState.CONNECTING:
@@ -190,10 +198,10 @@ class Beginnings:
         frame: CreateResponse,
         settings: dict[str, Any],
         task: Task,
+        response_id: str,
     ) -> tuple[Run | None, BegunResponse]:
         """The run that the store has begun, or None and what the same key began before."""
         now_ms = time.time_ns() // 1_000_000
-        response_id = new_response_id(session.id)
         new_question = task.new_question(now_ms)
         question = new_question or task.question
         assert question is not None  # a task without a stored question asks a new one
@@ -210,6 +218,8 @@ class Beginnings:
         }
         if frame.priority:
             response["priority"] = frame.priority
+        if task.base:
+            response["text_length"] = answer.text_length
         created = ObjectEvent(
             {
                 "type": "response.created",

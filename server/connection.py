@@ -18,7 +18,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from server.closing import CloseCode, CloseConnection
 from server.errors import ApiError
-from server.frames import PROTOCOL, error_frame
+from server.frames import PROTOCOL, error_frame, rate_limits_frame
 from server.handlers import Handlers
 from server.identities import User
 from server.limits import TokenBucket
@@ -141,6 +141,7 @@ class Connection:
             if not self._messages.take():
                 if _fills(self._strikes, STRIKES_WINDOW_SECONDS):
                     raise CloseConnection(CloseCode.TOO_MANY, "rate_limited;retry_after_ms=5000")
+                self.outbox.put(rate_limits_frame(self._messages.entry()))
                 raise ApiError(
                     "rate_limited",
                     "too many messages",

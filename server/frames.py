@@ -17,6 +17,11 @@ def error_frame(body: dict[str, Any]) -> dict[str, Any]:
     return {"type": "error", "error": body}
 
 
+def rate_limits_frame(*entries: dict[str, Any]) -> dict[str, Any]:
+    """What is left of some limits: `name`, `limit`, `remaining`, `reset_seconds`."""
+    return {"type": "rate_limits.updated", "rate_limits": list(entries)}
+
+
 def queued_frame(
     response_id: str, reason: str, position: int = 0, **estimates: int | None
 ) -> dict[str, Any]:

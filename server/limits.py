@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 from sessions.quotas import Quotas
 
@@ -37,6 +38,15 @@ class TokenBucket:
     def retry_after_ms(self) -> int:
         """When the next token will be there; never a moment too early."""
         return int((1 - self._tokens) / self.rate * 1000) + 1 if self.rate else 0
+
+    def entry(self) -> dict[str, Any]:
+        """What is left, as `rate_limits.updated` says it."""
+        return {
+            "name": "messages",
+            "limit": self.burst,
+            "remaining": int(self._tokens),
+            "reset_seconds": round((self.burst - self._tokens) / self.rate, 3),
+        }
 
     def take(self) -> bool:
         if not self.rate:

@@ -25,6 +25,7 @@ from server.prompts import Prompt, PromptBuilder
 from server.queue_estimate import QueueEstimate
 from server.run import End, Run, Stop, StoredStop, cancel_command
 from server.sampling import sampling_params
+from server.slots import ActiveLimit
 from sessions.errors import (
     ResponseNotFound,
     RunEnded,
@@ -57,6 +58,7 @@ class Runs:
         hub: Hub,
         metrics: Metrics,
         intervals: Intervals,
+        limit: ActiveLimit,
         model_fingerprint: str = "",
         has_peers: Callable[[], bool] = lambda: False,
         cache_secret: str = "",
@@ -68,6 +70,7 @@ class Runs:
         self._metrics = metrics
         self._intervals = intervals
         self._has_peers = has_peers
+        self._limit = limit
         self.model_fingerprint = model_fingerprint
         self._prompts = PromptBuilder(store, engine)
         self._queue = QueueEstimate()
@@ -93,9 +96,6 @@ class Runs:
 
     def local_of_session(self, session_id: str) -> list[Run]:
         return [run for run in self._runs.values() if run.session_id == session_id]
-
-    def num_active_of(self, uid: str) -> int:
-        return sum(run.uid == uid for run in self._runs.values())
 
     def add(self, run: Run) -> None:
         """From now on the answer is this worker's, and its viewers here are fed from memory."""
@@ -201,6 +201,7 @@ class Runs:
     async def finish(self, run: Run, end: End) -> None:
         """End a run that was taken over: it produces nothing more, only its end is missing."""
         finished = await self._producer(run).finish(end)
+        self._limit.free(run.uid, run.response_id)
         self._hub.show_activity(run.uid, run.session_id, active=False, status=run.status)
         await self._promote_next(finished)
 
@@ -230,6 +231,7 @@ class Runs:
         self._hub.claimed.discard(run.response_id)
         if run.is_leaving:
             return
+        self._limit.free(run.uid, run.response_id)
         self._hub.show_activity(run.uid, run.session_id, active=False, status=run.status)
 
     async def _promote_next(self, finished: Finished | None) -> None:

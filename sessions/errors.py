@@ -7,6 +7,7 @@ SessionError
 ├── SessionNotFound, MessageNotFound, ResponseNotFound, SessionLocked, RevisionConflict
 ├── MessageChanged
 ├── UserNotFound, ShareNotFound
+├── NoSlot                  one more answer than a user may have at once
 ├── QuotaExceeded           one more than a user may have; nothing was stored
 ├── ResponseInProgress, QueueFull, IdempotencyKeyReused     a response that may not begin
 └── RunError                a run that may not be written by this caller
@@ -74,6 +75,14 @@ class SessionLocked(SessionError):
 
 class ShareNotFound(SessionError):
     """No such share link, one that was taken back, or its session is gone."""
+
+
+class NoSlot(SessionError):
+    """The user has `count` answers that run, which is as many as may."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} answers are running")
+        self.count = count
 
 
 class QuotaExceeded(SessionError):

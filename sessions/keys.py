@@ -107,6 +107,10 @@ class Keys:
         """String: this response's tokens were counted; ten minutes."""
         return f"{self.prefix}u:{{{uid}}}:qr:{response_id}"
 
+    def user_slots(self, uid: str) -> str:
+        """Zset: response id by when its slot expires, among the user's running answers."""
+        return f"{self.prefix}u:{{{uid}}}:a"
+
     def user_record(self, uid: str) -> str:
         """Hash: name, roles, created_at, disabled."""
         return f"{self.prefix}u:{{{uid}}}:p"

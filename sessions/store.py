@@ -25,6 +25,7 @@ from sessions.quotas import Quotas
 from sessions.records import Allowed, Limited, StoreFault
 from sessions.responses import Responses
 from sessions.shares import Shares
+from sessions.slots import Slots
 
 
 class StoreOptions(TypedDict, total=False):
@@ -39,7 +40,7 @@ class StoreOptions(TypedDict, total=False):
     quotas: Quotas | None
 
 
-class SessionStore(Copies, Responses, Shares, Audience):
+class SessionStore(Copies, Responses, Shares, Audience, Slots):
     """The one store: what the classes it inherits from say, on one connection.
 
     Any method may raise `StoreUnavailable`; a cancelled one harms no other.

@@ -59,11 +59,12 @@ class Answer:
                 assert last >= first, frame
                 if kind == "response.output_text.delta":
                     self._apply_delta(frame)
+                elif kind == "response.created" and not self.text:
+                    # A continued message: its beginning is another response's.
+                    self.text = UNKNOWN * frame["response"].get("text_length", 0)
         self.last, self.fence = last, frame["fence"]
 
     def _apply_delta(self, frame: Frame) -> None:
-        if not self.text:  # a continued message: its beginning is another response's
-            self.text = UNKNOWN * frame["text_offset"]
         held = utf16_length(self.text)
         assert frame["text_offset"] == held, f"text_offset of {frame}, with {held} held"
         self.text += frame["delta"]

@@ -104,7 +104,7 @@ def _check_text(session: StoredSession, run: StoredRun, text: str, status: str) 
     if utf16_length(text) != length:
         yield f"I1 a text of {utf16_length(text)}, text_length {length}"
     whole = UNKNOWN * run.text_start + run.text_at(run.events[-1][0])
-    if utf16_length(whole) < length and not run.text_start:
+    if utf16_length(whole) < length:
         yield f"I1 the log spells {utf16_length(whole)}, text_length is {length}"
     elif not matches(utf16_prefix(whole, length), text) and utf16_length(whole) >= length:
         yield f"I1 the log spells {whole[:length][-60:]!r}, stored is {text[-60:]!r}"

@@ -37,8 +37,10 @@ class StoredRun:
 
     @property
     def text_start(self) -> int:
-        """The `text_offset` of the first text event: more than 0 where a message is continued."""
-        return next((e[1] for _, e in self.events if isinstance(e, list)), 0)
+        """What the message had already, in UTF-16 units: more than 0 where it is continued."""
+        created = self.events[0][1] if self.events else {}
+        length: int = created.get("response", {}).get("text_length", 0)
+        return length
 
 
 @dataclass
@@ -193,5 +195,5 @@ def _decode(value: bytes) -> str:
 
 
 def _body(value: bytes) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(zlib.decompress(value[1:]) if value[:1] == b"z" else value)
+    body: dict[str, Any] = json.loads(zlib.decompress(value[5:]) if value[:1] == b"z" else value)
     return body

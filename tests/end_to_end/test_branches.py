@@ -129,6 +129,7 @@ async def test_a_stopped_answer_is_continued_in_the_same_message(server: Server)
         created = await create(client, session, continue_of=message_id, settings=GREEDY)
         response = created["response"]["id"]
         assert created["response"]["message_id"] == message_id
+        assert created["response"]["text_length"] == len(base)
         answer, other = await client.done(response), await viewer.done(response)
         whole = oracle_answer(0, len(base.split()) + 20)
         assert answer.final == other.final == whole

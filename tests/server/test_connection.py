@@ -236,6 +236,9 @@ async def test_too_many_messages_are_refused_and_then_closed(
     for number in range(4):
         served.socket.feed(f'{{"type":"ping","t":{number}}}')
     assert (await served.socket.next("pong"))["t"] == 0
+    (left,) = (await served.socket.next("rate_limits.updated"))["rate_limits"]
+    assert (left["name"], left["limit"], left["remaining"]) == ("messages", 2, 0)
+    assert 0 < left["reset_seconds"] <= 2
     error = (await served.socket.next("error"))["error"]
     assert error["code"] == "rate_limited"
     assert 0 < error["retry_after_ms"] <= 1001

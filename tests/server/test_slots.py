@@ -1,0 +1,83 @@
+"""`ActiveLimit`: a user's running answers are counted over all workers, and never counted twice."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from server.errors import ApiError
+from server.slots import ActiveLimit
+from sessions.errors import NoSlot
+from sessions.records import new_response_id, new_session_id
+from sessions.slots import SLOT_MS
+from sessions.store import SessionStore
+
+
+class Spawner:
+    """The hub's part of it."""
+
+    def __init__(self) -> None:
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def spawn(self, work: Any) -> None:
+        self.tasks.append(asyncio.create_task(work))
+
+
+def response() -> str:
+    return new_response_id(new_session_id())
+
+
+async def test_as_many_answers_as_the_limit_run_on_all_workers_together(
+    store: SessionStore,
+) -> None:
+    hub: Any = Spawner()
+    here, there = ActiveLimit(store, hub, 2), ActiveLimit(store, hub, 2)
+    first = response()
+    assert await here.take("alice", first) == 1
+    assert await there.take("alice", response()) == 0
+    for worker in (here, there):
+        with pytest.raises(ApiError) as refused:
+            await worker.take("alice", response())
+        assert (refused.value.code, refused.value.retry_after_ms) == ("rate_limited", 1000)
+    assert await here.take("bob", response()) == 1
+    there.free("alice", first)
+    await asyncio.gather(*hub.tasks)
+    assert await here.take("alice", response()) == 0
+
+
+async def test_an_answer_that_takes_the_place_of_another_is_not_one_more(
+    store: SessionStore,
+) -> None:
+    limit = ActiveLimit(store, Spawner(), 1)  # type: ignore[arg-type]
+    await limit.take("alice", response())
+    assert await limit.take("alice", response(), instead=True) == 0
+
+
+async def test_a_repeat_after_a_lost_reply_counts_once(store: SessionStore) -> None:
+    rid = response()
+    assert [await store.take_slot("alice", rid, 1) for _ in range(3)] == [1, 1, 1]
+    with pytest.raises(NoSlot):
+        await store.take_slot("alice", response(), 1)
+
+
+async def test_a_slot_that_nobody_renews_is_free_again(store: SessionStore) -> None:
+    rid = response()
+    await store.take_slot("alice", rid, 1)
+    key = store.keys.user_slots("alice")
+    assert await store.client.call("PTTL", key) > SLOT_MS / 2
+    await store.client.call("ZADD", key, 1, rid)  # as if the time had passed
+    assert await store.take_slot("alice", response(), 1) == 1
+
+
+async def test_a_renewal_keeps_the_slot_whatever_the_limit(store: SessionStore) -> None:
+    rid, other = response(), response()
+    await store.take_slot("alice", rid, 1)
+    await store.renew_slot("alice", other)  # taken over from a worker with another limit
+    assert await store.client.call("ZCARD", store.keys.user_slots("alice")) == 2
+
+
+async def test_without_a_limit_nobody_is_asked() -> None:
+    limit = ActiveLimit(None, Spawner(), 0)  # type: ignore[arg-type]
+    assert await limit.take("alice", response()) == 0
+    limit.free("alice", response())
+    await asyncio.wait_for(limit.renew_forever(list), 1)
