@@ -24,6 +24,7 @@ logger = structlog.get_logger("server")
 MAX_HEADER_BYTES = 16 * 1024
 MAX_HEADERS = 100
 MAX_BODY_BYTES = 1024 * 1024
+LARGER_BODIES = {"/v1/sessions/import": 16 * 1024 * 1024}
 BODY_SECONDS = 30.0
 
 _IMPORT_MAP = re.compile(rb'<script type="importmap"[^>]*>(.*?)</script>', re.DOTALL)
@@ -76,7 +77,7 @@ class Guard:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
-        body = BoundedBody(receive)
+        body = BoundedBody(receive, max_body_bytes(scope))
 
         async def send_with_headers(message: Message) -> None:
             nonlocal started
@@ -108,15 +109,20 @@ class Guard:
 def check_announced_size(scope: Scope) -> None:
     """Refuse a body that says that it is too large, whether anybody would read it or not."""
     announced = Headers(scope=scope).get("content-length", "0")
-    if int(announced) > MAX_BODY_BYTES:
+    if int(announced) > max_body_bytes(scope):
         raise BodyRefused(ApiError("payload_too_large", "the body is too large"))
+
+
+def max_body_bytes(scope: Scope) -> int:
+    return LARGER_BODIES.get(scope["path"], MAX_BODY_BYTES)
 
 
 class BoundedBody:
     """`receive` that counts bytes and time, whatever `Content-Length` claims."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, max_bytes: int = MAX_BODY_BYTES) -> None:
         self._receive = receive
+        self._max_bytes = max_bytes
         self._num_bytes = 0
         self._deadline = asyncio.get_running_loop().time() + BODY_SECONDS
         self._complete = False
@@ -134,7 +140,7 @@ class BoundedBody:
         if message["type"] == "http.request":
             self._num_bytes += len(message.get("body", b""))
             self._complete = not message.get("more_body", False)
-            if self._num_bytes > MAX_BODY_BYTES:
+            if self._num_bytes > self._max_bytes:
                 raise BodyRefused(ApiError("payload_too_large", "the body is too large"))
         return message
 

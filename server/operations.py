@@ -17,6 +17,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from server.auth import Authenticator
 from server.errors import ApiError, invalid_field
@@ -164,15 +165,34 @@ def routes_of(operations: Iterable[Operation], doors: Doors) -> list[Route]:
     paths: dict[str, dict[str, Operation]] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method] = operation
-    return [_route(path, methods, doors) for path, methods in paths.items()]
+    ordered = sorted(paths, key=lambda path: "{" in path)  # the first that fits is taken
+    return [Route(path, Resource(paths[path], doors)) for path in ordered]
 
 
-def _route(path: str, operations: dict[str, Operation], doors: Doors) -> Route:
-    async def serve(request: Request) -> Response:
-        method = "GET" if request.method == "HEAD" else request.method
-        return await operations[method](doors, request)
+class Resource:
+    """One path, as an application that knows all its methods.
 
-    return Route(path, serve, methods=list(operations))
+    Starlette would go on to the next path that fits when it does not know a method of this one.
+    """
+
+    def __init__(self, operations: dict[str, Operation], doors: Doors) -> None:
+        self.operations = operations
+        self._doors = doors
+
+    @property
+    def methods(self) -> list[str]:
+        """What may be asked: HEAD is a GET without its body."""
+        return sorted({*self.operations, *(["HEAD"] if "GET" in self.operations else [])})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        operation = self.operations.get("GET" if request.method == "HEAD" else request.method)
+        if operation is None:
+            answer = error_response(ApiError("method_not_allowed", "that method is not allowed"))
+            answer.headers["Allow"] = ", ".join(self.methods)
+        else:
+            answer = await operation(self._doors, request)
+        await answer(scope, receive, send)
 
 
 def json_response(

@@ -242,7 +242,7 @@ def convert(body: dict[str, Any]) -> ClientFrame:
             "idempotency_key_required", f"{name} needs an idempotency_key", param="idempotency_key"
         )
     frame: Any = to_struct(body, kind)
-    _check_system(getattr(frame, "settings", None))
+    check_system(getattr(frame, "settings", None))
     if isinstance(frame, CreateResponse):
         check_purpose(frame)
     return frame  # type: ignore[no-any-return]  # one of TYPES' values
@@ -256,17 +256,23 @@ def to_struct(body: Any, kind: type[Any], *, strict: bool = True) -> Any:
     try:
         return msgspec.convert(body, kind, strict=strict)
     except msgspec.ValidationError as error:
-        text = str(error)  # `message - at `$.path``; a client's own words may be in the message
-        message, found, path = text.rpartition(" - at `")
-        if not found:
-            message, path = text, ""
-        param = path.removeprefix("$").removeprefix(".").rstrip("`")
-        if not param and (named := re.search(r"field `(\w+)`", message)):
-            param = named[1]
-        raise invalid_field(param, message[:MAX_MESSAGE_CHARACTERS]) from None
+        raise field_error(error) from None
 
 
-def _check_system(settings: Settings | None) -> None:
+def field_error(error: msgspec.ValidationError) -> ApiError:
+    """`invalid_field` with the path of the field."""
+    text = str(error)  # `message - at `$.path``; a client's own words may be in the message
+    message, found, path = text.rpartition(" - at `")
+    if not found:
+        message, path = text, ""
+    param = path.removeprefix("$").removeprefix(".").rstrip("`")
+    if not param and (named := re.search(r"field `(\w+)`", message)):
+        param = named[1]
+    return invalid_field(param, message[:MAX_MESSAGE_CHARACTERS])
+
+
+def check_system(settings: Settings | None) -> None:
+    """Raise `ApiError` for a system prompt that is too long in bytes."""
     system = settings.system if settings is not None else None
     if system is not None and len(system.encode()) > MAX_SYSTEM_BYTES:
         raise invalid_field("settings.system", f"system is longer than {MAX_SYSTEM_BYTES} bytes")

@@ -3,12 +3,14 @@
 from starlette.routing import Route
 
 from server.operations import Doors, Operation, routes_of
+from server.rest_copies import CopyOperations
 from server.rest_credentials import CredentialOperations
 from server.rest_messages import MessageOperations
 from server.rest_ops import Ops
 from server.rest_pages import Pages
 from server.rest_responses import ResponseOperations
 from server.rest_sessions import SessionOperations
+from server.rest_shares import ShareOperations
 
 
 def operations(doors: Doors) -> list[Operation]:
@@ -20,6 +22,8 @@ def operations(doors: Doors) -> list[Operation]:
         *SessionOperations(doors).operations(),
         *MessageOperations(doors).operations(),
         *ResponseOperations(doors).operations(),
+        *CopyOperations(doors).operations(),
+        *ShareOperations(doors).operations(),
     ]
 
 

@@ -1,0 +1,123 @@
+"""Copies over HTTP: a fork of a session, a session as a file, and a file as a session."""
+
+import asyncio
+from typing import Literal
+
+from msgspec import Struct
+from starlette.responses import Response, StreamingResponse
+
+from server.errors import invalid_field
+from server.exports import as_json, as_markdown, attachment, breathing
+from server.imports import ImportBody, parse_import
+from server.operations import Access, Call, Doors, Operation, read_json
+from server.protocol import to_struct
+from server.rest_sessions import session_response
+from server.translate import check_message_id, check_session_id
+from sessions.records import CreatedSession, is_idempotency_key
+
+MAX_IMPORTS = 2  # parsed at once by one worker: each holds a file of up to 16 MiB
+
+
+class ForkBody(Struct, frozen=True):
+    """The newest message of the new session."""
+
+    message_id: str
+
+
+class ExportQuery(Struct, frozen=True):
+    """`json` has every branch and can be imported; `md` has the current one, to read."""
+
+    format: Literal["json", "md"] = "json"
+
+
+class CopyOperations:
+    """The endpoints for copies."""
+
+    def __init__(self, doors: Doors) -> None:
+        self._services = doors.services
+        self._store = doors.services.store
+        self._hub = doors.services.hub
+        self._importing = asyncio.Semaphore(MAX_IMPORTS)
+
+    def operations(self) -> list[Operation]:
+        return [
+            Operation(
+                method="POST",
+                path="/v1/sessions/{session_id}/fork",
+                access=Access.USER,
+                endpoint=self.fork,
+                summary="A new session with the messages up to this one",
+                headers=("Idempotency-Key",),
+                body=ForkBody,
+                answers={201: "session", 200: "session"},
+            ),
+            Operation(
+                method="GET",
+                path="/v1/sessions/{session_id}/export",
+                access=Access.USER,
+                endpoint=self.export,
+                summary="The session as a file",
+                query=ExportQuery,
+                answers={200: ImportBody},
+            ),
+            Operation(
+                method="POST",
+                path="/v1/sessions/import",
+                access=Access.USER,
+                endpoint=self.import_,
+                summary="A new session from an exported file",
+                headers=("Idempotency-Key",),
+                body=ImportBody,
+                answers={201: "session", 200: "session"},
+            ),
+        ]
+
+    async def fork(self, call: Call) -> Response:
+        session_id, key = call.path("session_id"), _optional_key(call)
+        check_session_id(session_id)
+        body: ForkBody = to_struct(await call.body(), ForkBody)
+        await self._store.session(call.uid, session_id)
+        check_message_id(body.message_id)
+        return await self._made(
+            await self._store.fork_session(
+                call.uid, session_id, body.message_id, idempotency_key=key
+            )
+        )
+
+    async def export(self, call: Call) -> Response:
+        session_id = call.path("session_id")
+        check_session_id(session_id)
+        session = await self._store.session(call.uid, session_id)
+        is_json = call.query.format == "json"
+        messages = self._store.messages_of(call.uid, session_id, whole_tree=is_json)
+        parts = as_json(session, messages) if is_json else as_markdown(session, messages)
+        return StreamingResponse(
+            breathing(parts),
+            media_type="application/json" if is_json else "text/markdown; charset=utf-8",
+            headers={
+                "Content-Disposition": attachment(session.title, call.query.format),
+                "Cache-Control": "no-store",
+            },
+        )
+
+    async def import_(self, call: Call) -> Response:
+        key = _optional_key(call)
+        async with self._importing:
+            data = await read_json(call.request)
+            draft = await asyncio.to_thread(parse_import, data, self._services.model)
+            del data
+            made = await self._store.import_session(call.uid, draft, idempotency_key=key)
+        return await self._made(made)
+
+    async def _made(self, made: CreatedSession) -> Response:
+        if not made.replayed:
+            await self._hub.publish_created(made.session)
+        return session_response(made.session, 200 if made.replayed else 201)
+
+
+def _optional_key(call: Call) -> str | None:
+    """With a key, a copy that is asked for again is made once."""
+    key = call.header("Idempotency-Key")
+    if key is not None and not is_idempotency_key(key):
+        raise invalid_field("Idempotency-Key", "1 to 128 characters of [A-Za-z0-9_-]")
+    return key
