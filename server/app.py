@@ -23,6 +23,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from engine import AsyncLLM
 from server import __version__
 from server.abandonment import Abandonment
+from server.audit import Auditor
 from server.auth import BEARER_SUBPROTOCOL, Authenticator, Origins
 from server.beginnings import Beginnings
 from server.closing import CloseCode
@@ -48,6 +49,7 @@ from server.sampling import ModelDefaults
 from server.services import Services
 from server.slots import ActiveLimit
 from server.takeover import Takeover
+from sessions.audit import AuditLog
 from sessions.credentials import Credentials
 from sessions.errors import StoreRefused, StoreUnavailable
 from sessions.follow import LiveFeed
@@ -152,6 +154,7 @@ class Worker:
             takeover=self.takeover,
             health=self.health,
             identities=self.identities,
+            auditor=Auditor(AuditLog(store.client, store.keys)),
             metrics=self.metrics,
             limits=config.limits,
             connections=ConnectionCounter(config.limits),

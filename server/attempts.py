@@ -6,6 +6,7 @@ address cannot lock the admin out.
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import structlog
 
@@ -17,44 +18,63 @@ logger = structlog.get_logger("server")
 MAX_FAILURES = 10
 WINDOW_SECONDS = 60.0
 MAX_ADDRESSES = 10_000
-MAX_FORGIVEN = 1000
+MAX_TRUSTED = 1000
+
+
+@dataclass(slots=True)
+class _Window:
+    """A minute of one address, from its first attempt on."""
+
+    begin: float
+    num_attempts: int = 0  # that failed, or whose outcome is not known yet
+    is_logged: bool = False
 
 
 class FailedAttempts:
-    """Of one worker. A window begins with an address's first failure."""
+    """Of one worker."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._windows: dict[str, tuple[float, int]] = {}  # address → begin, failures
-        self._forgiven: set[str] = set()  # digests of tokens that were right
+        self._windows: dict[str, _Window] = {}
+        self._trusted: set[str] = set()  # digests of tokens that were right
 
-    def check(self, address: str, token: str) -> None:
-        """Raise `ApiError` `rate_limited` while the address has to wait."""
-        begin, failures = self._window(address)
-        if failures < MAX_FAILURES or digest_of(token) in self._forgiven:
+    def begin(self, address: str, token: str) -> None:
+        """Somebody tries a token; it counts as wrong until `succeeded`.
+
+        Raises `ApiError` `rate_limited` while the address has to wait.
+        """
+        if digest_of(token) in self._trusted:
             return
-        left = begin + WINDOW_SECONDS - self._clock()
-        raise ApiError(
-            "rate_limited", "too many wrong tokens", retry_after_ms=max(1, int(left * 1000))
-        )
+        window = self._window(address)
+        if window.num_attempts >= MAX_FAILURES:
+            left_ms = (window.begin + WINDOW_SECONDS - self._clock()) * 1000
+            raise ApiError(
+                "rate_limited", "too many wrong tokens", retry_after_ms=max(1, int(left_ms))
+            )
+        window.num_attempts += 1
 
-    def count(self, address: str) -> None:
-        """A token was wrong. Only the first of a window is logged."""
-        begin, failures = self._window(address)
-        if not failures:
+    def failed(self, address: str) -> None:
+        """The token was wrong. Only the first of a window is logged."""
+        window = self._window(address)
+        if not window.is_logged:
+            window.is_logged = True
             logger.warning("wrong admin token", address=address)
+
+    def succeeded(self, address: str, token: str) -> None:
+        """The token was right."""
+        digest = digest_of(token)
+        if digest in self._trusted:
+            return
+        if len(self._trusted) >= MAX_TRUSTED:
+            self._trusted.clear()
+        self._trusted.add(digest)
+        self._window(address).num_attempts -= 1
+
+    def _window(self, address: str) -> _Window:
+        now = self._clock()
+        window = self._windows.get(address)
+        if window is None or now - window.begin >= WINDOW_SECONDS:
             if len(self._windows) >= MAX_ADDRESSES:
                 self._windows.clear()  # forgetting is kinder than growing
-        self._windows[address] = (begin, failures + 1)
-
-    def forgive(self, token: str) -> None:
-        """A token was right."""
-        if len(self._forgiven) >= MAX_FORGIVEN:
-            self._forgiven.clear()
-        self._forgiven.add(digest_of(token))
-
-    def _window(self, address: str) -> tuple[float, int]:
-        """Begin and failures of the address's window; an old one is over."""
-        now = self._clock()
-        begin, failures = self._windows.get(address, (now, 0))
-        return (now, 0) if now - begin >= WINDOW_SECONDS else (begin, failures)
+            window = self._windows[address] = _Window(now)
+        return window

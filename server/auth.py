@@ -49,7 +49,7 @@ class Authenticator:
     def __init__(self, identities: Identities, *, origins: Origins) -> None:
         self._identities = identities
         self._origins = origins
-        self._failed = FailedAttempts()
+        self._attempts = FailedAttempts()
 
     async def user(self, connection: HTTPConnection) -> User:
         """The one identity of this request.
@@ -77,15 +77,15 @@ class Authenticator:
         if not connection.headers.getlist("authorization"):
             raise ApiError("token_invalid", "send the admin's token as a bearer token")
         token = _authorization(connection)
-        self._failed.check(address, token)
+        self._attempts.begin(address, token)
         try:
             user = await self._identities.of_token(token)
         except ApiError:
-            self._failed.count(address)
+            self._attempts.failed(address)
             raise
+        self._attempts.succeeded(address, token)
         if not user.may(scope):
             raise ApiError("forbidden", f"this needs the role admin and the scope {scope}")
-        self._failed.forgive(token)
         return user
 
     async def _cookie_user(self, connection: HTTPConnection) -> User:

@@ -16,6 +16,7 @@ from typing import Any
 import structlog
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from server.audit import Actor
 from server.closing import CloseCode, CloseConnection
 from server.errors import ApiError
 from server.frames import PROTOCOL, error_frame, rate_limits_frame
@@ -37,6 +38,7 @@ FIRST_FRAME_SECONDS = 10.0
 SEND_SECONDS = 15.0  # a socket that takes nothing for so long is given up
 ABORT_AFTER_CLOSE_SECONDS = 1.0
 FRAMES_PER_TURN = 16
+FAREWELL_SECONDS = 0.1  # for the last frames to leave before the close
 MAX_QUEUED_FRAMES = 64  # parsed and waiting for the store; more wait in the socket
 MAX_AGE_SECONDS = 3600
 RESUME_WINDOW_SECONDS = 600
@@ -98,9 +100,19 @@ class Connection:
         """The worker restarts: tell the client and close with 1012."""
         self._draining.set()
 
+    @property
+    def actor(self) -> Actor:
+        """The user as the audit log knows them."""
+        client = self._websocket.client
+        return Actor(self.user, client.host if client else "")
+
     def refuse(self, error: ApiError) -> None:
         """The user's rights have ended: say nothing more and close with 4401."""
         self.end(CloseConnection(CloseCode.UNAUTHENTICATED, error.code))
+
+    def evict(self, reason: str) -> None:
+        """An admin sends us away; what is queued says why, and leaves before the close."""
+        self.end(CloseConnection(CloseCode.EVICTED, reason))
 
     def end(self, ending: CloseConnection) -> None:
         """Close from outside; the first reason counts."""
@@ -192,12 +204,14 @@ class Connection:
             async with asyncio.timeout(MAX_AGE_SECONDS):
                 await self._any(self._overflow, self._draining, self._ended)
         if self._ended.is_set():
+            if self._ending.code is CloseCode.EVICTED:
+                await asyncio.sleep(FAREWELL_SECONDS)
             raise self._ending
         if self._overflow.is_set():
             raise CloseConnection(CloseCode.SLOW_CONSUMER, "slow_consumer")
         wait_ms = random.randint(100, 2000)
         self.outbox.put({"type": "connection.draining", "reconnect_after_ms": wait_ms})
-        await asyncio.sleep(0.1)  # the frame leaves before the close
+        await asyncio.sleep(FAREWELL_SECONDS)
         raise CloseConnection(CloseCode.RESTART, "restart")
 
     @staticmethod

@@ -40,6 +40,10 @@ class HttpViewer:
         self.is_closing = True
         self.outbox.put({"type": "connection.draining", "reconnect_after_ms": 1000})
 
+    def evict(self, reason: str) -> None:
+        """An admin sends us away."""
+        self.put_error(ApiError("forbidden", "an admin has ended this stream"))
+
     def put_error(self, error: ApiError, event_id: str | None = None) -> None:
         self.outbox.put(error_frame(error.body(event_id)))
 

@@ -128,7 +128,7 @@ class Handlers:
         for listed in frame.responses:
             check_response_id(listed.response_id)
         if frame.observe:
-            self._check_observer()
+            await self._services.auditor.observe(self._connection.actor, frame.session_id)
         await self._leave(frame.session_id)
         uid = None if frame.observe else self._uid
         session = await self._store.session(uid, frame.session_id)
@@ -252,12 +252,6 @@ class Handlers:
             return None
         subscription.expect_reply(kind, frame.event_id)
         return subscription
-
-    def _check_observer(self) -> None:
-        if not self._connection.user.may("admin:transcripts"):
-            raise ApiError(
-                "forbidden", "observing needs the scope admin:transcripts", param="observe"
-            )
 
     def _new_subscription(self, session_id: str, *, observes: bool = False) -> Subscription:
         if len(self._subscriptions) >= self._services.limits.max_subscriptions:

@@ -309,6 +309,8 @@ class Hub:
             room.offset += 1
             for subscription in room.subscriptions:
                 subscription.put_session_event(room.offset, due)
+                if due["type"] == "session.evicted" and not subscription.observes:
+                    subscription.watcher.evict(due["reason"])
         if room.early:
             self._sync(room, "")
 

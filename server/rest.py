@@ -2,6 +2,10 @@
 
 from starlette.routing import Route
 
+from server.admin import Admin
+from server.admin_replicas import AdminReplicaOperations
+from server.admin_sessions import AdminSessionOperations
+from server.admin_users import AdminUserOperations
 from server.operations import Doors, Operation, routes_of
 from server.rest_copies import CopyOperations
 from server.rest_credentials import CredentialOperations
@@ -10,6 +14,7 @@ from server.rest_ops import Ops
 from server.rest_pages import Pages
 from server.rest_responses import ResponseOperations
 from server.rest_sessions import SessionOperations
+from server.services import Services
 from server.rest_shares import ShareOperations
 
 
@@ -22,8 +27,19 @@ def operations(doors: Doors) -> list[Operation]:
         *SessionOperations(doors).operations(),
         *MessageOperations(doors).operations(),
         *ResponseOperations(doors).operations(),
+        *admin_operations(doors.services),
         *CopyOperations(doors).operations(),
         *ShareOperations(doors).operations(),
+    ]
+
+
+def admin_operations(services: Services) -> list[Operation]:
+    """What an admin can do beyond that, under `/v1/admin`."""
+    admin = Admin(services)
+    return [
+        *AdminSessionOperations(admin, services.store).operations(),
+        *AdminUserOperations(admin, services.store).operations(),
+        *AdminReplicaOperations(admin, services.store).operations(),
     ]
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from engine import AsyncLLM
+from server.audit import Auditor
 from server.beginnings import Beginnings
 from server.health import Health
 from server.hub import Hub
@@ -29,6 +30,7 @@ class Services:
     takeover: Takeover
     health: Health
     identities: Identities
+    auditor: Auditor
     metrics: Metrics
     limits: Limits
     connections: ConnectionCounter

@@ -12,15 +12,16 @@ from typing import Any, Final
 
 from sessions.arguments import check_session_id
 from sessions.client import RedisClient
-from sessions.errors import SessionNotFound
+from sessions.errors import ResponseNotFound, SessionNotFound
 from sessions.indexes import Indexes, local_ms
 from sessions.keys import INDEX_GRACE_MS, SHARDS, Keys
 from sessions.pages import Place, cursor_of, newest_after, parse_cursor
-from sessions.records import LIVE_STATUSES, RunRecord, session_of
-from sessions.stored import decode_run
+from sessions.records import LIVE_STATUSES, Message, RunRecord, session_of
+from sessions.stored import decode_body, decode_run
 
 MAX_EXAMINED: Final = 2000  # sessions that one page looks at for a filter that no index answers
 VIEWERS_MS: Final = 60_000  # a worker repeats its count of viewers well within that
+MESSAGES_AT_ONCE: Final = 100  # while an answer's message is looked for
 MAX_RUNS: Final = 20  # of one session, in its details
 
 _SESSION_FIELDS: Final = (
@@ -210,6 +211,23 @@ class Listing:
         runs = [decode_run(rid, fields) for rid, fields in zip(rids, stored, strict=True)]
         known = [run for run in runs if run is not None]
         return listed, sorted(known, key=lambda run: run.created_at, reverse=True), now_ms
+
+    async def answer(self, response_id: str) -> Message:
+        """The message that a response wrote, however long ago. Raises `ResponseNotFound`."""
+        session_id = session_of(response_id)
+        check_session_id(session_id)
+        entries = await self._client.call("LRANGE", self._keys.session(session_id, "tree"), 0, -1)
+        ids = [entry.split(b" ")[0] for entry in reversed(entries)]
+        for start in range(0, len(ids), MESSAGES_AT_ONCE):
+            bodies = await self._client.call(
+                "HMGET",
+                self._keys.session(session_id, "msg"),
+                *ids[start : start + MESSAGES_AT_ONCE],
+            )
+            for message in (decode_body(body) for body in bodies if body is not None):
+                if message.response_id == response_id:
+                    return message
+        raise ResponseNotFound
 
     async def num_sessions(self) -> int:
         """How many sessions there are; exact, but for entries on their way in or out."""

@@ -21,6 +21,10 @@ class Viewer:
     def __init__(self, uid: str = "alice") -> None:
         self.uid = uid
         self.outbox = Outbox(lambda: None)
+        self.evicted_for: str | None = None
+
+    def evict(self, reason: str) -> None:
+        self.evicted_for = reason
 
     async def next(self) -> dict[str, Any]:
         async with asyncio.timeout(PATIENCE):
