@@ -133,8 +133,6 @@ class Handlers:
         uid = None if frame.observe else self._uid
         session = await self._store.session(uid, frame.session_id)
         subscription = self._new_subscription(session.id, observes=frame.observe)
-        again = SubscribeSession(session_id=session.id, limit=frame.limit, observe=frame.observe)
-        subscription.rejoin = lambda: self._send_state(subscription, again)
         await self._join(subscription)
         try:
             await self._send_state(subscription, frame)

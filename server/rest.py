@@ -14,8 +14,8 @@ from server.rest_ops import Ops
 from server.rest_pages import Pages
 from server.rest_responses import ResponseOperations
 from server.rest_sessions import SessionOperations
-from server.services import Services
 from server.rest_shares import ShareOperations
+from server.services import Services
 
 
 def operations(doors: Doors) -> list[Operation]:
@@ -27,9 +27,9 @@ def operations(doors: Doors) -> list[Operation]:
         *SessionOperations(doors).operations(),
         *MessageOperations(doors).operations(),
         *ResponseOperations(doors).operations(),
-        *admin_operations(doors.services),
         *CopyOperations(doors).operations(),
         *ShareOperations(doors).operations(),
+        *admin_operations(doors.services),
     ]
 
 
