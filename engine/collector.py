@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from engine.errors import EngineGenerateError
 from engine.outputs import RequestOutput
 from engine.sampling_params import RequestOutputKind
 
@@ -23,7 +24,9 @@ class RequestOutputCollector:
         self._on_close: Callable[[], None] | None = None
 
     def put(self, output: RequestOutput | Exception) -> None:
-        """Add an output; an exception takes the place of what waits."""
+        """Add an output; an exception takes the place of what waits. Ignored after `close`."""
+        if self._has_ended:
+            return
         if isinstance(output, RequestOutput) and isinstance(self.output, RequestOutput):
             self.output.add(output, aggregate=self._aggregate)
         elif not isinstance(self.output, Exception):
@@ -31,27 +34,43 @@ class RequestOutputCollector:
             self.ready.set()
 
     async def get(self) -> RequestOutput:
-        """The waiting output, or the next one. May be cancelled; no output is lost by it."""
-        while (output := self.get_nowait()) is None:
+        """The waiting output, or the next one. May be cancelled; no output is lost by it.
+
+        Several may wait, each output goes to one of them. `EngineGenerateError` behind the last.
+        """
+        output = await self.get_or_end()
+        if output is None:
+            raise EngineGenerateError("the stream has ended")
+        return output
+
+    async def get_or_end(self) -> RequestOutput | None:
+        """As `get`, but None behind the last output."""
+        while (output := self.get_nowait()) is None and not self._has_ended:
             await self.ready.wait()
         return output
 
     def get_nowait(self) -> RequestOutput | None:
         """The waiting output, or None. Raises what ended the stream, if that is what waits."""
         output, self.output = self.output, None
-        self.ready.clear()
+        if isinstance(output, Exception) or (output is not None and output.finished):
+            self._end()
+        elif not self._has_ended:
+            self.ready.clear()
         if isinstance(output, Exception):
-            self._has_ended = True
             raise output
-        if output is not None:
-            self._has_ended = output.finished
         return output
 
     def close(self) -> None:
         """Leave: the request is aborted if it still runs, and nothing more comes. Idempotent."""
+        self.output = None
+        self._end()
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
             on_close()
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self.ready.set()  # whoever else waits must not wait for ever
 
     def call_on_close(self, callback: Callable[[], None]) -> None:
         self._on_close = callback
@@ -60,9 +79,10 @@ class RequestOutputCollector:
         return self
 
     async def __anext__(self) -> RequestOutput:
-        if self._has_ended:
+        output = await self.get_or_end()
+        if output is None:
             raise StopAsyncIteration
-        return await self.get()
+        return output
 
     def __del__(self) -> None:
         self.close()

@@ -107,8 +107,8 @@ class RequestManager:
         Raises `EngineDeadError` if the core has died, `KeyError` as above.
         """
         record = self._find(request_id)
-        while not record.is_read:
-            yield await record.read()
+        while (output := await record.read()) is not None:
+            yield output
 
     def _find(self, request_id: Any) -> "_Record":
         key = str(request_id)
@@ -139,7 +139,6 @@ class _Record:
     ) -> None:
         self.request = request
         self.is_cancelled = False
-        self.is_read = False  # up to its last output
         self._collector = collector
         self._progress = progress
         self._end: RequestStatus | None = None
@@ -152,14 +151,14 @@ class _Record:
             return RequestStatus.CANCELLED
         return RequestStatus.RUNNING if self._progress.is_scheduled else RequestStatus.WAITING
 
-    async def read(self) -> RequestOutput:
+    async def read(self) -> RequestOutput | None:
+        """The next output; None behind the last."""
         try:
-            output = await self._collector.get()
+            output = await self._collector.get_or_end()
         except Exception:
-            self._end, self.is_read = RequestStatus.FAILED, True
+            self._end = RequestStatus.FAILED
             raise
         self._note_end(output)
-        self.is_read = output.finished
         return output
 
     def _note_end(self, output: RequestOutput | Exception | None) -> None:

@@ -4,7 +4,7 @@ import gc
 import pytest
 
 from engine.collector import RequestOutputCollector
-from engine.errors import EngineDeadError
+from engine.errors import EngineDeadError, EngineGenerateError
 from engine.outputs import CompletionOutput, Logprob, RequestOutput
 from engine.sampling_params import RequestOutputKind
 
@@ -102,3 +102,36 @@ async def test_iteration_ends_behind_the_last_output() -> None:
     collector = RequestOutputCollector(RequestOutputKind.DELTA, "r")
     collector.put(_output("a", [1], "length"))
     assert [output.outputs[0].text async for output in collector] == ["a"]
+
+
+async def test_every_iterator_of_a_stream_ends() -> None:
+    collector = RequestOutputCollector(RequestOutputKind.DELTA, "r")
+
+    async def read() -> int:
+        return len([output async for output in collector])
+
+    readers = asyncio.gather(read(), read())
+    await asyncio.sleep(0)  # both wait now
+    collector.put(_output("a", [1], "length"))
+    async with asyncio.timeout(5):
+        assert sorted(await readers) == [0, 1]
+
+
+async def test_nothing_more_can_be_got_behind_the_last_output() -> None:
+    collector = RequestOutputCollector(RequestOutputKind.DELTA, "r")
+    collector.put(_output("a", [1], "length"))
+    await collector.get()
+    with pytest.raises(EngineGenerateError, match="has ended"):
+        await collector.get()
+
+
+async def test_closing_ends_whoever_waits() -> None:
+    collector = RequestOutputCollector(RequestOutputKind.DELTA, "r")
+    waiting = asyncio.create_task(collector.get())
+    await asyncio.sleep(0)  # it waits now
+    collector.close()
+    with pytest.raises(EngineGenerateError, match="has ended"):
+        async with asyncio.timeout(5):
+            await waiting
+    collector.put(_output("late", [1], "abort"))
+    assert [output async for output in collector] == []

@@ -224,6 +224,17 @@ async def test_a_stream_that_is_left_goes_on_in_the_next(
 # ---- stream_generate
 
 
+async def test_every_reader_of_a_request_ends(manager: RequestManager, core: ScriptedCore) -> None:
+    request_id = await add(manager, core, "r")
+    readers = asyncio.gather(read(manager, "r"), read(manager, "r"))
+    core.emit(request_id, A)
+    core.emit(request_id, B, finish="length")
+    async with asyncio.timeout(5):
+        outputs = [output for each in await readers for output in each]
+    assert [output.finished for output in outputs].count(True) == 1
+    assert await read(manager, "r") == []
+
+
 @pytest.mark.parametrize("kind", list(RequestOutputKind))
 async def test_text_comes_in_pieces_whatever_the_output_kind(
     engine: AsyncLLM, core: ScriptedCore, kind: RequestOutputKind
