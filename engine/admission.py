@@ -36,12 +36,17 @@ def find_problem(sequence: Sequence, config: EngineConfig, vocab_size: int) -> P
 
 
 def find_congestion(
-    sequence: Sequence, config: EngineConfig, num_waiting: int, num_waiting_tokens: int
+    sequence: Sequence, config: EngineConfig, *, num_ahead: int, num_waiting_tokens: int
 ) -> Problem | None:
-    """Why this request cannot be queued behind so many others, if so."""
+    """Why this request cannot be queued behind so many others, if so.
+
+    `num_ahead` requests stay behind when the free seats are taken; negative: one is left for this.
+    """
+    if num_ahead < 0:
+        return None
     limit = config.max_num_queued_reqs
-    if limit is not None and num_waiting >= limit:
-        return ("queue_full", f"{num_waiting} requests are waiting already")
+    if limit is not None and num_ahead >= limit:
+        return ("queue_full", f"{num_ahead} requests are waiting already")
     limit = config.max_num_queued_tokens
     if limit is not None and num_waiting_tokens + sequence.num_tokens > limit:
         return ("queue_full", f"{num_waiting_tokens} tokens are waiting already")

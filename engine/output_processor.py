@@ -9,11 +9,14 @@ what the core must be told is returned.
 from collections.abc import Iterable
 from typing import Any
 
-from engine.errors import RetryableRequestError, ValidationError
+from engine.errors import QueueOverflowError, RetryableRequestError, ValidationError
 from engine.ipc import SequenceOutput
 from engine.outputs import FinishReason, OutputError
 from engine.parent_request import ParentRequest
 from engine.request_state import RequestState, output_failed
+
+# What the core says of a request that it has not taken, and what its reader gets for it.
+REFUSALS = {"paused": RetryableRequestError, "queue_full": QueueOverflowError}
 
 
 class OutputProcessor:
@@ -63,8 +66,8 @@ class OutputProcessor:
             state = self.request_states.get(output.request_id)
             if state is None:
                 continue  # it has ended here, the core just did not know yet
-            if output.error is not None and output.error[0] == "paused":
-                self.fail(state, RetryableRequestError(output.error[1]))
+            if output.error is not None and output.error[0] in REFUSALS:
+                self.fail(state, REFUSALS[output.error[0]](output.error[1]))
                 continue
             try:
                 reason = state.update(output)

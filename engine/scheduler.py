@@ -83,6 +83,7 @@ class Scheduler:
         self._outputs: defaultdict[str, list[SequenceOutput]] = defaultdict(list)  # by client
         self._numbers = count()
         self._last_deadline_check = -math.inf
+        self._is_backed_up = False  # whether the last step left somebody waiting
 
     # ---- requests come and go -------------------------------------------------------------------
 
@@ -103,8 +104,11 @@ class Scheduler:
         arrival_time = request.arrival_time if math.isfinite(request.arrival_time) else 0.0
         sequence.order = (priority, arrival_time, next(self._numbers))
         sequence.queued_ts = now
+        num_ahead = len(self.waiting)
+        if not self._is_backed_up:  # what came since the last step may all find a seat
+            num_ahead -= max(0, self.config.max_num_seqs - len(self.running))
         congestion = find_congestion(
-            sequence, self.config, len(self.waiting), self.waiting.num_tokens
+            sequence, self.config, num_ahead=num_ahead, num_waiting_tokens=self.waiting.num_tokens
         )
         self.totals.requests += 1
         self.sequences[sequence.key] = sequence
@@ -117,7 +121,7 @@ class Scheduler:
         for request_id in request_ids:
             sequence = self.sequences.get((client_id, request_id))
             if sequence is not None:
-                self.totals.aborts += 1
+                self.totals.aborts += reason == "abort"  # not what a stop string ended
                 self.finish(sequence, reason)
 
     def drop_client(self, client_id: str) -> None:
@@ -186,6 +190,7 @@ class Scheduler:
                 budget -= scheduled[-1].num_tokens
             elif not head.is_finished:
                 break
+        self._is_backed_up = bool(self.waiting)
         for sequence in self.waiting.move_up(now):
             self._outputs[sequence.client_id].append(self._output(sequence))
         if scheduled:

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from engine.collector import RequestOutputCollector
-from engine.errors import ValidationError
+from engine.errors import QueueOverflowError, RetryableRequestError, ValidationError
 from engine.flat_logprobs import FlatLogprobs
 from engine.ipc import SequenceOutput
 from engine.output_processor import OutputProcessor, merge_outputs
@@ -180,6 +180,19 @@ def test_error_of_the_core_is_in_the_last_output(processor: OutputProcessor) -> 
     assert output is not None and output.error is not None
     assert (output.error.code, output.error.message) == ("out_of_memory", "too long")
     assert output.outputs[0].finish_reason == "error"
+
+
+@pytest.mark.parametrize(
+    ("code", "exception"), [("paused", RetryableRequestError), ("queue_full", QueueOverflowError)]
+)
+def test_refusal_of_the_core_is_raised_in_the_stream(
+    processor: OutputProcessor, code: str, exception: type[Exception]
+) -> None:
+    request = Request(processor)
+    request.process(finish="error", error=(code, "not now"))
+    with pytest.raises(exception, match="not now"):
+        request.collector.get_nowait()
+    assert not processor.has_unfinished_requests()
 
 
 def test_callback_that_raises_ends_its_own_request(processor: OutputProcessor) -> None:

@@ -156,9 +156,45 @@ def test_a_full_queue_refuses() -> None:
     run.add("one too many")
     assert run.ends() == {"one too many": "error"}
     run = Run(make_scheduler(max_num_seqs=1, max_num_queued_tokens=10))
-    run.add("a", 6)
-    run.add("b", 6)
-    assert run.ends() == {"b": "error"}
+    run.add("runs", 6)
+    run.add("waits", 3)
+    run.add("one too many", 6)
+    assert run.ends() == {"one too many": "error"}
+
+
+def test_requests_that_arrive_together_are_not_refused_while_there_are_seats() -> None:
+    run = Run(make_scheduler(max_num_seqs=3, max_num_queued_reqs=1))
+    for name in ("a", "b", "c", "waits", "one too many"):
+        run.add(name, max_tokens=2)
+    assert run.ends() == {"one too many": "error"}
+    run.step()
+    run.add("one more")
+    assert "one more" in run.ends()
+
+
+def test_a_queue_that_waits_for_blocks_is_full_at_its_limit_whatever_seats_there_are() -> None:
+    run = Run(make_scheduler(num_blocks=4, max_num_seqs=8, max_num_queued_reqs=1))
+    run.add("runs", 12, max_tokens=9)
+    run.step()
+    run.add("waits for blocks", 12)
+    run.step()
+    run.add("one too many")
+    assert run.ends() == {"one too many": "error"}
+
+
+def test_an_idle_core_takes_a_prompt_longer_than_its_queue() -> None:
+    run = Run(make_scheduler(max_num_queued_tokens=10))
+    run.add("long", 30)
+    assert run.ends() == {}
+
+
+def test_aborts_are_counted_apart_from_stop_strings() -> None:
+    scheduler = make_scheduler()
+    for name in ("stopped", "aborted"):
+        scheduler.add("me", make_request(name), 0.0)
+    scheduler.abort("me", ["stopped"], "stop")
+    scheduler.abort("me", ["aborted"])
+    assert scheduler.totals.aborts == 1
 
 
 def test_waiting_too_long_is_an_error() -> None:
