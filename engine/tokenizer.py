@@ -25,6 +25,8 @@ from engine.errors import ValidationError
 
 # Encoding a shorter text takes less time on the event loop than a trip to another thread.
 INLINE_CHARACTERS = 512
+HOPELESS_CHARACTERS = 16  # for each token of the context; words have some four
+CUT_TOKENS = 16  # more than a cut in the middle of a text may add
 SPECIAL_NAMES = (
     *("bos_token", "eos_token", "unk_token", "sep_token"),
     *("pad_token", "cls_token", "mask_token"),
@@ -111,13 +113,18 @@ class Tokenizer:
         """As `encode`, in another thread when the text is long.
 
         More ids than `max_length` are a `ValidationError`: made into a list, a few million of them
-        would stop the event loop for longer than it takes to count them.
+        would stop the event loop for longer than it takes to count them. A text that is hopelessly
+        long is refused by its beginning, so that it does not hold up the texts behind it.
         """
         if len(text) <= INLINE_CHARACTERS:
             return _encode(self._backend, text, add_special_tokens, max_length)
-        return await self._in_thread(
-            lambda: _encode(self._backend, text, add_special_tokens, max_length)
-        )
+
+        def encode() -> list[int]:
+            if max_length is not None:
+                _refuse_hopeless(self._backend, text, max_length)
+            return _encode(self._backend, text, add_special_tokens, max_length)
+
+        return await self._in_thread(encode)
 
     def decode(
         self,
@@ -313,6 +320,17 @@ def _encode(
         problem = f"the prompt has {len(encoding)} tokens, and the model's context {max_length}"
         raise ValidationError(problem, "prompt", len(encoding))
     return encoding.ids
+
+
+def _refuse_hopeless(backend: tokenizers.Tokenizer, text: str, max_length: int) -> None:
+    """Raise `ValidationError` if the beginning of a very long text is too long already."""
+    num_characters = HOPELESS_CHARACTERS * max_length
+    if len(text) < 2 * num_characters:
+        return
+    (encoding,) = backend.encode_batch_fast([text[:num_characters]], add_special_tokens=False)
+    if len(encoding) > max_length + CUT_TOKENS:
+        problem = f"the prompt has over {len(encoding)} tokens, the model's context {max_length}"
+        raise ValidationError(problem, "prompt", len(text))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

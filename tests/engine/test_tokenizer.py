@@ -277,6 +277,17 @@ async def test_more_ids_than_the_context_are_refused(ours: dict[str, Tokenizer])
             await ours["chatml"].encode_async(text, max_length=1)
 
 
+async def test_a_hopelessly_long_text_is_refused_by_its_beginning(
+    ours: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode_all(*arguments: Any) -> list[int]:
+        raise AssertionError("the whole text was encoded")
+
+    monkeypatch.setattr(tokenizer_module, "_encode", encode_all)
+    with pytest.raises(ValidationError, match="the model's context 100"):
+        await ours["chatml"].encode_async("Hello you " * 10_000, max_length=100)
+
+
 async def test_event_loop_runs_while_a_long_text_is_encoded(ours: dict[str, Tokenizer]) -> None:
     ticks = 0
 
