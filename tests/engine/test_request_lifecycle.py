@@ -86,11 +86,8 @@ async def test_r5_abort_of_a_parent_ends_all_answers_within_a_step(
     core: ThreadedCore, engine: AsyncLLM
 ) -> None:
     stream = await held(core, engine, n=3)
-    core.release()
-    while len(engine.output_processor.request_states) < 3 or not core.scheduler.running[2:]:
-        await stream.get()
-    core.hold()
-    await asyncio.to_thread(core.is_in_step.wait)
+    while len(core.scheduler.running) < 3:
+        await core.next_step()
     num_steps = len(core.model.steps)
     await engine.abort("r")
     assert engine.output_processor.find("r") == []

@@ -28,6 +28,7 @@ class ThreadedCore:
         self.scheduler = make_scheduler(**settings)
         self._gate = threading.Event()
         self._gate.set()
+        self._holds_again = False  # after the step that is released next
         self.is_in_step = threading.Event()
         self._directory = PrivateDirectory()
         self.address = self._directory.address
@@ -72,6 +73,13 @@ class ThreadedCore:
     def release(self) -> None:
         self._gate.set()
 
+    async def next_step(self) -> None:
+        """Let the step that is held end, and hold the one behind it."""
+        self.is_in_step.clear()
+        self._holds_again = True
+        self._gate.set()
+        await asyncio.to_thread(self.is_in_step.wait)
+
     async def release_after_message(self) -> None:
         """Let the step end when a message is here for the next one to find."""
         async with asyncio.timeout(5):
@@ -82,6 +90,9 @@ class ThreadedCore:
     def _pass_gate(self) -> None:
         self.is_in_step.set()
         self._gate.wait()
+        if self._holds_again:
+            self._holds_again = False
+            self._gate.clear()
 
 
 @contextlib.asynccontextmanager
