@@ -26,8 +26,18 @@ from engine.connection import STALL_SECONDS, CoreConnection
 from engine.download import resolve_model
 from engine.engine_control import EngineControl
 from engine.engine_status import EngineParts
-from engine.errors import ValidationError
-from engine.inputs import LoRARequest, Prompt, bad_word_ids, check_params, parse_prompt
+from engine.errors import ValidationError, refuse
+from engine.inputs import (
+    LoRARequest,
+    Prompt,
+    bad_word_ids,
+    check_order,
+    check_params,
+    check_request_id,
+    check_tokenization,
+    checked_ids,
+    parse_prompt,
+)
 from engine.launcher import STOP_TIMEOUT_SECONDS, CoreProcess, PrivateDirectory
 from engine.outputs import RequestOutput
 from engine.pooling import PoolingParams, PoolingRequestOutput
@@ -282,7 +292,15 @@ class AsyncLLM(EngineControl):
         `ValidationError` for wrong arguments, `RetryableRequestError` while there is no core,
         `QueueOverflowError` and `MaxQueuedTokensError` when too much is waiting.
         """
+        check_request_id(request_id)
         parsed = parse_prompt(prompt, prompt_token_ids, prompt_text)
+        check_tokenization(tokenization_kwargs, parsed.token_ids)
+        check_order(priority, arrival_time)
+        resume_token_ids = checked_ids("resume_token_ids", resume_token_ids) or []
+        if on_progress is not None and not callable(on_progress):
+            raise refuse("on_progress", on_progress, "must be a function")
+        if isinstance(params, SamplingParams):
+            params = params.clone()  # which checks again what may have been set since
         known = self._client.ready
         vocab_size = None if known is None else known.vocab_size
         check_params(params, lora_request, self._parts.max_logprobs, vocab_size)
@@ -316,7 +334,7 @@ class AsyncLLM(EngineControl):
                     self._client.submit(
                         state,
                         token_ids,
-                        resume_token_ids=resume_token_ids or (),
+                        resume_token_ids=resume_token_ids,
                         priority=priority,
                         cache_salt=parsed.cache_salt,
                     )
@@ -352,19 +370,16 @@ class AsyncLLM(EngineControl):
     # ---- helpers
 
     def _complete_params(self, params: SamplingParams) -> SamplingParams:
-        """Our own copy. With a seed, so that the same request can be sent again."""
+        """With a seed, so that the same request can be sent again."""
         words = params.bad_words
         return msgspec.structs.replace(
-            params if params.skip_clone else params.clone(),
+            params,
             seed=secrets.randbits(63) if params.seed is None else params.seed % (1 << 64),
             stream_interval=params.stream_interval or self._parts.stream_interval,
             bad_words_token_ids=bad_word_ids(words, self.tokenizer) if words else None,
         )
 
     async def _tokenize(self, text: str, options: dict[str, Any]) -> list[int]:
-        unknown = options.keys() - {"add_special_tokens"}
-        if unknown:
-            raise NotImplementedError(f"tokenization_kwargs {sorted(unknown)} are not implemented")
         return await self.tokenizer.encode_async(
             text,
             options.get("add_special_tokens", True),

@@ -19,7 +19,8 @@ from engine.errors import (
     RetryableRequestError,
 )
 from engine.inputs import check_prompt
-from engine.ipc import Abort, AddRequest, Ready, SchedulerStats, SequenceOutput
+from engine.ipc import AddRequest, Ready, SchedulerStats, SequenceOutput
+from engine.outgoing import check_request
 from engine.output_processor import OutputProcessor, merge_outputs
 from engine.request_state import RequestState
 from engine.resubmission import Resubmission, Submission
@@ -86,10 +87,15 @@ class CoreClient:
         return not self._reconnect and self.connection.core_has_exited()
 
     def attach(self) -> None:
-        """Work on the running event loop; what another one has left open is given up."""
+        """Work on the running event loop; what one that has ended left open is given up.
+
+        Raises `RuntimeError` while another loop, in another thread, works with this engine.
+        """
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             if self._loop is not None:
+                if self._loop.is_running():
+                    raise RuntimeError("another event loop is using this engine: give each its own")
                 self._abort_in_core(self._states())
                 self._end_all("its event loop has ended")
             self._is_processing = False
@@ -155,6 +161,7 @@ class CoreClient:
             priority=priority,
             cache_salt=cache_salt,
         )
+        check_request(request)
         if not self._send(request):
             raise RetryableRequestError("the engine core cannot be reached")
         state.in_core = True
@@ -175,7 +182,7 @@ class CoreClient:
             if self._loop is not None:
                 self._loop.call_later(ABORT_CONFIRM_SECONDS, self._end_unconfirmed, state)
         if to_stop:
-            self.connection.send(Abort(to_stop))
+            self.connection.abort(to_stop)
 
     def leave(self, *states: RequestState) -> None:
         """The reader of a request is gone; it may be the garbage collector who says so."""
@@ -220,7 +227,7 @@ class CoreClient:
         batch = list(islice(self._inbox, MAX_OUTPUTS_PER_TURN))
         to_stop = self.requests.process([self._inbox.pop(i) for i in batch])
         if to_stop:
-            self.connection.send(Abort(to_stop, reason="stop"))
+            self.connection.abort(to_stop, "stop")
         self._is_processing = bool(self._inbox)
         if self._is_processing and self._loop is not None:
             self._loop.call_soon(self._process_inbox)
@@ -248,7 +255,7 @@ class CoreClient:
         self._stop_gap_timer()
         if self._lost_ids and known is not None and known.epoch == ready.epoch:
             # We only lost sight of it. It may compute them still, under ids that are used no more.
-            self.connection.send(Abort(self._lost_ids))
+            self.connection.abort(self._lost_ids)
         self._lost_ids = []
         self._resubmission.end_misfits(ready)
         self._resubmit()
@@ -311,7 +318,7 @@ class CoreClient:
     def _abort_in_core(self, states: Iterable[RequestState]) -> None:
         ids = [state.internal_id for state in states if state.in_core and not state.is_aborting]
         if ids:
-            self.connection.send(Abort(ids))
+            self.connection.abort(ids)
 
 
 def _exceeds(number: int, limit: int | None) -> bool:

@@ -20,7 +20,7 @@ import zmq
 
 from engine.errors import EngineDeadError, EngineGenerateError, EngineStartError
 from engine.ipc import (
-    MAX_MESSAGE_BYTES,
+    Abort,
     ClientMessage,
     CoreMessage,
     Dead,
@@ -34,8 +34,8 @@ from engine.ipc import (
     Utility,
     UtilityReply,
     decode_core_message,
-    encode,
 )
+from engine.outgoing import MAX_ABORTED_IDS, check_readable, pack
 
 HELLO_SECONDS = 0.05  # between two Hellos
 RECONNECT_MS = 50  # between two tries to reach a core that is not there
@@ -121,21 +121,35 @@ class CoreConnection:
         self._tick()
 
     def send(self, message: ClientMessage) -> bool:
-        """Put a message on its way without waiting; False when no core is connected."""
+        """Put a message on its way without waiting; False when no core is connected.
+
+        `ValidationError` for one that is too long, or that cannot be encoded.
+        """
+        payload = pack(message)
         try:
-            self._socket.send(encode(message), zmq.NOBLOCK)
+            self._socket.send(payload, zmq.NOBLOCK)
         except zmq.ZMQError:  # EAGAIN: no connection; ENOTSOCK: closed
             return False
         self._receive_soon()
         return True
 
+    def abort(self, request_ids: Sequence[str], reason: str = "abort") -> None:
+        """Have the core end requests, by internal id; without a core there is nothing to end."""
+        for start in range(0, len(request_ids), MAX_ABORTED_IDS):
+            self.send(Abort(list(request_ids[start : start + MAX_ABORTED_IDS]), reason))
+
     def call(self, name: str, *args: Any) -> asyncio.Future[Any]:
-        """Call a utility of the core by name. Fails with `EngineDeadError` if the core dies."""
+        """Call a utility of the core by name. Fails with `EngineDeadError` if the core dies.
+
+        Raises `ValidationError` for arguments that the core could not read.
+        """
         self.attach()
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._num_calls += 1
         call_id = self._num_calls
-        if self.ready is None or not self.send(Utility(call_id, name, list(args))):
+        utility = Utility(call_id, name, list(args))
+        check_readable(utility)
+        if self.ready is None or not self.send(utility):
             future.set_exception(EngineDeadError("no engine core is connected"))
             return future
         self._calls[call_id] = future
@@ -179,7 +193,6 @@ class CoreConnection:
         socket.set(zmq.IMMEDIATE, 1)  # nothing is queued for a core that is not there
         socket.set(zmq.SNDHWM, 0)
         socket.set(zmq.RCVHWM, 0)
-        socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)  # constant: the other end is a local file
         socket.connect(address)
         return socket
@@ -280,7 +293,7 @@ class CoreConnection:
 
     def _on_reply(self, reply: UtilityReply) -> None:
         future = self._calls.get(reply.call_id)
-        if future is None or future.done():
+        if future is None or future.done() or future.get_loop().is_closed():
             return
         if reply.error is None:
             future.set_result(reply.value)

@@ -9,8 +9,9 @@ from engine.client import CoreClient
 from engine.connection import STALL_SECONDS, CoreState
 from engine.errors import EngineDeadError, RetryableRequestError
 from engine.inputs import InputPreprocessor
-from engine.ipc import Abort, AddRequest, Ready, SchedulerStats
+from engine.ipc import AddRequest, Ready, SchedulerStats
 from engine.launcher import CoreProcess, PrivateDirectory
+from engine.outgoing import check_readable
 from engine.output_processor import OutputProcessor
 from engine.stat_loggers import StatLoggers
 from engine.tokenizer import Tokenizer
@@ -57,15 +58,19 @@ class EngineCoreHandle:
     client: CoreClient
 
     async def add_request_async(self, request: AddRequest) -> None:
-        """Send a request; its outputs are dropped, unless an `AsyncLLM` has a reader for them."""
+        """Send a request; its outputs are dropped, unless an `AsyncLLM` has a reader for them.
+
+        `ValidationError` for one that the core could not read.
+        """
         self.client.attach()
+        check_readable(request)
         if not self.client.connection.send(request):
             raise RetryableRequestError("the engine core cannot be reached")
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         """End requests by their internal ids; unknown ones are ignored."""
         self.client.attach()
-        self.client.connection.send(Abort(list(request_ids)))
+        self.client.connection.abort(list(request_ids))
 
 
 class EngineStatus:

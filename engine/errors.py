@@ -18,6 +18,8 @@ and `output.error`. Exceptions are for what was not accepted and for the death o
 
 from typing import ClassVar
 
+MAX_SHOWN = 200  # characters of a wrong value in a message
+
 
 class ValidationError(ValueError):
     """A parameter has a value that cannot be used. `parameter` and `value` say which and what."""
@@ -76,3 +78,20 @@ class MaxQueuedTokensError(EngineError):
     """As many prompt tokens are waiting as the engine was told to queue."""
 
     http_status = 503
+
+
+def refuse(parameter: str, value: object, problem: str) -> ValidationError:
+    """The error for a value, which is shown unless it is long."""
+    shown = repr(value)
+    if len(shown) > MAX_SHOWN:
+        shown = f"{shown[:MAX_SHOWN]}…"
+    return ValidationError(f"{parameter} {problem}, got {shown}", parameter, value)
+
+
+def check_text(parameter: str, value: str) -> None:
+    """Raise `ValidationError` for half of a surrogate pair, which no encoding can write."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        problem = f"{parameter} is no text: {error.reason} at {error.start}"
+        raise ValidationError(problem, parameter, None) from None

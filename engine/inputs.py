@@ -1,13 +1,17 @@
 """What a request may look like when it comes in: forms of prompts, and checks against the model."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict
 
-from engine.errors import ValidationError
+from engine.errors import ValidationError, check_text, refuse
 from engine.ipc import Ready
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
+
+MAX_ID_CHARACTERS = 1024
+MIN_PRIORITY, MAX_PRIORITY = -(1 << 63), (1 << 63) - 1
 
 
 class TextPrompt(TypedDict):
@@ -74,23 +78,73 @@ def parse_prompt(
     prompt: Any, prompt_token_ids: list[int] | None = None, prompt_text: str | None = None
 ) -> ParsedPrompt:
     """Any form of a prompt as text or ids. `ValidationError` says what is wrong with it."""
-    salt = ""
+    salt: Any = None
     if isinstance(prompt, Mapping):
-        if "prompt_embeds" in prompt or "multi_modal_data" in prompt:
-            raise NotImplementedError("prompts other than text and token ids are not implemented")
-        salt = prompt.get("cache_salt") or ""
+        _check_keys(prompt)
+        salt = prompt.get("cache_salt")
         prompt_token_ids = prompt_token_ids or prompt.get("prompt_token_ids")
         prompt = prompt.get("prompt")
     elif isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes):
         prompt_token_ids, prompt = prompt_token_ids or list(prompt), None
     if prompt is not None and not isinstance(prompt, str):
         raise NotImplementedError(f"a {type(prompt).__name__} as prompt is not implemented")
+    if prompt_text is not None and not isinstance(prompt_text, str):
+        raise refuse("prompt_text", prompt_text, "must be a string")
     text = prompt if prompt is not None else prompt_text
     if prompt_token_ids is None and text is None:
         raise ValidationError("a prompt needs text or token ids", "prompt", prompt)
-    if not isinstance(salt, str):
-        raise ValidationError("cache_salt must be a string", "cache_salt", salt)
-    return ParsedPrompt(text, _checked_ids(prompt_token_ids), salt)
+    if salt is not None and not isinstance(salt, str):
+        raise refuse("cache_salt", salt, "must be a string")
+    for name, value in (("prompt", prompt), ("prompt_text", prompt_text), ("cache_salt", salt)):
+        check_text(name, value or "")
+    return ParsedPrompt(text, checked_ids("prompt_token_ids", prompt_token_ids), salt or "")
+
+
+def check_request_id(request_id: Any) -> None:
+    """Refuse an id whose text is too long, or is none."""
+    text = str(request_id)
+    if len(text) > MAX_ID_CHARACTERS:
+        raise refuse("request_id", text, f"must have at most {MAX_ID_CHARACTERS} characters")
+    check_text("request_id", text)
+
+
+def check_order(priority: Any, arrival_time: Any) -> None:
+    """Refuse a priority that is no integer, and a time that is no number of seconds."""
+    if type(priority) is not int or not MIN_PRIORITY <= priority <= MAX_PRIORITY:
+        raise refuse("priority", priority, "must be an integer of 64 bits")
+    if arrival_time is None:
+        return
+    if isinstance(arrival_time, bool) or not isinstance(arrival_time, int | float):
+        raise refuse("arrival_time", arrival_time, "must be seconds since 1970")
+    if not math.isfinite(arrival_time):
+        raise refuse("arrival_time", arrival_time, "must be finite")
+
+
+def check_tokenization(options: Any, token_ids: object) -> None:
+    """Refuse `tokenization_kwargs` that would have no effect."""
+    if options is not None and not isinstance(options, Mapping):
+        raise refuse("tokenization_kwargs", options, "must be a dict")
+    if options and token_ids is not None:
+        problem = "have no effect on token ids"
+        raise refuse("tokenization_kwargs", dict(options), problem)
+    unknown = sorted(map(str, (options or {}).keys() - {"add_special_tokens"}))
+    if unknown:
+        raise NotImplementedError(f"tokenization_kwargs {unknown} are not implemented")
+    if options and not isinstance(options["add_special_tokens"], bool):
+        raise refuse("tokenization_kwargs", dict(options), "must say True or False")
+
+
+def checked_ids(name: str, token_ids: Any) -> list[int] | None:
+    """A list of one's own with these ids. `ValidationError` if they are no integers."""
+    if token_ids is None:
+        return None
+    try:
+        ids = list(token_ids)
+    except TypeError:
+        raise refuse(name, token_ids, "must be integers") from None
+    if not all(type(token_id) is int for token_id in ids):
+        raise ValidationError(f"{name} must be integers", name, None)
+    return ids
 
 
 def check_params(
@@ -102,10 +156,13 @@ def check_params(
     if lora_request is not None:
         raise NotImplementedError("lora_request is not implemented")
     for name in _ABSENT_FEATURES:
-        if getattr(params, name):
+        if getattr(params, name) is not None:
             raise NotImplementedError(f"SamplingParams.{name} is not implemented")
     if params.prompt_logprobs is not None:
         raise NotImplementedError("SamplingParams.prompt_logprobs is not implemented")
+    if params.bad_words_token_ids is not None:
+        problem = "bad_words_token_ids is written by the engine: give bad_words"
+        raise ValidationError(problem, "bad_words_token_ids", None)
     if params.logprobs is not None and max_logprobs != -1:
         if params.logprobs == -1 or params.logprobs > max_logprobs:
             problem = f"logprobs must be at most {max_logprobs}"
@@ -131,9 +188,9 @@ def check_prompt(token_ids: Sequence[int], resume_token_ids: Sequence[int], read
         num_slots = ready.num_blocks * ready.block_size
         problem = f"the prompt has {length} tokens, and the KV cache {num_slots}"
         raise ValidationError(problem, "prompt", length)
-    for ids in (token_ids, resume_token_ids):
+    for name, ids in (("prompt", token_ids), ("resume_token_ids", resume_token_ids)):
         if ids and not 0 <= min(ids) <= max(ids) < ready.vocab_size:
-            raise ValidationError("token ids must be of the model's vocabulary", "prompt", None)
+            raise ValidationError("token ids must be of the model's vocabulary", name, None)
 
 
 def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
@@ -157,6 +214,21 @@ _ABSENT_FEATURES = (
 )
 
 
+# Keys of vLLM's prompts for what is not text.
+_ABSENT_INPUTS = frozenset(
+    ("prompt_embeds", "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
+)
+
+
+def _check_keys(prompt: Mapping[Any, Any]) -> None:
+    for key, value in prompt.items():
+        if key in _ABSENT_INPUTS:
+            if value is not None and not (isinstance(value, dict) and not value):
+                raise NotImplementedError(f"a prompt with {key} is not implemented")
+        elif key not in ("prompt", "prompt_token_ids", "cache_salt"):
+            raise refuse("prompt", key, "has keys prompt, prompt_token_ids, cache_salt")
+
+
 def _tokens_prompt(parsed: ParsedPrompt, token_ids: list[int]) -> TokensPrompt:
     prompt = TokensPrompt(prompt_token_ids=token_ids)
     if parsed.text is not None:
@@ -164,12 +236,3 @@ def _tokens_prompt(parsed: ParsedPrompt, token_ids: list[int]) -> TokensPrompt:
     if parsed.cache_salt:
         prompt["cache_salt"] = parsed.cache_salt
     return prompt
-
-
-def _checked_ids(token_ids: Any) -> list[int] | None:
-    if token_ids is None:
-        return None
-    ids = list(token_ids)
-    if not all(type(token_id) is int for token_id in ids):
-        raise ValidationError("prompt_token_ids must be integers", "prompt_token_ids", None)
-    return ids

@@ -22,6 +22,7 @@ class ParentRequest:
         self.internal_id = internal_id
         self.params = params
         self.children: dict[str, RequestState] = {}  # by internal id, those that have not ended
+        self.shown_prompt_ids: list[int] | None = None  # in the outputs
         self._num_unfinished = params.n
         self._completions: dict[int, CompletionOutput] = {}  # ended ones, for FINAL_ONLY
         self._num_cached_tokens: int | None = 0

@@ -61,6 +61,7 @@ class RequestState:
         self.index = index  # of the answer, among those of its parent
         self.prompt = prompt
         self.prompt_token_ids: list[int] = []
+        self.shown_prompt_ids: list[int] | None = None  # made with the first output
         self.resume_token_ids: list[int] = []  # of an earlier run: already shown to somebody
         self.token_ids: list[int] = []  # of this run
         self.submission: Submission | None = None  # None: no core was asked yet
@@ -234,7 +235,7 @@ class RequestState:
         output = RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
-            prompt_token_ids=self.prompt_token_ids,
+            prompt_token_ids=self._shown_prompt(),
             prompt_logprobs=None,
             outputs=[completion],
             finished=reason is not None,
@@ -245,6 +246,13 @@ class RequestState:
         joined = output if self.parent is None else self.parent.join(output)
         if joined is not None:
             collector.put(joined)
+
+    def _shown_prompt(self) -> list[int]:
+        """One list for all outputs of the request: the caller's, who may change it."""
+        holder = self.parent or self
+        if holder.shown_prompt_ids is None:
+            holder.shown_prompt_ids = list(self.prompt_token_ids)
+        return holder.shown_prompt_ids
 
 
 def create_states(

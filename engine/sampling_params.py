@@ -9,18 +9,21 @@ request is added.
 import enum
 import logging
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-from engine.errors import ValidationError
+from engine.errors import ValidationError, check_text, refuse
 
 logger = logging.getLogger(__name__)
 
 MIN_TEMPERATURE = 0.01  # below it, logits / temperature overflows in half precision
 GREEDY_EPSILON = 1e-5  # below it, sampling is greedy
 MAX_LOGPROB_TOKEN_IDS = 128
+MAX_ANSWERS = 16_384  # to one prompt
+MAX_DEPTH = 32  # of containers in `extra_args`
 MIN_INTEGER, MAX_INTEGER = -(1 << 63), (1 << 64) - 1  # what one msgpack integer holds
 
 
@@ -59,7 +62,7 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
     include_stop_str_in_output: bool = False
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     stream_interval: int | None = None
-    skip_clone: bool = False  # the caller promises not to change this object while the request runs
+    skip_clone: bool = False  # recorded: they are copied, which checks them, in any case
     structured_outputs: Any = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
@@ -76,6 +79,7 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
     bad_words_token_ids: list[list[int]] | None = None  # of `bad_words`; the engine fills it in
 
     def __post_init__(self) -> None:
+        self._check_types()
         self._normalize()
         self._check_sampling()
         self._check_lengths()
@@ -105,18 +109,43 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
     @property
     def stop_strings(self) -> list[str]:
         """`stop` as the list that construction made of it."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
 
     def clone(self) -> "SamplingParams":
-        """A copy whose lists and dicts are its own."""
-        return msgspec.convert(msgspec.to_builtins(self), SamplingParams)
+        """A copy whose lists and dicts are its own. `ValidationError` if a value was made wrong."""
+        try:
+            return msgspec.convert(msgspec.to_builtins(self), SamplingParams)
+        except NotImplementedError:
+            raise
+        except Exception as error:  # an attribute may have been set to anything
+            raise cannot_be_sent(error, SamplingParams) from None
+
+    def _check_types(self) -> None:
+        for name in _BOOLEANS:
+            if not isinstance(getattr(self, name), bool):
+                raise refuse(name, getattr(self, name), "must be True or False")
+        skip = self.skip_reading_prefix_cache
+        if skip is not None and not isinstance(skip, bool):
+            raise refuse("skip_reading_prefix_cache", skip, "must be True or False")
+        for name in _ID_LISTS:
+            setattr(self, name, _as_list(name, getattr(self, name), "token ids"))
+        for name in ("stop", "bad_words"):
+            if isinstance(value := getattr(self, name), tuple):
+                setattr(self, name, list(value))
+        if not isinstance(self.logit_bias, dict | None):
+            raise refuse("logit_bias", self.logit_bias, "must be a dict of token ids")
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if isinstance(value, float) and type(value) is not float:  # of numpy, for one
+                setattr(self, name, float(value))
 
     def _normalize(self) -> None:
         if self.seed == -1:
             self.seed = None
         self.stop = self.stop_strings
-        self.stop_token_ids = list(dict.fromkeys(self.stop_token_ids or []))
-        self.bad_words = self.bad_words or []
+        self.bad_words = [] if self.bad_words is None else self.bad_words
         self.logprobs = 1 if self.logprobs is True else self.logprobs
         if self.logprobs is None and self.logprob_token_ids:
             self.logprobs = 0  # the chosen token's, and those asked for
@@ -126,33 +155,33 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
         try:
             self.output_kind = RequestOutputKind(self.output_kind)
         except ValueError:
-            raise _refuse("output_kind", self.output_kind, "is no RequestOutputKind") from None
+            raise refuse("output_kind", self.output_kind, "is no RequestOutputKind") from None
 
     def _check_sampling(self) -> None:
         _check_number("presence_penalty", self.presence_penalty, -2, 2)
         _check_number("frequency_penalty", self.frequency_penalty, -2, 2)
         _check_number("repetition_penalty", self.repetition_penalty, 0, math.inf)
         if self.repetition_penalty == 0:
-            raise _refuse("repetition_penalty", 0, "must be above 0")
+            raise refuse("repetition_penalty", 0, "must be above 0")
         _check_number("temperature", self.temperature, 0, 2)
         if 0 < self.temperature < MIN_TEMPERATURE:
             logger.warning("temperature %g is computed as %g", self.temperature, MIN_TEMPERATURE)
             self.temperature = MIN_TEMPERATURE
         _check_number("top_p", self.top_p, 0, 1)
         if self.top_p == 0:
-            raise _refuse("top_p", 0, "must be above 0")
+            raise refuse("top_p", 0, "must be above 0")
         _check_integer("top_k", self.top_k, -1)
         _check_number("min_p", self.min_p, 0, 1)
         if self.seed is not None:
             _check_integer("seed", self.seed, MIN_INTEGER, MAX_INTEGER)
 
     def _check_lengths(self) -> None:
-        _check_integer("n", self.n, 1)
+        _check_integer("n", self.n, 1, MAX_ANSWERS)
         _check_integer("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None:
             _check_integer("max_tokens", self.max_tokens, 1)
             if self.min_tokens > self.max_tokens:
-                raise _refuse("min_tokens", self.min_tokens, "must not exceed max_tokens")
+                raise refuse("min_tokens", self.min_tokens, "must not exceed max_tokens")
         if self.stream_interval is not None:
             _check_integer("stream_interval", self.stream_interval, 1)
 
@@ -162,16 +191,17 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
         self.bad_words = list(dict.fromkeys(self.bad_words or []))
         _check_extra_args(self.extra_args)
         _check_ids("stop_token_ids", self.stop_token_ids)
+        self.stop_token_ids = list(dict.fromkeys(self.stop_token_ids or []))
         _check_ids("allowed_token_ids", self.allowed_token_ids)
         _check_ids("trace_decode_token_ids", self.trace_decode_token_ids)
         for ids in self.bad_words_token_ids or ():
-            _check_ids("bad_words_token_ids", ids)
+            _check_ids("bad_words_token_ids", _as_list("bad_words_token_ids", ids, "token ids"))
             if not ids:
-                raise _refuse("bad_words_token_ids", ids, "must not hold an empty list")
+                raise refuse("bad_words_token_ids", ids, "must not hold an empty list")
         if self.allowed_token_ids == []:
-            raise _refuse("allowed_token_ids", [], "must not be empty")
+            raise refuse("allowed_token_ids", [], "must not be empty")
         if self.stop and not self.detokenize:
-            raise _refuse("stop", self.stop, "needs detokenize=True")
+            raise refuse("stop", self.stop, "needs detokenize=True")
         _check_ids("logit_bias", self.logit_bias)
         for bias in (self.logit_bias or {}).values():
             _check_number("logit_bias", bias, -math.inf, math.inf)
@@ -183,19 +213,45 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
                 _check_integer(name, value, -1)
         _check_ids("logprob_token_ids", self.logprob_token_ids)
         if len(self.logprob_token_ids or ()) > MAX_LOGPROB_TOKEN_IDS:
-            raise _refuse("logprob_token_ids", self.logprob_token_ids, "holds more than 128 ids")
+            raise refuse("logprob_token_ids", self.logprob_token_ids, "holds more than 128 ids")
 
     def _check_features(self) -> None:
         for name in _ABSENT_FEATURES:
-            if getattr(self, name) is not None:
+            value = getattr(self, name)
+            if value is not None and not (name in _OFF_AT_ZERO and value == 0):
                 raise NotImplementedError(f"SamplingParams.{name} is not implemented")
 
     def _make_greedy(self) -> None:
         if self.n > 1:
-            raise _refuse("n", self.n, "must be 1 when sampling is greedy")
+            raise refuse("n", self.n, "must be 1 when sampling is greedy")
         self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
 
 
+_BOOLEANS = (
+    "ignore_eos",
+    "flat_logprobs",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+    "skip_clone",
+)
+_ID_LISTS = (
+    "stop_token_ids",
+    "allowed_token_ids",
+    "logprob_token_ids",
+    "trace_decode_token_ids",
+    "bad_words_token_ids",
+)
+_NUMBERS = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "temperature",
+    "top_p",
+    "min_p",
+)
+_OFF_AT_ZERO = ("routed_experts_prompt_start",)  # vLLM's default
 _ABSENT_FEATURES = (
     "watermarking",
     "routed_experts_prompt_start",
@@ -204,31 +260,47 @@ _ABSENT_FEATURES = (
 )
 
 
-def _refuse(parameter: str, value: object, problem: str) -> ValidationError:
-    return ValidationError(f"{parameter} {problem}, got {value!r}", parameter, value)
+def cannot_be_sent(error: Exception, kind: type[msgspec.Struct]) -> ValidationError:
+    """Why a struct of ours cannot be encoded or read, naming the field if it is known."""
+    if isinstance(error.__cause__, ValidationError):  # of a `__post_init__`
+        return error.__cause__
+    names = list(kind.__struct_fields__)
+    if kind.__struct_config__.tag is not None:
+        names.insert(0, "")
+    place = _PLACE.search(str(error))
+    name = names[int(place[1])] if place and int(place[1]) < len(names) else None
+    if name == "params" and place and place[2]:
+        name = SamplingParams.__struct_fields__[int(place[2])]
+    problem = str(error).partition(" - at `")[0]
+    return ValidationError(f"{name or 'the request'} cannot be sent: {problem}", name)
+
+
+_PLACE = re.compile(r"at `\$\[(\d+)\](?:\[(\d+)\])?")
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _refuse(name, value, "must be a number")
+        raise refuse(name, value, "must be a number")
     if not math.isfinite(value) or not low <= value <= high:
-        raise _refuse(name, value, f"must be finite and between {low:g} and {high:g}")
+        raise refuse(name, value, f"must be finite and between {low:g} and {high:g}")
 
 
 def _check_integer(name: str, value: object, low: int, high: int = MAX_INTEGER) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise _refuse(name, value, "must be an integer")
+        raise refuse(name, value, "must be an integer")
     if not low <= value <= high:
         is_low = value < low and high == MAX_INTEGER
         limit = f"at least {low}" if is_low else f"between {low} and {high}"
-        raise _refuse(name, value, f"must be {limit}")
+        raise refuse(name, value, f"must be {limit}")
 
 
 def _check_strings(name: str, values: object) -> None:
     if not isinstance(values, list) or not all(isinstance(v, str) for v in values):
-        raise _refuse(name, values, "must be strings")
+        raise refuse(name, values, "must be strings")
     if "" in values:
-        raise _refuse(name, values, "must not hold an empty string")
+        raise refuse(name, values, "must not hold an empty string")
+    for value in values:
+        check_text(name, value)
 
 
 def _check_ids(name: str, values: Iterable[object] | None) -> None:
@@ -236,23 +308,50 @@ def _check_ids(name: str, values: Iterable[object] | None) -> None:
         _check_integer(name, value, 0)
 
 
+def _as_list(name: str, value: object, what: str) -> list[Any] | None:
+    if value is None:
+        return None
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Collection):
+        raise refuse(name, value, f"must be a list of {what}")
+    return list(value)
+
+
 def _check_extra_args(value: object) -> None:
-    """Refuse integers that could not be sent, however deep they are."""
+    if not isinstance(value, dict | None):
+        raise refuse("extra_args", value, "must be a dict")
+    _check_sendable(value, MAX_DEPTH)
+
+
+def _check_sendable(value: object, depth: int) -> None:
+    """Refuse what JSON could not carry, however deep it is: the core could not read it."""
+    if depth < 0:
+        raise refuse("extra_args", None, f"holds more than {MAX_DEPTH} levels")
     if isinstance(value, dict):
-        for inner in value.values():
-            _check_extra_args(inner)
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise refuse("extra_args", key, "must have strings as keys")
+            check_text("extra_args", key)
+            _check_sendable(inner, depth - 1)
     elif isinstance(value, list | tuple):
         for inner in value:
-            _check_extra_args(inner)
-    elif isinstance(value, int) and not MIN_INTEGER <= value <= MAX_INTEGER:
-        raise _refuse("extra_args", value, "integers must have at most 64 bits")
+            _check_sendable(inner, depth - 1)
+    elif isinstance(value, str):
+        check_text("extra_args", value)
+    elif type(value) is int:
+        if not MIN_INTEGER <= value <= MAX_INTEGER:
+            raise refuse("extra_args", value, "integers must have at most 64 bits")
+    elif value is not None and type(value) not in (bool, float):
+        raise refuse("extra_args", value, "holds only what JSON can carry")
 
 
 def _clamp_bias(logit_bias: dict[int, float] | dict[str, float]) -> dict[int, float]:
     clamped: dict[int, float] = {}
+    if not isinstance(logit_bias, dict):
+        raise refuse("logit_bias", logit_bias, "must be a dict of token ids")
     for key, bias in logit_bias.items():
         try:
             clamped[int(key)] = min(100.0, max(-100.0, bias))
-        except ValueError:
-            raise _refuse("logit_bias", key, "must have token ids as keys") from None
+        except (ValueError, TypeError):
+            problem = "must have token ids as keys and numbers as values"
+            raise refuse("logit_bias", {key: bias}, problem) from None
     return clamped

@@ -1,0 +1,54 @@
+"""What leaves for the core must be readable there.
+
+The core gives up a client that sends it something unreadable, and with it all requests of that
+client. So whatever a caller gave is tried here first, and refused with the caller's own error.
+"""
+
+import msgspec
+
+from engine.errors import ValidationError
+from engine.ipc import (
+    MAX_MESSAGE_BYTES,
+    AddRequest,
+    ClientMessage,
+    Utility,
+    decode_client_message,
+    encode,
+)
+from engine.sampling_params import cannot_be_sent
+
+MAX_ABORTED_IDS = 1000  # in one message: ids may be long
+
+
+def pack(message: ClientMessage) -> bytes:
+    """A message as bytes. `ValidationError` if it is too long, or holds what has no encoding."""
+    try:
+        payload = encode(message)
+    except Exception as error:  # types, surrogates, integers, depth
+        refusal = cannot_be_sent(error, type(message))
+        refusal.parameter = refusal.parameter or _given_by_caller(message)
+        raise refusal from None
+    if len(payload) > MAX_MESSAGE_BYTES:
+        problem = f"this makes a message of {len(payload)} bytes, of at most {MAX_MESSAGE_BYTES}"
+        raise ValidationError(problem, _given_by_caller(message))
+    return payload
+
+
+def check_readable(message: AddRequest | Utility) -> None:
+    """Raise `ValidationError` if the core could not read this."""
+    payload = pack(message)
+    try:
+        decode_client_message(payload)
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        raise cannot_be_sent(error, type(message)) from None
+
+
+def check_request(request: AddRequest) -> None:
+    """As `check_readable`, for a request whose ids are known to be integers: most of it are ids."""
+    check_readable(msgspec.structs.replace(request, prompt_token_ids=[], resume_token_ids=[]))
+
+
+def _given_by_caller(message: ClientMessage) -> str:
+    return "args" if isinstance(message, Utility) else "request"
