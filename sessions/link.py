@@ -10,6 +10,7 @@ connection, so replies cannot cross.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import re
 from collections import deque
@@ -174,7 +175,11 @@ class Link:
                 connection = await self._connected()
                 await self._write(connection, unanswered)
                 while unanswered:
-                    if await self._read_reply(connection, unanswered[0]):
+                    # What stands behind a script that was not there is to find it done.
+                    if unloaded:
+                        await self._skip_reply(connection, unanswered[0])
+                        unloaded.append(unanswered.popleft())
+                    elif await self._read_reply(connection, unanswered[0]):
                         unanswered.popleft()
                     else:
                         unloaded.append(unanswered.popleft())
@@ -206,10 +211,18 @@ class Link:
                     self._is_read_only = True
         return True
 
+    @staticmethod
+    async def _skip_reply(connection: AbstractConnection, call: Call) -> None:
+        with contextlib.suppress(exceptions.ResponseError):
+            if call.is_asking:
+                await connection.read_response()
+            await connection.read_response()
+
     async def _evaluate(self, connection: AbstractConnection, unloaded: list[Call]) -> None:
         """Send script runs with their source, which also loads it: the cache was flushed."""
         for call in unloaded:
-            call.command = ("EVAL", self._scripts.sources[call.script], *call.command[2:])
+            if call.script:
+                call.command = ("EVAL", self._scripts.sources[call.script], *call.command[2:])
         await self._write(connection, unloaded)
         while unloaded:
             await self._read_reply(connection, unloaded[0])
