@@ -33,6 +33,7 @@ class Answer:
     num_deltas: int = 0
     done: Frame | None = None
     frames: list[Frame] = field(default_factory=list)
+    is_text_unknown: bool = False  # until a frame tells how long it is
 
     @property
     def final(self) -> str:
@@ -54,6 +55,7 @@ class Answer:
             assert self.done is None, f"{kind} {last} behind response.done"
             if kind == "response.output_text.snapshot":
                 self.text = frame["text"] if frame["part"] == 1 else self.text + frame["text"]
+                self.is_text_unknown = False
             else:
                 assert first == self.last + 1, f"number {first} behind number {self.last}"
                 assert last >= first, frame
@@ -65,6 +67,8 @@ class Answer:
         self.last, self.fence = last, frame["fence"]
 
     def _apply_delta(self, frame: Frame) -> None:
+        if self.is_text_unknown:
+            self.text, self.is_text_unknown = UNKNOWN * frame["text_offset"], False
         held = utf16_length(self.text)
         assert frame["text_offset"] == held, f"text_offset of {frame}, with {held} held"
         self.text += frame["delta"]
@@ -73,3 +77,4 @@ class Answer:
     def begin_at(self, number: int, text: str | None) -> None:
         """Go on behind this number, with that text; None if it is not known."""
         self.text, self.last, self.done = text or "", number, None
+        self.is_text_unknown = text is None

@@ -123,11 +123,12 @@ class Server:
     def children(self, word: str) -> list[psutil.Process]:
         """Our direct children whose command line holds `word`."""
         assert self.process is not None
-        return [
-            child
-            for child in psutil.Process(self.process.pid).children()
-            if word in " ".join(child.cmdline())
-        ]
+        found = []
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # a zombie counts as none
+                if word in " ".join(child.cmdline()):
+                    found.append(child)
+        return found
 
     def kill_child(self, word: str) -> None:
         """`kill -9` the one child that `word` names: server.worker, engine.core or redis-server."""

@@ -139,6 +139,8 @@ class History:
                 if message is None:
                     yield f"I4 {name}: its message is not stored"
                     continue
+                if answer.is_text_unknown:
+                    continue
                 if message.get("response_id") == response_id:
                     text = message["content"][0]["text"]
                     if not matches(answer.final, text):

@@ -88,6 +88,12 @@ async def test_many_scripts_in_flight_survive_a_flush(store: SessionStore) -> No
         assert len(await store.events(rid)) == 2
 
 
+async def test_what_stands_behind_a_forgotten_script_finds_it_done(store: SessionStore) -> None:
+    await store.client.call("SCRIPT", "FLUSH")
+    created = await store.create_session("alice", idempotency_key="k")  # a script, then a read
+    assert created.session.uid == "alice"
+
+
 async def test_a_killed_connection_is_replaced_without_an_error(chat: Chat) -> None:
     killer = RedisClient(chat.store.client.url)
     rid = (await chat.begin()).response_id
