@@ -256,7 +256,7 @@ class Runs:
         """
         if run.stop(stop):
             self._hub.spawn(self._engine.abort(run.response_id))
-        elif not run.is_leaving:  # else the wish goes with it
+        elif not run.is_leaving and not run.lost:  # else it is the next owner's to carry out
             return
         self.spawn(self._store_stop(run, stop))
 
@@ -266,6 +266,9 @@ class Runs:
                 None, run.response_id, by=stop.by, reason=stop.reason, seen=stop.seen
             )
             run.timeline.note("cancel_at", asked.cancel_at)
+            if run.is_leaving or run.lost:
+                command = {"type": "cancel", "response_id": run.response_id}
+                await self._store.publish_control(asked.owner, command)
         except RunEnded as ended:
             if ended.status != "cancelled":
                 return

@@ -1,7 +1,7 @@
 """`Producer`: from the engine's outputs to one end, whatever the store does meanwhile."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -83,6 +83,8 @@ class Answering:
         self.store, self.chat = store, chat
         self.engine = Engine()
         self.viewer = Viewer()
+        self.intervals = Intervals()
+        self.has_peers = False
 
     async def begin(self) -> "Answering":
         self.hub = Hub(self.store, cast("LiveFeed", SilentFeed()), self.store.keys, "w1")
@@ -103,7 +105,8 @@ class Answering:
             engine=cast("AsyncLLM", self.engine),
             hub=self.hub,
             metrics=Metrics(),
-            intervals=Intervals(),
+            intervals=self.intervals,
+            has_peers=lambda: self.has_peers,
         )
         return self
 
@@ -299,3 +302,104 @@ async def test_an_answer_does_not_wait_for_the_core_for_ever(
     await answering.start()
     (done,) = (f for f in await answering.viewer.sent() if f["type"] == "response.done")
     assert done["response"]["status_details"] == {"reason": "engine_error"}
+
+
+# ---- when another worker may have taken the answer over -----------------------------------------
+
+
+class Outage:
+    """Lets no append through while it lasts."""
+
+    def __init__(self, answering: Answering, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lasts = False
+        append = answering.store.append
+
+        async def failing_append(response_id: str, **arguments: Any) -> Any:
+            if self.lasts:
+                raise StoreUnavailable
+            return await append(response_id, **arguments)
+
+        monkeypatch.setattr(answering.store, "append", failing_append)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """For what only a look can tell."""
+    async with asyncio.timeout(5):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.005)
+
+
+async def texts_of(answering: Answering) -> list[str]:
+    frames = await answering.viewer.sent()
+    return [f["delta"] for f in frames if f["type"] == "response.output_text.delta"]
+
+
+@pytest.mark.parametrize("has_peers", [True, False])
+async def test_owner_without_renewal_shows_nothing_where_others_could_take_over(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch, has_peers: bool
+) -> None:
+    outage = Outage(answering, monkeypatch)
+    answering.has_peers = has_peers
+    producing = answering.start()
+    answering.engine.say(output(answering.rid, "shown "))
+    await answering.text_comes()
+    outage.lasts = True
+    answering.run.renewed_at -= answering.intervals.silence
+    answering.engine.say(output(answering.rid, "held "))
+    await until(lambda: answering.run.text() == "shown held ")
+    assert await texts_of(answering) == ([] if has_peers else ["held "])
+    assert answering.run.log.text() == ("shown " if has_peers else "shown held ")
+    outage.lasts = False
+    answering.engine.say(output(answering.rid, "end"), output(answering.rid, "", "stop"))
+    await producing
+    assert "".join(await texts_of(answering)) == ("held end" if has_peers else "end")
+    assert (await answering.stored())[1] == "shown held end"
+
+
+async def test_owner_that_lost_its_answer_drops_what_it_held_and_shows_the_log(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outage = Outage(answering, monkeypatch)
+    answering.has_peers = True
+    producing = answering.start()
+    answering.engine.say(output(answering.rid, "shown "))
+    await answering.text_comes()
+    await until(lambda: answering.run.num_stored == answering.run.sequence_number)
+    outage.lasts = True
+    answering.run.renewed_at -= answering.intervals.silence
+    answering.engine.say(output(answering.rid, "held "))
+    await until(lambda: answering.run.text() == "shown held ")
+    await answering.store.reap(answering.rid, new_owner="w2", exited_owner="w1")
+    outage.lasts = False
+    assert await producing is None
+    frame = await answering.viewer.next()
+    assert (frame["type"], frame["text"]) == ("response.output_text.snapshot", "shown ")
+    assert frame["fence"] == 2
+    assert await texts_of(answering) == []
+
+
+async def test_stop_that_could_not_be_stored_goes_to_the_next_owner(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = asyncio.Event()
+    request_cancel = answering.store.request_cancel
+
+    async def noted_request_cancel(*arguments: Any, **options: Any) -> Any:
+        asked = await request_cancel(*arguments, **options)
+        stored.set()
+        return asked
+
+    monkeypatch.setattr(answering.store, "request_cancel", noted_request_cancel)
+    producing = answering.start()
+    answering.engine.say(output(answering.rid, "shown "))
+    await answering.text_comes()
+    await until(lambda: answering.run.num_stored == answering.run.sequence_number)
+    await answering.store.reap(answering.rid, new_owner="w2", exited_owner="w1")
+    answering.run.stop(Stop(seen=2))
+    await answering.engine.abort(answering.rid)
+    assert await producing is None
+    await stored.wait()
+    record = await answering.store.run(None, answering.rid)
+    assert (record.owner, record.cancel, record.seen_sequence_number) == ("w2", True, 2)

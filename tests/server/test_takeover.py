@@ -1,0 +1,227 @@
+"""`Takeover`: what a dead worker leaves goes on with the same text, or ends with what it has."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.app import Worker
+from server.fingerprint import model_fingerprint, prompt_hash
+from server.takeover import MAX_FENCE
+from sessions.embedded import EmbeddedRedis
+from sessions.errors import RunLost
+from sessions.records import Event, ObjectEvent, RunRecord, TextEvent, new_response_id
+from tests.redis_server import fresh_prefix
+from tests.server.in_process import Dice, ScriptedEngine, running_workers
+from tests.sessions.chat import Chat
+from tests.tiny_model import oracle_answer, oracle_word
+
+FIRST, NUM_TOKENS, NUM_STORED = 5, 8, 3
+PATIENCE = 10.0
+
+
+@dataclass
+class Survivor:
+    """The one worker that lives, and the answers that a dead one leaves it."""
+
+    worker: Worker
+    engine: ScriptedEngine
+
+    async def orphan(self, *, num_stored: int = NUM_STORED, **changed: Any) -> str:
+        """An answer of a dead worker, which had stored so many tokens of it."""
+        chat = await Chat.create(self.worker.store, uid="local")
+        response_id = new_response_id(chat.session_id)
+        settings = {"temperature": 0, "max_output_tokens": NUM_TOKENS, "seed": 1, "top_p": 1.0}
+        response = {"id": response_id, "session_id": chat.session_id, "settings": settings}
+        model = changed.pop("model", "oracle")
+        await chat.begin(
+            oracle_word(FIRST),
+            response_id=response_id,
+            owner="dead",
+            model=model,
+            settings=settings,
+            created_event={"type": "response.created", "response": response},
+        )
+        if num_stored:
+            words = [oracle_word(FIRST + 1 + n) for n in range(num_stored)]
+            texts: list[Event] = [TextEvent(len(words[0]) * n, w) for n, w in enumerate(words)]
+            started: dict[str, Any] = {"prompt_tokens": 1, "cached_tokens": 0}
+            begins = ObjectEvent({"type": "response.in_progress", **started})
+            known = {
+                "prompt_hash": prompt_hash([FIRST]),
+                "model_fingerprint": model_fingerprint(self.worker.config.model_folder),
+            }
+            await self.worker.store.append(
+                response_id,
+                fence=1,
+                first=2,
+                events=[begins, *texts],
+                token_ids=[FIRST + 1 + n for n in range(num_stored)],
+                text_length=len("".join(words)),
+                status="in_progress",
+                fields={**known, **changed},
+            )
+        return response_id
+
+    async def end_of(self, response_id: str) -> tuple[RunRecord, str]:
+        """The run when it has ended, and the stored text."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                record = await self.worker.store.run(None, response_id)
+                if not record.is_live:
+                    break
+                await asyncio.sleep(0.01)  # the end is another worker's: only the store tells
+        message = await self.worker.store.message(None, record.session_id, record.message_id)
+        return record, message.text
+
+    async def adopted(self, response_id: str) -> tuple[RunRecord, str]:
+        await self.worker.takeover.adopt("dead")
+        return await self.end_of(response_id)
+
+
+@pytest.fixture
+async def survivor(redis_server: EmbeddedRedis, tmp_path: Path) -> AsyncIterator[Survivor]:
+    (tmp_path / "config.json").write_text("{}")
+    dice = Dice(0)
+    engine = ScriptedEngine(dice)
+    url, prefix = redis_server.url, fresh_prefix()
+    async with running_workers(url, prefix, tmp_path, engine, dice, 1) as (worker,):
+        yield Survivor(worker, engine)
+
+
+@pytest.mark.parametrize("num_stored", [0, 1, NUM_STORED, NUM_TOKENS])
+async def test_answer_of_a_dead_worker_goes_on_behind_what_is_stored(
+    survivor: Survivor, num_stored: int
+) -> None:
+    response_id = await survivor.orphan(num_stored=num_stored)
+    record, text = await survivor.adopted(response_id)
+    assert text == oracle_answer(FIRST, NUM_TOKENS)
+    assert (record.fence, record.num_tokens) == (2, NUM_TOKENS)
+    numbers = [number for number, _ in await survivor.worker.store.events(response_id)]
+    assert numbers == list(range(1, record.sequence_number + 1))
+
+
+async def test_answer_whose_lease_ended_is_found_without_being_told(survivor: Survivor) -> None:
+    record, text = await survivor.end_of(await survivor.orphan())
+    assert (record.fence, text) == (2, oracle_answer(FIRST, NUM_TOKENS))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"model": "other"}, {"model_fingerprint": "other"}, {"prompt_hash": "other"}],
+    ids=["model", "weights", "prompt"],
+)
+async def test_answer_of_another_model_or_prompt_ends_with_its_text(
+    survivor: Survivor, changed: dict[str, Any]
+) -> None:
+    record, text = await survivor.adopted(await survivor.orphan(**changed))
+    assert (record.status, record.reason) == ("incomplete", "owner_lost")
+    assert text == oracle_answer(FIRST, NUM_STORED)
+    assert survivor.engine.num_requests == 0
+
+
+async def test_answer_that_outlived_too_many_owners_fails(survivor: Survivor) -> None:
+    response_id = await survivor.orphan()
+    store, owner = survivor.worker.store, "dead"
+    for number in range(MAX_FENCE - 1):
+        await store.reap(response_id, new_owner=f"dead{number}", exited_owner=owner)
+        owner = f"dead{number}"
+    await survivor.worker.takeover.adopt(owner)
+    record, text = await survivor.end_of(response_id)
+    assert (record.status, record.reason) == ("failed", "owner_lost")
+    assert (record.fence, text) == (MAX_FENCE + 1, oracle_answer(FIRST, NUM_STORED))
+
+
+async def test_answer_whose_tokens_say_another_text_is_not_made_worse(
+    survivor: Survivor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survivor.engine, "resumed_text", lambda *_: "another text")
+    record, text = await survivor.adopted(await survivor.orphan())
+    assert (record.reason, text) == ("owner_lost", oracle_answer(FIRST, NUM_STORED))
+
+
+async def test_text_that_was_decided_and_not_stored_is_shown_first(
+    survivor: Survivor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longer = oracle_answer(FIRST, NUM_STORED) + "held back "
+    monkeypatch.setattr(survivor.engine, "resumed_text", lambda *_: longer)
+    _, text = await survivor.adopted(await survivor.orphan())
+    assert text == longer + oracle_answer(FIRST + NUM_STORED, NUM_TOKENS - NUM_STORED)
+
+
+async def test_stored_stop_is_carried_out_with_the_text_that_was_seen(survivor: Survivor) -> None:
+    response_id = await survivor.orphan()
+    await survivor.worker.store.request_cancel("local", response_id, seen=4)
+    record, text = await survivor.adopted(response_id)
+    assert (record.status, text) == ("cancelled", oracle_answer(FIRST, 2))
+    assert survivor.engine.num_requests == 0
+
+
+async def test_queued_answer_waits_for_the_one_before_it(survivor: Survivor) -> None:
+    first = await survivor.orphan()
+    record = await survivor.worker.store.run(None, first)
+    chat = Chat(survivor.worker.store, record.session_id, "local")
+    second = new_response_id(chat.session_id)
+    response = {"id": second, "session_id": chat.session_id, "settings": record.settings}
+    await chat.begin(
+        oracle_word(70),
+        response_id=second,
+        owner="dead",
+        model="oracle",
+        settings=record.settings,
+        on_busy="queue",
+        created_event={"type": "response.created", "response": response},
+    )
+    survivor.engine.requests[first].is_held.add("prefill")
+    await survivor.worker.takeover.adopt("dead")
+    await survivor.engine.requests[first].reached["prefill"].wait()
+    assert survivor.engine.num_requests == 1
+    survivor.engine.requests[first].released.set()
+    assert (await survivor.end_of(first))[1] == oracle_answer(FIRST, NUM_TOKENS)
+    assert (await survivor.end_of(second))[1] == oracle_answer(70, NUM_TOKENS)
+
+
+async def test_worker_that_leaves_takes_nothing_over(survivor: Survivor) -> None:
+    response_id = await survivor.orphan()
+    survivor.worker.runs.draining = True
+    await survivor.worker.takeover.adopt("dead")
+    assert (await survivor.worker.store.run(None, response_id)).owner == "dead"
+
+
+async def test_moments_of_an_answer_are_in_its_message(survivor: Survivor) -> None:
+    response_id = await survivor.orphan()
+    record, _ = await survivor.adopted(response_id)
+    message = await survivor.worker.store.message(None, record.session_id, record.message_id)
+    assert message.timings is not None
+    for name in ("created_at", "started_at", "first_token_at"):
+        assert message.timings[name] == getattr(record, name)
+    assert abs(message.timings["done_at"] - (record.done_at or 0)) < 1000
+
+
+async def test_answer_is_handed_over_whole_and_its_old_owner_writes_no_more(
+    redis_server: EmbeddedRedis, tmp_path: Path
+) -> None:
+    dice = Dice(1)
+    engine = ScriptedEngine(dice)
+    prefix = fresh_prefix()
+    async with running_workers(redis_server.url, prefix, tmp_path, engine, dice, 2) as workers:
+        first, second = workers
+        survivor = Survivor(first, engine)
+        response_id = await survivor.orphan()
+        engine.requests[response_id].is_held.add("last")
+        await first.takeover.adopt("dead")
+        await engine.requests[response_id].reached["last"].wait()
+        await asyncio.gather(first.peers.beat(), second.peers.beat())
+        await first.peers.beat()
+        await first.drain(0.0, asyncio.Event(), is_crash=False)
+        engine.requests[response_id].is_held.clear()
+        engine.requests[response_id].aborted.clear()
+        await second.takeover.take_over(response_id)
+        record, text = await survivor.end_of(response_id)
+        assert text == oracle_answer(FIRST, NUM_TOKENS)
+        assert record.owner == "w1"
+        with pytest.raises(RunLost):
+            await first.store.append(response_id, fence=2, first=9, events=[])
