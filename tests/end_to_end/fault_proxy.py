@@ -160,8 +160,10 @@ class FaultProxy:
         self._stop_listening()
         for link in list(self.links):
             link.reset()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in tasks:
+                task.cancel()  # again, for `wait_for` may swallow one that comes with its result
+            await asyncio.wait(tasks, timeout=0.2)
 
 
 class Link:

@@ -96,9 +96,11 @@ class Server:
         except (OSError, ValueError):
             return False
 
-    def log(self) -> str:
+    def log(self, num_characters: int | None = 4000) -> str:
+        """The end of what the server has logged; None for all of it."""
         self._log.flush()
-        return Path(self._log.name).read_text(errors="replace")[-4000:]
+        text = Path(self._log.name).read_text(errors="replace")
+        return text if num_characters is None else text[-num_characters:]
 
     def get(self, path: str, token: str | None = None) -> tuple[int, bytes]:
         """Status and body; `token` None sends our own."""
