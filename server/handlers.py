@@ -6,7 +6,7 @@ import structlog
 
 from server.beginnings import clean_title
 from server.errors import ApiError
-from server.frames import session_event_frame
+from server.frames import created_frame, session_event_frame
 from server.protocol import (
     CancelResponse,
     ClientFrame,
@@ -112,13 +112,7 @@ class Handlers:
             subscription = self._new_subscription(session.id)
             await self._join(subscription)
             subscription.end_join(session.offset)
-        reply = {
-            "type": "session.created",
-            "session": session.wire(),
-            "epoch": session.epoch,
-            "offset": session.offset,
-            "replayed": created.replayed,
-        }
+        reply = created_frame(session, replayed=created.replayed)
         self._reply(reply, frame.event_id)
         if not created.replayed:
             await self._hub.tell_user(self._uid, session.id, reply, besides=self._connection)

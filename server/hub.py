@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from server.frames import session_event_frame
+from server.frames import created_frame, session_event_frame
 from server.losses import Losses
 from server.response_log import ResponseLog, read_log
 from server.subscription import Subscription, Watcher
@@ -117,13 +117,7 @@ class Hub:
         self, session: Session, besides: Watcher | None = None
     ) -> dict[str, Any]:
         """`session.created` to the sidebars; returns the frame."""
-        frame = {
-            "type": "session.created",
-            "session": session.wire(),
-            "epoch": session.epoch,
-            "offset": session.offset,
-            "replayed": False,
-        }
+        frame = created_frame(session)
         await self.tell_user(session.uid, session.id, frame, besides=besides)
         return frame
 

@@ -6,6 +6,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
+from server.schemas import check_server_frame
 from tests.end_to_end.client_model import Answer, Frame
 from tests.end_to_end.connection_check import Connection
 from tests.end_to_end.history import History
@@ -39,7 +42,11 @@ class ChatClient:
         self.record = self._history.connect(type(self).__name__)
 
     async def take(self, frame: Frame) -> None:
-        """A frame of the server. Raises AssertionError if it breaks an ordering rule."""
+        """A frame of the server. Raises AssertionError if it breaks a rule, or is not as defined."""
+        try:
+            check_server_frame(frame)
+        except msgspec.ValidationError as error:
+            raise AssertionError(f"not as server_frames.py says: {error}: {frame}") from None
         self.record.received(frame)
         async with self._arrived:
             self.frames.append(frame)
