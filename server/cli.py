@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -9,6 +11,7 @@ from urllib.parse import urlsplit
 import typer
 
 from server import __version__
+from server.admin_client import AdminClient, AdminError, quoted
 from server.config import PREFIX, ConfigError, Settings, load_settings
 
 app = typer.Typer(
@@ -19,6 +22,11 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+
+users_app = typer.Typer(name="users", help="Who may come in.", no_args_is_help=True)
+sessions_app = typer.Typer(name="sessions", help="Who is being answered, live; stop and evict.")
+app.add_typer(users_app)
+app.add_typer(sessions_app)
 
 DataDir = Annotated[
     Path | None,
@@ -121,14 +129,136 @@ def chat(
     raise typer.Exit(run_chat(url, token, session))
 
 
+@users_app.command("list")
+def list_users(
+    data_dir: DataDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+) -> None:
+    """Every user, the newest first."""
+    from server import terminal_users
+
+    with _admin(data_dir) as client:
+        terminal_users.list_users(client, as_json)
+
+
+@users_app.command("add")
+def add_user(
+    name: str,
+    data_dir: DataDir = None,
+    admin: Annotated[bool, typer.Option("--admin", help="Give the role admin.")] = False,
+    scope: Annotated[
+        list[str] | None, typer.Option(help="admin or admin:transcripts; may be repeated.")
+    ] = None,
+    days: Annotated[int | None, typer.Option(help="How long the token works.", min=1)] = None,
+) -> None:
+    """A new user. Prints their token, once."""
+    from server import terminal_users
+
+    roles = ["user", "admin"] if admin else ["user"]
+    with _admin(data_dir) as client:
+        terminal_users.add_user(client, name, roles, scope or (["admin"] if admin else []), days)
+
+
+@users_app.command("revoke")
+def revoke_tokens(user: str, data_dir: DataDir = None) -> None:
+    """Revoke every token of a user (an id or a name) and log their browsers out."""
+    from server import terminal_users
+
+    with _admin(data_dir) as client:
+        terminal_users.revoke_tokens(client, user)
+
+
+@users_app.command("remove")
+def remove_user(user: str, data_dir: DataDir = None) -> None:
+    """Remove a user (an id or a name) with all their sessions."""
+    from server import terminal_users
+
+    with _admin(data_dir) as client:
+        terminal_users.remove_user(client, user)
+
+
+@users_app.command("invite")
+def invite_user(user: str, data_dir: DataDir = None) -> None:
+    """Print a one-time URL that logs a browser in as this user (an id or a name)."""
+    from server import terminal_users
+
+    with _admin(data_dir) as client:
+        terminal_users.invite_user(client, user)
+
+
+@sessions_app.callback(invoke_without_command=True)
+def sessions(
+    context: typer.Context,
+    data_dir: DataDir = None,
+    everything: Annotated[bool, typer.Option("--all", help="Idle ones, too.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the list and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+) -> None:
+    """Who is being answered, live: arrow keys choose, s stops, e evicts, q leaves."""
+    if context.invoked_subcommand is not None:
+        return
+    from rich.console import Console
+
+    from server.terminal_sessions import LiveSessions, list_once
+
+    console = Console(highlight=False)
+    with _admin(data_dir) as client:
+        if once or as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+            list_once(client, console, everything=everything, as_json=as_json)
+        else:
+            LiveSessions(client, console, everything=everything).run()
+
+
+@sessions_app.command("stop")
+def stop_session(
+    session: str,
+    data_dir: DataDir = None,
+    reason: Annotated[str, typer.Option(help="For the audit log.")] = "",
+) -> None:
+    """Stop what a session is being answered."""
+    with _admin(data_dir) as client:
+        stopped = client.post(f"/sessions/{quoted(session)}/stop", reason=reason)["responses"]
+    for response in stopped:
+        print(f"{response['id']} {response['status']}")
+
+
+@sessions_app.command("evict")
+def evict_session(
+    session: str,
+    reason: Annotated[str, typer.Option(help="Told to the viewers.")],
+    data_dir: DataDir = None,
+    lock: Annotated[bool, typer.Option("--lock", help="No new answers until unlocked.")] = False,
+) -> None:
+    """Stop a session's answers and close its viewers' connections."""
+    with _admin(data_dir) as client:
+        client.post(f"/sessions/{quoted(session)}/evict", reason=reason, lock=lock)
+
+
+@sessions_app.command("unlock")
+def unlock_session(session: str, data_dir: DataDir = None) -> None:
+    """Let a locked session take answers again."""
+    with _admin(data_dir) as client:
+        client.post(f"/sessions/{quoted(session)}/unlock")
+
+
 @app.command()
 def version() -> None:
     """Print the version."""
     print(f"parley {__version__}")
 
 
-def _running_server(data_dir: Path | None) -> tuple[str, str]:
-    """URL and token of the server that runs on this data directory."""
+@contextmanager
+def _admin(data_dir: Path | None) -> Iterator[AdminClient]:
+    """The running server's admin API; its refusals become one line."""
+    url, token = _running_server(data_dir, "admin-token")
+    try:
+        yield AdminClient(url, token)
+    except AdminError as error:
+        raise _fail(str(error)) from None
+
+
+def _running_server(data_dir: Path | None, secret: str = "token") -> tuple[str, str]:
+    """URL and token, or admin-token, of the server that runs on this data directory."""
     try:
         settings = load_settings({} if data_dir is None else {"data_dir": data_dir})
     except ConfigError as error:
@@ -138,10 +268,12 @@ def _running_server(data_dir: Path | None) -> tuple[str, str]:
         url: str = json.loads((folder / "server.json").read_text())["url"]
     except (OSError, ValueError, KeyError):
         raise _fail(f"no server is running on {folder}; start one with `parley serve`") from None
+    name = secret.replace("-", "_")
     try:
-        return url, settings.token or (folder / "token").read_text().strip()
+        return url, getattr(settings, name) or (folder / secret).read_text().strip()
     except OSError:
-        raise _fail(f"set {PREFIX}TOKEN as for the server: {folder} holds no token") from None
+        setting = PREFIX + name.upper()
+        raise _fail(f"set {setting} as for the server: {folder} holds no {secret}") from None
 
 
 def main() -> None:

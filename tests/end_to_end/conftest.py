@@ -59,6 +59,18 @@ def server(_shared_server: Server) -> Server:
     return _shared_server
 
 
+@pytest.fixture(scope="session")
+def two_workers(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A shared server with two workers, for tests of what admins do."""
+    testing = {"PARLEY_TESTING": "1", "PARLEY_WATCHDOG_SECONDS": "30"}
+    data = tmp_path_factory.mktemp("two") / "data"
+    server = Server(data, oracle_model, None, **testing, PARLEY_WORKERS="2", PARLEY_PACE="100")
+    try:
+        yield server.start()
+    finally:
+        server.close()
+
+
 @pytest.fixture
 def new_server(oracle_model: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]:
     """Starts servers of the test's own, for tests that break something."""

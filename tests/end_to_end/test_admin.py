@@ -4,9 +4,8 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -21,16 +20,10 @@ SETTINGS = {"temperature": 0, "max_output_tokens": 2000}  # at 100 tokens/s: lon
 UNKNOWN = "ses_" + "A" * 22
 
 
-@pytest.fixture(scope="module")
-def pair(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@pytest.fixture
+def pair(two_workers: Server) -> Server:
     """Two workers of one server."""
-    data = tmp_path_factory.mktemp("admin") / "data"
-    testing = {"PARLEY_TESTING": "1", "PARLEY_WATCHDOG_SECONDS": "30"}
-    server = Server(data, oracle_model, None, **testing, PARLEY_WORKERS="2", PARLEY_PACE="100")
-    try:
-        yield server.start()
-    finally:
-        server.close()
+    return two_workers
 
 
 @pytest.fixture

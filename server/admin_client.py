@@ -1,0 +1,62 @@
+"""`AdminClient`: the admin's API from the command line of the server's own machine."""
+
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any
+
+TIMEOUT_SECONDS = 10.0
+
+
+class AdminError(Exception):
+    """What went wrong, in one line."""
+
+
+class AdminClient:
+    """Speaks to one server with an admin's token. Every call may raise `AdminError`."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url = url
+        self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        # Without the proxies of the environment: the token is for this machine.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def get(self, path: str, **query: str | int | bool | None) -> dict[str, Any]:
+        given = {
+            name: str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in query.items()
+            if value is not None
+        }
+        return self._ask("GET", f"{path}?{urllib.parse.urlencode(given)}" if given else path)
+
+    def post(self, path: str, **body: Any) -> dict[str, Any]:
+        return self._ask("POST", path, {k: v for k, v in body.items() if v is not None})
+
+    def delete(self, path: str) -> dict[str, Any]:
+        return self._ask("DELETE", path)
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            f"{self.url}/v1/admin{path}", data, self._headers, method=method
+        )
+        try:
+            with self._opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
+                return dict(json.loads(answer.read() or b"{}"))
+        except urllib.error.HTTPError as error:
+            raise AdminError(_message(error)) from None
+        except (OSError, ValueError) as error:
+            raise AdminError(f"{self.url} does not answer: {error}") from None
+
+
+def quoted(name: str) -> str:
+    """A name as one part of a path."""
+    return urllib.parse.quote(name, safe="")
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.loads(error.read())["error"]["message"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"the server answered {error.code}"

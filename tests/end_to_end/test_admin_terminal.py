@@ -1,0 +1,157 @@
+"""`parley users` and `parley sessions` as an operator types them, in a pipe and in a terminal."""
+
+import asyncio
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.end_to_end.harness import ROOT, Client, Server
+from tests.end_to_end.test_admin import SETTINGS, answering
+from tests.tiny_model import oracle_word
+
+Parley = Callable[..., Awaitable["subprocess.CompletedProcess[str]"]]
+KEY_SECONDS = 20.0
+
+
+def environment(server: Server) -> dict[str, str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("PARLEY_")}
+    return {**inherited, "PARLEY_DATA_DIR": str(server.data_dir), "TERM": "xterm"}
+
+
+@pytest.fixture
+def parley(two_workers: Server) -> Parley:
+    """Run `parley …` on the server's machine."""
+
+    async def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "server", *words],
+            cwd=ROOT,
+            env=environment(two_workers),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    return run
+
+
+class Terminal:
+    """A program in a terminal of 40 lines and 200 columns."""
+
+    def __init__(self, primary: int) -> None:
+        self._primary = primary
+        self.shown = ""
+
+    def press(self, keys: str) -> None:
+        os.write(self._primary, keys.encode())
+
+    async def shows(self, pattern: str) -> None:
+        """Wait until this appears in what was written after the last match."""
+        async with asyncio.timeout(KEY_SECONDS):
+            while (found := re.search(pattern, self.shown)) is None:
+                self.shown += await asyncio.to_thread(self._read)
+        self.shown = self.shown[found.end() :]
+
+    def _read(self) -> str:
+        return os.read(self._primary, 65536).decode(errors="replace")
+
+
+@asynccontextmanager
+async def terminal(server: Server, *words: str) -> AsyncIterator[Terminal]:
+    primary, secondary = pty.openpty()
+    fcntl.ioctl(secondary, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 200, 0, 0))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "server", *words),
+        cwd=ROOT,
+        env=environment(server),
+        stdin=secondary,
+        stdout=secondary,
+        stderr=secondary,
+    )
+    os.close(secondary)
+    try:
+        yield Terminal(primary)
+        async with asyncio.timeout(KEY_SECONDS):
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        os.close(primary)
+
+
+async def test_users_are_added_listed_invited_and_revoked(
+    two_workers: Server, parley: Parley
+) -> None:
+    added = await parley("users", "add", "Terminal Ada", "--days", "1")
+    assert added.returncode == 0, added.stderr
+    token = added.stdout.strip()
+    assert re.fullmatch(r"[A-Za-z0-9_-]{43}", token) and token not in added.stderr
+    assert "Terminal Ada" in (await parley("users", "list")).stdout
+    listed = json.loads((await parley("users", "list", "--json")).stdout)
+    assert any(user["name"] == "Terminal Ada" for user in listed)
+    assert "/login?code=" in (await parley("users", "invite", "Terminal Ada")).stdout
+    async with Client(two_workers, token=token) as client:
+        assert (await client.next("connection.ready"))["user"]["name"] == "Terminal Ada"
+        assert "1 tokens" in (await parley("users", "revoke", "Terminal Ada")).stdout
+        assert await client.closed() == 4401
+    assert (await parley("users", "remove", "Terminal Ada")).returncode == 0
+    gone = await parley("users", "remove", "Terminal Ada")
+    assert gone.returncode == 2 and gone.stderr.startswith("parley: no user has the name")
+
+
+async def test_sessions_are_listed_stopped_and_evicted_by_scripts(
+    two_workers: Server, parley: Parley
+) -> None:
+    async with Client(two_workers) as client:
+        session_id, response_id = await answering(client)
+        listed = json.loads((await parley("sessions", "--json")).stdout)
+        assert session_id in [row["id"] for row in listed]
+        assert session_id in (await parley("sessions", "--once")).stdout
+        stopped = (await parley("sessions", "stop", session_id)).stdout
+        assert stopped == f"{response_id} cancelled\n"
+        await client.done(response_id)
+        evicted = await parley("sessions", "evict", session_id, "--reason", "enough", "--lock")
+        assert evicted.returncode == 0, evicted.stderr
+        assert await client.closed() == 4410
+    assert (await parley("sessions", "unlock", session_id)).returncode == 0
+    unknown = await parley("sessions", "stop", "ses_x")
+    assert (unknown.returncode, unknown.stderr) == (2, "parley: no such session\n")
+
+
+async def test_the_live_list_chooses_stops_and_evicts_by_keys(two_workers: Server) -> None:
+    async with Client(two_workers) as first, Client(two_workers) as second:
+        older, _ = await answering(first)
+        newer, _ = await answering(second)
+        async with terminal(two_workers, "sessions") as screen:
+            await screen.shows(f"▸.*{newer}")
+            screen.press("\x1b[B")
+            await screen.shows(f"▸.*{older}")
+            screen.press("s")
+            await screen.shows(f"stopped {older}")
+            await screen.shows(f"▸.*{newer}")
+            screen.press("e")
+            await screen.shows("why")
+            for key in "spam":
+                screen.press(key)
+                await screen.shows("why")
+            screen.press("\r")
+            await screen.shows(f"evicted {newer}")
+            screen.press("q")
+        assert await second.closed() == 4410
+        assert second.socket.close_reason == "spam"
+        answered = await first.ask(
+            older, oracle_word(0), settings={**SETTINGS, "max_output_tokens": 2}
+        )
+        await first.done(answered)
