@@ -85,19 +85,24 @@ class RedisClient:
 
     async def call(self, *command: Argument) -> Any:
         """Send one command and return its raw reply (RESP3, bytes not decoded)."""
-        return await self._enqueue(command)
+        return await self._enqueue(command).future
 
     async def script(self, name: str, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
         """Run one of `lua/` and return its reply."""
-        return await self._enqueue(self.script_run(name, keys, arguments))
+        return await self._enqueue(self.script_run(name, keys, arguments)).future
 
     async def calls(self, *commands: Command | ScriptRun) -> list[Any]:
         """Send several commands together; raises the first error after all ended.
 
-        In this order for each slot of a cluster, and in this order anyway without one.
+        In this order for each slot of a cluster, and in this order anyway without one. They must
+        bear to be repeated: those behind a script that had to be loaded again, or behind a slot
+        that had moved, are.
         """
-        futures = [self._enqueue(command) for command in commands]
-        replies = await asyncio.gather(*futures, return_exceptions=True)
+        sent = [self._enqueue(command) for command in commands]
+        replies = await asyncio.gather(*(call.future for call in sent), return_exceptions=True)
+        late = next((n for n, call in enumerate(sent, 1) if call.is_late), len(sent))
+        if late < len(sent):
+            replies[late:] = await self.calls(*commands[late:])
         for reply in replies:
             if isinstance(reply, BaseException):
                 raise reply
@@ -111,6 +116,17 @@ class RedisClient:
         for _, group in groupby(commands, lambda command: slot_of(_words(command))):
             replies += await self.calls(*group)
         return replies
+
+    async def send(self, *commands: Command) -> None:
+        """Send commands of which only the effect is wanted: wait for no reply, but in a cluster.
+
+        There alone could a later call overtake them. What they raise is dropped without one.
+        """
+        if self._cluster is not None:
+            await self.calls(*commands)
+            return
+        for command in commands:
+            self._enqueue(command).future.add_done_callback(_drop_error)
 
     async def everywhere(self, *command: Argument) -> list[Any]:
         """Send one command to every primary; raises the first error after all ended."""
@@ -157,7 +173,7 @@ class RedisClient:
         if not self.is_trusted:
             raise StoreUnavailable("Redis was not checked yet")
 
-    def _enqueue(self, command: Command | ScriptRun) -> asyncio.Future[Any]:
+    def _enqueue(self, command: Command | ScriptRun) -> Call:
         self._check_trust()
         name = command.name if isinstance(command, ScriptRun) else ""
         call = Call(_words(command), name)
@@ -165,7 +181,12 @@ class RedisClient:
             self._cluster.enqueue(call)
         else:
             self._link.enqueue(call)
-        return call.future
+        return call
+
+
+def _drop_error(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
 
 
 def _words(command: Command | ScriptRun) -> Command:

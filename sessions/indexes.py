@@ -52,9 +52,12 @@ class Indexes:
         return ("ZREM", self._keys.live_runs(shard_of(session_of(response_id))), response_id)
 
     async def settle(self, commands: Sequence[Command]) -> None:
-        """Bring an index up to date after its data; what was done stays done if that fails."""
+        """Bring an index up to date after its data; what was done stays done if that fails.
+
+        Nobody waits for it where a later call cannot overtake it, on the one link of one server.
+        """
         try:
-            await self._client.calls(*commands)
+            await self._client.send(*commands)
         except StoreUnavailable:
             logger.debug("index left behind", extra={"commands": len(commands)})
 

@@ -1,16 +1,17 @@
 """`Link`: one connection to one Redis server, on which all calls of a tick travel together.
 
-A call never waits longer than about a second: a dead server is `StoreUnavailable` at once, a silent
-one after the timeout, and the next call connects again by itself. A batch whose connection broke is
-sent once more; every script answers a repeat like the first try. Nothing here blocks on the server
-(XREAD BLOCK under a socket timeout raises a minute late), and cancelling a caller never touches the
-connection, so replies cannot cross.
+Calls are written without waiting for the replies of those before, so a slow network costs each call
+one round trip and no more. A call never waits longer than about a second: a dead server is
+`StoreUnavailable` at once, a silent one after the timeout, and the next call connects again by
+itself. What was unanswered when its connection broke is sent once more; every script answers a
+repeat like the first try. Nothing here blocks on the server (XREAD BLOCK under a socket timeout
+raises a minute late), and cancelling a caller never touches the connection, so replies cannot
+cross.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import re
 from collections import deque
@@ -24,6 +25,7 @@ from redis.asyncio.connection import AbstractConnection
 from sessions.errors import StoreUnavailable
 
 MAX_BATCH: Final = 512  # about 10 ms of Redis' time
+MAX_UNANSWERED: Final = 2048  # of one connection; the rest waits here
 MAX_WAITING: Final = 20_000  # more callers than that wait only when Redis does not keep up
 
 # Replies that say "not now" and not "wrong". redis-py has classes for some; 6.2 wraps those that
@@ -67,13 +69,25 @@ class Scripts:
 class Call:
     """One command on its way. `script` is its name if the command is an EVALSHA."""
 
-    __slots__ = ("command", "future", "is_asking", "is_redirected", "script")
+    __slots__ = (
+        "command",
+        "deadline",
+        "future",
+        "is_asking",
+        "is_late",
+        "is_redirected",
+        "is_repeated",
+        "script",
+    )
 
     def __init__(self, command: Command, script: str = "") -> None:
         self.command = command
         self.script = script
+        self.deadline = 0.0  # of the loop's clock, set when it is sent
+        self.is_repeated = False  # its connection broke: not a third time
         self.is_redirected = False  # sent to another node already: not a third time
         self.is_asking = False  # for a slot that is on its way to the node it is sent to
+        self.is_late = False  # applied behind calls that were made later
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def fail(self, error: BaseException) -> None:
@@ -108,7 +122,9 @@ class Link:
         self._on_failure = on_failure
         self._connection: AbstractConnection | None = None
         self._waiting: deque[Call] = deque()
+        self._unanswered: deque[Call] = deque()  # sent on the connection, in this order
         self._sender: asyncio.Task[None] | None = None
+        self._reader: asyncio.Task[None] | None = None
         self._is_read_only = False
         self._closed = False
 
@@ -119,130 +135,90 @@ class Link:
         if len(self._waiting) >= MAX_WAITING:
             raise StoreUnavailable("too many calls wait for the session store")
         self._waiting.append(call)
-        if self._sender is None:
-            # It runs after this tick, so every call of the tick is in its first batch.
-            self._sender = asyncio.get_running_loop().create_task(self._send_waiting())
+        self._wake_sender()
 
     async def close(self) -> None:
         """Fail what still waits, close the connection. May be called twice."""
         self._closed = True
-        if self._sender is not None:
-            self._sender.cancel()
-            await asyncio.gather(self._sender, return_exceptions=True)
-        self._fail_waiting(StoreUnavailable("the session store is closed"))
+        tasks = [task for task in (self._sender, self._reader) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        closed = StoreUnavailable("the session store is closed")
+        _fail_all(self._unanswered, closed)
+        _fail_all(self._waiting, closed)
         await self._disconnect()
 
-    # ---- the sender ------------------------------------------------------------------------------
+    # ---- sending ---------------------------------------------------------------------------------
+
+    def _wake_sender(self) -> None:
+        if self._sender is None and not self._closed:
+            # It runs after this tick, so every call of the tick is in its first batch.
+            self._sender = asyncio.get_running_loop().create_task(self._send_waiting())
 
     async def _send_waiting(self) -> None:
         try:
             while self._waiting:
+                if self._reader is not None and (
+                    self._is_read_only or len(self._unanswered) >= MAX_UNANSWERED
+                ):
+                    await asyncio.wait([self._reader])
                 batch: list[Call] = []
                 while self._waiting and len(batch) < MAX_BATCH:
                     call = self._waiting.popleft()
                     if not call.future.cancelled():
                         batch.append(call)
-                await self._send(batch)
+                if batch:
+                    await self._send(batch)
         finally:
             self._sender = None
 
     async def _send(self, batch: list[Call]) -> None:
-        """Answer every call of the batch, whatever happens."""
-        unanswered = deque(batch)
+        """Write the calls; from then on they are among the unanswered."""
+        deadline = asyncio.get_running_loop().time() + self.timeout_seconds
+        for call in batch:
+            call.deadline = deadline
+        connection = None
         try:
-            try:
-                await self._exchange(unanswered)
-            except exceptions.ConnectionError as error:
-                if is_authentication_error(error):
-                    raise
-                await self._exchange(unanswered)
+            async with asyncio.timeout_at(deadline):
+                connection = await self._connected()
+                self._unanswered.extend(batch)
+                if self._reader is None:
+                    reading = self._read_replies(connection)
+                    self._reader = asyncio.get_running_loop().create_task(reading)
+                await self._write(connection, batch)
         except asyncio.CancelledError:
-            for call in unanswered:
-                call.fail(StoreUnavailable("the session store is closed"))
+            if connection is None:
+                _fail_all(deque(batch), StoreUnavailable("the session store is closed"))
             raise
         except Exception as error:
-            for call in unanswered:
-                call.fail(error)
-            if _is_timeout(error):
-                self._fail_waiting(error)  # they have waited for as long as this batch
-            self._on_failure()
-
-    async def _exchange(self, unanswered: deque[Call]) -> None:
-        """Send the calls and answer them from the left; what is left over got no reply."""
-        unloaded: list[Call] = []
-        try:
-            async with asyncio.timeout(self.timeout_seconds):
-                connection = await self._connected()
-                await self._write(connection, unanswered)
-                while unanswered:
-                    # What stands behind a script that was not there is to find it done.
-                    if unloaded:
-                        await self._skip_reply(connection, unanswered[0])
-                        unloaded.append(unanswered.popleft())
-                    elif await self._read_reply(connection, unanswered[0]):
-                        unanswered.popleft()
-                    else:
-                        unloaded.append(unanswered.popleft())
-                if unloaded:
-                    await self._evaluate(connection, unloaded)
-        except BaseException:
-            unanswered.extend(unloaded)
-            await self._disconnect()  # replies still on the way would answer the next batch
-            raise
-        if self._is_read_only:
-            await self._disconnect()  # a primary no more: whoever is now is found by connecting
-
-    async def _read_reply(self, connection: AbstractConnection, call: Call) -> bool:
-        """Answer one call; False if Redis does not know its script."""
-        if call.is_asking:
-            await connection.read_response()  # of ASKING
-        try:
-            call.answer(await connection.read_response())
-        except exceptions.NoScriptError as error:
-            if call.script:
-                return False
-            call.fail(error)
-        except exceptions.ResponseError as error:
-            if self._redirect is not None and isinstance(error, REDIRECTIONS):
-                self._redirect(call, error)
+            if connection is None:
+                await self._disconnect()
+                self._give_up_or_repeat(deque(batch), error)
             else:
-                call.fail(error)
-                if _READ_ONLY.search(str(error)) or isinstance(error, exceptions.ReadOnlyError):
-                    self._is_read_only = True
-        return True
-
-    @staticmethod
-    async def _skip_reply(connection: AbstractConnection, call: Call) -> None:
-        with contextlib.suppress(exceptions.ResponseError):
-            if call.is_asking:
-                await connection.read_response()
-            await connection.read_response()
-
-    async def _evaluate(self, connection: AbstractConnection, unloaded: list[Call]) -> None:
-        """Send script runs with their source, which also loads it: the cache was flushed."""
-        for call in unloaded:
-            if call.script:
-                call.command = ("EVAL", self._scripts.sources[call.script], *call.command[2:])
-        await self._write(connection, unloaded)
-        while unloaded:
-            await self._read_reply(connection, unloaded[0])
-            unloaded.pop(0)
+                await self._break(connection, error)
 
     async def _connected(self) -> AbstractConnection:
         """The connection, with every script loaded when it is new."""
         if self._connection is not None:
             return self._connection
+        connection = await self._connect()
+        try:
+            sources = self._scripts.sources.values()
+            loads = [("SCRIPT", "LOAD", source) for source in sources]
+            packed = connection.pack_commands(loads)
+            await connection.send_packed_command(packed, check_health=False)
+            for _ in sources:
+                await connection.read_response()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
         self._is_read_only = False
-        self._connection = connection = await self._connect()
-        sources = self._scripts.sources.values()
-        loads = [("SCRIPT", "LOAD", source) for source in sources]
-        await connection.send_packed_command(connection.pack_commands(loads), check_health=False)
-        for _ in sources:
-            await connection.read_response()
+        self._connection = connection
         return connection
 
     @staticmethod
-    async def _write(connection: AbstractConnection, calls: Sequence[Call] | deque[Call]) -> None:
+    async def _write(connection: AbstractConnection, calls: Sequence[Call]) -> None:
         commands: list[Command] = []
         for call in calls:
             if call.is_asking:
@@ -251,14 +227,93 @@ class Link:
         packed = connection.pack_commands(commands)
         await connection.send_packed_command(packed, check_health=False)
 
+    # ---- receiving -------------------------------------------------------------------------------
+
+    async def _read_replies(self, connection: AbstractConnection) -> None:
+        """Answer the calls from the left until none is unanswered."""
+        try:
+            async with asyncio.timeout_at(self._unanswered[0].deadline) as limit:
+                while self._unanswered:
+                    call = self._unanswered[0]
+                    if call.deadline != limit.when():
+                        limit.reschedule(call.deadline)
+                    await self._read_reply(connection, call)
+                    self._unanswered.popleft()
+            self._reader = None
+            if self._is_read_only:  # a primary no more: whoever is now is found by connecting
+                await self._disconnect()
+        except Exception as error:
+            self._reader = None
+            await self._break(connection, error)
+
+    async def _read_reply(self, connection: AbstractConnection, call: Call) -> None:
+        if call.is_asking:
+            await connection.read_response()  # of ASKING
+        try:
+            call.answer(await connection.read_response())
+        except exceptions.NoScriptError as error:
+            if call.script:
+                self._evaluate(call)
+            else:
+                call.fail(error)
+        except exceptions.ResponseError as error:
+            if self._redirect is not None and isinstance(error, REDIRECTIONS):
+                call.is_late = True
+                self._redirect(call, error)
+            else:
+                call.fail(error)
+                if _READ_ONLY.search(str(error)) or isinstance(error, exceptions.ReadOnlyError):
+                    self._is_read_only = True
+
+    def _evaluate(self, call: Call) -> None:
+        """Send a script run with its source, which also loads it: the cache was flushed."""
+        call.command = ("EVAL", self._scripts.sources[call.script], *call.command[2:])
+        call.is_late = True
+        self._waiting.appendleft(call)
+        self._wake_sender()
+
+    # ---- failing ---------------------------------------------------------------------------------
+
+    async def _break(self, connection: AbstractConnection, error: Exception) -> None:
+        """The connection is of no use: replies still on the way would answer later calls."""
+        if self._connection is not connection:
+            return  # the other half of the link was first
+        self._connection = None
+        if self._reader is not None:
+            self._reader.cancel()
+            self._reader = None
+        lost, self._unanswered = self._unanswered, deque()
+        await connection.disconnect(nowait=True)
+        self._give_up_or_repeat(lost, error)
+
+    def _give_up_or_repeat(self, lost: deque[Call], error: Exception) -> None:
+        """Send what was not repeated yet once more if the connection broke; fail the rest."""
+        is_broken = isinstance(error, exceptions.ConnectionError)
+        if not is_broken or is_authentication_error(error):
+            _fail_all(lost, error)
+            if _is_timeout(error):
+                _fail_all(self._waiting, error)  # they have waited for as long as these
+            self._on_failure()
+            return
+        again = [call for call in lost if not call.is_repeated]
+        _fail_all(deque(call for call in lost if call.is_repeated), error)
+        if len(again) < len(lost):
+            self._on_failure()
+        for call in again:
+            call.is_repeated = True
+        self._waiting.extendleft(reversed(again))
+        if again:
+            self._wake_sender()
+
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.disconnect(nowait=True)
 
-    def _fail_waiting(self, error: BaseException) -> None:
-        while self._waiting:
-            self._waiting.popleft().fail(error)
+
+def _fail_all(calls: deque[Call], error: BaseException) -> None:
+    while calls:
+        calls.popleft().fail(error)
 
 
 def translate(error: BaseException) -> BaseException:

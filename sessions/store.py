@@ -14,7 +14,7 @@ from typing import Any, Self, TypedDict, Unpack
 
 import orjson
 
-from sessions.arguments import check_uid
+from sessions.arguments import check_session_id, check_uid
 from sessions.audience import Audience
 from sessions.base import PUBLISH
 from sessions.checks import check_redis, find_faults, read_identity
@@ -132,6 +132,11 @@ class SessionStore(Copies, Responses, Shares, Audience, Slots):
         """Return if every primary takes writes that need memory and disk."""
         keys = await self.client.key_for_each_primary(f"{self.keys.prefix}sys:probe")
         await self.client.calls(*(("SET", key, "", "PX", PROBE_MS) for key in keys))
+
+    async def check_removals(self, session_id: str) -> None:
+        """Return if what keeps this session takes writes that need no memory."""
+        check_session_id(session_id)
+        await self.client.call("UNLINK", self.keys.session(session_id, "probe"))
 
     async def find_faults(self) -> list[StoreFault]:
         """What an operator must mend although everything works so far."""

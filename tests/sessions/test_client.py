@@ -14,6 +14,7 @@ from sessions.client import RedisClient
 from sessions.embedded import EmbeddedRedis
 from sessions.errors import SequenceGap, StoreUnavailable
 from sessions.store import SessionStore
+from tests.end_to_end.fault_proxy import FaultProxy
 from tests.sessions.chat import Chat
 
 
@@ -92,6 +93,32 @@ async def test_what_stands_behind_a_forgotten_script_finds_it_done(store: Sessio
     await store.client.call("SCRIPT", "FLUSH")
     created = await store.create_session("alice", idempotency_key="k")  # a script, then a read
     assert created.session.uid == "alice"
+
+
+async def test_what_stands_behind_a_forgotten_script_finds_it_done(store: SessionStore) -> None:
+    for number in range(5):
+        _, chat = await asyncio.gather(
+            store.client.everywhere("SCRIPT", "FLUSH"), Chat.create(store)
+        )
+        changed, _ = await asyncio.gather(
+            store.update_session("alice", chat.session_id, title=str(number)),
+            store.client.everywhere("SCRIPT", "FLUSH"),
+        )
+        assert (changed.title, changed.revision) == (str(number), 2)
+
+
+async def test_a_slow_link_costs_each_call_one_round_trip(redis_server: EmbeddedRedis) -> None:
+    with FaultProxy(redis_server.socket_path) as proxy:
+        client = RedisClient(f"redis://{proxy.address}")
+        await client.call("PING")
+        proxy.command("delay 0.2")
+        started = time.monotonic()
+        first = asyncio.create_task(client.call("PING"))
+        await asyncio.sleep(0.1)
+        await client.call("PING")  # does not wait for the first one's reply
+        assert time.monotonic() - started < 0.1 + 0.4 + 0.2
+        await first
+        await client.close()
 
 
 async def test_a_killed_connection_is_replaced_without_an_error(chat: Chat) -> None:
