@@ -6,14 +6,13 @@ import random
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
 from server.intervals import SHORTENED
-from sessions.embedded import EmbeddedRedis
 from tests.end_to_end.client_model import Answer, Frame
 from tests.end_to_end.harness import Client, Server
 from tests.end_to_end.spelling_model import SPELLED, build_spelling_model
@@ -352,7 +351,8 @@ class Follower:
                 finally:
                     self.errors += [f for f in client.frames if f["type"] == "error"]
                     self.known = client.answers.get(self.response, self.known)
-                self.close_codes.append(client.close_code)
+                if client.socket.close_reason != "keepalive ping timeout":  # 1 s, on a busy machine
+                    self.close_codes.append(client.close_code)
             await asyncio.sleep(0.05)
 
     async def _serve(self, client: Client) -> Answer:
@@ -417,15 +417,13 @@ async def test_s5_second_signal_hands_over_at_once(pair: Server) -> None:
 # ---- two hosts ----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def hosts(
-    oracle_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Server, Server]]:
+@contextmanager
+def two_hosts(model: Path, folder: Path, **environment: str) -> Iterator[tuple[Server, Server]]:
     """Two `parley serve` that share nothing but a Redis."""
-    folder = tmp_path_factory.mktemp("hosts")
     with running_redis(next(iter(redis_binaries().values()))) as redis:
-        first = _host(redis, oracle_model, folder / "a", None)
-        second = _host(redis, oracle_model, folder / "b", first)
+        environment |= {"PARLEY_PACE": "100", "PARLEY_REDIS_URL": redis.url}
+        first = Server(folder / "a", model, None, **environment)
+        second = Server(folder / "b", model, first.history, **environment)
         try:
             yield first.start(), second.start()
         finally:
@@ -433,15 +431,16 @@ def hosts(
             second.close()
 
 
-def _host(redis: EmbeddedRedis, model: Path, data: Path, first: Server | None) -> Server:
-    history = first.history if first else None
-    return Server(data, model, history, **TESTING, PARLEY_PACE="100", PARLEY_REDIS_URL=redis.url)
+@pytest.fixture(scope="module")
+def hosts(
+    oracle_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Server, Server]]:
+    with two_hosts(oracle_model, tmp_path_factory.mktemp("hosts"), **TESTING) as servers:
+        yield servers
 
 
-async def test_s1_s2_another_host_goes_on_when_the_lease_has_ended(
-    hosts: tuple[Server, Server],
-) -> None:
-    first, second = hosts
+async def one_host_dies(first: Server, second: Server, seconds: float) -> None:
+    """Its answer goes on at the other host, within so long after the kill."""
     assert first.process is not None
     async with Client(first) as owner, Client(second) as other:
         session, response = await begin(owner, other)
@@ -454,12 +453,29 @@ async def test_s1_s2_another_host_goes_on_when_the_lease_has_ended(
             queued = await other.next("response.queued")
             assert queued["reason"] == "takeover"
             await other.next(TEXT)
-            assert time.monotonic() - killed < LEASE_SECONDS + 2.0
+            pause = time.monotonic() - killed
+            print(f"next delta after {pause:.2f} s")
+            assert pause < seconds
             assert (await resuming).final == oracle_answer(0, NUM_TOKENS)
         assert (await other.done(response)).final == oracle_answer(0, NUM_TOKENS)
         assert (await run_of(second, response))["fence"] == "2"
     first.process.wait()
+
+
+async def test_s1_s2_another_host_goes_on_when_the_lease_has_ended(
+    hosts: tuple[Server, Server],
+) -> None:
+    first, second = hosts
+    await one_host_dies(first, second, LEASE_SECONDS + 2.0)
     await asyncio.to_thread(first.start)
+
+
+@pytest.mark.slow
+async def test_s1_s2_another_host_goes_on_within_twelve_seconds(
+    oracle_model: Path, tmp_path: Path
+) -> None:
+    with two_hosts(oracle_model, tmp_path) as (first, second):
+        await one_host_dies(first, second, 12.0)
 
 
 async def test_e10_core_of_one_host_dies_and_the_other_never_notices(
