@@ -95,7 +95,9 @@ async def test_what_stands_behind_a_forgotten_script_finds_it_done(store: Sessio
     assert created.session.uid == "alice"
 
 
-async def test_what_stands_behind_a_forgotten_script_finds_it_done(store: SessionStore) -> None:
+async def test_a_change_that_races_with_a_flush_answers_with_what_it_changed(
+    store: SessionStore,
+) -> None:
     for number in range(5):
         _, chat = await asyncio.gather(
             store.client.everywhere("SCRIPT", "FLUSH"), Chat.create(store)
