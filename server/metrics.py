@@ -93,7 +93,7 @@ class Metrics:
         )
         self._errors = Counter("parley_errors", "Errors told to clients.", ["code"], registry=r)
         self._closes = Counter("parley_closes", "Sockets closed by us.", ["code"], registry=r)
-        self._reaped = Counter("parley_runs_reaped", "Runs of dead workers ended.", registry=r)
+        self._reaped = Counter("parley_runs_reaped", "Runs taken over.", registry=r)
         self._discarded = Counter(
             "parley_tokens_discarded_after_stop", "Tokens decoded behind a stop.", registry=r
         )
