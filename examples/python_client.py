@@ -2,52 +2,120 @@
 
 python examples/python_client.py --data-dir data "Tell me a long story."
 
-It needs the `websockets` package and nothing of Parley. docs/protocol.md explains every frame.
+It needs the `websockets` package and nothing of Parley. A lost connection loses nothing: the client
+comes back and goes on where it was. docs/protocol.md explains every frame and every rule.
 """
 
 import argparse
 import asyncio
 import json
+import random
 import signal
 import uuid
 from pathlib import Path
 from typing import Any
 
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.typing import Subprotocol
 
-
-async def send(socket: ClientConnection, kind: str, **fields: Any) -> None:
-    await socket.send(json.dumps({"type": kind, **fields}))
+Frame = dict[str, Any]
 
 
-async def ask(socket: ClientConnection, question: str) -> dict[str, Any]:
-    """Begin a session, ask, print what comes, and return the answer's last frame."""
-    key = uuid.uuid4().hex  # names the question, so that sending it twice asks it once
-    await send(socket, "session.create", idempotency_key=key, event_id=key)
-    async for message in socket:
-        frame = json.loads(message)
-        match frame["type"]:
-            case "session.created" if frame.get("event_id") == key:  # other tabs create, too
-                session_id = frame["session"]["id"]
-                create = {"session_id": session_id, "idempotency_key": key, "input": question}
-                await send(socket, "response.create", **create)
-                stop_on_ctrl_c(socket, session_id, key)
-            case "response.output_text.delta":
-                print(frame["delta"], end="", flush=True)
-            case "response.done":
-                return dict(frame["response"])
-            case "error":
-                raise SystemExit(f"{frame['error']['code']}: {frame['error']['message']}")
-    raise SystemExit(f"closed: {socket.close_code} {socket.close_reason}")
+class Asking:
+    """One question and its answer so far. `take` is given each frame and says what to send."""
+
+    def __init__(self, question: str) -> None:
+        self.key = uuid.uuid4().hex  # names the question, so that sending it twice asks it once
+        self.question = question
+        self.session_id = self.response_id = self.text = ""
+        self.last, self.fence, self.printed = 0, 1, 0
+        self.is_stopping = self.is_resuming = False
+        self.response: Frame | None = None  # of `response.done`
+
+    def hello(self) -> list[Frame]:
+        """For a new connection; a session of that key that exists already is only joined again."""
+        self.is_resuming = False
+        return [{"type": "session.create", "idempotency_key": self.key, "event_id": self.key}]
+
+    def stop(self) -> list[Frame]:
+        """With the key, this also finds an answer that has not begun yet."""
+        self.is_stopping = True
+        stop = {"type": "stop", "session_id": self.session_id, "idempotency_key": self.key}
+        return [stop] if self.session_id else []
+
+    def take(self, frame: Frame) -> list[Frame]:
+        kind: str = frame["type"]
+        number: int = frame.get("sequence_number", 0)
+        if kind == "error":
+            raise SystemExit(f"{frame['error']['code']}: {frame['error']['message']}")
+        if kind == "session.created" and frame.get("event_id") == self.key:
+            self.session_id = frame["session"]["id"]
+            return self.resume(self.last) + (self.stop() if self.is_stopping else [])
+        if frame.get("idempotency_key") == self.key and kind == "response.created":
+            self.response_id, self.fence = frame["response"]["id"], frame["fence"]
+        own = frame.get("response_id") or frame.get("response", {}).get("id")
+        if own != self.response_id or not number:
+            return []  # another tab's, or not an entry of the log
+        if kind == "response.output_text.snapshot":
+            self.text = frame["text"] if frame["part"] == 1 else self.text + frame["text"]
+        elif kind == "response.done":
+            text = frame.get("text", self.text).encode("utf-16-le")
+            self.text = text[: 2 * frame["response"]["text_length"]].decode("utf-16-le")
+            self.response = frame["response"]
+        elif number <= self.last:
+            return []
+        elif frame.get("first_sequence_number", number) > self.last + 1:
+            return self.resume(self.last)
+        elif kind == "response.output_text.delta":
+            if 2 * frame["text_offset"] != len(self.text.encode("utf-16-le")):
+                return self.resume(0)
+            self.text += frame["delta"]
+        self.last, self.fence = number, frame["fence"]
+        self.is_resuming = frame.get("part", 1) < frame.get("parts", 1)
+        print(self.text[self.printed :], end="", flush=True)
+        self.printed = max(self.printed, len(self.text))
+        return []
+
+    def resume(self, after: int) -> list[Frame]:
+        """Ask for what is missing, once; for all of it if nothing has begun."""
+        if not self.response_id:
+            create = {"session_id": self.session_id, "idempotency_key": self.key}
+            return [{"type": "response.create", **create, "input": self.question}]
+        place = {"response_id": self.response_id, "fence": self.fence}
+        again, self.is_resuming = not self.is_resuming, True
+        frame = {"type": "response.resume", **place, "after_sequence_number": after}
+        return [frame] if again else []
 
 
-def stop_on_ctrl_c(socket: ClientConnection, session_id: str, key: str) -> None:
-    """With the key, the stop also finds an answer that has not begun yet."""
-    stop = {"session_id": session_id, "idempotency_key": key}
-    asyncio.get_running_loop().add_signal_handler(
-        signal.SIGINT, lambda: asyncio.ensure_future(send(socket, "stop", **stop))
-    )
+async def answer(asking: Asking, url: str, token: str) -> Frame:
+    """The response object of `response.done`, over as many connections as that takes."""
+    headers = {"Authorization": f"Bearer {token}"}
+    for failures in range(100):
+        try:
+            async with connect(
+                url, subprotocols=[Subprotocol("chat.v1")], additional_headers=headers
+            ) as socket:
+
+                async def send(frames: list[Frame], socket: Any = socket) -> None:
+                    for frame in frames:
+                        await socket.send(json.dumps(frame))
+
+                asyncio.get_running_loop().add_signal_handler(
+                    signal.SIGINT, lambda: asyncio.ensure_future(send(asking.stop()))
+                )
+                await send(asking.hello())
+                while asking.response is None:
+                    await send(asking.take(json.loads(await socket.recv())))
+                return asking.response
+        except ConnectionClosed as closed:
+            code = closed.rcvd.code if closed.rcvd else 1006
+            if code in (1000, 1002, 1007, 1009) or 4400 <= code < 4500:
+                raise SystemExit(f"closed: {code} {closed.rcvd and closed.rcvd.reason}") from None
+        except (OSError, InvalidHandshake):
+            pass  # nobody is there yet
+        await asyncio.sleep(random.uniform(0, min(20, 0.3 * 2**failures)))
+    raise SystemExit("nobody answers")
 
 
 async def main() -> None:
@@ -57,12 +125,8 @@ async def main() -> None:
     options = parser.parse_args()
     url = json.loads((options.data_dir / "server.json").read_text())["url"]
     token = (options.data_dir / "token").read_text().strip()
-    async with connect(
-        url.replace("http", "ws", 1) + "/v1/ws",
-        subprotocols=[Subprotocol("chat.v1")],
-        additional_headers={"Authorization": f"Bearer {token}"},
-    ) as socket:
-        response = await ask(socket, options.question)
+    asking = Asking(options.question)
+    response = await answer(asking, url.replace("http", "ws", 1) + "/v1/ws", token)
     reason, usage = response["status_details"]["reason"], response["usage"]
     print(f"\n[{response['status']}: {reason}, {usage['output_tokens']} tokens]")
 

@@ -1,6 +1,7 @@
 """The examples and the README's conversation, run as a reader would run them."""
 
 import asyncio
+import json
 import re
 import shutil
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.fault_proxy import FaultProxy
 from tests.end_to_end.harness import ROOT, Server
 from tests.tiny_model import oracle_answer, oracle_word
 
@@ -74,6 +76,44 @@ async def test_the_javascript_client_streams_an_answer_until_ctrl_c_stops_it(
     printed = await interrupt_after(process, 40)
     assert printed.startswith(oracle_answer(0, 5))
     assert "[cancelled: client_cancelled, " in printed
+
+
+async def cut_twice(process: Process, proxy: FaultProxy) -> str:
+    """Reset its connection while the answer streams, and again; return what it printed."""
+    assert process.stdout is not None
+    printed = b""
+    for _ in range(2):
+        async with asyncio.timeout(SECONDS):
+            printed += await process.stdout.readexactly(60)
+        await asyncio.to_thread(proxy.command, "rst")
+    return printed.decode() + await finish(process, 2 * SECONDS)
+
+
+async def test_the_python_client_goes_on_behind_a_lost_connection(
+    server: Server, tmp_path: Path
+) -> None:
+    with FaultProxy(server.url.removeprefix("http://")) as proxy:
+        (tmp_path / "server.json").write_text(json.dumps({"url": f"http://{proxy.address}"}))
+        (tmp_path / "token").write_text(server.token)
+        question = (f"--data-dir={tmp_path}", oracle_word(900))
+        printed = await cut_twice(
+            await start(sys.executable, script("python_client.py"), *question), proxy
+        )
+    assert printed.startswith(oracle_answer(900, 100))
+    assert "\n[" in printed
+
+
+async def test_the_javascript_client_goes_on_behind_a_lost_connection(server: Server) -> None:
+    flags = node_has_websocket()
+    if NODE is None or flags is None:
+        pytest.skip("needs node 20 or later")
+    with FaultProxy(server.url.removeprefix("http://")) as proxy:
+        arguments = (f"http://{proxy.address}", server.token, oracle_word(900))
+        printed = await cut_twice(
+            await start(NODE, *flags, script("javascript_client.js"), *arguments), proxy
+        )
+    assert printed.startswith(oracle_answer(900, 100))
+    assert "\n[" in printed
 
 
 async def test_the_conversation_of_the_readme_works(server: Server, tmp_path: Path) -> None:
