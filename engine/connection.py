@@ -42,6 +42,7 @@ RECONNECT_MS = 50  # between two tries to reach a core that is not there
 TICK_SECONDS = 1.0  # between two Pings
 STALL_SECONDS = 5.0  # without a round of the step loop: the core is stalled
 MAX_MESSAGES_PER_TURN = 64  # received before the event loop gets a turn
+MAX_TURN_SECONDS = 0.02  # likewise: a message may be long
 CLOSE_LINGER_MS = 200  # for the last aborts to leave
 
 
@@ -216,9 +217,12 @@ class CoreConnection:
             self._loop.call_soon(self._receive)
 
     def _receive(self) -> None:
+        until = time.monotonic() + MAX_TURN_SECONDS
         for _ in range(MAX_MESSAGES_PER_TURN):
             if self._socket.closed:
                 return
+            if time.monotonic() > until:
+                break
             try:
                 payload = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:

@@ -17,11 +17,12 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 
+import msgspec
 import zmq
 
 from engine.ipc import (
@@ -35,6 +36,7 @@ from engine.ipc import (
     Ping,
     Pong,
     Ready,
+    StepOutputs,
     decode_client_message,
     encode,
 )
@@ -44,6 +46,7 @@ logger = logging.getLogger(__name__)
 MAX_BACKLOG_BYTES = 64 * 1024 * 1024  # of one client; beyond it the client counts as dead
 SILENCE_SECONDS = 30.0  # without a word of a client, which pings every second: it has stopped
 RETRY_MS = 10  # while a client's pipe is full
+SPLIT_BYTES = 1 << 20  # of a step's outputs; a client reads several messages with pauses between
 LINGER_MS = 1000  # for the last words of a core that exits
 
 
@@ -164,7 +167,8 @@ class IoThread(threading.Thread):
     def _send_outbox(self) -> None:
         while self._outbox:
             client_id, message = self._outbox.popleft()
-            self._deliver(client_id, encode(message))
+            for payload in _payloads(message):
+                self._deliver(client_id, payload)
 
     def _receive(self) -> None:
         while True:
@@ -275,3 +279,17 @@ class IoThread(threading.Thread):
             self._poller.unregister(client.pidfd)
             os.close(client.pidfd)
         self.inbox.put(ClientGone(client_id))
+
+
+def _payloads(message: CoreMessage) -> Iterator[bytes]:
+    """A message as bytes: the outputs of one step as several messages if they are very long."""
+    payload = encode(message)
+    if len(payload) <= SPLIT_BYTES or not isinstance(message, StepOutputs):
+        yield payload
+        return
+    half = len(message.outputs) // 2
+    if half == 0:
+        yield payload
+        return
+    for outputs in (message.outputs[:half], message.outputs[half:]):
+        yield from _payloads(msgspec.structs.replace(message, outputs=outputs))

@@ -9,7 +9,7 @@ Ids here are *internal* request ids (`"{external}-{8 hex}"`, made by the client)
 id can never meet the abort of its predecessor.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,7 +17,12 @@ from engine.config import EngineConfig
 from engine.sampling_params import SamplingParams
 
 PROTOCOL_VERSION = 1
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024  # to the core, which trusts nobody
+
+if TYPE_CHECKING:
+    Encoded = Any
+else:
+    Encoded = msgspec.Raw  # not decoded with the message that it is in
 
 
 class Message(msgspec.Struct, array_like=True, gc=False, frozen=True):
@@ -98,7 +103,7 @@ class SequenceOutput(Message, frozen=True, tag="output"):
     finish_reason: str | None = None  # stop, length, abort, error; set exactly once, in the last
     stop_reason: int | None = None  # the stop token id that ended it
     error: tuple[str, str] | None = None  # (code, message), with finish_reason "error"
-    logprobs: list[Any] | None = None  # per new token: list of (token id, logprob, rank)
+    logprobs: list[Encoded] | None = None  # per new token: list of (token id, logprob, rank)
     num_cached_tokens: int = 0
     num_computed_tokens: int = 0  # prompt tokens with KV, to show the progress of a prefill
     num_preemptions: int = 0

@@ -5,6 +5,7 @@ to it, so a slow reader costs memory for its text and not for its lateness.
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Union
 
@@ -69,7 +70,7 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    logprobs: Union[list[dict[int, Logprob]], "FlatLogprobs", None] = None
+    logprobs: Union[list[Mapping[int, Logprob]], "FlatLogprobs", None] = None
     routed_experts: Any = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it

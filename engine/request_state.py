@@ -4,9 +4,10 @@ import logging
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast, get_args
 
+from engine.candidates import read_candidates
 from engine.collector import RequestOutputCollector
 from engine.detokenizer import Decoder, Detokenizer
 from engine.flat_logprobs import FlatLogprobs
@@ -77,8 +78,8 @@ class RequestState:
         self._text = ""  # already emitted; kept unless deltas are asked for
         self._new_text = ""  # not yet emitted, as well as what follows
         self._new_token_ids: list[int] = []
-        self._new_logprobs: list[dict[int, Logprob]] = []
-        self._logprobs: list[dict[int, Logprob]] = []
+        self._new_logprobs: list[Mapping[int, Logprob]] = []
+        self._logprobs: list[Mapping[int, Logprob]] = []
         self._cumulative_logprob = 0.0
         self._num_cached_tokens = 0
 
@@ -160,16 +161,17 @@ class RequestState:
         self._new_token_ids += token_ids
         self.metrics.num_generation_tokens += len(token_ids)
         self.metrics.last_token_ts = time.monotonic()
-        for entries in (logprobs or [])[: len(token_ids)]:
-            self._cumulative_logprob += entries[0][1]  # the token that was chosen comes first
-            self._new_logprobs.append({i: self._logprob(i, p, rank) for i, p, rank in entries})
+        for position in (logprobs or [])[: len(token_ids)]:
+            candidates, chosen_logprob = read_candidates(position, self._decode_one)
+            self._cumulative_logprob += chosen_logprob
+            self._new_logprobs.append(candidates)
 
-    def _logprob(self, token_id: int, logprob: float, rank: int) -> Logprob:
-        return Logprob(logprob, rank, self._decoder.decode([token_id]))
+    def _decode_one(self, token_id: int) -> str:
+        return self._decoder.decode([token_id])
 
     def _as_asked(
-        self, logprobs: list[dict[int, Logprob]]
-    ) -> list[dict[int, Logprob]] | FlatLogprobs | None:
+        self, logprobs: list[Mapping[int, Logprob]]
+    ) -> list[Mapping[int, Logprob]] | FlatLogprobs | None:
         if self.params.logprobs is None:
             return None
         if not self.params.flat_logprobs:

@@ -12,7 +12,7 @@ ordinary object that nobody else holds: one that is dropped has its request abor
 
 import dataclasses
 import enum
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -51,7 +51,7 @@ class GenerationTask:
     worker_tag: Any = None  # which worker shall have it: the controller's business
     output_str: str | None = None
     output_tokens: list[int] | None = None
-    logprobs: list[dict[int, Logprob]] | None = None
+    logprobs: list[Mapping[int, Logprob]] | None = None
     cumulative_logprob: float | None = None  # only with num_logprobs
     finish_reason: str | None = None
     error: str | None = None  # why the status was WORKER_EXCEPTION

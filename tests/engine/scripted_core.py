@@ -110,6 +110,9 @@ class ScriptedCore:
         for client_id in set(self._owners.values()):
             self._outbox.put((client_id, message))
 
+    def send_to(self, client_id: str, message: CoreMessage) -> None:
+        self._outbox.put((client_id, message))
+
     def kill(self) -> None:
         """Die as by SIGKILL: without a word."""
         self.close()

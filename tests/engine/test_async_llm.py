@@ -16,7 +16,7 @@ from engine.errors import (
     RetryableRequestError,
     ValidationError,
 )
-from engine.ipc import Abort, AddRequest, Dead, SchedulerStats, SequenceOutput
+from engine.ipc import Abort, AddRequest, Dead, SchedulerStats, SequenceOutput, UtilityReply
 from engine.outputs import RequestOutput, RequestProgress
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.scripted_core import ScriptedCore
@@ -503,3 +503,26 @@ def test_engine_may_move_to_another_event_loop(core: ScriptedCore, model: Path) 
 
     assert [asyncio.run(ask()), asyncio.run(ask())] == ["a", "a"]
     engine.shutdown()
+
+
+def test_reply_to_a_call_of_a_loop_that_has_ended_is_dropped(
+    core: ScriptedCore, model: Path
+) -> None:
+    engine = AsyncLLM.connect(core.address, model=str(model))
+    connection = engine._client.connection
+    problems: list[dict[str, Any]] = []
+
+    async def ask_and_leave() -> None:
+        await engine.wait_ready(5)
+        connection.call("nothing that this core answers")
+
+    async def go_on() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, each: problems.append(each))
+        await engine.start_background_loop()
+        core.send_to(connection.client_id, UtilityReply(1, "late"))
+        await engine.check_health()
+
+    asyncio.run(ask_and_leave())
+    asyncio.run(go_on())
+    engine.shutdown()
+    assert problems == []

@@ -27,6 +27,9 @@ from engine.ipc import (
     Ping,
     Pong,
     Ready,
+    SchedulerStats,
+    SequenceOutput,
+    StepOutputs,
     Utility,
     UtilityReply,
     decode_core_message,
@@ -289,6 +292,27 @@ def test_a_client_that_does_not_read_is_given_up_at_the_bound(
     while not isinstance(last, Dead):  # it reads and pings again, and learns what it missed
         lazy.send(encode(Ping(1)))
         last = lazy.receive()
+
+
+def test_long_outputs_of_a_step_come_as_several_messages(
+    io: Io, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_io, "SPLIT_BYTES", 3000)
+    outputs = [SequenceOutput(f"{n}" * 1000, [n]) for n in range(5)]
+    outputs[3] = SequenceOutput("3" * 9000, [3])  # longer alone
+    stats = SchedulerStats(0, 0, 0, 0, 0)
+    peer = io.peer("reader")
+    io.thread.send("reader", StepOutputs(1, 2, outputs, stats))
+    got: list[SequenceOutput] = []
+    num_messages = 0
+    while len(got) < 5:
+        message = peer.receive()
+        assert isinstance(message, StepOutputs)
+        assert (message.epoch, message.step, message.stats) == (1, 2, stats)
+        got += message.outputs
+        num_messages += 1
+    assert got == outputs
+    assert num_messages == 4  # 0 and 1, 2, 3, 4
 
 
 def test_closing_tells_everybody_and_removes_the_socket(io: Io) -> None:

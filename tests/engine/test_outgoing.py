@@ -12,9 +12,11 @@ import pytest
 
 from engine.async_llm import AsyncLLM
 from engine.errors import ValidationError
-from engine.ipc import MAX_MESSAGE_BYTES, AddRequest, Ping, Utility
+from engine.ipc import MAX_MESSAGE_BYTES, AddRequest, Ping, Utility, encode
 from engine.outgoing import check_readable, check_request, pack
 from engine.sampling_params import RequestOutputKind, SamplingParams
+from engine.sequence import SampledToken
+from tests.engine.fakes import FakeModel
 from tests.engine.threaded_core import ThreadedCore
 
 PROMPT = [97, 98]
@@ -221,3 +223,24 @@ async def test_outputs_do_not_share_the_prompt_with_what_is_sent_again(engine: A
     first.prompt_token_ids.clear()
     assert state.submission is not None
     assert state.submission.request.prompt_token_ids == state.prompt_token_ids == [97, 98]
+
+
+async def test_steps_of_more_than_a_messages_limit_arrive(model: Path) -> None:
+    """The client trusts its core: what one step says of all streams may be of any length."""
+    whole = [(i, -1.0 - i, i) for i in range(150_000)]
+    num_streams = 1 + MAX_MESSAGE_BYTES // len(encode(whole))
+    params = SamplingParams(max_tokens=1, logprobs=1)
+    fake = FakeModel(lambda sequence: SampledToken(5, whole))
+    with ThreadedCore(fake, max_num_batched_tokens=2000) as core:
+        engine = AsyncLLM.connect(core.address, model=str(model), resubmit=False)
+        await engine.wait_ready(5)
+        core.hold()
+        streams = [await engine.add_request(n, PROMPT, params) for n in range(num_streams)]
+        core.release()
+        for stream in streams:
+            async with asyncio.timeout(30):
+                (output,) = [output async for output in stream]
+            (position,) = output.outputs[0].logprobs or []
+            assert output.finished and len(position) == 150_000
+        await engine.check_health()
+        engine.shutdown()
