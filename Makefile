@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup serve test test-slow check bench format demo-crash clean
+.PHONY: help setup serve test test-slow check bench bench-server format demo-crash clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -30,6 +30,9 @@ bench: setup     ## decode, chats, time to first token and stop latency beside t
 
 demo-crash: setup ## kill -9 the worker of an answer, and watch it go on with the same text
 	@$(BIN)/python examples/crash_demo.py
+
+bench-server: setup ## sockets, stops, resume, relay, operators' list: achieved beside target
+	@for name in sockets stop_latency resume relay admin_list; do $(BIN)/python -m bench.$$name || exit 1; done
 
 clean:           ## remove the environment and built kernels; data/ stays
 	rm -rf .venv build

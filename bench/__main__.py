@@ -6,13 +6,10 @@ rounds, and what counts is the ratio.
 
 import argparse
 import asyncio
-import contextlib
 import json
 import platform
 import statistics
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +19,12 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench.chats import load, stop_latencies
+from bench.report import RESULTS, percentile
+from bench.servers import running_server
 from bench.transformers_peer import TransformersPeer
 from engine import demo_model
 from tests.end_to_end.harness import Server
 
-RESULTS = Path(__file__).parent / "results"
 LOADS = (1, 8, 16)
 
 
@@ -51,17 +49,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=128, help="length of each answer")
     parser.add_argument("--stops", type=int, default=200, help="stops at random moments")
     return parser.parse_args()
-
-
-@contextlib.contextmanager
-def running_server(model: Path) -> Iterator[Server]:
-    """The product as users run it, but not paced."""
-    with tempfile.TemporaryDirectory() as folder:
-        server = Server(Path(folder) / "data", model, PARLEY_PACE="0")
-        try:
-            yield server.start()
-        finally:
-            server.close()
 
 
 async def measure(
@@ -122,7 +109,7 @@ def show(figures: dict[str, Any]) -> None:
         table.add_row(f"first token ms, {num_chats} chat(s)", f"{own * 1e3:.1f}", *shown)
     stops = sorted(figures["stop_seconds"])
     if stops:
-        worst = stops[max(0, round(len(stops) * 0.99) - 1)]
+        worst = percentile(stops, 99)
         table.add_row("stop ms, p50", f"{statistics.median(stops) * 1e3:.1f}", "", "")
         table.add_row("stop ms, p99", f"{worst * 1e3:.1f}", "", "")
     table.add_row("decode step ms, mean", f"{figures['decode_step_seconds'] * 1e3:.1f}", "", "")

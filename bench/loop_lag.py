@@ -8,7 +8,6 @@ of a web worker.
 import argparse
 import asyncio
 import contextlib
-import statistics
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bench.report import percentile
 from engine import AsyncEngineArgs, AsyncLLM, RequestOutputKind, SamplingParams, demo_model
 from engine.errors import ValidationError
 
@@ -100,8 +100,7 @@ def show(figures: dict[str, list[float]]) -> None:
         table.add_column(heading, justify="left" if heading == "while" else "right")
     for what, late in figures.items():
         milliseconds = sorted(seconds * 1e3 for seconds in late)
-        worst = milliseconds[max(0, round(len(late) * 0.99) - 1)]
-        row = (statistics.median(milliseconds), worst, milliseconds[-1])
+        row = (percentile(milliseconds, 50), percentile(milliseconds, 99), milliseconds[-1])
         table.add_row(what, str(len(late)), *(f"{value:.1f}" for value in row))
     Console().print(table)
 

@@ -38,7 +38,7 @@ from server.hub import Hub
 from server.identities import Identities
 from server.intervals import Intervals
 from server.limits import ConnectionCounter, Limits
-from server.metrics import Metrics
+from server.metrics import Metrics, StoreCollector
 from server.operations import Doors
 from server.peers import Figures, Peers
 from server.rest import routes
@@ -87,6 +87,7 @@ class Worker:
         self.config = config
         self._started_at = time.time_ns() // 1_000_000
         self.metrics = Metrics()
+        self.metrics.registry.register(StoreCollector(lambda: store.client.num_calls))
         self.store = store
         self.engine = engine
         self.feed = LiveFeed(store.client, store.keys)

@@ -18,6 +18,7 @@ from sessions.records import AppendReply, Event, ObjectEvent
 from sessions.store import SessionStore
 
 STORE_RETRY_SECONDS = 0.2
+APPEND_SECONDS = 0.03  # between two appends of one answer: what comes meanwhile shares a call
 LOSSES = (RunLost, RunEnded, RunGone, SequenceGap)
 
 
@@ -130,6 +131,8 @@ class LogWriter:
                 await asyncio.sleep(STORE_RETRY_SECONDS)
             except LOSSES as error:
                 self._lose(error)
+            else:
+                await asyncio.sleep(APPEND_SECONDS)
 
     async def _append(self) -> None:
         run = self._run

@@ -4,7 +4,7 @@ No metric carries a user's words, ids or titles. Every worker answers for itself
 numbers are the same from each, because there is one core.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from prometheus_client import (
@@ -75,6 +75,20 @@ class EngineCollector(Collector):
 
 def _bound(le: float) -> str:
     return "+Inf" if le == float("inf") else repr(float(le))
+
+
+class StoreCollector(Collector):
+    """How many calls the client of the store has sent."""
+
+    def __init__(self, num_calls: Callable[[], int]) -> None:
+        self._num_calls = num_calls
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        text = "Calls to Redis; a script is one."
+        yield CounterMetricFamily("parley_store_calls", text, value=self._num_calls())
 
 
 class Metrics:

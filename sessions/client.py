@@ -45,6 +45,7 @@ class RedisClient:
     def __init__(self, url: str, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self.url = url
         self.address = RedisAddress.parse(url)
+        self.num_calls = 0  # a script counts as one
         self.is_trusted = True  # while False, every call raises `StoreUnavailable`
         self._timeout_seconds = timeout_seconds
         self._scripts = Scripts()
@@ -177,6 +178,7 @@ class RedisClient:
         self._check_trust()
         name = command.name if isinstance(command, ScriptRun) else ""
         call = Call(_words(command), name)
+        self.num_calls += 1
         if self._cluster is not None:
             self._cluster.enqueue(call)
         else:

@@ -41,6 +41,8 @@ open_servers: list["Server"] = []  # their histories are checked behind each tes
 class Server:
     """A running `parley serve`. Servers on one Redis share the history of the first."""
 
+    module = "server"
+
     def __init__(
         self,
         data_dir: Path,
@@ -69,7 +71,7 @@ class Server:
     def start(self) -> Self:
         """Return when `/readyz` says so."""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "server", "serve"],
+            [sys.executable, "-m", self.module, "serve"],
             cwd=ROOT,
             env=self._environment,
             stdin=subprocess.DEVNULL,

@@ -1,0 +1,11 @@
+"""`parley`, but its engine core is `bench.replay_core`; used by `bench.relay`."""
+
+import functools
+
+from engine.launcher import CoreProcess
+from server import core_keeper
+from server.cli import main
+
+if __name__ == "__main__":
+    vars(core_keeper)["CoreProcess"] = functools.partial(CoreProcess, module="bench.replay_core")
+    main()

@@ -1,0 +1,101 @@
+"""`python -m bench.stop_latency`: from `stop` to `response.done`, at the owner and through another.
+
+Several chats at a time ask, wait for a random moment and stop; every stop is at the worker that
+writes the answer in the first part, and at another worker in the second.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import random
+import time
+from pathlib import Path
+
+import uvloop
+
+from bench.report import Figure, latencies, report
+from bench.servers import running_server
+from bench.socket_client import BenchSocket
+from engine import demo_model
+from tests.end_to_end.harness import Server
+
+PROMPT = "Please tell me a very long story."
+MAX_BEHIND_STEP_MS = 10.0
+MAX_ELSEWHERE_MS = 100.0
+NUM_CHATS = 4
+MAX_WAIT_SECONDS = 0.15
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.stop_latency", description=__doc__)
+    parser.add_argument("--model", type=Path, default=demo_model(), help="folder of a checkpoint")
+    parser.add_argument("--stops", type=int, default=1000, help="of each kind")
+    arguments = parser.parse_args()
+    with running_server(arguments.model, PARLEY_WORKERS="2") as server:
+        before = step_figures(server)
+        owner = uvloop.run(stops(server, arguments.stops, elsewhere=False))
+        after = step_figures(server)
+        other = uvloop.run(stops(server, arguments.stops, elsewhere=True))
+    step_ms = (after[0] - before[0]) / max(1.0, after[1] - before[1]) * 1e3
+    report(
+        "stop_latency",
+        [
+            Figure("decode step, mean", step_ms, None, "ms"),
+            *latencies("stop at the owner", owner, step_ms + MAX_BEHIND_STEP_MS),
+            *latencies("stop through another worker", other, MAX_ELSEWHERE_MS),
+        ],
+    )
+
+
+def step_figures(server: Server) -> tuple[float, float]:
+    """Sum and count of the core's decode steps, in seconds."""
+    name = "parley_decode_step_seconds"
+    return server.metric(f"{name}_sum"), server.metric(f"{name}_count")
+
+
+async def stops(server: Server, num_stops: int, *, elsewhere: bool) -> list[float]:
+    """Seconds from each stop to the end, on the connection that stopped."""
+    seeds = range(NUM_CHATS)
+    each = -(-num_stops // NUM_CHATS)
+    runs = (chat(server, each, random.Random(seed), elsewhere) for seed in seeds)
+    return [seconds for chat_seconds in await asyncio.gather(*runs) for seconds in chat_seconds]
+
+
+async def chat(
+    server: Server, num_stops: int, chance: random.Random, elsewhere: bool
+) -> list[float]:
+    asker, replica = await connected(server)
+    stopper = asker
+    session = await asker.new_session()
+    if elsewhere:
+        stopper, _ = await connected(server, besides=replica)
+        stopper.send("session.subscribe", session_id=session)
+        await stopper.next("session.subscribed")
+    latencies = []
+    for _ in range(num_stops):
+        response = await asker.ask(session, PROMPT)
+        await asyncio.sleep(chance.uniform(0.0, MAX_WAIT_SECONDS))
+        started = time.monotonic()
+        stopper.send("stop", response_id=response)
+        latencies.append((await stopper.next("response.done")).at - started)
+        if elsewhere:
+            await asker.next("response.done")
+    for socket in {asker, stopper}:
+        socket.close()
+    return latencies
+
+
+async def connected(server: Server, besides: str | None = None) -> tuple[BenchSocket, str]:
+    """A connection and its worker; to another worker than `besides`, as the kernel chooses."""
+    while True:
+        socket = await BenchSocket.open(server)
+        ready = socket.received[0].body
+        if ready["replica"] != besides:
+            return socket, str(ready["replica"])
+        socket.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), 0.01)
+
+
+if __name__ == "__main__":
+    main()
