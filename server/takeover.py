@@ -76,7 +76,8 @@ class Takeover:
                     touched = time.monotonic()
                     await self._store.touch_run_index(self._runs.leases())
             except StoreUnavailable:
-                continue
+                # Leases ended meanwhile, and their owners could not help it: they go first.
+                await asyncio.sleep(2 * self._intervals.renewal)
             except Exception:
                 logger.exception("sweep failed")
 

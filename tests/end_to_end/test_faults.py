@@ -90,7 +90,7 @@ def outcome(answer: Answer) -> Frame:
     return {name: answer.done["response"][name] for name in names}
 
 
-async def test_r29_answer_goes_on_when_a_hanging_core_is_killed(new_server: NewServer) -> None:
+async def test_e5_r29_answer_goes_on_when_a_hanging_core_is_killed(new_server: NewServer) -> None:
     server = new_server(PARLEY_WATCHDOG_SECONDS="7")
     async with Client(server) as client:
         session = await client.new_session()
