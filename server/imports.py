@@ -28,7 +28,7 @@ MAX_ANSWER_BYTES = 512 * 1024  # more than the longest answer in the longest tok
 Label = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
-class TextPart(Struct, frozen=True):
+class ImportedText(Struct, frozen=True):
     """One part of a message's content."""
 
     type: Literal["text"]
@@ -48,7 +48,7 @@ class ImportedMessage(Struct, frozen=True):
 
     id: Label
     role: Literal["user", "assistant"]
-    content: Annotated[list[TextPart], Meta(max_length=64)]
+    content: Annotated[list[ImportedText], Meta(max_length=64)]
     parent_id: Label | None = None
     status: Literal["completed", "interrupted", "failed"] = "completed"
     created_at: Annotated[int, Meta(ge=0, le=MAX_INTEGER)] | None = None

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from server.auth import Authenticator
 from server.errors import ApiError, invalid_field
 from server.event_stream import HttpViewer
-from server.guard import error_response
+from server.guard import BodyRefused, error_response
 from server.health import Health
 from server.limits import TokenBucket
 from server.protocol import decode_object, to_struct
@@ -92,12 +92,28 @@ class Call:
 Endpoint = Callable[[Call], Awaitable[Response]]
 
 
+class Header(NamedTuple):
+    """A request header that an operation reads."""
+
+    name: str
+    required: bool = False
+    pattern: str | None = None
+
+
+_KEY = r"^[A-Za-z0-9_-]{1,128}$"
+IDEMPOTENCY_KEY = Header("Idempotency-Key", required=True, pattern=_KEY)
+OPTIONAL_KEY = Header("Idempotency-Key", pattern=_KEY)
+IF_MATCH = Header("If-Match")
+IF_NONE_MATCH = Header("If-None-Match")
+LAST_EVENT_ID = Header("Last-Event-ID", pattern=r"^[0-9]{1,15}\.[0-9]{1,15}$")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """One method of one path.
 
-    `query` and `body` are structs; `answers` maps each status of a success to the type of its JSON
-    body, or to a media type.
+    `query` and `body` are structs; `answers` maps the statuses of success to the struct of its JSON
+    body, to a media type, to several of them, or to None where there is no body.
     """
 
     method: str
@@ -106,7 +122,7 @@ class Operation:
     endpoint: Endpoint
     summary: str
     query: type[Struct] | None = None
-    headers: tuple[str, ...] = ()
+    headers: tuple[Header, ...] = ()
     body: Any = None
     scope: str = "admin"  # that an admin's credential must carry
     answers: Mapping[int, Any] = field(default_factory=dict)
@@ -121,6 +137,10 @@ class Operation:
         except ApiError as error:
             doors.services.metrics.count_error(error.code)
             return error_response(error)
+        except BodyRefused as refused:  # Starlette would make a 500 of it on its way to the guard
+            answer = error_response(refused.error)
+            answer.headers["Connection"] = "close"
+            return answer
 
     async def _let_in(self, doors: Doors, request: Request) -> User:
         if self.access is Access.PUBLIC:

@@ -6,6 +6,7 @@ from server.admin import Admin
 from server.admin_replicas import AdminReplicaOperations
 from server.admin_sessions import AdminSessionOperations
 from server.admin_users import AdminUserOperations
+from server.openapi import openapi
 from server.operations import Doors, Operation, routes_of
 from server.rest_copies import CopyOperations
 from server.rest_credentials import CredentialOperations
@@ -20,9 +21,10 @@ from server.services import Services
 
 def operations(doors: Doors) -> list[Operation]:
     """What can be done over HTTP, beside the websocket and the static files."""
-    return [
+    listed: list[Operation] = []
+    listed += [
         *Pages(doors).operations(),
-        *Ops(doors).operations(),
+        *Ops(doors, lambda: openapi(listed)).operations(),
         *CredentialOperations(doors).operations(),
         *SessionOperations(doors).operations(),
         *MessageOperations(doors).operations(),
@@ -31,6 +33,7 @@ def operations(doors: Doors) -> list[Operation]:
         *ShareOperations(doors).operations(),
         *admin_operations(doors.services),
     ]
+    return listed
 
 
 def admin_operations(services: Services) -> list[Operation]:

@@ -9,9 +9,10 @@ from starlette.responses import Response, StreamingResponse
 from server.errors import invalid_field
 from server.exports import as_json, as_markdown, attachment, breathing
 from server.imports import ImportBody, parse_import
-from server.operations import Access, Call, Doors, Operation, read_json
+from server.operations import OPTIONAL_KEY, Access, Call, Doors, Operation, read_json
 from server.protocol import to_struct
 from server.rest_sessions import session_response
+from server.server_frames import SessionObject
 from server.translate import check_message_id, check_session_id
 from sessions.records import CreatedSession, is_idempotency_key
 
@@ -47,9 +48,9 @@ class CopyOperations:
                 access=Access.USER,
                 endpoint=self.fork,
                 summary="A new session with the messages up to this one",
-                headers=("Idempotency-Key",),
+                headers=(OPTIONAL_KEY,),
                 body=ForkBody,
-                answers={201: "session", 200: "session"},
+                answers={201: SessionObject, 200: SessionObject},
             ),
             Operation(
                 method="GET",
@@ -58,7 +59,7 @@ class CopyOperations:
                 endpoint=self.export,
                 summary="The session as a file",
                 query=ExportQuery,
-                answers={200: ImportBody},
+                answers={200: (ImportBody, "text/markdown")},
             ),
             Operation(
                 method="POST",
@@ -66,9 +67,9 @@ class CopyOperations:
                 access=Access.USER,
                 endpoint=self.import_,
                 summary="A new session from an exported file",
-                headers=("Idempotency-Key",),
+                headers=(OPTIONAL_KEY,),
                 body=ImportBody,
-                answers={201: "session", 200: "session"},
+                answers={201: SessionObject, 200: SessionObject},
             ),
         ]
 

@@ -3,6 +3,7 @@
 from starlette.responses import Response
 
 from server.errors import ApiError
+from server.http_objects import LoginCode, Ticket
 from server.operations import Access, Call, Doors, Operation, json_response
 from sessions.keys import TICKET_SECONDS
 
@@ -21,6 +22,7 @@ class CredentialOperations:
                 access=Access.USER,
                 endpoint=self.create_login_code,
                 summary="A one-time code for a login URL",
+                answers={201: LoginCode},
             ),
             Operation(
                 method="POST",
@@ -28,7 +30,7 @@ class CredentialOperations:
                 access=Access.USER,
                 endpoint=self.create_ticket,
                 summary="A ticket for one websocket handshake, as `?ticket=`",
-                answers={201: "ticket"},
+                answers={201: Ticket},
             ),
         ]
 

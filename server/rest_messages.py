@@ -3,8 +3,10 @@
 from msgspec import Struct
 from starlette.responses import Response
 
+from server.http_objects import MessagePage
 from server.operations import Access, Call, Doors, Operation, json_response
 from server.rest_sessions import Limit
+from server.server_frames import MessageObject
 from server.translate import check_message_id, check_session_id
 
 
@@ -31,7 +33,7 @@ class MessageOperations:
                 endpoint=self.page,
                 summary="Messages on the way to the session's head, oldest first",
                 query=PathQuery,
-                answers={200: "messages"},
+                answers={200: MessagePage},
             ),
             Operation(
                 method="GET",
@@ -39,7 +41,7 @@ class MessageOperations:
                 access=Access.USER,
                 endpoint=self.read,
                 summary="One message with its whole text",
-                answers={200: "message"},
+                answers={200: MessageObject},
             ),
         ]
 

@@ -1,17 +1,22 @@
 """What tools ask: is the worker alive and ready, what does it measure, what does it serve."""
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from starlette.responses import Response
 
 from engine.errors import EngineError
+from server.http_objects import Alive, Document, ModelList, Version
 from server.operations import Access, Call, Doors, Operation, json_response
+from server.schemas import asyncapi
 
 
 class Ops:
-    """The endpoints for whoever watches the server."""
+    """The endpoints for whoever watches the server; `document` makes the OpenAPI document."""
 
-    def __init__(self, doors: Doors) -> None:
+    def __init__(self, doors: Doors, document: Callable[[], Document]) -> None:
+        self._document = cache(document)
         self._services = doors.services
         self._health = doors.health
 
@@ -23,6 +28,7 @@ class Ops:
                 access=Access.PUBLIC,
                 endpoint=self.healthz,
                 summary="200 while the worker runs",
+                answers={200: Alive},
             ),
             Operation(
                 method="GET",
@@ -30,6 +36,7 @@ class Ops:
                 access=Access.PUBLIC,
                 endpoint=self.readyz,
                 summary="200 when answers can be made, else 503 and what is wrong",
+                answers={200: Alive, 503: Document},
             ),
             Operation(
                 method="GET",
@@ -45,6 +52,7 @@ class Ops:
                 access=Access.USER,
                 endpoint=self.version,
                 summary="The server's version",
+                answers={200: Version},
             ),
             Operation(
                 method="GET",
@@ -52,6 +60,21 @@ class Ops:
                 access=Access.USER,
                 endpoint=self.models,
                 summary="The one model of this server",
+                answers={200: ModelList},
+            ),
+            Operation(
+                method="GET",
+                path="/openapi.json",
+                access=Access.USER,
+                endpoint=self.openapi,
+                summary="This document",
+            ),
+            Operation(
+                method="GET",
+                path="/asyncapi.json",
+                access=Access.USER,
+                endpoint=self.asyncapi,
+                summary="The same for the websocket",
             ),
         ]
 
@@ -87,3 +110,9 @@ class Ops:
         if engine.is_ready:
             model["max_model_len"] = engine.model_config.max_model_len
         return json_response({"object": "list", "data": [model]})
+
+    async def openapi(self, call: Call) -> Response:
+        return json_response(self._document())
+
+    async def asyncapi(self, call: Call) -> Response:
+        return json_response(asyncapi())

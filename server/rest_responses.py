@@ -12,9 +12,19 @@ from starlette.responses import Response
 
 from server.errors import ApiError, invalid_field
 from server.event_stream import EventStream, HttpViewer, parse_event_id
-from server.operations import Access, Call, Doors, Operation, body_of, json_response
+from server.operations import (
+    IDEMPOTENCY_KEY,
+    LAST_EVENT_ID,
+    Access,
+    Call,
+    Doors,
+    Operation,
+    body_of,
+    json_response,
+)
 from server.protocol import MAX_INTEGER, CancelResponse, CreateResponse, convert
 from server.response_log import read_log
+from server.server_frames import ResponseCancelling, ResponseDone, ResponseObject
 from server.stops import Stops
 from server.subscription import Subscription
 from server.translate import check_response_id, check_session_id, translate_store_errors
@@ -50,9 +60,9 @@ class ResponseOperations:
                 access=Access.USER,
                 endpoint=self.create,
                 summary="Begin a response; with `Accept: text/event-stream`, follow it",
-                headers=("Idempotency-Key",),
+                headers=(IDEMPOTENCY_KEY,),
                 body=body_of(CreateResponse, "session_id", "idempotency_key"),
-                answers={200: "text/event-stream", 202: "response"},
+                answers={200: "text/event-stream", 202: ResponseObject},
             ),
             Operation(
                 method="GET",
@@ -61,8 +71,8 @@ class ResponseOperations:
                 endpoint=self.read,
                 summary="The response as it is now; with `stream=true`, follow it",
                 query=FollowQuery,
-                headers=("Last-Event-ID",),
-                answers={200: "response"},
+                headers=(LAST_EVENT_ID,),
+                answers={200: (ResponseObject, "text/event-stream")},
             ),
             Operation(
                 method="POST",
@@ -71,7 +81,7 @@ class ResponseOperations:
                 endpoint=self.cancel,
                 summary="Stop a response; 202 while its worker has not confirmed the end",
                 body=body_of(CancelResponse, "response_id", "session_id", "idempotency_key"),
-                answers={200: "response.done", 202: "response.cancelling"},
+                answers={200: ResponseDone, 202: ResponseCancelling},
             ),
         ]
 

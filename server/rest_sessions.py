@@ -8,8 +8,20 @@ from starlette.responses import Response
 from server.beginnings import clean_title
 from server.errors import ApiError, invalid_field
 from server.handlers import delete_session
-from server.operations import Access, Call, Doors, Operation, body_of, json_response
+from server.http_objects import SessionPage
+from server.operations import (
+    IDEMPOTENCY_KEY,
+    IF_MATCH,
+    IF_NONE_MATCH,
+    Access,
+    Call,
+    Doors,
+    Operation,
+    body_of,
+    json_response,
+)
 from server.protocol import MAX_INTEGER, CreateSession, UpdateSession, convert
+from server.server_frames import SessionObject
 from server.translate import check_message_id, check_session_id
 from sessions.errors import RevisionConflict
 from sessions.records import Session
@@ -44,9 +56,9 @@ class SessionOperations:
                 access=Access.USER,
                 endpoint=self.create,
                 summary="Make a session, or find the one that this key made",
-                headers=("Idempotency-Key",),
+                headers=(IDEMPOTENCY_KEY,),
                 body=body_of(CreateSession, "idempotency_key"),
-                answers={201: "session", 200: "session"},
+                answers={201: SessionObject, 200: SessionObject},
             ),
             Operation(
                 method="GET",
@@ -55,7 +67,7 @@ class SessionOperations:
                 endpoint=self.page,
                 summary="The caller's sessions, newest updated first",
                 query=ListQuery,
-                answers={200: "sessions"},
+                answers={200: SessionPage},
             ),
             Operation(
                 method="GET",
@@ -63,8 +75,8 @@ class SessionOperations:
                 access=Access.USER,
                 endpoint=self.read,
                 summary="One session",
-                headers=("If-None-Match",),
-                answers={200: "session", 304: None},
+                headers=(IF_NONE_MATCH,),
+                answers={200: SessionObject, 304: None},
             ),
             Operation(
                 method="PATCH",
@@ -72,9 +84,9 @@ class SessionOperations:
                 access=Access.USER,
                 endpoint=self.update,
                 summary="Change a session's title, settings, pin or head",
-                headers=("If-Match",),
+                headers=(IF_MATCH,),
                 body=body_of(UpdateSession, "session_id", "if_revision"),
-                answers={200: "session"},
+                answers={200: SessionObject},
             ),
             Operation(
                 method="DELETE",
@@ -82,7 +94,7 @@ class SessionOperations:
                 access=Access.USER,
                 endpoint=self.delete,
                 summary="Delete a session with all its messages",
-                headers=("If-Match",),
+                headers=(IF_MATCH,),
                 answers={204: None},
             ),
         ]

@@ -6,6 +6,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.http_objects import SharedSession, ShareLink
 from server.operations import Access, Call, Doors, Operation, json_response
 from server.translate import check_session_id
 from sessions.shares import Share
@@ -28,7 +29,7 @@ class ShareOperations:
                 access=Access.USER,
                 endpoint=self.share,
                 summary="Show the session's messages of now under its link",
-                answers={201: "share"},
+                answers={201: ShareLink},
             ),
             Operation(
                 method="DELETE",
@@ -44,7 +45,7 @@ class ShareOperations:
                 access=Access.PUBLIC,
                 endpoint=self.read,
                 summary="What a link shows: a page for browsers, JSON for programs",
-                answers={200: "share"},
+                answers={200: (SharedSession, "text/html")},
             ),
         ]
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from tests.end_to_end import bad_requests
 from tests.end_to_end.raw import CLOSE, CONTINUATION, PING, PONG, TEXT, close_frame, frame
 
 MAX_MESSAGE_BYTES = 256 * 1024
@@ -431,6 +432,7 @@ def counts() -> Counter[str]:
     inputs["B10"] += len(BINARY_FRAMES)
     num_frames = len(SESSION_FRAMES) + len(RESPONSE_FRAMES) + len(MESSAGE_FRAMES)
     inputs["B31"] += num_frames * len(malformed_ids("ses_" + "A" * 22))
+    inputs.update(row for row, count in bad_requests.counts().items() for _ in range(count))
     return inputs
 
 

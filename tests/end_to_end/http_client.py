@@ -6,16 +6,24 @@ A followed answer obeys the same rules as on a websocket, and its history is che
 import asyncio
 import json
 import os
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
+from unittest.mock import MagicMock
 
 import httpx2
+import msgspec
+from msgspec import Struct
 
+from server.http_objects import ErrorBody
+from server.operations import Doors
+from server.rest import operations
 from tests.end_to_end.client import ChatClient
 from tests.end_to_end.harness import Server
 from tests.end_to_end.raw import assert_discreet
 
 TIMEOUT_SECONDS = 30.0
+LISTED = operations(Doors(*(MagicMock() for _ in Doors._fields)))
 
 
 def admin_token(server: Server) -> str:
@@ -44,6 +52,7 @@ class Http:
     async def ask(self, method: str, path: str, **options: Any) -> httpx2.Response:
         answer = await self._client.request(method, path, **options)
         assert_discreet(self._server, answer.content)
+        check_answer(answer)
         return answer
 
     async def get(self, path: str, **options: Any) -> httpx2.Response:
@@ -72,6 +81,24 @@ def fresh_key() -> dict[str, str]:
 def code_of(answer: httpx2.Response) -> tuple[int, str]:
     """Status and error code."""
     return answer.status_code, answer.json()["error"]["code"]
+
+
+def check_answer(answer: httpx2.Response) -> None:
+    """Hold an answer against what its operation declares, and so against `/openapi.json`."""
+    if answer.status_code >= 400:
+        if answer.content and answer.request.method != "HEAD":
+            msgspec.convert(answer.json(), ErrorBody)
+        return
+    for one in LISTED:
+        pattern = re.sub(r"{\w+}", "[^/]+", one.path)
+        if one.method == answer.request.method and re.fullmatch(pattern, answer.url.path):
+            kind = one.answers.get(answer.status_code)
+            assert not one.answers or answer.status_code in one.answers, (one.path, answer)
+            for declared in kind if isinstance(kind, tuple) else (kind,):
+                is_json = answer.headers.get("content-type", "").startswith("application/json")
+                if is_json and isinstance(declared, type) and issubclass(declared, Struct):
+                    msgspec.convert(answer.json(), declared)
+            return
 
 
 class Event(NamedTuple):

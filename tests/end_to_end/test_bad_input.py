@@ -26,6 +26,7 @@ from tests.end_to_end.bad_input import (
     BadHandshake,
     ClosedHandshake,
 )
+from tests.end_to_end.bystander import streaming_bystander
 from tests.end_to_end.harness import Client, Frame, Server, other_user
 from tests.end_to_end.raw import (
     CONTINUATION,
@@ -45,7 +46,7 @@ from tests.end_to_end.spelling_model import (
     SPELLED,
     build_spelling_model,
 )
-from tests.tiny_model import oracle_answer, oracle_word
+from tests.tiny_model import oracle_word
 
 MAX_INVALID_JSON = 2  # on one connection: the third closes it
 FRAME_ROWS = sorted({bad.row for bad in bad_input.FRAMES})
@@ -54,19 +55,8 @@ FRAME_ROWS = sorted({bad.row for bad in bad_input.FRAMES})
 @pytest.fixture(autouse=True)
 async def bystander(server: Server) -> AsyncIterator[Client]:
     """Another user's answer, from before the bad input until after it: whole and in order."""
-    async with Client(other_user(server)) as client:
-        session = await client.new_session()
-        settings = {"temperature": 0, "max_output_tokens": 16_000}
-        response = await client.ask(session, oracle_word(0), settings=settings)
-        before = (await client.deltas(response, 1)).num_deltas
+    async with streaming_bystander(server) as client:
         yield client
-        await client.deltas(response, before + 2)
-        await client.send("stop", response_id=response)
-        answer = await client.done(response)
-        assert answer.done is not None
-        assert answer.done["response"]["status"] == "cancelled"
-        assert answer.final
-        assert oracle_answer(0, 16_000).startswith(answer.final)
 
 
 async def refuse(client: Client, bad: BadFrame, session: str) -> None:

@@ -1,0 +1,116 @@
+"""Imports: a file is held to the limits of the live path, and becomes a tree with fresh ids."""
+
+import json
+from typing import Any
+
+import pytest
+
+from server.errors import ApiError
+from server.imports import MAX_ANSWER_BYTES, parse_import
+from server.protocol import MAX_INPUT_BYTES
+
+QUESTION: dict[str, Any] = {
+    "id": "q",
+    "role": "user",
+    "content": [{"type": "text", "text": "hello"}],
+}
+ANSWER: dict[str, Any] = {**QUESTION, "id": "a", "role": "assistant", "parent_id": "q"}
+
+
+def file(*messages: Any, **changed: Any) -> bytes:
+    body = {"format": "parley.session", "version": 1, "messages": list(messages), **changed}
+    return json.dumps(body).encode()
+
+
+def refusal(data: bytes) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        parse_import(data, "m")
+    return caught.value
+
+
+def test_a_file_becomes_a_draft_with_fresh_ids() -> None:
+    session = {"title": "a\r\nb", "settings": {"top_p": 0.5}, "uid": "somebody else"}
+    draft = parse_import(file(QUESTION, ANSWER, session=session, owner="bob"), "m")
+    assert (draft.title, draft.model, draft.settings) == ("a b", "m", {"top_p": 0.5})
+    question, answer = draft.messages
+    assert question.id.startswith("msg_") and answer.parent_id == question.id
+    assert draft.head == answer.id
+    assert answer.status == "completed" and answer.response_id is None
+
+
+def test_the_head_may_be_another_than_the_last() -> None:
+    draft = parse_import(file(QUESTION, ANSWER, head="q"), "m")
+    assert draft.head == draft.messages[0].id
+
+
+def test_an_empty_file_is_an_empty_conversation() -> None:
+    draft = parse_import(file(), "m")
+    assert (draft.messages, draft.head) == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([{**QUESTION, "role": "system"}], "messages[0].role"),
+        ([{**QUESTION, "role": "tool"}], "messages[0].role"),
+        ([QUESTION, QUESTION], "messages[1].id"),
+        ([{**QUESTION, "parent_id": "q"}], "messages[0].parent_id"),
+        ([ANSWER, QUESTION], "messages[0].parent_id"),
+        ([{**ANSWER, "parent_id": None}], "messages[0].parent_id"),
+        ([QUESTION, ANSWER, {**ANSWER, "id": "b", "parent_id": "a"}], "messages[2].parent_id"),
+        ([{**QUESTION, "status": "in_progress"}], "messages[0].status"),
+        ([{**QUESTION, "content": [{"type": "text", "text": " "}]}], "messages[0].content"),
+        ([{**QUESTION, "content": []}], "messages[0].content"),
+        ([{**QUESTION, "content": [{"type": "image", "text": "x"}]}], "messages[0].content"),
+        ([{**QUESTION, "created_at": -1}], "messages[0].created_at"),
+        ([{**QUESTION, "created_at": 2**60}], "messages[0].created_at"),
+        ([{**QUESTION, "id": ""}], "messages[0].id"),
+        ([7], "messages[0]"),
+    ],
+)
+def test_b48_what_the_live_path_would_refuse_is_refused(messages: list[Any], param: str) -> None:
+    error = refusal(file(*messages))
+    assert error.code == "invalid_field"
+    assert error.param is not None and error.param.startswith(param)
+
+
+def test_b48_texts_have_the_limits_of_the_live_path() -> None:
+    for message, most in ((QUESTION, MAX_INPUT_BYTES), (ANSWER, MAX_ANSWER_BYTES)):
+        within = {**message, "content": [{"type": "text", "text": "x" * most}]}
+        beyond = {**message, "content": [{"type": "text", "text": "x" * (most + 1)}]}
+        first = [] if message is QUESTION else [QUESTION]
+        assert len(parse_import(file(*first, within), "m").messages) == len(first) + 1
+        assert refusal(file(*first, beyond)).code == "message_too_large"
+
+
+@pytest.mark.parametrize(
+    ("changed", "param"),
+    [
+        ({"format": "chatgpt"}, "format"),
+        ({"version": 2}, "version"),
+        ({"head": "nobody"}, "head"),
+        ({"session": {"title": "x" * 201}}, "session.title"),
+        ({"session": {"settings": {"n": 5}}}, "session.settings"),
+        ({"session": {"settings": {"system": "x" * 40_000}}}, "session.settings.system"),
+        ({"messages": {}}, "messages"),
+    ],
+)
+def test_b48_the_rest_of_a_file_is_checked_too(changed: dict[str, Any], param: str) -> None:
+    error = refusal(file(**changed))
+    assert (error.code, error.param) == ("invalid_field", param)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b'{"x":' + b"[" * 100_000,
+        b"\xff\xfe",
+        b'{"a":' * 50_000,
+        b'{"format":"\\ud800"}',
+        b"nul",
+    ],
+)
+def test_b48_what_is_no_json_is_refused(data: bytes) -> None:
+    assert refusal(data).code == "invalid_json"
