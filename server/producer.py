@@ -411,13 +411,26 @@ class Producer:
                 end = End("failed", "store_lost", "released")
             self._speak_again()
             self._publish_done(end, durable=deleted)
-            if not deleted:
+            if deleted:
+                self._hub.spawn(self._tell_others_of_the_end())
+            else:
                 self._hub.spawn(self._hub.losses.look_at(run.session_id))
         elif isinstance(error, RunLost | RunEnded):
             self._hub.disown(run.response_id)  # what is shown here may be more than was stored
             if run.stopping is not None and not run.stop_is_stored:
                 self._hub.spawn(self._pass_on(run.stopping))
         run.done.set()
+
+    async def _tell_others_of_the_end(self) -> None:
+        """Viewers at other workers hear through Redis, and there is no log any more."""
+        run = self._run
+        with contextlib.suppress(StoreUnavailable):
+            await self._store.publish_events(
+                run.response_id,
+                fence=run.fence,
+                first=run.num_stored + 1,
+                events=run.events[run.num_stored :],
+            )
 
     async def _pass_on(self, stop: Stop) -> None:
         """A stop that could not be stored here is the next owner's to carry out."""

@@ -218,7 +218,7 @@ class Stops:
         while True:
             try:
                 await self._await_remote_end(response_id, ended)
-                await self._send_done(response_id, subscription)
+                await self._send_done(response_id)
                 return
             except StoreUnavailable:
                 await asyncio.sleep(STORE_RETRY_SECONDS)
@@ -251,16 +251,17 @@ class Stops:
         watches = subscription is not None and subscription.wants(response_id)
         return subscription if watches else None
 
-    async def _send_done(self, response_id: str, subscription: Subscription | None = None) -> None:
+    async def _send_done(self, response_id: str) -> None:
         """The stored `response.done` of an answer that has ended: losing a race is no error.
 
-        It brings the text where the subscription was sent less.
+        It brings the text where this connection was not sent all of it.
         """
         log = await read_log(self._store, self._uid, response_id)
         if not log.events:
             raise ApiError("response_not_found", "no such response")
         event = log.events[-1]
-        lacks_text = subscription is not None and subscription.lacks_text(response_id, log)
+        subscription = self._watching(response_id)
+        lacks_text = subscription is None or subscription.lacks_text(response_id, log)
         if lacks_text and isinstance(event, ObjectEvent):
             kept = utf16_prefix(log.text(), event.data["response"]["text_length"])
             event = ObjectEvent({**event.data, "text": kept})

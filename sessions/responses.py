@@ -151,6 +151,14 @@ class Responses(Budgets):
             parent_id = reply[1].decode() or None
         raise StoreUnavailable("the session's head kept moving")
 
+    async def publish_events(
+        self, response_id: str, *, fence: int, first: int, events: Sequence[Event]
+    ) -> None:
+        """Tell those who watch of entries that are stored nowhere: the end of a deleted one."""
+        head = f"r {response_id} {fence} {first} {first + len(events) - 1}".encode()
+        payload = b"\n".join([head, *map(encode_event, events)])
+        await self.client.call(*self._publish_to(session_of(response_id)), payload)
+
     async def append(
         self,
         response_id: str,
