@@ -100,11 +100,13 @@ class Takeover:
         self._hub.claimed.add(response_id)
         try:
             run, record = await self._load(response_id, reaped)
-        except SessionError as error:
+        except Exception as error:
             self._hub.claimed.discard(response_id)
             if isinstance(error, StoreUnavailable):
                 raise
-            return  # deleted meanwhile
+            if not isinstance(error, SessionError):  # else it was deleted meanwhile
+                logger.exception("run cannot be read", response_id=response_id)
+            return
         end = self._end_of(run, record, reaped)
         logger.warning(
             "run taken over",

@@ -306,8 +306,9 @@ async def test_s5_s10_next_start_goes_on_whatever_was_killed(new_server: NewServ
 # ---- a worker hangs -----------------------------------------------------------------------------
 
 
-async def test_s3_owner_that_hung_shows_nothing_after_it_was_replaced(pair: Server) -> None:
-    async with owner_and_other(pair) as (owner, other, pid):
+async def owner_hangs(server: Server) -> None:
+    """It shows nothing after it was replaced, but the text that the next owner has stored."""
+    async with owner_and_other(server) as (owner, other, pid):
         _, response = await begin(owner, other)
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -323,7 +324,16 @@ async def test_s3_owner_that_hung_shows_nothing_after_it_was_replaced(pair: Serv
         texts = [f for f in about if f["type"].startswith("response.output_text")]
         assert texts[0]["type"] == "response.output_text.snapshot"
         assert {f["fence"] for f in texts} == {2}
-        assert (await run_of(pair, response))["fence"] == "2"
+        assert (await run_of(server, response))["fence"] == "2"
+
+
+async def test_s3_owner_that_hung_shows_nothing_after_it_was_replaced(pair: Server) -> None:
+    await owner_hangs(pair)
+
+
+@pytest.mark.slow
+async def test_s3_owner_that_hung_for_a_whole_lease_shows_nothing(new_server: NewServer) -> None:
+    await owner_hangs(new_server(PARLEY_WORKERS="2"))
 
 
 # ---- a worker leaves ----------------------------------------------------------------------------
