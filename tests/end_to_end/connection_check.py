@@ -233,6 +233,9 @@ class ConnectionCheck:
                 yield f"G3 response.done number {watched.num_dones}"
             if answer.done is not None:
                 return
+            if not watched.has_begun and watched.asks:  # it had everything, and was sent the end
+                position = max(watched.asks)
+                answer.begin_at(position, self._log_text(response_id, position))
         elif kind == "response.output_text.snapshot":
             if watched.num_asks:
                 answer.done = None

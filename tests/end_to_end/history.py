@@ -54,6 +54,7 @@ class History:
         self._read_store = read_store
         self.engines: list[Callable[[], EngineCounts | None]] = []
         self.connections: list[Connection] = []
+        self.judged: list[Connection] = []  # those of the last check
         self.faults: list[tuple[float, str]] = []
         self.is_data_lost = False  # the test threw stored data away, on purpose
         self.are_stops_recorded = False  # every stop was sent by a recorded connection
@@ -87,6 +88,7 @@ class History:
 
     def forget(self) -> None:
         """Drop what was recorded of closed connections."""
+        self.judged = self.connections
         self.connections = [c for c in self.connections if c.closed_at is None]
         self.faults.clear()
 

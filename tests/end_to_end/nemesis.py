@@ -31,6 +31,7 @@ from tests.end_to_end.client_model import Answer, Frame
 from tests.end_to_end.connection_check import SESSION_EVENTS
 from tests.end_to_end.fault_proxy import FaultProxy
 from tests.end_to_end.harness import Client
+from tests.end_to_end.history import HistoryViolated
 from tests.end_to_end.wiring import Wired, wired
 from tests.tiny_model import build_oracle_model, oracle_answer, oracle_word
 
@@ -284,12 +285,13 @@ class Nemesis:
             await asyncio.gather(*living, return_exceptions=True)
         await asyncio.to_thread(self.server.history.check)
 
-    def save_history(self) -> Path:
+    def save_history(self, violated: bool) -> Path:
         """Write down the faults, each frame of each connection, and what the server logged."""
         path = Path(tempfile.gettempdir()) / f"nemesis-{self._seed}.txt"
         with path.open("w") as file:
             print(*self.log, sep="\n", file=file)
-            for connection in self.server.history.connections:
+            history = self.server.history
+            for connection in history.judged if violated else history.connections:
                 print(f"{connection.name}, closed with {connection.close_code}", file=file)
                 for record in connection.records:
                     side = "C" if record.is_request else "S"
@@ -424,8 +426,8 @@ async def run(
                 number += 1
                 try:
                     await nemesis.round(number, round_seconds, num_sessions)
-                except BaseException:
-                    path = nemesis.save_history()
+                except BaseException as error:
+                    path = nemesis.save_history(isinstance(error, HistoryViolated))
                     print(f"nemesis: seed {seed}, round {number}, all that happened: {path}")
                     raise
                 print(

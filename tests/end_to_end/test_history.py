@@ -183,6 +183,14 @@ def test_a_resumed_client_gets_what_follows_and_no_more(world: World) -> None:
     world.history.forget()
 
 
+def test_a_client_that_had_everything_is_sent_the_end_alone(world: World) -> None:
+    resume = {"type": "response.resume", "response_id": RESPONSE, "fence": 1}
+    world.play({**resume, "after_sequence_number": 5}, done())
+    world.history.check()
+    world.play({**resume, "after_sequence_number": 3}, done(), client=world.history.connect())
+    assert "I1" in world.finds()
+
+
 def test_a_client_that_is_ahead_of_a_dead_owners_log_is_given_a_snapshot(world: World) -> None:
     world.run.fields["fence"] = "2"
     later: dict[str, Any] = {"fence": 2}
