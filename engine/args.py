@@ -5,11 +5,13 @@ raises `NotImplementedError` by name, a wrong value `ValidationError`.
 """
 
 from dataclasses import KW_ONLY, dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from engine.absent_args import AbsentFeatures
 from engine.config import EngineConfig
-from engine.errors import ValidationError
+from engine.errors import ValidationError, refuse
 
 VLLM_HINT = "; it is a feature of vLLM, which Parley can use as its engine instead"
 DTYPES = {"auto": "auto", "half": "float16", "float": "float32"}
@@ -17,7 +19,7 @@ DTYPES |= {name: name for name in ("float16", "float32", "bfloat16")}
 
 
 @dataclass
-class AsyncEngineArgs:
+class AsyncEngineArgs(AbsentFeatures):
     """Arguments of an engine. Wrong values raise `ValidationError` here or when it starts."""
 
     model: str  # a local folder, or a hub id
@@ -27,7 +29,6 @@ class AsyncEngineArgs:
     tokenizer_mode: str = "auto"
     skip_tokenizer_init: bool = False
     revision: str | None = None
-    tokenizer_revision: str | None = None
     trust_remote_code: bool = False  # True is refused: code from a checkpoint never runs
     download_dir: str | None = None
     load_format: str = "auto"  # auto, safetensors, dummy
@@ -80,8 +81,7 @@ class AsyncEngineArgs:
 
     def __post_init__(self) -> None:
         self._refuse_unavailable()
-        self._check_choices()
-        self._check_numbers()
+        self._check()
 
     def create_engine_config(self, address: str, *, model: str | None = None) -> EngineConfig:
         """The core's configuration. `model` is the local folder, when `self.model` is a hub id."""
@@ -143,38 +143,59 @@ class AsyncEngineArgs:
         for name, only in _ONLY_VALUES.items():
             if getattr(self, name) not in only:
                 raise NotImplementedError(f"{name}={getattr(self, name)!r} is not implemented")
+        self.refuse_absent()
 
-    def _check_choices(self) -> None:
+    def _check(self) -> None:
         for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices:
-                raise ValidationError(
-                    f"{name} must be one of {', '.join(choices)}, got {value!r}", name, value
-                )
+            if getattr(self, name) not in choices:
+                raise refuse(name, getattr(self, name), f"must be one of {', '.join(choices)}")
+        for name in _BOOLEANS:
+            if not isinstance(getattr(self, name), bool):
+                raise refuse(name, getattr(self, name), "must be True or False")
+        if self.enable_prefix_caching not in (None, True, False):
+            raise refuse("enable_prefix_caching", self.enable_prefix_caching, "must be a bool")
+        for name, limits in _INTEGERS.items():
+            _check_range(name, getattr(self, name), int, *limits)
+        for name, bounds in _SECONDS_AND_RATES.items():
+            _check_range(name, getattr(self, name), int | float, *bounds)
+        self._check_names()
 
-    def _check_numbers(self) -> None:
+    def _check_names(self) -> None:
         if not self.model or not isinstance(self.model, str):
             raise ValidationError("model must be a folder or a hub id", "model", self.model)
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValidationError(f"{name} must be above 0, got {value!r}", name, value)
-        if self.pace < 0:
-            raise ValidationError("pace must not be negative", "pace", self.pace)
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ValidationError(
-                "gpu_memory_utilization must be above 0 and at most 1",
-                "gpu_memory_utilization",
-                self.gpu_memory_utilization,
-            )
+        for name in ("tokenizer", "revision", "download_dir"):
+            if not isinstance(getattr(self, name), str | PathLike | None):
+                raise refuse(name, getattr(self, name), "must be a string")
+        names = self.served_model_name
+        if names is None or (names and isinstance(names, str)):
+            return
+        if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+            raise refuse("served_model_name", names, "must be a name or a list of names")
 
+
+def _check_range(name: str, value: Any, kind: Any, low: float, high: float) -> None:
+    if value is None and name in _MAY_BE_NONE:
+        return
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise refuse(name, value, f"must be {'an integer' if kind is int else 'a number'}")
+    if not low <= value <= high:  # also what is no number
+        limit = f"at least {low:g}" if high >= LONGEST else f"between {low:g} and {high:g}"
+        raise refuse(name, value, f"must be {limit}")
+
+
+LARGEST = 1 << 62
+SHORTEST = 1e-3  # seconds
+LONGEST = 1e9
 
 _CHOICES = {
     "dtype": tuple(DTYPES),
     "load_format": ("auto", "safetensors", "dummy"),
     "scheduling_policy": ("fcfs", "priority"),
     "device": ("auto", "cpu", "cuda"),
-    "model_impl": ("auto", "transformers", "fused"),
+    "attn_backend": ("auto", "cpu", "torch"),
+    "log_level": ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
+    # blocks are compared by their tokens, so that it makes no difference
+    "prefix_caching_hash_algo": ("builtin", "sha256", "sha256_cbor", "xxhash", "xxhash_cbor"),
 }
 _ONLY_VALUES: dict[str, tuple[object, ...]] = {
     "quantization": (None,),
@@ -183,18 +204,53 @@ _ONLY_VALUES: dict[str, tuple[object, ...]] = {
     "enable_chunked_prefill": (None, True),  # a prefill is always chunked
     "async_scheduling": (None, False),
     "tokenizer_mode": ("auto", "hf"),
+    "block_size": (None, 16),  # what the kernels are written for
+    "model_impl": ("auto", "transformers"),
+    "generation_config": ("auto",),
 }
-_POSITIVE = (
-    "max_model_len",
-    "kv_cache_memory_bytes",
-    "block_size",
-    "num_gpu_blocks_override",
-    "max_num_batched_tokens",
-    "max_num_seqs",
-    "max_num_queued_reqs",
-    "max_num_queued_tokens",
-    "stream_interval",
-    "max_queue_seconds",
-    "max_request_seconds",
-    "watchdog_seconds",
+_BOOLEANS = (
+    "enforce_eager",
+    "disable_log_stats",
+    "enable_log_requests",
+    "disable_log_requests",
+    "batch_invariant",
+)
+_INTEGERS: dict[str, tuple[int, int]] = {
+    "seed": (-(1 << 63), (1 << 63) - 1),
+    "max_model_len": (2, LARGEST),
+    "kv_cache_memory_bytes": (1, LARGEST),
+    "num_gpu_blocks_override": (1, 1 << 31),
+    "max_num_batched_tokens": (1, 1 << 20),
+    "max_num_seqs": (1, 1 << 20),
+    "long_prefill_token_threshold": (0, LARGEST),
+    "max_num_queued_reqs": (1, LARGEST),
+    "max_num_queued_tokens": (1, LARGEST),
+    "stream_interval": (1, LARGEST),
+    "max_logprobs": (-1, LARGEST),
+    "max_log_len": (0, LARGEST),
+    "threads": (0, 1024),
+}
+_SECONDS_AND_RATES: dict[str, tuple[float, float]] = {
+    "gpu_memory_utilization": (SHORTEST, 1),
+    "shutdown_timeout": (0, LONGEST),
+    "pace": (0, LONGEST),
+    "max_step_seconds": (0, LONGEST),
+    "watchdog_seconds": (SHORTEST, LONGEST),
+    "max_queue_seconds": (SHORTEST, LONGEST),
+    "max_request_seconds": (SHORTEST, LONGEST),
+}
+_MAY_BE_NONE = frozenset(
+    (
+        "seed",
+        "max_model_len",
+        "kv_cache_memory_bytes",
+        "num_gpu_blocks_override",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "max_num_queued_reqs",
+        "max_num_queued_tokens",
+        "max_log_len",
+        "max_queue_seconds",
+        "max_request_seconds",
+    )
 )

@@ -35,6 +35,7 @@ FALLBACK_MULTIPLE = 16  # where none is enough
 ROW_COUNTS = (1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 16, 17, 31, 33, 48)
 CHUNKINGS = ((65,), (1, 3, 5, 7, 16, 33), (32, 17, 16))  # of one text
 MAX_DIFFERENCE = 0.1  # of logits, by their spread: far above rounding, far below another text
+MAX_PROBED_ROWS = 4096  # however many a step may have: they are held in memory
 MAX_LAYER_WORK = 2_000_000_000  # multiplications at once; wide layers see fewer rows than others
 
 
@@ -94,7 +95,7 @@ class RowProbe:
         assert config.max_model_len is not None
         self._loaded = loaded
         self._block_size = config.block_size
-        self._max_rows = config.max_num_batched_tokens
+        self._max_rows = min(config.max_num_batched_tokens, MAX_PROBED_ROWS)
         self._forward = forward
         length = min(sum(CHUNKINGS[0]), config.max_model_len)
         generator = torch.Generator().manual_seed(0)

@@ -1,10 +1,14 @@
+import math
 from dataclasses import fields
 from typing import Any
 
 import pytest
 
-from engine.args import AsyncEngineArgs
+from engine.absent_args import _WITHOUT_MEANING, AbsentFeatures
+from engine.args import _INTEGERS, _SECONDS_AND_RATES, AsyncEngineArgs
 from engine.errors import ValidationError
+
+ALL_ONE = {"tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"}
 
 
 def test_unknown_name_is_a_type_error() -> None:
@@ -24,6 +28,33 @@ def test_unknown_name_is_a_type_error() -> None:
         ("max_model_len", -1),
         ("gpu_memory_utilization", 1.5),
         ("pace", -1),
+        ("pace", math.nan),
+        ("max_step_seconds", math.nan),
+        ("max_step_seconds", -1),
+        ("watchdog_seconds", math.inf),
+        ("max_queue_seconds", 0),
+        ("shutdown_timeout", -1),
+        ("long_prefill_token_threshold", -5),
+        ("long_prefill_token_threshold", None),
+        ("threads", -1),
+        ("threads", "2"),
+        ("num_gpu_blocks_override", 1.5),
+        ("max_num_seqs", "8"),
+        ("max_num_batched_tokens", 10**9),
+        ("max_num_batched_tokens", True),
+        ("max_model_len", 1),
+        ("max_model_len", "auto"),
+        ("max_logprobs", -5),
+        ("stream_interval", 2.5),
+        ("seed", "x"),
+        ("log_level", "CHATTY"),
+        ("attn_backend", "flash"),
+        ("prefix_caching_hash_algo", "md5x"),
+        ("enable_prefix_caching", "no"),
+        ("batch_invariant", "no"),
+        ("gpu_memory_utilization", "all"),
+        ("served_model_name", 5),
+        ("tokenizer", 5),
         ("model", ""),
     ],
 )
@@ -43,6 +74,19 @@ def test_wrong_value_is_refused_by_name(name: str, value: Any) -> None:
         ("kv_cache_dtype", "fp8"),
         ("enable_chunked_prefill", False),
         ("skip_tokenizer_init", True),
+        ("block_size", 32),
+        ("block_size", 7),
+        ("model_impl", "fused"),
+        ("generation_config", "vllm"),
+        ("tokenizer_revision", "v9"),
+        ("enable_lora", True),
+        ("cpu_offload_gb", 2),
+        ("speculative_config", {"method": "ngram"}),
+        ("hf_overrides", {"rope_theta": 1}),
+        ("limit_mm_per_prompt", {"image": 2}),
+        ("logprobs_mode", "processed_logits"),
+        ("distributed_executor_backend", "ray"),
+        ("runner", "pooling"),
     ],
 )
 def test_feature_that_is_not_there_is_refused_by_name(name: str, value: Any) -> None:
@@ -64,6 +108,44 @@ def test_vllm_s_names_are_all_known() -> None:
     )
     known = {each.name for each in fields(AsyncEngineArgs)}
     assert set(names.split()) <= known
+
+
+def test_what_asks_for_nothing_that_is_missing_is_accepted() -> None:
+    AsyncEngineArgs(
+        "m",
+        enable_lora=False,
+        max_lora_rank=64,
+        swap_space=0,
+        cpu_offload_gb=0,
+        speculative_config=None,
+        compilation_config={"level": 3},
+        hf_overrides={},
+        limit_mm_per_prompt={},
+        disable_custom_all_reduce=True,
+        distributed_executor_backend="mp",
+        runner="generate",
+        block_size=16,
+        prefix_caching_hash_algo="sha256",
+        max_logprobs=-1,
+        seed=-1,
+    )
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(AbsentFeatures)])
+def test_absent_feature_is_refused_by_name_or_has_no_meaning(name: str) -> None:
+    given: dict[str, Any] = {name: "something else"}
+    try:
+        AsyncEngineArgs("m", **given)
+    except NotImplementedError as error:
+        assert name in str(error)
+    else:
+        assert name in _WITHOUT_MEANING
+
+
+def test_every_number_has_its_limits() -> None:
+    numbers = {each.name for each in fields(AsyncEngineArgs) if type(each.default) in (int, float)}
+    numbers -= {each.name for each in fields(AbsentFeatures)} | ALL_ONE
+    assert numbers <= {*_INTEGERS, *_SECONDS_AND_RATES}
 
 
 def test_relics_of_earlier_versions_are_accepted() -> None:
