@@ -566,7 +566,7 @@ async def test_an_ended_or_unknown_run_is_not_taken_over_and_leaves_the_index(ch
         await chat.store.reap(new_response_id(chat.session_id), new_owner="w2")
 
 
-async def test_a_lease_far_ahead_counts_as_ended(chat: Chat) -> None:
+async def test_r17_a_lease_far_ahead_counts_as_ended(chat: Chat) -> None:
     """Redis' clock has jumped back; its leases would otherwise hold for as long."""
     rid = (await chat.begin()).response_id
     reply = await chat.append(rid, 0, lease_seconds=3600)
