@@ -2,10 +2,11 @@
 
 A step has a budget of tokens, and for prompts one of seconds as well. Running decodes take one
 token each, running prefills take a chunk of what is left, then waiting requests are let in by
-(priority, arrival). A request is let in only with room for all its known tokens, so a prefill never
-stops half way for want of blocks; decodes that find no block take them from the latest running
-sequences, which start over later (their full blocks stay in the prefix cache, so this is cheap
-while nobody else needs them).
+(priority, turn of their user, arrival). A request is let in only with room for all its known
+tokens, so a prefill never stops half way for want of blocks; decodes that find no block take them
+from the latest running sequences, which start over later (their full blocks stay in the prefix
+cache, so this is cheap while nobody else needs them). In the same way a user who has more than half
+of the seats or blocks makes way for another user who finds none; one cache salt is one user.
 
 `finish()` serves every end from every state: it alone frees blocks and forgets a sequence, and it
 always emits one last output. What goes wrong with one sequence ends that one. The scheduler knows
@@ -102,7 +103,8 @@ class Scheduler:
             return None
         priority = request.priority if self.config.scheduling_policy == "priority" else 0
         arrival_time = request.arrival_time if math.isfinite(request.arrival_time) else 0.0
-        sequence.order = (priority, arrival_time, next(self._numbers))
+        turn = self.waiting.next_turn(sequence.cache_salt)
+        sequence.order = (priority, turn, arrival_time, next(self._numbers))
         sequence.queued_ts = now
         num_ahead = len(self.waiting)
         if not self._is_backed_up:  # what came since the last step may all find a seat
@@ -171,8 +173,9 @@ class Scheduler:
         self._end_overdue(now)
         budget = self.max_step_tokens
         scheduled: list[ScheduledSequence] = []
+        num_victims = self._make_way()
         due = [sequence for sequence in self.running if self._is_due(sequence, now)][:budget]
-        num_victims = self._preempt_for(due)
+        num_victims += self._preempt_for(due)
 
         for sequence in due:
             if self._attempt(sequence, self._make_room):
@@ -323,6 +326,47 @@ class Scheduler:
             if limit is not None and now - since > limit:
                 self.finish(sequence, "error", error=(code, f"not {deed} within {limit:g} s"))
 
+    def _make_way(self) -> int:
+        """While another user waits, nobody keeps more than half: preempt until there is room.
+
+        The latest of theirs go, to the end of their own line. The number of victims.
+        """
+        num_victims = 0
+        while self.waiting and not self._has_room(head := self.waiting.head):
+            victim = self._victim_for(head)
+            if victim is None:
+                break
+            priority, _, arrival_time, number = victim.order
+            turn = self.waiting.next_turn(victim.cache_salt)
+            victim.order = (priority, max(turn, head.order[1] + 1), arrival_time, number)
+            self._preempt(victim)
+            num_victims += 1
+        return num_victims
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Whether a waiting request gets in as soon as the step in flight has ended."""
+        num_running = len(self.running)
+        num_needed = self.blocks.num_needed(sequence, self.blocks.find_prefix(sequence))
+        num_available = self.blocks.num_free + self.blocks.num_soon_free - num_running
+        return num_running < self.config.max_num_seqs and num_needed <= num_available
+
+    def _victim_for(self, head: Sequence) -> Sequence | None:
+        """The latest of a user with more than half of the seats or blocks, whose last one stays."""
+        if not head.cache_salt:
+            return None
+        others: defaultdict[str, list[Sequence]] = defaultdict(list)
+        for sequence in self.running:
+            if sequence.cache_salt not in ("", head.cache_salt):
+                others[sequence.cache_salt].append(sequence)
+        for theirs in others.values():
+            blocks = {block for sequence in theirs for block in sequence.block_table}
+            has_most = 2 * max(
+                len(theirs) / self.config.max_num_seqs, len(blocks) / self.blocks.num_blocks
+            )
+            if has_most > 1 and len(theirs) > 1:
+                return theirs[-1]
+        return None
+
     def _is_due(self, sequence: Sequence, now: float) -> bool:
         """Whether a running sequence wants its next token now."""
         if not sequence.is_decoding:
@@ -386,7 +430,7 @@ class Scheduler:
         if any(self.blocks.will_extend(prefix, sequence, other) for other in self.running):
             return False  # a step or two later its blocks can be shared, as by n > 1 siblings
         self.blocks.allocate(sequence, prefix)
-        self.waiting.remove(sequence)
+        self.waiting.let_in(sequence)
         sequence.status = SequenceStatus.RUNNING
         sequence.queue_position = None
         insort(self.running, sequence, key=by_order)

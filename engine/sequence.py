@@ -20,6 +20,7 @@ from typing import Any
 from engine.sampling_params import SamplingParams
 
 RequestKey = tuple[str, str]  # (client id, internal request id)
+Order = tuple[int, int, float, int]  # priority, turn among users, arrival, number
 
 
 class SequenceStatus(enum.Enum):
@@ -81,7 +82,7 @@ class Sequence:
 
         # these fields are set by the scheduler
         self.status = SequenceStatus.WAITING
-        self.order: tuple[int, float, int] = (0, arrival_time, 0)  # smaller is served earlier
+        self.order: Order = (0, 0, arrival_time, 0)  # smaller is served earlier
         self.max_num_tokens = 0  # num_tokens at which the answer ends by length
         self.stop_ids: frozenset[int] = frozenset()  # end the answer: end-of-text and stop ids
         self.due_tick = 0  # of the pace's clock, before which no further token is wanted

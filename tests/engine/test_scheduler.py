@@ -386,6 +386,60 @@ def test_r35_the_oldest_is_never_a_victim_and_nobody_thrashes() -> None:
     assert 0 < run.scheduler.totals.preemptions < 16
 
 
+def crowd(run: Run, user: str, count: int, first: int, **fields: Any) -> list[str]:
+    """Requests of one user whose prompts share nothing; their names."""
+    names = [f"{user}{number}" for number in range(count)]
+    for number, name in enumerate(names, first):
+        run.add(name, prompt=[10 * number + 1] * 6, cache_salt=user, **fields)
+    return names
+
+
+def finish_all(run: Run) -> dict[str, list[int]]:
+    """Step to the end; the tokens of each request."""
+    names = [sequence.request_id for sequence in run.scheduler.sequences.values()]
+    while run.scheduler.sequences:
+        run.step()
+    run.scheduler.check_idle()
+    return {name: run.tokens(name) for name in names}
+
+
+def test_p14_another_user_gets_a_seat_at_once_and_nothing_is_lost() -> None:
+    run = Run(make_scheduler(max_num_seqs=4))
+    crowd(run, "a", 8, 0, max_tokens=20)
+    for _ in range(5):
+        run.step()
+    crowd(run, "b", 1, 20, max_tokens=20)
+    steps = [run.step(), run.step()]
+    assert "b0" in steps[1]
+    running = {sequence.request_id for sequence in run.scheduler.running}
+    assert running == {"a0", "a1", "a2", "b0"}
+    texts = finish_all(run)
+    assert len(texts) == 9
+    assert all(len(tokens) == 20 for tokens in texts.values())
+    assert run.tokens("a3") == list(range(32, 52))  # it had begun, and went on where it was
+
+
+def test_p14_nobody_keeps_more_than_half_of_the_blocks_from_others() -> None:
+    run = Run(make_scheduler(num_blocks=16, max_model_len=48))
+    crowd(run, "a", 4, 0, max_tokens=10)  # four blocks each, in the end
+    for _ in range(4):
+        run.step()
+    crowd(run, "b", 2, 20, max_tokens=10)
+    for _ in range(3):
+        run.step()
+    assert {sequence.cache_salt for sequence in run.scheduler.running} == {"a", "b"}
+    assert all(len(tokens) == 10 for tokens in finish_all(run).values())
+
+
+def test_p14_a_user_with_half_loses_nothing_and_the_last_one_stays() -> None:
+    run = Run(make_scheduler(max_num_seqs=2))
+    crowd(run, "a", 1, 0, max_tokens=20)
+    crowd(run, "b", 2, 5, max_tokens=20)
+    crowd(run, "c", 1, 9, max_tokens=20)
+    finish_all(run)
+    assert run.scheduler.totals.preemptions == 0
+
+
 def test_r19_after_a_stop_the_next_turn_finds_its_prefix() -> None:
     for num_prompt, num_steps in [(10, 8), (33, 1), (40, 25), (16, 17), (5, 4)]:
         run = Run(make_scheduler(block_size=16, max_num_batched_tokens=64))

@@ -8,9 +8,26 @@ from engine.waiting_queue import REPORT_SECONDS, WaitingQueue
 
 
 def make_sequence(name: str, order: tuple[int, float, int]) -> Sequence:
-    sequence = Sequence("me", name, [1] * (order[2] + 1), SamplingParams())
-    sequence.order = order
+    priority, arrival, number = order
+    sequence = Sequence("me", name, [1] * (number + 1), SamplingParams())
+    sequence.order = (priority, 0, arrival, number)
     return sequence
+
+
+def push(queue: WaitingQueue, user: str, name: str, arrival: float) -> Sequence:
+    sequence = Sequence("me", name, [1], SamplingParams(), cache_salt=user)
+    sequence.order = (0, queue.next_turn(user), arrival, 0)
+    queue.push(sequence)
+    return sequence
+
+
+def served(queue: WaitingQueue, count: int) -> list[str]:
+    names = []
+    for _ in range(count):
+        names.append(queue.head.request_id)
+        queue.let_in(queue.head)
+        queue.check_integrity()
+    return names
 
 
 def test_the_head_is_the_most_urgent_then_the_earliest() -> None:
@@ -50,3 +67,33 @@ def test_a_position_is_told_when_it_changes_and_not_too_often() -> None:
     assert list(queue.move_up(REPORT_SECONDS)) == [second]
     assert (second.queue_position, second.num_tokens_ahead) == (0, 0)
     assert list(queue.move_up(9 * REPORT_SECONDS)) == []
+
+
+def test_p14_users_take_turns_however_much_one_asks() -> None:
+    queue = WaitingQueue()
+    for number in range(5):
+        push(queue, "a", f"a{number}", number)
+    assert served(queue, 2) == ["a0", "a1"]
+    for number in range(3):
+        push(queue, "b", f"b{number}", 10 + number)
+    push(queue, "c", "c0", 20)
+    assert served(queue, 4) == ["b0", "c0", "a2", "b1"]
+    push(queue, "c", "c1", 21)
+    assert served(queue, 4) == ["c1", "a3", "b2", "a4"]
+
+
+def test_p14_a_user_who_withdrew_everything_begins_anew() -> None:
+    queue = WaitingQueue()
+    for sequence in [push(queue, "a", f"a{number}", number) for number in range(9)]:
+        queue.remove(sequence)
+    push(queue, "b", "b0", 10)
+    push(queue, "b", "b1", 11)
+    push(queue, "a", "again", 12)
+    assert served(queue, 3) == ["b0", "again", "b1"]
+
+
+def test_p14_without_salts_requests_are_served_as_they_come() -> None:
+    queue = WaitingQueue()
+    for number in (3, 1, 2, 0):
+        push(queue, "", f"r{number}", number)
+    assert served(queue, 4) == ["r0", "r1", "r2", "r3"]
