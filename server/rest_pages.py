@@ -33,6 +33,14 @@ class Pages:
             ),
             Operation(
                 method="GET",
+                path="/admin",
+                access=Access.PUBLIC,
+                endpoint=self.admin,
+                summary="The admin page, which asks for a token itself",
+                answers={200: "text/html"},
+            ),
+            Operation(
+                method="GET",
                 path="/login",
                 access=Access.PUBLIC,
                 endpoint=self.login,
@@ -43,6 +51,9 @@ class Pages:
 
     async def index(self, call: Call) -> Response:
         return FileResponse(self._static / "index.html", headers={"Cache-Control": "no-cache"})
+
+    async def admin(self, call: Call) -> Response:
+        return FileResponse(self._static / "admin.html", headers={"Cache-Control": "no-cache"})
 
     async def login(self, call: Call) -> Response:
         """Exchange a one-time code for a cookie, and show the page without the code in its URL."""

@@ -58,6 +58,12 @@ export class Socket {
     websocket.onclose = (event) => this.#closed(event.code, event.reason);
   }
 
+  /** Leave for good, without a word. */
+  close() {
+    this.#drop();
+    this.#become("stopped");
+  }
+
   /** Send a frame if there is a connection; otherwise it is the outbox's to keep. */
   send(frame) {
     if (this.state === "open") this.#websocket.send(JSON.stringify(frame));

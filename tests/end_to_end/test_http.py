@@ -16,7 +16,7 @@ from tests.end_to_end.raw import Answer, RawSocket, ask, request
 from tests.tiny_model import oracle_answer, oracle_word
 
 UNKNOWN_SHARE = "shr_" + "A" * 44
-PUBLIC = {"/": 200, "/login": 401, "/healthz": 200, "/readyz": 200, f"/s/{UNKNOWN_SHARE}": 404}
+PUBLIC = {"/": 200, "/admin": 200, "/login": 401, "/healthz": 200, "/readyz": 200, f"/s/{UNKNOWN_SHARE}": 404}
 UNKNOWN_SESSION = "ses_" + "A" * 22
 UNKNOWN_MESSAGE = "msg_" + "A" * 22
 UNKNOWN_RESPONSE = "resp_" + "A" * 33

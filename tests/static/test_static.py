@@ -44,11 +44,19 @@ class PageParser(html.parser.HTMLParser):
             self.addresses.append(given.get("src") or given.get("href") or "")
 
 
-@pytest.fixture(scope="module")
-def page() -> PageParser:
+@pytest.fixture(scope="module", params=["index.html", "admin.html"])
+def page(request: pytest.FixtureRequest) -> PageParser:
     parser = PageParser()
-    parser.feed((STATIC / "index.html").read_text())
+    parser.feed((STATIC / request.param).read_text())
     return parser
+
+
+def test_both_pages_have_the_import_map_that_the_policy_allows() -> None:
+    maps = [
+        re.findall(r'<script type="importmap">.*?</script>', (STATIC / name).read_text(), re.DOTALL)
+        for name in ("index.html", "admin.html")
+    ]
+    assert maps[0] == maps[1] and len(maps[0]) == 1
 
 
 def local(address: str) -> Path:

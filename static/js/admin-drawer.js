@@ -1,0 +1,145 @@
+/** One session beside the list: who and where, the way of its answers, and what is said, if asked for. */
+
+import { useEffect, useRef } from "preact/hooks";
+
+import { EvictDialog, State, duration, shortReplica, titleOf } from "./admin-view.js";
+import { html } from "./html.js";
+import { Close } from "./icons.js";
+import { endText, reasonText } from "./protocol.js";
+
+const NEAR_PX = 160;
+const MOMENTS = [
+  ["created_at", "asked"],
+  ["started_at", "started"],
+  ["first_token_at", "first token"],
+  ["cancel_at", "stop asked"],
+  ["aborted_at", "engine released"],
+  ["done_at", "done"],
+];
+
+export function Drawer({ page }) {
+  const { id, details, watch } = page.open.value;
+  const heading = useRef(null);
+  useEffect(() => {
+    heading.current?.focus();
+    const onKeyDown = (event) => event.key === "Escape" && !page.evicting.value && page.close();
+    addEventListener("keydown", onKeyDown);
+    return () => removeEventListener("keydown", onKeyDown);
+  }, []);
+  const row = details?.session;
+  return html`<aside class="drawer" aria-labelledby="drawer-title">
+    <header class="drawer-top">
+      <h2 id="drawer-title" tabindex="-1" ref=${heading}>${row ? titleOf(row) : "Loading …"}</h2>
+      <button type="button" class="quiet" aria-label="Close" onClick=${() => page.close()}><${Close} /></button>
+    </header>
+    ${row &&
+    html`<div class="drawer-body">
+      <${Facts} row=${row} viewers=${details.viewers} />
+      <${Deeds} page=${page} row=${row} />
+      <${Timelines} responses=${details.responses} />
+      <${Transcript} page=${page} watch=${watch} />
+    </div>`}
+    ${page.evicting.value === id && html`<${EvictDialog} page=${page} id=${id} />`}
+  </aside>`;
+}
+
+function Facts({ row, viewers }) {
+  const where = Object.entries(viewers).map(([replica, count]) => `${count} on ${shortReplica(replica)}`);
+  const facts = [
+    ["User", row.user.name ? `${row.user.name} (${row.user.id})` : row.user.id],
+    ["State", html`<${State} row=${row} />`],
+    ["Viewers", where.join(", ") || "none"],
+    ["Messages", `${row.message_count}, ${row.usage.output_tokens.toLocaleString("en")} tokens answered`],
+    row.locked && ["Locked", row.locked],
+    ["Session", html`<code>${row.id}</code>`],
+  ].filter(Boolean);
+  return html`<dl class="facts">
+    ${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}
+  </dl>`;
+}
+
+function Deeds({ page, row }) {
+  return html`<div class="deeds">
+    <button type="button" class="plain" disabled=${!row.response || row.state === "stopping"}
+      onClick=${() => page.stop(row.id)}>Stop</button>
+    <button type="button" class="plain danger" onClick=${() => (page.evicting.value = row.id)}>Evict …</button>
+    ${row.locked &&
+    html`<button type="button" class="plain" onClick=${() => page.unlock(row.id)}>Unlock</button>`}
+  </div>`;
+}
+
+function Timelines({ responses }) {
+  if (responses.length === 0) return null;
+  return html`<section>
+    <h3>Answers of the last minutes</h3>
+    ${responses.map((response) => html`<${Timeline} key=${response.id} response=${response} />`)}
+  </section>`;
+}
+
+function Timeline({ response }) {
+  const moments = MOMENTS.filter(([name]) => response.timeline[name] !== undefined);
+  const start = response.timeline.created_at;
+  const stop = response.stop && ` by ${response.stop.by}`;
+  const end = [response.status.replace("_", " "), response.reason && reasonText(response.reason)]
+    .filter(Boolean)
+    .join(", ");
+  return html`<article class="answer">
+    <header>
+      <span>${end}${stop}</span>
+      <span class="muted">${response.tokens} tokens · ${shortReplica(response.replica)}${
+        response.fence > 1 ? ` · taken over ${response.fence - 1}×` : ""
+      }</span>
+    </header>
+    <ol class="timeline">
+      ${moments.map(
+        ([name, label]) => html`<li key=${name} class=${name}>
+          <span>${label}</span><span class="number">${offset(response.timeline[name] - start)}</span>
+        </li>`,
+      )}
+    </ol>
+  </article>`;
+}
+
+function Transcript({ page, watch }) {
+  return html`<section class="transcript">
+    <h3>Conversation</h3>
+    ${watch
+      ? html`<${Messages} watch=${watch} />`
+      : html`<p class="muted">Reading along is written to the audit log, with your name and address.</p>
+          <button type="button" class="plain" onClick=${() => page.watch()}>Watch live</button>`}
+  </section>`;
+}
+
+/** Plain text only: what a model or a user wrote is not formatted here. */
+function Messages({ watch }) {
+  watch.tick.value;
+  const end = useRef(null);
+  const path = watch.conversation.path;
+  const length = path.at(-1)?.text.length;
+  const opened = useRef(false);
+  useEffect(() => {
+    const scroller = end.current?.closest(".drawer-body");
+    if (!scroller) return;
+    const below = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight;
+    // Follow the text, unless somebody has scrolled up to read.
+    if (!opened.current || below < NEAR_PX) scroller.scrollTop = scroller.scrollHeight;
+    opened.current = true;
+  }, [path.length, length]);
+  if (watch.note.value) return html`<p class="muted" role="status">${watch.note.value}</p>`;
+  return html`<div class="said" role="log" aria-live="off">
+    ${path.map(
+      (message) => html`<div key=${message.id} class=${`said-${message.role}`}>
+        <p class="who">${message.role === "user" ? "User" : "Model"}${
+          message.streaming ? " · writing" : after(endText(message.status, message.reason))
+        }</p>
+        <p class="words" dir="auto">${message.text || (message.streaming ? "…" : "")}</p>
+      </div>`,
+    )}
+    <div ref=${end}></div>
+  </div>`;
+}
+
+const after = (text) => (text ? ` · ${text.toLowerCase()}` : "");
+
+const offset = (milliseconds) =>
+  milliseconds < 1000 ? `+${milliseconds} ms` : milliseconds < 60_000 ? `+${(milliseconds / 1000).toFixed(1)} s` : `+${duration(milliseconds)}`;

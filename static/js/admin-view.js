@@ -1,0 +1,249 @@
+/** The admin page's parts: sign-in, figures, filters, the list. Whatever users wrote becomes text nodes. */
+
+import { useEffect, useRef } from "preact/hooks";
+import { useSignal } from "@preact/signals";
+
+import { Drawer } from "./admin-drawer.js";
+import { html } from "./html.js";
+import { Mark, Stop } from "./icons.js";
+import { ThemeSwitch } from "./theme.js";
+
+export const STATES = {
+  in_progress: "answering",
+  queued: "waiting",
+  stopping: "stopping",
+  idle: "idle",
+};
+
+export function AdminApp({ page }) {
+  if (!page.api.value) return html`<${SignIn} page=${page} />`;
+  return html`<div class=${page.open.value ? "admin has-drawer" : "admin"}>
+    <${Top} page=${page} />
+    <main class="admin-main">
+      <${Figures} page=${page} />
+      <${Filters} page=${page} />
+      <${List} page=${page} />
+      <${Pager} page=${page} />
+    </main>
+    ${page.open.value && html`<${Drawer} key=${page.open.value.id} page=${page} />`}
+    <${Notice} page=${page} />
+  </div>`;
+}
+
+function SignIn({ page }) {
+  const token = useSignal("");
+  const submit = (event) => {
+    event.preventDefault();
+    if (token.value.trim()) page.signIn(token.value.trim());
+  };
+  return html`<main class="card-place">
+    <form class="card sign-in" onSubmit=${submit} aria-labelledby="sign-in">
+      <${Mark} />
+      <h1 id="sign-in">Parley admin</h1>
+      <label class="field">
+        <span>Admin token</span>
+        <input type="password" autocomplete="off" spellcheck="false" autofocus value=${token.value}
+          aria-describedby="token-help" onInput=${(event) => (token.value = event.target.value)} />
+      </label>
+      ${page.signInError.value && html`<p class="sign-in-error" role="alert">${page.signInError.value}</p>`}
+      <p class="muted" id="token-help">
+        On the server it is in <code>admin-token</code> in the data directory. This tab forgets it when it is closed.
+      </p>
+      <button type="submit" class="primary">Sign in</button>
+    </form>
+  </main>`;
+}
+
+function Top({ page }) {
+  return html`<header class="admin-top">
+    <div class="admin-brand"><${Mark} /><h1>Parley <span>admin</span></h1></div>
+    <${ThemeSwitch} store=${page.store} />
+    <button type="button" class="plain" onClick=${() => page.signOut()}>Sign out</button>
+  </header>`;
+}
+
+function Figures({ page }) {
+  const live = page.stats.value;
+  const figures = [
+    ["answering", live?.active_responses],
+    ["waiting", live?.queued_responses],
+    ["connections", live?.connections],
+    ["workers", live?.replicas],
+    ["sessions", live?.sessions],
+  ];
+  return html`<dl class="figures">
+    ${figures.map(
+      ([name, value]) => html`<div key=${name}>
+        <dt>${name}</dt>
+        <dd>${value === undefined ? "–" : value.toLocaleString("en")}</dd>
+      </div>`,
+    )}
+  </dl>`;
+}
+
+function Filters({ page }) {
+  const { active, user, model, replica } = page.filters.value;
+  return html`<form class="filters" onSubmit=${(event) => event.preventDefault()}>
+    <div class="segments" role="group" aria-label="Which sessions">
+      <button type="button" aria-pressed=${String(active)} onClick=${() => page.filter({ active: true })}>
+        Being answered
+      </button>
+      <button type="button" aria-pressed=${String(!active)}
+        onClick=${() => page.filter({ active: false, replica: "" })}>All</button>
+    </div>
+    <${FilterText} label="User id" value=${user} onPick=${(value) => page.filter({ user: value })} />
+    <${FilterText} label="Model" value=${model} onPick=${(value) => page.filter({ model: value })} />
+    <select aria-label="Worker" value=${replica}
+      onChange=${(event) => page.filter({ replica: event.target.value, active: true })}>
+      <option value="">Every worker</option>
+      ${page.replicas.value.map((one) => html`<option key=${one.id} value=${one.id}>${one.id}</option>`)}
+    </select>
+  </form>`;
+}
+
+/** Takes effect with Enter or when it is left, not with each letter. */
+function FilterText({ label, value, onPick }) {
+  const pick = (event) => event.target.value.trim() !== value && onPick(event.target.value.trim());
+  return html`<input type="search" placeholder=${label} aria-label=${label} value=${value} spellcheck="false"
+    onChange=${pick} onSearch=${pick} />`;
+}
+
+function List({ page }) {
+  const rows = page.sessions.value;
+  if (!page.loaded.value) return html`<p class="nothing">Loading …</p>`;
+  if (rows.length === 0) {
+    const text = page.filters.value.active ? "Nobody is being answered right now." : "No session fits.";
+    return html`<p class="nothing">${text}</p>`;
+  }
+  return html`<div class="list-place">
+    <table class="list">
+      <thead>
+        <tr>
+          <th scope="col">User</th>
+          <th scope="col">Title</th>
+          <th scope="col">Model</th>
+          <th scope="col">Worker</th>
+          <th scope="col">State</th>
+          <th scope="col" class="number">Tokens</th>
+          <th scope="col" class="number">Tokens/s</th>
+          <th scope="col" class="number">Viewers</th>
+          <th scope="col" class="number">Age</th>
+          <th scope="col"><span class="visually-hidden">Stop</span></th>
+        </tr>
+      </thead>
+      <tbody>
+        ${rows.map((row) => html`<${Row} key=${row.id} page=${page} row=${row} />`)}
+      </tbody>
+    </table>
+  </div>`;
+}
+
+function Row({ page, row }) {
+  const run = row.response;
+  const isOpen = page.open.value?.id === row.id;
+  const stop = (event) => {
+    event.stopPropagation();
+    page.stop(row.id);
+  };
+  return html`<tr class=${isOpen ? "open" : ""} onClick=${() => page.show(row.id)}>
+    <td class="user" data-label="User">${row.user.name ?? row.user.id}</td>
+    <td class="title" data-label="Title">
+      <button type="button" aria-expanded=${String(isOpen)} onClick=${() => page.show(row.id)}>
+        ${titleOf(row)}
+      </button>
+    </td>
+    <td class="model" data-label="Model">${row.model}</td>
+    <td class="worker" data-label="Worker" title=${run?.replica ?? ""}>${run ? shortReplica(run.replica) : "–"}</td>
+    <td data-label="State"><${State} row=${row} /></td>
+    <td class="number" data-label="Tokens">${(run?.tokens ?? row.usage.output_tokens).toLocaleString("en")}</td>
+    <td class="number" data-label="Tokens/s">${run?.tokens_per_s ? run.tokens_per_s.toFixed(0) : "–"}</td>
+    <td class="number" data-label="Viewers">${row.viewers}</td>
+    <td class="number" data-label="Age">${run ? duration(run.age_ms) : ago(row.updated_at)}</td>
+    <td class="deed">
+      ${run &&
+      html`<button type="button" class="quiet" title="Stop" aria-label=${`Stop the answer to ${row.user.name ?? row.user.id}`}
+        disabled=${row.state === "stopping"} onClick=${stop}><${Stop} /></button>`}
+    </td>
+  </tr>`;
+}
+
+export function State({ row }) {
+  return html`<span class=${`state ${row.state}`}>
+    ${STATES[row.state] ?? row.state}${row.queued > 0 ? ` +${row.queued}` : ""}${row.locked ? " · locked" : ""}
+  </span>`;
+}
+
+function Pager({ page }) {
+  const number = page.pageNumber.value;
+  if (number === 1 && page.nextCursor.value === null) return null;
+  return html`<nav class="pager" aria-label="Pages">
+    <button type="button" class="plain" disabled=${number === 1} onClick=${() => page.previousPage()}>Newer</button>
+    <span>Page ${number}</span>
+    <button type="button" class="plain" disabled=${page.nextCursor.value === null}
+      onClick=${() => page.nextPage()}>Older</button>
+  </nav>`;
+}
+
+function Notice({ page }) {
+  const notice = page.notice.value;
+  return html`<div class="toasts admin-toasts" role="status">
+    ${notice && html`<p class=${notice.bad ? "toast bad" : "toast"}>${notice.text}</p>`}
+  </div>`;
+}
+
+/** A dialog that asks why, as the audit log and the viewers will read it. */
+export function EvictDialog({ page, id }) {
+  const dialog = useRef(null);
+  const reason = useSignal("");
+  const lock = useSignal(false);
+  useEffect(() => dialog.current.showModal(), []);
+  const leave = () => (page.evicting.value = null);
+  const submit = (event) => {
+    event.preventDefault();
+    if (reason.value.trim()) page.evict(id, reason.value.trim(), lock.value);
+  };
+  return html`<dialog class="evict" ref=${dialog} onClose=${leave} aria-labelledby="evict-title">
+    <form onSubmit=${submit}>
+      <h2 id="evict-title">Evict everybody from this chat</h2>
+      <p class="muted">Its answers end, and the connections of all its viewers are closed.</p>
+      <label class="field">
+        <span>Reason, shown to them</span>
+        <input maxlength="120" required value=${reason.value} onInput=${(event) => (reason.value = event.target.value)} />
+      </label>
+      <label class="check">
+        <input type="checkbox" checked=${lock.value} onChange=${(event) => (lock.value = event.target.checked)} />
+        <span>Lock the chat: no new answers until it is unlocked</span>
+      </label>
+      <div class="dialog-foot">
+        <button type="button" class="plain" onClick=${leave}>Cancel</button>
+        <button type="submit" class="primary danger" disabled=${!reason.value.trim()}>Evict</button>
+      </div>
+    </form>
+  </dialog>`;
+}
+
+export function titleOf(row) {
+  if (row.title === null) return "Title hidden";
+  return row.title || "Untitled";
+}
+
+/** host-pid-random: the process is what tells workers of one host apart. */
+export function shortReplica(replica) {
+  const parts = replica.split("-");
+  return parts.length < 3 ? replica : `${parts.slice(0, -2).join("-")} · ${parts.at(-2)}`;
+}
+
+export function duration(milliseconds) {
+  const seconds = Math.floor(milliseconds / 1000);
+  if (seconds < 60) return `${seconds} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${String(seconds % 60).padStart(2, "0")} s`;
+  return `${Math.floor(seconds / 3600)} h ${String(Math.floor((seconds % 3600) / 60)).padStart(2, "0")} min`;
+}
+
+function ago(at) {
+  const seconds = Math.max(0, Math.floor((Date.now() - at) / 1000));
+  if (seconds < 60) return "now";
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
+  if (seconds < 86_400) return `${Math.floor(seconds / 3600)} h ago`;
+  return `${Math.floor(seconds / 86_400)} d ago`;
+}
