@@ -1,0 +1,89 @@
+"""Quotas on every door: one more is refused, on a websocket as over HTTP, and nothing is stored."""
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.harness import Client, Server
+from tests.end_to_end.http_client import Http, admin_token, ask_and_follow, code_of, fresh_key
+from tests.tiny_model import oracle_word
+
+SHORT = {"temperature": 0, "max_output_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def small(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server on which little may be kept and used."""
+    limits = {
+        "PARLEY_MAX_SESSIONS_PER_USER": "3",
+        "PARLEY_MAX_MESSAGES_PER_SESSION": "4",
+        "PARLEY_MAX_TOKENS_PER_DAY": "30",
+    }
+    server = Server(tmp_path_factory.mktemp("small") / "data", oracle_model, None, **limits)
+    try:
+        yield server.start()
+    finally:
+        server.close()
+
+
+@pytest.fixture
+async def http(small: Server) -> AsyncIterator[Http]:
+    async with Http(small) as http:
+        yield http
+        for session in (await http.get("/v1/sessions")).json()["sessions"]:
+            await http.ask("DELETE", f"/v1/sessions/{session['id']}")
+
+
+async def test_one_session_more_is_refused_on_every_door(small: Server, http: Http) -> None:
+    for _ in range(3):
+        session = (await http.new_session())["id"]
+    refused = await http.post("/v1/sessions", headers=fresh_key())
+    assert code_of(refused) == (429, "quota_exceeded")
+    file = {"format": "parley.session", "version": 1, "messages": []}
+    assert code_of(await http.post("/v1/sessions/import", file)) == (429, "quota_exceeded")
+    async with Client(small) as client:
+        error = await client.reply("session.create", idempotency_key=os.urandom(8).hex())
+        assert error["error"]["code"] == "quota_exceeded"
+    assert len((await http.get("/v1/sessions")).json()["sessions"]) == 3
+    await http.ask("DELETE", f"/v1/sessions/{session}")
+    await http.new_session()
+
+
+async def test_one_message_more_is_refused_on_every_door(small: Server, http: Http) -> None:
+    session = (await http.new_session())["id"]
+    for number in (1, 2):
+        async with ask_and_follow(small, session, oracle_word(number), settings=SHORT) as stream:
+            await stream.next("response.done")
+    path = f"/v1/sessions/{session}/responses"
+    refused = await http.post(path, {"input": "more"}, headers=fresh_key())
+    assert code_of(refused) == (429, "quota_exceeded")
+    async with Client(small) as client:
+        await client.reply("session.subscribe", session_id=session)
+        error = await client.reply(
+            "response.create", session_id=session, input="more", idempotency_key="more"
+        )
+        assert error["error"]["code"] == "quota_exceeded"
+    assert (await http.get(f"/v1/sessions/{session}")).json()["message_count"] == 4
+
+
+async def test_a_used_up_day_says_when_it_ends(small: Server) -> None:
+    async with Http(small, admin_token(small)) as http:
+        refused = None
+        for _ in range(3):  # each answer has 16 tokens, and a prompt
+            session = (await http.new_session())["id"]
+            path = f"/v1/sessions/{session}/responses"
+            settings = {"temperature": 0, "max_output_tokens": 16}
+            refused = await http.post(
+                path, {"input": oracle_word(1), "settings": settings}, headers=fresh_key()
+            )
+            if refused.status_code != 202:
+                break
+            stream = f"/v1/responses/{refused.json()['id']}?stream=true"
+            assert "response.done" in (await http.get(stream)).text
+        assert refused is not None and code_of(refused) == (429, "quota_exceeded")
+        wait_ms = refused.json()["error"]["retry_after_ms"]
+        assert 0 < wait_ms <= 86_400_000
+        assert int(refused.headers["retry-after"]) == -(-wait_ms // 1000)
+        assert (await http.get(f"/v1/sessions/{session}")).json()["message_count"] == 0
