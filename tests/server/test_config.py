@@ -130,6 +130,15 @@ def test_origins_are_a_list_without_case() -> None:
     assert settings.origins == ("https://a.example", "http://b.example:80")
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "chat.example"])
+@pytest.mark.parametrize("name", ["token", "admin_token"])
+def test_p3_a_weak_token_is_no_token_where_others_can_reach_us(host: str, name: str) -> None:
+    for weak in ("", " ", "x" * 23):
+        assert name in refused(**{"host": host, name: weak})
+    assert load_settings({"host": host, name: "x" * 24})
+    assert load_settings({"host": host}).token is None  # one is made, of 43 characters
+
+
 def test_trusted_proxies_are_addresses_and_networks() -> None:
     settings = load_settings({"trusted_proxies": " 127.0.0.1 ,10.0.0.0/8,"})
     assert settings.proxies == ("127.0.0.1", "10.0.0.0/8")

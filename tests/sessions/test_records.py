@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
+
 import orjson
 import pytest
 from hypothesis import given
@@ -142,3 +145,18 @@ def test_keys_of_a_session_share_a_slot_and_shards_are_even() -> None:
     assert keys.session_of_channel(keys.session_channel("ses_A")) == "ses_A"
     assert keys.session_of_channel(keys.user_channel("ses_A")) is None
     assert shard_of("123456789") == f"{0x31C3 % 64:02x}"  # the check value of this CRC
+
+
+def test_p12_ids_are_unique_have_their_shape_and_tell_no_order() -> None:
+    session_id = new_session_id()
+    shaped: list[tuple[Callable[[], str], Callable[[object], bool]]] = [
+        (new_session_id, is_session_id),
+        (new_message_id, is_message_id),
+        (lambda: new_response_id(session_id), is_response_id),
+    ]
+    for make, has_shape in shaped:
+        ids = [make() for _ in range(100_000)]
+        assert len(set(ids)) == len(ids)
+        assert all(map(has_shape, ids))
+        num_rises = sum(first < second for first, second in pairwise(ids))
+        assert 49_000 < num_rises < 51_000
