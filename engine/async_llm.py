@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import secrets
+import time
 import warnings
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -48,6 +49,7 @@ from engine.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS = 30.0
+MAX_TURN_SECONDS = 0.05  # of sending the answers to one prompt, before the event loop gets a turn
 
 
 class AsyncLLM(EngineControl):
@@ -329,7 +331,11 @@ class AsyncLLM(EngineControl):
                 logger.info(
                     "request %s: n=%d, prompt tokens %d", request_id, params.n, len(token_ids)
                 )
-            for state in states:  # without a break between them: they will share a prefill
+            turn_ends = time.monotonic() + MAX_TURN_SECONDS
+            for state in states:  # few without a break between them: they will share a prefill
+                if time.monotonic() > turn_ends:
+                    await asyncio.sleep(0)
+                    turn_ends = time.monotonic() + MAX_TURN_SECONDS
                 if not state.has_ended:  # it may have been aborted meanwhile
                     self._client.submit(
                         state,

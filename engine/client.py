@@ -178,11 +178,11 @@ class CoreClient:
                 state.metrics.core_confirmed = state.submission is None
                 self.requests.end(state, "abort")
                 continue
-            to_stop.append(state.internal_id)
-            if self._loop is not None:
-                self._loop.call_later(ABORT_CONFIRM_SECONDS, self._end_unconfirmed, state)
+            to_stop.append(state)
         if to_stop:
-            self.connection.abort(to_stop)
+            self.connection.abort([state.internal_id for state in to_stop])
+            if self._loop is not None:
+                self._loop.call_later(ABORT_CONFIRM_SECONDS, self._end_all_unconfirmed, to_stop)
 
     def leave(self, *states: RequestState) -> None:
         """The reader of a request is gone; it may be the garbage collector who says so."""
@@ -280,6 +280,13 @@ class CoreClient:
 
     def _states(self) -> list[RequestState]:
         return list(self.requests.request_states.values())
+
+    def _end_all_unconfirmed(self, states: list[RequestState]) -> None:
+        """As below, a few in each turn of the event loop."""
+        for state in states[:MAX_OUTPUTS_PER_TURN]:
+            self._end_unconfirmed(state)
+        if self._loop is not None and (rest := states[MAX_OUTPUTS_PER_TURN:]):
+            self._loop.call_soon(self._end_all_unconfirmed, rest)
 
     def _end_unconfirmed(self, state: RequestState) -> None:
         """The core is silent: end the aborted request alone. What it says later is dropped."""

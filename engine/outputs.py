@@ -111,6 +111,8 @@ class RequestOutput:
     num_cache_creation_tokens: int | None
     kv_transfer_params: dict[str, Any] | None
     error: OutputError | None = field(default=None)
+    # index → place in `outputs`, made with the first `add`
+    _places: dict[int, int] | None = field(default=None, repr=False, compare=False)
 
     def __init__(
         self,
@@ -147,6 +149,7 @@ class RequestOutput:
         self.num_cache_creation_tokens = num_cache_creation_tokens
         self.kv_transfer_params = kv_transfer_params
         self.error = error
+        self._places = None
 
     def add(self, later: "RequestOutput", aggregate: bool) -> None:
         """Take up a later output of the same request: deltas join, others replace by index."""
@@ -160,11 +163,12 @@ class RequestOutput:
             self._add_completion(completion, aggregate)
 
     def _add_completion(self, later: CompletionOutput, aggregate: bool) -> None:
-        for place, earlier in enumerate(self.outputs):
-            if earlier.index == later.index:
-                if aggregate:
-                    earlier.extend(later)
-                else:
-                    self.outputs[place] = later
-                return
-        self.outputs.append(later)
+        if self._places is None:
+            self._places = {each.index: place for place, each in enumerate(self.outputs)}
+        place = self._places.setdefault(later.index, len(self.outputs))
+        if place == len(self.outputs):
+            self.outputs.append(later)
+        elif aggregate:
+            self.outputs[place].extend(later)
+        else:
+            self.outputs[place] = later

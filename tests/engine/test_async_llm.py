@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from engine import async_llm as async_llm_module
 from engine import client as client_module
 from engine.async_llm import AsyncLLM
 from engine.connection import CoreState
@@ -160,6 +161,45 @@ async def test_many_outputs_leave_the_loop_its_turns(engine: AsyncLLM, core: Scr
         seen.append(engine.get_num_unfinished_requests())
         await asyncio.sleep(0)
     assert len(set(seen)) >= 3  # 300, 172, 44
+
+
+async def test_many_answers_to_one_prompt_leave_the_loop_its_turns(
+    engine: AsyncLLM, core: ScriptedCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_llm_module, "MAX_TURN_SECONDS", 0.0)
+    monkeypatch.setattr(client_module, "ABORT_CONFIRM_SECONDS", 0.0)
+    adding = asyncio.create_task(engine.add_request("r", PROMPT, SamplingParams(n=300)))
+    num_turns = 0
+    while not adding.done():
+        num_turns += 1
+        await asyncio.sleep(0)
+    assert num_turns >= 300
+    await engine.abort("r")  # and the core says nothing
+    seen: list[int] = []
+    while engine.get_num_unfinished_requests():
+        seen.append(engine.get_num_unfinished_requests())
+        await asyncio.sleep(0)
+    assert len(set(seen)) >= 3  # 300, 172, 44
+    last = await (await adding).get()
+    assert last.finished and [each.index for each in last.outputs] == list(range(300))
+
+
+async def test_answers_to_one_prompt_may_be_aborted_while_they_are_sent(
+    engine: AsyncLLM, core: ScriptedCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_llm_module, "MAX_TURN_SECONDS", 0.0)
+    monkeypatch.setattr(client_module, "ABORT_CONFIRM_SECONDS", 0.0)
+    adding = asyncio.create_task(engine.add_request("r", PROMPT, SamplingParams(n=50)))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    await engine.abort("r")
+    stream = await adding
+    async with asyncio.timeout(5):
+        *_, last = [output async for output in stream]
+    assert {each.finish_reason for each in last.outputs} == {"abort"}
+    await engine.check_health()
+    num_sent = sum(isinstance(message, AddRequest) for message in core.received())
+    assert 0 < num_sent < 50
 
 
 # ---- refusals
