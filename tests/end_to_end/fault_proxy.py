@@ -12,6 +12,7 @@ It obeys one-line commands, given to `FaultProxy.command` or over its control po
     cut-after BYTES       reset each connection behind so many more bytes from the target
     rst | fin             end the open connections hard, or in order
     refuse                refuse new connections until `pass`
+    idle SECONDS          end in order what carries no byte for so long, as middleboxes do
     target ADDRESS        connect to this address from now on
     stat                  change nothing
 
@@ -78,6 +79,7 @@ class FaultProxy:
         self.rules: list[Rule] = []
         self.links: set[Link] = set()
         self._listener: asyncio.Server | None = None
+        self._cutting_idle: asyncio.Task[None] | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -121,6 +123,8 @@ class FaultProxy:
                     link.finish()
             case ["refuse"]:
                 self._stop_listening()
+            case ["idle", seconds]:
+                self._cutting_idle = asyncio.create_task(self._cut_idle(float(seconds)))
             case ["target", address]:
                 self.target = address
             case _:
@@ -132,6 +136,8 @@ class FaultProxy:
     def _change(self, rule: Rule, named: "list[Link]", lasting: bool) -> None:
         if lasting and not rule.word and rule.change(Faults(split=True)) == Faults():
             self.rules.clear()
+            if self._cutting_idle is not None:
+                self._cutting_idle.cancel()
         elif lasting:
             self.rules.append(rule)
         for link in named:
@@ -141,6 +147,13 @@ class FaultProxy:
         if self._listener is None:
             self._listener = await _start_server(self._accept, self.address)
             self.address = _address_of(self._listener) or self.address
+
+    async def _cut_idle(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(seconds / 20)
+            for link in list(self.links):
+                if self._loop.time() - link.last_byte_at > seconds:
+                    link.finish()
 
     def _stop_listening(self) -> None:
         if self._listener is not None:
@@ -175,6 +188,7 @@ class Link:
         self.proxy = proxy
         self.faults = Faults()
         self.head = b""
+        self.last_byte_at = asyncio.get_running_loop().time()
         self._pid = _peer_pid(writer)
         self._client = (reader, writer)
         self._writers = [writer]
@@ -312,6 +326,7 @@ class _Pump:
             self._writer.write(piece)
             await self._writer.drain()
             self._link.proxy.num_bytes += len(piece)
+            self._link.last_byte_at = self._clock()
             self._count_down(len(piece))
 
     def _count_down(self, num_bytes: int) -> None:

@@ -208,6 +208,16 @@ def test_a_client_on_a_unix_socket_is_named_by_its_process(tmp_path: Path) -> No
         assert is_silent(client)
 
 
+def test_an_idle_connection_is_ended_and_a_busy_one_is_not(proxy: FaultProxy) -> None:
+    with connection(proxy) as idle, connection(proxy) as busy:
+        assert says(idle, b"first")
+        proxy.command("idle 0.3")
+        for _ in range(8):
+            assert says(busy, b"still here")
+            time.sleep(0.1)  # the clock that the proxy looks at
+        assert idle.recv(1) == b""
+
+
 def test_a_line_that_is_no_command_is_refused(proxy: FaultProxy) -> None:
     with pytest.raises(ValueError, match="no command: 'explode'"):
         proxy.command("explode")
