@@ -34,6 +34,7 @@ class ChatClient:
         self.answers: dict[str, Answer] = {}
         self.close_code: int | None = None
         self.broken: AssertionError | None = None  # a rule of the protocol
+        self._replayed: set[str] = set()  # what the same key had begun before
         self._next = 0
         self._arrived = asyncio.Condition()
 
@@ -71,9 +72,15 @@ class ChatClient:
             text = "".join(part["text"] for part in message["content"])
             self.answers.setdefault(message["response_id"], Answer(text=text))
         response_id = frame.get("response_id") or frame.get("response", {}).get("id")
-        if "sequence_number" not in frame or frame.get("replayed"):
+        if "sequence_number" not in frame:
             return
         answer = self.answers.setdefault(response_id, Answer())
+        if frame.get("replayed"):
+            self._replayed.add(response_id)
+            return
+        first = frame.get("first_sequence_number", frame["sequence_number"])
+        if response_id in self._replayed and first == 2:
+            answer.begin_at(1, "")  # the same key on another connection: all comes once more
         if frame["type"] == "response.done" and answer.done is not None:
             return  # whether it was asked for again, and is the same end, the history says
         answer.apply(frame)
