@@ -1,7 +1,6 @@
 """Ask, watch it stream, stop, come back: through real processes and real sockets."""
 
 import asyncio
-import json
 
 from tests.end_to_end.harness import Client, Server
 from tests.tiny_model import oracle_answer, oracle_word
@@ -141,7 +140,7 @@ async def test_a_response_can_be_resumed_without_a_subscription(server: Server) 
         assert {f["type"] for f in other.frames if f["type"].startswith("message")} == set()
 
 
-async def test_the_same_key_begins_one_answer(server: Server) -> None:
+async def test_c9_c10_the_same_key_begins_one_answer(server: Server) -> None:
     async with Client(server) as client:
         session = await client.new_session()
         settings = {"temperature": 0, "max_output_tokens": 30}
@@ -175,25 +174,21 @@ async def test_a_stop_that_comes_before_its_answer_wins(server: Server) -> None:
         assert answer.final == ""
 
 
-async def test_create_and_stop_in_one_packet_give_an_answer_without_text(server: Server) -> None:
+async def test_c3_create_and_stop_in_one_packet_give_an_answer_without_text(server: Server) -> None:
     async with Client(server) as client:
         session = await client.new_session()
-        create = {
-            "type": "response.create",
-            "session_id": session,
-            "idempotency_key": "packet",
-            "input": oracle_word(0),
-        }
-        stop = {"type": "stop", "session_id": session, "idempotency_key": "packet"}
+        key = {"session_id": session, "idempotency_key": "packet"}
         await asyncio.gather(
-            client.socket.send(json.dumps(create)), client.socket.send(json.dumps(stop))
+            client.send("response.create", **key, input=oracle_word(0)),
+            client.send("stop", **key),
         )
         created = await client.next("response.created")
         answer = await client.done(created["response"]["id"])
         assert answer.done["response"]["status"] == "cancelled"  # type: ignore[index]
+        assert (answer.final, answer.num_deltas) == ("", 0)
 
 
-async def test_stopping_twice_and_after_the_end_changes_nothing(server: Server) -> None:
+async def test_c4_stopping_twice_and_after_the_end_changes_nothing(server: Server) -> None:
     async with Client(server) as client:
         session = await client.new_session()
         response = await client.ask(session, oracle_word(0), settings={"temperature": 0})
@@ -246,7 +241,7 @@ async def test_a_session_takes_its_title_from_the_first_message(server: Server) 
     assert listed[0]["id"] == session
 
 
-async def test_a_deleted_session_ends_its_answer_and_is_gone(server: Server) -> None:
+async def test_c11_a_deleted_session_ends_its_answer_and_is_gone(server: Server) -> None:
     free = server.metric("parley_kv_blocks_free")
     async with Client(server) as client:
         session = await client.new_session()

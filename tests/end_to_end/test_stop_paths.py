@@ -1,11 +1,14 @@
-"""C5: a stop at another worker reaches the owner by three paths, each alone, the others cut.
+"""C5: a stop at another worker reaches the owner by three paths, each alone, the others cut; C16.
 
 The owner's links to Redis go through a fault proxy. What is measured is the time from the stop to
 `response.done` at the asker; the bounds leave room for a busy machine.
 """
 
+import asyncio
+import random
 import time
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -94,6 +97,37 @@ async def test_c5_a_stop_arrives_by_a_renewal_alone(wiring: Wired) -> None:
         assert owner.answers[first].done is None
         await owner.send("stop", response_id=first)
         await owner.done(first)
+
+
+async def stop_many(wiring: Wired, count: int) -> None:
+    """Stops that cancel tasks inside Redis calls, on links so slow that many are in flight."""
+    dice = random.Random(count)
+    wiring.links.command("delay 0.002")
+
+    async def stop_some(owner: Client, other: Client, number: int) -> None:
+        for place in range(count // 10):
+            word = number * 800 + place * 7  # its own text tells every answer from the others
+            session = await owner.new_session()
+            await other.reply("session.subscribe", session_id=session)
+            response = await owner.ask(session, oracle_word(word), settings=LONG)
+            await asyncio.sleep(dice.uniform(0, 0.1))
+            await dice.choice((owner, other)).send("stop", response_id=response)
+            first, second = await owner.done(response), await other.done(response)
+            assert first.final == second.final
+            assert oracle_answer(word, 3000).startswith(first.final)
+
+    async with AsyncExitStack() as stack:
+        pairs = [await stack.enter_async_context(at_both(wiring.server)) for _ in range(10)]
+        await asyncio.gather(*(stop_some(*tabs, number) for number, tabs in enumerate(pairs)))
+
+
+async def test_c16_a_hundred_stops_over_slow_links_cross_no_replies(wiring: Wired) -> None:
+    await stop_many(wiring, 100)
+
+
+@pytest.mark.slow
+async def test_c16_a_thousand_stops_over_slow_links_cross_no_replies(wiring: Wired) -> None:
+    await stop_many(wiring, 1000)
 
 
 async def test_c5_a_stop_at_another_worker_takes_a_moment_when_nothing_is_cut(
