@@ -353,15 +353,9 @@ async def delete_session(
 
 def snapshot(session: Session, page: MessagePage) -> dict[str, Any]:
     """The newest messages, cut at `MAX_SNAPSHOT_BYTES` from the old end."""
-    messages: list[dict[str, Any]] = []
-    size = 0
-    for message in reversed(page.messages):
-        size += len(message.text.encode()) + 512
-        if messages and size > MAX_SNAPSHOT_BYTES:
-            break
-        messages.append(message.wire())
+    shown = page.cut(MAX_SNAPSHOT_BYTES)
     return {
         "session": session.wire(),
-        "messages": messages[::-1],
-        "has_more": page.has_more or len(messages) < len(page.messages),
+        "messages": [message.wire() for message in shown.messages],
+        "has_more": shown.has_more,
     }

@@ -9,6 +9,8 @@ from server.rest_sessions import Limit
 from server.server_frames import MessageObject
 from server.translate import check_message_id, check_session_id
 
+MAX_PAGE_BYTES = 2 * 1024 * 1024  # of texts: a larger answer would hold up the others' frames
+
 
 class PathQuery(Struct, frozen=True):
     """Which messages: the newest on the way to `leaf`, or those before `before`."""
@@ -53,8 +55,9 @@ class MessageOperations:
         page = await self._store.path(
             call.uid, session_id, limit=query.limit, leaf=query.leaf, before=query.before
         )
+        shown = page.cut(MAX_PAGE_BYTES)
         return json_response(
-            {"messages": [message.wire() for message in page.messages], "has_more": page.has_more}
+            {"messages": [message.wire() for message in shown.messages], "has_more": shown.has_more}
         )
 
     async def read(self, call: Call) -> Response:

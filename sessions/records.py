@@ -20,6 +20,7 @@ from typing import Any, Final, Literal
 import orjson
 
 LIVE_STATUSES: Final = frozenset({"queued", "in_progress"})
+MESSAGE_OVERHEAD_BYTES: Final = 512  # about what a message's fields take beside its text
 MAX_EVENT_CONTENT_BYTES: Final = 2048  # a message.* event leaves longer content out
 
 MessageStatus = Literal["in_progress", "completed", "interrupted", "failed"]
@@ -362,6 +363,15 @@ class MessagePage:
 
     messages: tuple[Message, ...]
     has_more: bool
+
+    def cut(self, max_bytes: int) -> MessagePage:
+        """The newest of these messages that fit, but at least one."""
+        size = 0
+        for place, message in enumerate(reversed(self.messages)):
+            size += len(message.text.encode()) + MESSAGE_OVERHEAD_BYTES
+            if place and size > max_bytes:
+                return MessagePage(self.messages[-place:], has_more=True)
+        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from sessions.records import (
     LiveResponseEvents,
     LiveSessionEvents,
     Message,
+    MessagePage,
     ObjectEvent,
     TextEvent,
     decode_event,
@@ -160,3 +161,14 @@ def test_p12_ids_are_unique_have_their_shape_and_tell_no_order() -> None:
         assert all(map(has_shape, ids))
         num_rises = sum(first < second for first, second in pairwise(ids))
         assert 49_000 < num_rises < 51_000
+
+
+def test_a_page_is_cut_from_its_old_end() -> None:
+    messages = tuple(
+        Message(new_message_id(), None, "user", "x" * 1000, "completed", 1) for _ in range(5)
+    )
+    page = MessagePage(messages, has_more=False)
+    assert page.cut(100_000) is page
+    assert page.cut(3500) == MessagePage(messages[-2:], has_more=True)
+    assert page.cut(1) == MessagePage(messages[-1:], has_more=True)
+    assert MessagePage((), has_more=False).cut(1) == MessagePage((), has_more=False)
