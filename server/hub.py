@@ -214,6 +214,7 @@ class Hub:
 
         Raises `ResponseNotFound`, `StoreUnavailable`.
         """
+        subscription.thaw(response_id)
         if (run := self.local_runs.get(response_id)) is not None:
             subscription.put_log(response_id, run.log, position)
             return

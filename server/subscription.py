@@ -108,6 +108,11 @@ class Subscription:
         frozen.text = text
         return frozen.ended
 
+    def thaw(self, response_id: str) -> None:
+        """An answer that has ended is asked for again."""
+        if (frozen := self._frozen.get(response_id)) is not None and frozen.ended.is_set():
+            del self._frozen[response_id]
+
     def has_skipped(self, response_id: str) -> bool:
         frozen = self._frozen.get(response_id)
         return frozen is not None and frozen.has_skipped
@@ -166,9 +171,6 @@ class Subscription:
         answer was frozen, then its end will bring the text.
         """
         frozen = self._frozen.get(response_id)
-        if frozen is not None and frozen.ended.is_set():  # it is asked for again
-            del self._frozen[response_id]
-            frozen = None
         missing = len(text_of(log.events[position:]))
         if position and position <= len(log.events) and missing <= MAX_REPLAY_CHARACTERS:
             self.cursors[response_id] = position

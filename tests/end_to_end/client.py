@@ -81,7 +81,8 @@ class ChatClient:
         first = frame.get("first_sequence_number", frame["sequence_number"])
         if response_id in self._replayed and first == 2:
             answer.begin_at(1, "")  # the same key on another connection: all comes once more
-        if frame["type"] == "response.done" and answer.done is not None:
+        is_ended = answer.done is not None and answer.done["durable"]
+        if frame["type"] == "response.done" and is_ended:
             return  # whether it was asked for again, and is the same end, the history says
         answer.apply(frame)
 

@@ -47,6 +47,8 @@ class Answer:
         last: int = frame["sequence_number"]
         first = frame.get("first_sequence_number", last)
         self.frames.append(frame)
+        if self.done is not None and not self.done["durable"]:
+            self.done = None  # that was not promised yet: another owner may have gone on
         if kind == "response.done":
             assert self.done is None, f"a second response.done: {frame}"
             assert last >= self.last, f"response.done {last} behind number {self.last}"

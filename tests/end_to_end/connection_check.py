@@ -228,10 +228,10 @@ class ConnectionCheck:
         if watched.is_frozen and kind in TEXT_EVENTS:
             yield "G1 text behind response.cancelling, on the connection that asked"
         if kind == "response.done":
-            watched.num_dones += 1
+            watched.num_dones += frame["durable"]
             if self.connection.knows_requests and watched.num_dones > 1 + watched.num_asks:
                 yield f"G3 response.done number {watched.num_dones}"
-            if answer.done is not None:
+            if answer.done is not None and answer.done["durable"]:
                 return
             if not watched.has_begun and watched.asks:  # it had everything, and was sent the end
                 position = max(watched.asks)
@@ -253,6 +253,8 @@ class ConnectionCheck:
     def _place(self, watched: _Watched, response_id: str, frame: Frame) -> Iterator[str]:
         """Whether a numbered event comes where the client is, or where it asked to be."""
         answer = watched.answer
+        if answer.done is not None and not answer.done["durable"]:
+            answer.done = None  # that was not promised yet
         first = int(frame.get("first_sequence_number") or frame["sequence_number"])
         position = first - 1
         if answer.done is None and watched.has_begun and position == answer.last:

@@ -176,6 +176,7 @@ async def test_a_frozen_answer_whose_text_is_known_ends_with_the_text_that_was_l
     subscription.put_events(RESPONSE, 1, 4, [*LOG[3:], DONE])
     *_, done = await viewer.sent()
     assert kinds([done]) == ["done"] and done["text"] == "all of it"
+    subscription.thaw(RESPONSE)
     subscription.put_log(RESPONSE, ResponseLog(1, [*LOG, DONE]), 0)
     assert kinds(await viewer.sent()) == ["snapshot", "done"]  # asked for again
 
