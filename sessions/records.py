@@ -81,7 +81,7 @@ def is_idempotency_key(value: object) -> bool:
 
 def utf16_length(text: str) -> int:
     """The number of UTF-16 code units of `text`: what JavaScript calls its length."""
-    return len(text) + sum(character > "\uffff" for character in text)
+    return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def utf16_prefix(text: str, length: int) -> str:
