@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from engine.async_llm import AsyncLLM
-from engine.errors import EngineError, ValidationError
 from engine.outputs import Logprob
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.stream_handle import StreamHandle
@@ -118,8 +117,11 @@ async def stream_generation_handler(
                 return TaskStatus.SUCCESS
             task.request_handle = await _begin(worker, task)
         await _advance(task.request_handle, task)
-    except (EngineError, ValidationError, NotImplementedError) as exception:
-        task.end_flag, task.finish_reason, task.error = True, "error", str(exception)
+    except Exception as exception:  # of whatever kind: the controller must hear of it
+        if task.request_handle is not None:
+            task.request_handle.close()
+        task.end_flag, task.finish_reason = True, "error"
+        task.error = str(exception) or type(exception).__name__
     return TaskStatus.SUCCESS if task.error is None else TaskStatus.WORKER_EXCEPTION
 
 

@@ -21,12 +21,14 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from engine.chat_template import FALLBACK_STOP, FALLBACK_TEMPLATE, ChatTemplate, Message
 from engine.content_guard import ContentGuard, ControlTokens, Twin
-from engine.errors import ValidationError
+from engine.encoding import TEMPLATE_OPTIONS, Encoding, encoding_of, refuse_options
+from engine.errors import ValidationError, check_text, refuse
 
 # Encoding a shorter text takes less time on the event loop than a trip to another thread.
 INLINE_CHARACTERS = 512
 HOPELESS_CHARACTERS = 16  # for each token of the context; words have some four
 CUT_TOKENS = 16  # more than a cut in the middle of a text may add
+NO_MAX_LENGTH = int(1e30)  # as transformers has it
 SPECIAL_NAMES = (
     *("bos_token", "eos_token", "unk_token", "sep_token"),
     *("pad_token", "cls_token", "mask_token"),
@@ -64,8 +66,35 @@ class Tokenizer:
         return self._special_id("bos_token")
 
     @property
+    def bos_token(self) -> str | None:
+        return self.special_tokens_map.get("bos_token")
+
+    @property
     def eos_token(self) -> str | None:
         return self.special_tokens_map.get("eos_token")
+
+    @property
+    def pad_token(self) -> str | None:
+        return self.special_tokens_map.get("pad_token")
+
+    @property
+    def unk_token(self) -> str | None:
+        return self.special_tokens_map.get("unk_token")
+
+    @property
+    def name_or_path(self) -> str:
+        return str(self._folder)
+
+    @property
+    def model_max_length(self) -> int:
+        """What the checkpoint says of its context; `NO_MAX_LENGTH` if it says nothing."""
+        value = self._config.get("model_max_length")
+        return int(value) if isinstance(value, int | float) else NO_MAX_LENGTH
+
+    def get_vocab(self) -> dict[str, int]:
+        """Token → id, added tokens included."""
+        vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return vocabulary
 
     @property
     def eos_token_id(self) -> int | None:
@@ -103,8 +132,13 @@ class Tokenizer:
 
     # ---- text ↔ ids
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text. Special tokens in it are parsed, the model's own are put around it."""
+    def encode(self, text: str, add_special_tokens: bool = True, **options: Any) -> list[int]:
+        """The ids of a text. Special tokens in it are parsed, the model's own are put around it.
+
+        `options`, here and below, are those of transformers: refused by name, unless they ask for
+        nothing.
+        """
+        refuse_options("encode", options)
         return _encode(self._backend, text, add_special_tokens)
 
     async def encode_async(
@@ -132,8 +166,11 @@ class Tokenizer:
         skip_special_tokens: bool = False,
         *,
         spaces_between_special_tokens: bool = True,
+        **options: Any,
     ) -> str:
         """The text of ids. Only some decoders put spaces between special tokens at all."""
+        if options:
+            refuse_options("decode", options)
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
         if skip_special_tokens or spaces_between_special_tokens:
             return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -144,15 +181,27 @@ class Tokenizer:
             parts[-1].append(token_id)
         return "".join(self._backend.decode(p, skip_special_tokens=False) for p in parts)
 
+    def batch_decode(
+        self,
+        sequences: Sequence[Sequence[int] | int],
+        skip_special_tokens: bool = False,
+        **options: Any,
+    ) -> list[str]:
+        """The text of each."""
+        return [self.decode(ids, skip_special_tokens, **options) for ids in sequences]
+
     def __call__(
-        self, text: str | list[str], add_special_tokens: bool = True
-    ) -> dict[str, list[int] | list[list[int]]]:
-        texts = [text] if isinstance(text, str) else text
-        ids = [self.encode(each, add_special_tokens) for each in texts]
-        masks = [[1] * len(each) for each in ids]
+        self, text: str | list[str], add_special_tokens: bool = True, **options: Any
+    ) -> Encoding:
+        """`input_ids` and `attention_mask` of one text or of several."""
+        refuse_options("tokenizer", options)
         if isinstance(text, str):
-            return {"input_ids": ids[0], "attention_mask": masks[0]}
-        return {"input_ids": ids, "attention_mask": masks}
+            return encoding_of(self.encode(text, add_special_tokens))
+        return encoding_of([self.encode(each, add_special_tokens) for each in text])
+
+    def tokenize(self, text: str, add_special_tokens: bool = False) -> list[str]:
+        """The tokens of a text as the vocabulary writes them."""
+        return self.convert_ids_to_tokens(self.encode(text, add_special_tokens))
 
     @overload
     def convert_ids_to_tokens(self, ids: int) -> str: ...
@@ -164,8 +213,14 @@ class Tokenizer:
             return self._backend.id_to_token(ids) or ""
         return [self._backend.id_to_token(i) or "" for i in ids]
 
-    def convert_tokens_to_ids(self, token: str) -> int | None:
-        return self._backend.token_to_id(token)
+    @overload
+    def convert_tokens_to_ids(self, tokens: str) -> int | None: ...
+    @overload
+    def convert_tokens_to_ids(self, tokens: list[str]) -> list[int | None]: ...
+    def convert_tokens_to_ids(self, tokens: str | list[str]) -> int | list[int | None] | None:
+        if isinstance(tokens, str):
+            return self._backend.token_to_id(tokens)
+        return [self._backend.token_to_id(token) for token in tokens]
 
     # ---- conversations
 
@@ -176,8 +231,19 @@ class Tokenizer:
         *,
         tokenize: Literal[True] = True,
         add_generation_prompt: bool = False,
+        return_dict: Literal[False] = False,
         **variables: Any,
     ) -> list[int]: ...
+    @overload
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Message],
+        *,
+        tokenize: Literal[True] = True,
+        add_generation_prompt: bool = False,
+        return_dict: Literal[True],
+        **variables: Any,
+    ) -> Encoding: ...
     @overload
     def apply_chat_template(
         self,
@@ -193,16 +259,24 @@ class Tokenizer:
         *,
         tokenize: bool = True,
         add_generation_prompt: bool = False,
+        return_dict: bool = False,
         **variables: Any,
-    ) -> str | list[int]:
+    ) -> str | list[int] | Encoding:
         """Render a conversation as ids or, with `tokenize=False`, as text.
+
+        `return_dict` puts the ids into an `Encoding`.
 
         Only in the ids is what users typed kept apart from the template's tokens: in text it cannot
         be. `variables` reach the template. Raises `ValidationError` when the template refuses.
         """
+        options = {name: variables.pop(name) for name in TEMPLATE_OPTIONS if name in variables}
+        refuse_options("apply_chat_template", options)
+        if return_dict and not tokenize:
+            raise ValidationError("return_dict needs tokenize=True", "return_dict", return_dict)
         variables |= {"add_generation_prompt": add_generation_prompt}
         if tokenize:
-            return self._encode_chat(conversation, variables)
+            ids = self._encode_chat(conversation, variables)
+            return encoding_of(ids) if return_dict else ids
         return self._render(conversation, variables)
 
     def chat_token_ids(
@@ -315,7 +389,13 @@ def _encode(
     max_length: int | None = None,
 ) -> list[int]:
     # The batch calls let other threads run meanwhile; `encode` keeps the interpreter lock.
-    (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    try:
+        (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    except TypeError:
+        if not isinstance(text, str):
+            raise refuse("prompt", text, "must be a string") from None
+        check_text("prompt", text)
+        raise
     if max_length is not None and len(encoding) > max_length:
         problem = f"the prompt has {len(encoding)} tokens, and the model's context {max_length}"
         raise ValidationError(problem, "prompt", len(encoding))

@@ -296,7 +296,24 @@ async def test_the_core_s_death_keeps_the_outputs(
     assert task.error
 
 
-@pytest.mark.parametrize("fields", [{"temperature": 9.0}, {"input_tokens": []}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 9.0},
+        {"temperature": "hot"},
+        {"input_tokens": []},
+        {"input_tokens": None},
+        {"input_tokens": None, "input_str": 5},
+        {"input_tokens": None, "input_str": "\ud800"},
+        {"input_tokens": 5},
+        {"stop": ["\ud800"]},
+        {"stop": 5},
+        {"stall_seconds": "long"},
+        {"streaming_step": None},
+        {"streaming_step": "one"},
+    ],
+    ids=str,
+)
 async def test_a_wrong_task_fails_without_an_exception(
     worker: AsyncLLMWorker, fields: dict[str, Any]
 ) -> None:

@@ -310,6 +310,19 @@ def test_familiar_methods(ours: dict[str, Tokenizer], theirs: dict[str, Any]) ->
     assert mine.all_special_ids == list(range(24))
     assert mine("Hello")["input_ids"] == other("Hello")["input_ids"]
     assert mine(["a", "b"])["attention_mask"] == [[1, 1], [1, 1]]
+    assert mine("Hello").input_ids == mine("Hello", return_tensors=None).input_ids
+    assert mine(["a"]).input_ids == [mine("a").input_ids]
+    with pytest.raises(AttributeError):
+        _ = mine("a").offsets
+    assert (mine.bos_token, mine.eos_token) == (other.bos_token, other.eos_token)
+    assert (mine.pad_token, mine.unk_token) == (other.pad_token, other.unk_token)
+    assert mine.model_max_length == other.model_max_length
+    assert mine.get_vocab() == other.get_vocab()
+    assert mine.tokenize("Hello you") == other.tokenize("Hello you")
+    ids = mine.encode("Hello you")
+    assert mine.batch_decode([ids, ids[1:]]) == other.batch_decode([ids, ids[1:]])
+    tokens = mine.convert_ids_to_tokens(ids)
+    assert mine.convert_tokens_to_ids(tokens) == ids
     assert mine.convert_ids_to_tokens([0, 1]) == ["<|begin_of_text|>", "<|eot_id|>"]
     assert mine.decode([0, 30], skip_special_tokens=True) == other.decode([30])
 
@@ -340,3 +353,37 @@ def test_importing_the_engine_imports_neither_torch_nor_transformers() -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+CONVERSATION: Any = [{"role": "user", "content": "Hi"}]
+
+
+def test_options_that_ask_for_something_are_refused_by_name(ours: dict[str, Tokenizer]) -> None:
+    tokenizer: Any = ours["chatml"]
+    for name, value in (("return_tensors", "pt"), ("truncation", True), ("max_length", 5)):
+        with pytest.raises(NotImplementedError, match=name):
+            tokenizer("Hi", **{name: value})
+        with pytest.raises(NotImplementedError, match=name):
+            tokenizer.encode("Hi", **{name: value})
+        with pytest.raises(NotImplementedError, match=name):
+            tokenizer.apply_chat_template(CONVERSATION, **{name: value})
+    with pytest.raises(NotImplementedError, match="clean_up"):
+        tokenizer.decode([5], clean_up_tokenization_spaces=True)
+    with pytest.raises(TypeError, match="truncate"):
+        tokenizer("Hi", truncate=True)
+
+
+def test_chat_template_gives_ids_text_or_an_encoding(ours: dict[str, Tokenizer]) -> None:
+    tokenizer = ours["chatml"]
+    ids = tokenizer.apply_chat_template(CONVERSATION)
+    encoding = tokenizer.apply_chat_template(CONVERSATION, return_dict=True, return_tensors=None)
+    assert encoding == {"input_ids": ids, "attention_mask": [1] * len(ids)}
+    refused: Any = tokenizer.apply_chat_template
+    with pytest.raises(ValidationError):
+        refused(CONVERSATION, tokenize=False, return_dict=True)
+
+
+@pytest.mark.parametrize("text", ["a\ud800", 5, None])
+def test_what_is_no_text_is_a_validation_error(ours: dict[str, Tokenizer], text: Any) -> None:
+    with pytest.raises(ValidationError):
+        ours["chatml"].encode(text)
