@@ -276,3 +276,19 @@ async def test_n11_pings_keep_sockets_open_that_would_be_cut_after_30_seconds(
         way.command("idle 30")
         await asyncio.sleep(180)
         assert (await client.reply("session.create", idempotency_key="still-there"))["session"]
+
+
+async def test_a_cut_of_three_seconds_is_made_good_within_one_and_a_half(
+    server: Server, way: FaultProxy
+) -> None:
+    async with Client(server, address=way.address) as client:
+        session = await client.new_session()
+        response = await client.ask(session, oracle_word(0), settings=settings(1_000))
+        await client.deltas(response, 3)
+        way.command("blackhole")
+        await asyncio.sleep(3.0)  # the length of the cut
+        held = client.answers[response].num_deltas
+        way.command("pass")
+        async with asyncio.timeout(1.5):
+            await client.deltas(response, held + 1)
+        assert (await client.done(response)).final == oracle_answer(0, 1_000)
