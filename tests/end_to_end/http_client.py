@@ -212,7 +212,10 @@ def follow(
 
 
 def ask_and_follow(server: Server, session_id: str, text: str, **body: Any) -> EventClient:
-    """Begin a response and follow it."""
+    """Begin a response and follow it; `key` and `token` are those of the request."""
     headers = {"Idempotency-Key": body.pop("key", os.urandom(8).hex())}
+    token = body.pop("token", None)
     path = f"/v1/sessions/{session_id}/responses"
-    return EventClient(server, "POST", path, json={"input": text, **body}, headers=headers)
+    return EventClient(
+        server, "POST", path, token=token, json={"input": text, **body}, headers=headers
+    )
