@@ -7,6 +7,12 @@ from msgspec import Struct
 from starlette.responses import Response
 
 from server.admin import Admin
+from server.admin_objects import (
+    AuditPage,
+    Draining,
+    Replicas,
+    Stats,
+)
 from server.admin_sessions import StopBody, actor_of
 from server.admin_users import PageQuery
 from server.errors import ApiError
@@ -37,7 +43,7 @@ class AdminReplicaOperations:
                 access=Access.ADMIN,
                 endpoint=self.replicas,
                 summary="Every worker, with what it said of itself a few seconds ago",
-                answers={200: "admin_replicas"},
+                answers={200: Replicas},
             ),
             Operation(
                 method="POST",
@@ -46,7 +52,7 @@ class AdminReplicaOperations:
                 endpoint=self.drain,
                 summary="Let a worker finish what it runs, hand over the rest, and restart",
                 body=StopBody,
-                answers={202: "admin_draining"},
+                answers={202: Draining},
             ),
             Operation(
                 method="GET",
@@ -55,7 +61,7 @@ class AdminReplicaOperations:
                 endpoint=self.audit,
                 summary="Who did or read what as an admin, newest first",
                 query=PageQuery,
-                answers={200: "admin_audit"},
+                answers={200: AuditPage},
             ),
             Operation(
                 method="GET",
@@ -64,7 +70,7 @@ class AdminReplicaOperations:
                 endpoint=self.stats,
                 summary="The figures of all workers as they are now",
                 query=StatsQuery,
-                answers={200: "admin_stats"},
+                answers={200: Stats},
             ),
         ]
 

@@ -6,9 +6,16 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from server.admin import MOMENTS, Admin, timeline_wire
+from server.admin_objects import (
+    ListedSessions,
+    ResponseTimeline,
+    SessionDetails,
+    StoppedResponses,
+)
 from server.audit import TRANSCRIPTS, Actor
 from server.beginnings import clean_title
 from server.errors import invalid_field
+from server.http_objects import MessagePage
 from server.operations import Access, Call, Operation, json_response
 from server.protocol import to_struct
 from server.translate import check_message_id, check_response_id, check_session_id
@@ -69,7 +76,7 @@ class AdminSessionOperations:
                 endpoint=self.page,
                 summary="Everybody's sessions, newest updated first, or those that are active",
                 query=SessionsQuery,
-                answers={200: "admin_sessions"},
+                answers={200: ListedSessions},
             ),
             Operation(
                 method="GET",
@@ -77,7 +84,7 @@ class AdminSessionOperations:
                 access=Access.ADMIN,
                 endpoint=self.read,
                 summary="One session with its viewers and the timelines of its answers",
-                answers={200: "admin_session"},
+                answers={200: SessionDetails},
             ),
             Operation(
                 method="GET",
@@ -87,7 +94,7 @@ class AdminSessionOperations:
                 endpoint=self.messages,
                 summary="Read a conversation; the audit log has it before the answer leaves",
                 query=MessagesQuery,
-                answers={200: "messages"},
+                answers={200: MessagePage},
             ),
             Operation(
                 method="POST",
@@ -96,7 +103,7 @@ class AdminSessionOperations:
                 endpoint=self.stop,
                 summary="Stop a session's answers",
                 body=StopBody,
-                answers={200: "admin_stopped", 202: "admin_stopped"},
+                answers={200: StoppedResponses, 202: StoppedResponses},
             ),
             Operation(
                 method="POST",
@@ -105,7 +112,7 @@ class AdminSessionOperations:
                 endpoint=self.evict,
                 summary="Stop a session's answers and close its viewers' connections with 4410",
                 body=EvictBody,
-                answers={200: "admin_stopped", 202: "admin_stopped"},
+                answers={200: StoppedResponses, 202: StoppedResponses},
             ),
             Operation(
                 method="POST",
@@ -122,7 +129,7 @@ class AdminSessionOperations:
                 access=Access.ADMIN,
                 endpoint=self.response,
                 summary="The timeline of one answer",
-                answers={200: "admin_response"},
+                answers={200: ResponseTimeline},
             ),
         ]
 

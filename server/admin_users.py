@@ -11,10 +11,19 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from server.admin import Admin
+from server.admin_objects import (
+    NewToken,
+    NewUser,
+    Revoked,
+    UsedQuotas,
+    UserDetails,
+    UserPage,
+)
 from server.admin_sessions import Limit, actor_of
 from server.audit import Actor
 from server.beginnings import clean_title
 from server.errors import ApiError, invalid_field
+from server.http_objects import LoginCode
 from server.identities import ADMIN_SCOPES
 from server.operations import Access, Call, Operation, json_response
 from server.protocol import to_struct
@@ -89,7 +98,7 @@ class AdminUserOperations:
                 self.page,
                 "Every user, the newest first",
                 query=PageQuery,
-                answers={200: "admin_users"},
+                answers={200: UserPage},
             ),
             operation(
                 "POST",
@@ -97,10 +106,10 @@ class AdminUserOperations:
                 self.create,
                 "A new user with a token, which is shown this once",
                 body=CreateUserBody,
-                answers={201: "admin_new_user"},
+                answers={201: NewUser},
             ),
             operation(
-                "GET", one, self.read, "One user with their tokens", answers={200: "admin_user"}
+                "GET", one, self.read, "One user with their tokens", answers={200: UserDetails}
             ),
             operation(
                 "PATCH",
@@ -108,7 +117,7 @@ class AdminUserOperations:
                 self.update,
                 "Change a user's name or roles, or keep them out",
                 body=UpdateUserBody,
-                answers={200: "admin_user"},
+                answers={200: UserDetails},
             ),
             operation(
                 "DELETE",
@@ -123,14 +132,14 @@ class AdminUserOperations:
                 self.create_token,
                 "Another token for a user, which is shown this once",
                 body=CreateTokenBody,
-                answers={201: "admin_new_token"},
+                answers={201: NewToken},
             ),
             operation(
                 "DELETE",
                 one + "/tokens",
                 self.revoke_all,
                 "Revoke every token of a user and log their browsers out",
-                answers={200: "admin_revoked"},
+                answers={200: Revoked},
             ),
             operation(
                 "DELETE",
@@ -144,7 +153,7 @@ class AdminUserOperations:
                 one + "/login-codes",
                 self.create_login_code,
                 "A one-time code for a login URL of a user",
-                answers={201: "login_code"},
+                answers={201: LoginCode},
             ),
             operation(
                 "GET",
@@ -152,7 +161,7 @@ class AdminUserOperations:
                 self.quotas,
                 "What users have used today",
                 query=PageQuery,
-                answers={200: "admin_quotas"},
+                answers={200: UsedQuotas},
             ),
         ]
 

@@ -35,10 +35,10 @@ class CredentialOperations:
         ]
 
     async def create_login_code(self, call: Call) -> Response:
-        """Only for a bearer token: a cookie must not be able to multiply itself."""
+        """Only for a bearer token's user: a cookie must not be able to multiply itself."""
         if not call.request.headers.getlist("authorization"):
             raise ApiError("forbidden", "send the bearer token")
-        code = await self._credentials.create_login_code("local")
+        code = await self._credentials.create_login_code(call.uid)
         return json_response({"code": code, "path": f"/login?code={code}"}, 201)
 
     async def create_ticket(self, call: Call) -> Response:

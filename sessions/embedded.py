@@ -170,6 +170,7 @@ class EmbeddedRedis:
             "save": "",
             "daemonize": "no",
             "maxmemory-policy": "noeviction",
+            "slowlog-log-slower-than": "-1",  # it would quote what users wrote
             "hash-max-ziplist-value": "1024",  # session hashes with settings inside stay compact
         }
         flags = [part for name, value in settings.items() for part in (f"--{name}", value)]

@@ -93,7 +93,8 @@ class Server:
     def _is_ready(self) -> bool:
         try:
             self.url = json.loads((self.data_dir / "server.json").read_text())["url"]
-            self.token = (self.data_dir / "token").read_text().strip()
+            chosen = self._environment.get("PARLEY_TOKEN")
+            self.token = chosen or (self.data_dir / "token").read_text().strip()
             return self.get("/readyz")[0] == 200
         except (OSError, ValueError):
             return False

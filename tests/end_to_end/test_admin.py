@@ -9,8 +9,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
+from server import admin_objects
 from tests.end_to_end.harness import Client, Server
 from tests.end_to_end.http_client import Http, admin_token, ask_and_follow, code_of
 from tests.end_to_end.raw import ask, log_in, request
@@ -131,6 +133,24 @@ async def test_an_admin_invites_a_user_by_a_login_link(pair: Server, admin: Http
     assert shown.status == 200
     kinds = (await admin.get(f"/v1/admin/users/{user['id']}")).json()["tokens"]
     assert {token["kind"] for token in kinds} == {"token", "cookie"}
+
+
+async def test_p2_a_users_own_login_link_is_theirs_and_nobody_elses(
+    pair: Server, admin: Http
+) -> None:
+    user = await new_user(admin)
+    async with Http(pair, user["token"]) as theirs:
+        session_id = (await theirs.new_session())["id"]
+        code = (await theirs.post("/v1/login-codes")).json()
+    login = await ask(pair, request(pair, path=code["path"]))
+    set_cookie = login.header("set-cookie") or ""
+    parts = {part.strip().lower() for part in set_cookie.split(";")[1:]}
+    assert {"httponly", "samesite=lax", "path=/", f"max-age={7 * 86_400}"} <= parts
+    cookie = [("Cookie", set_cookie.partition(";")[0])]
+    listed = await ask(pair, request(pair, path="/v1/sessions", headers=cookie))
+    assert [one["id"] for one in json.loads(listed.body)["sessions"]] == [session_id]
+    again = await ask(pair, request(pair, path=code["path"]))
+    assert again.status == 401
 
 
 @pytest.mark.parametrize("change", ["revoke", "revoke_all", "disable", "role", "delete"])
@@ -453,6 +473,34 @@ async def test_b59_looking_while_a_session_is_deleted_gives_all_or_nothing(
 )
 async def test_a_filter_that_makes_no_sense_is_refused(admin: Http, query: str) -> None:
     assert code_of(await admin.get(f"/v1/admin/sessions?{query}")) == (400, "invalid_field")
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/sessions", admin_objects.ListedSessions),
+        ("/sessions?active=true", admin_objects.ListedSessions),
+        ("/sessions/{session_id}", admin_objects.SessionDetails),
+        ("/responses/{response_id}", admin_objects.ResponseTimeline),
+        ("/users", admin_objects.UserPage),
+        ("/users/{uid}", admin_objects.UserDetails),
+        ("/quotas", admin_objects.UsedQuotas),
+        ("/replicas", admin_objects.Replicas),
+        ("/audit", admin_objects.AuditPage),
+        ("/stats", admin_objects.Stats),
+    ],
+)
+async def test_answers_are_what_the_openapi_document_says(
+    pair: Server, admin: Http, path: str, kind: type[Any]
+) -> None:
+    user = await new_user(admin)
+    async with Client(pair, token=user["token"]) as client:
+        session_id, response_id = await answering(client)
+        names = {"session_id": session_id, "response_id": response_id, "uid": user["id"]}
+        answer = await admin.get("/v1/admin" + path.format(**names))
+        msgspec.convert(answer.json(), kind)
+        await client.reply("stop", response_id=response_id)
+        await client.done(response_id)
 
 
 # ---- workers ------------------------------------------------------------------------------------

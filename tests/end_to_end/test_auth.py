@@ -162,10 +162,10 @@ async def test_a_chosen_token_and_a_cookie_survive_a_restart(
 ) -> None:
     token = "chosen-by-the-operator-1234"
     (tmp_path / "data0").mkdir()
-    (tmp_path / "data0" / "token").write_text("what-the-file-says-is-not-asked")
+    unasked = "what-the-file-says-is-not-asked"
+    (tmp_path / "data0" / "token").write_text(unasked)
     server = new_server(PARLEY_TOKEN=token)
-    assert (await get(server, "/v1/sessions", bearer(server.token))).status == 401
-    server.token = token
+    assert (await get(server, "/v1/sessions", bearer(unasked))).status == 401
     cookie = await log_in(server)
     async with Client(server) as client:
         session = await client.new_session()
