@@ -82,6 +82,7 @@ class Health:
             self._on_refused(error)
             store = "unavailable"
         self._set(store=store, engine=self._engine_state())
+        self._metrics.feed_up.set(self._hub.hears_others)
 
     async def _check_store(self) -> None:
         """Return if the store can be used. Raises `StoreUnavailable`, `StoreRefused`."""

@@ -78,6 +78,11 @@ class Hub:
         self.viewers = Viewers(store, replica, local=self._num_viewers, tell=self._show_viewers)
         feed.on_resync(self._resync_all)
 
+    @property
+    def hears_others(self) -> bool:
+        """Whether what other workers publish arrives here."""
+        return self._feed.is_connected
+
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()

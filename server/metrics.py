@@ -102,6 +102,7 @@ class Metrics:
         self.connections = Gauge("parley_connections", "Open websockets.", registry=r)
         self.engine_up = Gauge("parley_engine_up", "1 while the core answers.", registry=r)
         self.store_up = Gauge("parley_store_up", "1 while Redis answers.", registry=r)
+        self.feed_up = Gauge("parley_feed_up", "1 while Redis' channels are heard.", registry=r)
         self._responses = Counter(
             "parley_responses", "Ended responses.", ["status", "reason"], registry=r
         )

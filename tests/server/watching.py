@@ -50,6 +50,8 @@ class Viewer:
 class SilentFeed:
     """Stands for `LiveFeed`: knows who subscribed, and delivers what the test tells it to."""
 
+    is_connected = True
+
     def __init__(self) -> None:
         self.channels: dict[str, Callback] = {}
         self.calls: Counter[str] = Counter()
