@@ -25,9 +25,7 @@ def pack(message: ClientMessage) -> bytes:
     try:
         payload = encode(message)
     except Exception as error:  # types, surrogates, integers, depth
-        refusal = cannot_be_sent(error, type(message))
-        refusal.parameter = refusal.parameter or _given_by_caller(message)
-        raise refusal from None
+        raise cannot_be_sent(error, type(message), _given_by_caller(message)) from None
     if len(payload) > MAX_MESSAGE_BYTES:
         problem = f"this makes a message of {len(payload)} bytes, of at most {MAX_MESSAGE_BYTES}"
         raise ValidationError(problem, _given_by_caller(message))

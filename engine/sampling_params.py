@@ -260,7 +260,9 @@ _ABSENT_FEATURES = (
 )
 
 
-def cannot_be_sent(error: Exception, kind: type[msgspec.Struct]) -> ValidationError:
+def cannot_be_sent(
+    error: Exception, kind: type[msgspec.Struct], parameter: str | None = None
+) -> ValidationError:
     """Why a struct of ours cannot be encoded or read, naming the field if it is known."""
     if isinstance(error.__cause__, ValidationError):  # of a `__post_init__`
         return error.__cause__
@@ -268,7 +270,7 @@ def cannot_be_sent(error: Exception, kind: type[msgspec.Struct]) -> ValidationEr
     if kind.__struct_config__.tag is not None:
         names.insert(0, "")
     place = _PLACE.search(str(error))
-    name = names[int(place[1])] if place and int(place[1]) < len(names) else None
+    name = names[int(place[1])] if place and int(place[1]) < len(names) else parameter
     if name == "params" and place and place[2]:
         name = SamplingParams.__struct_fields__[int(place[2])]
     problem = str(error).partition(" - at `")[0]

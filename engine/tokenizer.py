@@ -173,7 +173,10 @@ class Tokenizer:
             refuse_options("decode", options)
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
         if skip_special_tokens or spaces_between_special_tokens:
-            return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+            try:
+                return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+            except (OverflowError, TypeError):
+                raise refuse("token_ids", list(ids), "must be token ids") from None
         parts: list[list[int]] = []
         for token_id in ids:
             if not parts or (token_id in self.special_ids and parts[-1][-1] in self.special_ids):

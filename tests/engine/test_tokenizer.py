@@ -383,6 +383,13 @@ def test_chat_template_gives_ids_text_or_an_encoding(ours: dict[str, Tokenizer])
         refused(CONVERSATION, tokenize=False, return_dict=True)
 
 
+def test_what_are_no_ids_are_a_validation_error(ours: dict[str, Tokenizer]) -> None:
+    wrong: Any = [[-1], ["a"], [1.5]]
+    for ids in wrong:
+        with pytest.raises(ValidationError):
+            ours["chatml"].decode(ids)
+
+
 @pytest.mark.parametrize("text", ["a\ud800", 5, None])
 def test_what_is_no_text_is_a_validation_error(ours: dict[str, Tokenizer], text: Any) -> None:
     with pytest.raises(ValidationError):
