@@ -12,6 +12,7 @@ from typing import Final
 from sessions.arguments import check_uid
 from sessions.base import StoreBase
 from sessions.errors import QuotaExceeded, StoreUnavailable
+from sessions.indexes import local_ms
 from sessions.keys import CHARGE_MS, USED_TOKENS_MS
 from sessions.records import is_response_id
 
@@ -65,3 +66,9 @@ class Budgets(StoreBase):
 
 def _day(now_ms: int) -> str:
     return datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%d")
+
+
+def days_kept() -> list[str]:
+    """The days whose counts may still be there, by this machine's clock, with one to spare."""
+    now_ms = local_ms() + DAY_MS
+    return [_day(now_ms - DAY_MS * ago) for ago in range(USED_TOKENS_MS // DAY_MS + 3)]

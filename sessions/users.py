@@ -18,6 +18,7 @@ import orjson
 
 from sessions.arguments import check_uid
 from sessions.base import PUBLISH
+from sessions.budgets import days_kept
 from sessions.client import Argument, RedisClient
 from sessions.errors import UserNotFound
 from sessions.keys import Keys
@@ -134,6 +135,7 @@ class Users:
             ("UNLINK", self._keys.user_sessions(uid)),
             ("UNLINK", self._keys.user_rates(uid)),
             ("UNLINK", self._keys.user_tokens(uid)),
+            *(("UNLINK", self._keys.user_tokens_used(uid, day)) for day in days_kept()),
             ("ZREM", self._keys.users, uid),
         )
         # fmt: on

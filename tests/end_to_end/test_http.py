@@ -16,7 +16,14 @@ from tests.end_to_end.raw import Answer, RawSocket, ask, request
 from tests.tiny_model import oracle_answer, oracle_word
 
 UNKNOWN_SHARE = "shr_" + "A" * 44
-PUBLIC = {"/": 200, "/admin": 200, "/login": 401, "/healthz": 200, "/readyz": 200, f"/s/{UNKNOWN_SHARE}": 404}
+PUBLIC = {
+    "/": 200,
+    "/admin": 200,
+    "/login": 401,
+    "/healthz": 200,
+    "/readyz": 200,
+    f"/s/{UNKNOWN_SHARE}": 404,
+}
 UNKNOWN_SESSION = "ses_" + "A" * 22
 UNKNOWN_MESSAGE = "msg_" + "A" * 22
 UNKNOWN_RESPONSE = "resp_" + "A" * 33
@@ -138,7 +145,7 @@ async def test_the_last_page_has_no_cursor(server: Server) -> None:
 @pytest.mark.parametrize(
     "limit", ["0", "-1", "201", "1000000000", "abc", "", "1.0", "٣", "9" * 5000]
 )
-async def test_a_bad_limit_is_refused(server: Server, limit: str) -> None:
+async def test_b45_a_bad_limit_is_refused(server: Server, limit: str) -> None:
     for path in ("/v1/sessions", f"/v1/sessions/{UNKNOWN_SESSION}/messages"):
         answer = await get(server, f"{path}?limit={quote(limit)}")
         assert answer.status == 400
@@ -152,7 +159,7 @@ async def test_a_bad_limit_is_refused(server: Server, limit: str) -> None:
         *(f"{number}:{UNKNOWN_SESSION}" for number in ("-1", "9" * 400, "+inf", "1.5", "")),
     ],
 )
-async def test_a_broken_cursor_is_refused(server: Server, cursor: str) -> None:
+async def test_b45_a_broken_cursor_is_refused(server: Server, cursor: str) -> None:
     answer = await get(server, f"/v1/sessions?cursor={quote(cursor)}")
     assert answer.status == 400
     assert (answer.error["code"], answer.error["param"]) == ("invalid_field", "cursor")
@@ -189,7 +196,7 @@ async def test_a_session_is_read_with_its_revision(server: Server) -> None:
     assert answer.header("etag") == '"1"'
 
 
-async def test_a_session_of_somebody_else_is_not_found_like_any_other(server: Server) -> None:
+async def test_b46_a_session_of_somebody_else_is_not_found_like_any_other(server: Server) -> None:
     async with Client(server) as client:
         foreign = await client.new_session()
     admin = (server.data_dir / "admin-token").read_text().strip()
@@ -251,7 +258,7 @@ async def test_the_policy_allows_exactly_the_inline_script_of_the_page(server: S
 
 
 @pytest.mark.parametrize("path", sorted({path for _, path in ROUTES} | {"/static/js/app.js"}))
-async def test_other_methods_are_refused_with_those_allowed(server: Server, path: str) -> None:
+async def test_b39_other_methods_are_refused_with_those_allowed(server: Server, path: str) -> None:
     allowed = {method for method, known in ROUTES if known == path} or {"GET", "HEAD"}
     for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "FOO"):
         if method in allowed:
@@ -278,13 +285,13 @@ async def test_there_is_nothing_at_other_addresses(server: Server) -> None:
         *("/static/" + "x" * 5000, "/static/js", "/static/" + "a/" * 3000, "/static/%ff"),
     ],
 )
-async def test_no_byte_from_outside_the_static_folder(server: Server, path: str) -> None:
+async def test_b42_no_byte_from_outside_the_static_folder(server: Server, path: str) -> None:
     answer = await get(server, path)
     assert answer.status == 404
     assert answer.error["code"] == "not_found"
 
 
-async def test_a_hostile_range_is_harmless(server: Server) -> None:
+async def test_b42_a_hostile_range_is_harmless(server: Server) -> None:
     many = ",".join(f"{n}-{n}" for n in range(0, 3000, 2))
     for value in (f"bytes={many}", "bytes=10-5", "bytes=-", "bytes=a-b", "bytes=999999999-"):
         headers = [*bearer(server), ("Range", value)]
@@ -292,7 +299,7 @@ async def test_a_hostile_range_is_harmless(server: Server) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "", "127.0.0.1.nip.io"])
-async def test_a_foreign_host_name_is_refused(server: Server, host: str) -> None:
+async def test_b7_a_foreign_host_name_is_refused(server: Server, host: str) -> None:
     answer = await ask(server, request(server, headers=[("Host", host)], host=False))
     assert (answer.status, answer.body) == (421, b"")
 
@@ -330,13 +337,15 @@ async def test_other_ways_to_name_a_host(server: Server) -> None:
         ([("Content-Length", "300000000")], 413),
     ],
 )
-async def test_bad_headers_are_refused(server: Server, headers: Headers, status: int) -> None:
+async def test_b5_b40_bad_headers_are_refused(
+    server: Server, headers: Headers, status: int
+) -> None:
     answer = await ask(server, request(server, path="/healthz", headers=headers))
     accepted = {status, 431, 400} if status in (431, 400) else {status, 400 if status == 501 else 0}
     assert answer.status in accepted
 
 
-async def test_a_body_too_large_says_so(server: Server) -> None:
+async def test_b40_a_body_too_large_says_so(server: Server) -> None:
     headers = [*bearer(server), ("Content-Length", str(MAX_BODY_BYTES + 1))]
     answer = await ask(server, request(server, "POST", "/v1/login-codes", headers))
     assert (answer.status, answer.error["code"]) == (413, "payload_too_large")

@@ -15,6 +15,7 @@ from sessions.quotas import Quotas
 from sessions.records import new_response_id, new_session_id
 from sessions.store import SessionStore
 from sessions.stored import size_of_body
+from sessions.users import Users
 from tests.sessions.chat import Chat
 
 QUOTAS = Quotas(
@@ -122,3 +123,9 @@ async def test_without_a_budget_nothing_is_counted(store: SessionStore) -> None:
     await store.charge_tokens("alice", new_response_id(new_session_id()), 7)
     await store.check_budget("alice")
     assert await store.tokens_used("alice") == 0
+
+
+async def test_what_a_user_has_used_goes_with_the_user(small_store: SessionStore) -> None:
+    await small_store.charge_tokens("alice", new_response_id(new_session_id()), 7)
+    await Users(small_store.client, small_store.keys).forget("alice")
+    assert await small_store.tokens_used("alice") == 0
