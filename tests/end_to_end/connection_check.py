@@ -73,8 +73,20 @@ class Connection:
                 last[response_id] = record.frame["type"]
         return any(kind != "response.done" for kind in last.values())
 
-    def hears(self, start: float, end: float) -> bool:
-        return any(start <= r.time <= end for r in self.records if not r.is_request)
+    def is_told(self, start: float, end: float) -> bool:
+        """Whether it hears something meanwhile, or knows already that something is away."""
+        away: set[str] = set()
+        for record in self.records:
+            if record.time > end or record.is_request:
+                continue
+            if record.time >= start:
+                return True
+            kind = record.frame["type"]
+            if kind == "connection.degraded":
+                away |= {"store", "engine"} & record.frame.keys()
+            elif kind == "connection.restored":
+                away -= record.frame.keys()
+        return bool(away)
 
 
 @dataclass

@@ -223,7 +223,8 @@ class History:
                 continue
             for connection in self.connections:
                 closed = connection.closed_at
-                if connection.has_live_answer(at) and not connection.hears(at, at + TOLD_SECONDS):
+                is_told = connection.is_told(at, at + TOLD_SECONDS)
+                if connection.has_live_answer(at) and not is_told:
                     if closed is None or closed > at + TOLD_SECONDS:
                         yield f"I11 {connection.name} heard nothing for 10 s: {what}"
 

@@ -327,5 +327,17 @@ def test_silence_behind_a_fault_is_found(world: World, monkeypatch: pytest.Monke
     assert "I11 connection 1 heard nothing" in world.finds()
 
 
+def test_a_client_that_knows_what_is_away_need_not_hear_it_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "TOLD_SECONDS", 0.0)
+    world.play(CREATE, created(), delta(2), {"type": "connection.degraded", "engine": "stalled"})
+    world.history.fault("kill")
+    assert "I11" not in world.finds()
+    world.play({"type": "connection.restored", "engine": "ok"})
+    world.history.fault("kill")
+    assert "I11" in world.finds()
+
+
 def test_the_reference_is_what_the_model_says() -> None:
     assert oracle_answer(5, 4) == TEXT
