@@ -92,7 +92,7 @@ async def test_an_explicit_credential_beats_the_cookie(server: Server) -> None:
     assert (await user_of(server, header_first))["id"] == "local"
 
 
-async def test_a_login_link_works_once_and_sets_a_cookie(server: Server) -> None:
+async def test_p2_p6_a_login_link_works_once_and_sets_a_cookie(server: Server) -> None:
     path = await login_path(server)
     first = await get(server, path, [])
     assert (first.status, first.header("location")) == (303, "/")

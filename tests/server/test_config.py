@@ -132,7 +132,7 @@ def test_origins_are_a_list_without_case() -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "chat.example"])
 @pytest.mark.parametrize("name", ["token", "admin_token"])
-def test_p3_a_weak_token_is_no_token_where_others_can_reach_us(host: str, name: str) -> None:
+def test_p3_b62_a_weak_token_is_no_token_where_others_can_reach_us(host: str, name: str) -> None:
     for weak in ("", " ", "x" * 23):
         assert name in refused(**{"host": host, name: weak})
     assert load_settings({"host": host, name: "x" * 24})

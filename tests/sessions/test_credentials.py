@@ -24,7 +24,7 @@ async def test_a_cookie_stands_for_its_user(credentials: Credentials) -> None:
     assert len(raw) >= 43
 
 
-async def test_a_cookie_that_nobody_uses_goes_after_twelve_hours(
+async def test_p6_a_cookie_that_nobody_uses_goes_after_twelve_hours(
     credentials: Credentials, store: SessionStore
 ) -> None:
     raw = await credentials.create_cookie("alice", 7 * 86400)
@@ -95,7 +95,7 @@ async def test_a_ticket_stands_for_its_credential_once(
     assert await credentials.redeem_ticket(ticket) is None
 
 
-async def test_no_secret_is_stored(credentials: Credentials, store: SessionStore) -> None:
+async def test_p6_p7_no_secret_is_stored(credentials: Credentials, store: SessionStore) -> None:
     cookie = await credentials.create_cookie("alice", 60)
     code = await credentials.create_login_code("alice")
     credential = await credentials.lookup(cookie)
