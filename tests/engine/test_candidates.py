@@ -40,7 +40,7 @@ def test_a_whole_vocabulary_takes_no_time_until_it_is_read() -> None:
     sent = as_sent([(i, -1.0, i) for i in range(150_000)])
     times = []
     for _ in range(5):
-        started = time.perf_counter()
+        started = time.process_time()
         read_candidates(sent, str)
-        times.append(time.perf_counter() - started)
+        times.append(time.process_time() - started)
     assert min(times) < 0.02

@@ -206,9 +206,9 @@ def test_checking_a_request_costs_little() -> None:
     request = AddRequest("r" * 40, list(range(1000)), SamplingParams(stop=["a"], seed=1), 0.0)
     times = []
     for _ in range(200):
-        started = time.perf_counter()
+        started = time.process_time()
         check_request(request)
-        times.append(time.perf_counter() - started)
+        times.append(time.process_time() - started)
     assert min(times) < 50e-6
 
 
