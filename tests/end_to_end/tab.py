@@ -31,6 +31,7 @@ TRANSIENT = ("store_unavailable", "engine_unavailable", "draining", "queue_full"
 # How an answer may end that nobody stopped: `owner_lost` when three owners died with it,
 # `engine_error` when two cores did before it had another token.
 ENDS = {"max_output_tokens", "owner_lost", "engine_error", "server_shutdown"}
+OWNERS = 3  # after so many an answer is given up
 STOPPED = ENDS | {"client_cancelled", "superseded"}
 
 
@@ -210,6 +211,8 @@ class Tab:
         self.around.ends[reason] += 1
         allowed = STOPPED if response in self.stopped else ENDS
         assert reason in allowed, f"{response} ended {answer.done['response']}"
+        if reason == "owner_lost":  # not because an owner took its prompt or text for another's
+            assert answer.done["fence"] > OWNERS, answer.done
         if reason == "max_output_tokens":
             question = self.asked[response]
             expected = oracle_answer(question.word, question.num_tokens)
