@@ -360,8 +360,10 @@ class AsyncLLM(EngineControl):
 
         What such a request streams goes on behind it, held-back text and stop strings included.
         """
-        detokenizer = new_detokenizer(self.tokenizer, prompt_token_ids, params)
-        return detokenizer.resume(resume_token_ids)
+        ids, ready = list(resume_token_ids), self._client.ready
+        if ids and ready is not None and not params.ignore_eos and ids[-1] in ready.eos_token_ids:
+            ids.pop()  # the token that ended the answer has no text
+        return new_detokenizer(self.tokenizer, prompt_token_ids, params).resume(ids)
 
     async def abort(self, request_id: Any, internal: bool = False) -> None:
         """End a request, or each of several; unknown and ended ids are ignored.

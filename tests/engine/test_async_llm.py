@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from engine import async_llm as async_llm_module
@@ -123,6 +124,15 @@ async def test_resumed_tokens_and_priority_go_to_the_core(
     _stream = await engine.add_request("r", PROMPT, DELTA, resume_token_ids=[A], priority=3)
     request = await receive(core, AddRequest)
     assert (request.resume_token_ids, request.priority) == ([A], 3)
+
+
+async def test_resumed_text_is_without_what_ended_the_answer(engine: AsyncLLM) -> None:
+    assert engine._client.ready is not None
+    engine._client.ready = msgspec.structs.replace(engine._client.ready, eos_token_ids=[C])
+    assert engine.resumed_text(PROMPT, DELTA, [A, B, C]) == "ab"
+    params = SamplingParams(stop="bc", output_kind=RequestOutputKind.DELTA)
+    assert engine.resumed_text(PROMPT, params, [A, B]) == "a"
+    assert engine.resumed_text(PROMPT, params, [A, B, A]) == "aba"
 
 
 async def test_stop_string_aborts_the_surplus(engine: AsyncLLM, core: ScriptedCore) -> None:
