@@ -99,8 +99,8 @@ class ResponseOperations:
             }
         )
         assert isinstance(frame, CreateResponse)
-        if frame.priority != 0:
-            raise ApiError("forbidden", "priority needs a role", param="priority")
+        if frame.priority and not call.user.is_admin:
+            raise ApiError("forbidden", "priority needs the role admin", param="priority")
         await self._store.session(call.uid, session_id)
         if not _wants_events(call.request):
             viewer = HttpViewer(call.uid)

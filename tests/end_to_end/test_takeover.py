@@ -150,6 +150,30 @@ async def test_s1_queued_answer_of_a_killed_worker_has_its_turn(pair: Server) ->
         assert (await other.done(queued)).final == oracle_answer(7, NUM_TOKENS)
 
 
+async def test_s1_continued_answer_of_a_killed_worker_goes_on_in_its_message(
+    pair: Server,
+) -> None:
+    async with owner_and_other(pair) as (owner, other, pid):
+        session, first = await begin(owner, other)
+        await owner.send("stop", response_id=first)
+        stopped = await other.done(first)
+        await other.next("message.updated")
+        assert stopped.done is not None
+        created = await owner.reply(
+            "response.create",
+            session_id=session,
+            idempotency_key="continue",
+            continue_of=stopped.done["response"]["message_id"],
+            settings=SETTINGS,
+        )
+        response = created["response"]["id"]
+        await other.deltas(response, 5)
+        os.kill(pid, signal.SIGKILL)
+        answer = await other.done(response)
+        assert answer.final == oracle_answer(0, len(stopped.final.split()) + NUM_TOKENS)
+        assert answer.done is not None and answer.done["fence"] == 2
+
+
 async def test_s1_stop_that_was_stored_before_the_death_is_carried_out(pair: Server) -> None:
     async with owner_and_other(pair) as (owner, other, pid):
         _, response = await begin(owner, other)
