@@ -43,7 +43,7 @@ class ChatClient:
         self.record = self._history.connect(type(self).__name__)
 
     async def take(self, frame: Frame) -> None:
-        """A frame of the server. Raises AssertionError if it breaks a rule, or is not as defined."""
+        """A frame of the server. Raises AssertionError if it breaks a rule or is not as defined."""
         try:
             check_server_frame(frame)
         except msgspec.ValidationError as error:

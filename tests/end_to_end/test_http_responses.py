@@ -215,14 +215,14 @@ async def test_what_cannot_be_read_is_not_found(server: Server, http: Http) -> N
     await http.post(f"/v1/responses/{begun['id']}/cancel")
 
 
-@pytest.mark.parametrize("value", ["", "x", "1", "1.", ".1", "1.x", "-1.2", "1.2.3", "9" * 30])
-async def test_a_broken_event_id_is_refused(server: Server, http: Http, value: str) -> None:
+async def test_a_broken_event_id_is_refused(server: Server, http: Http) -> None:
     session = (await http.new_session())["id"]
     begun = await http.begin(session, oracle_word(16), settings=GREEDY)
     path = f"/v1/responses/{begun['id']}?stream=true"
-    answer = await http.get(path, headers={"Last-Event-ID": value})
-    assert code_of(answer) == (400, "invalid_field")
-    assert answer.json()["error"]["param"] == "Last-Event-ID"
+    for value in ("", "x", "1", "1.", ".1", "1.x", "-1.2", "1.2.3", "9" * 30):
+        answer = await http.get(path, headers={"Last-Event-ID": value})
+        assert code_of(answer) == (400, "invalid_field"), value
+        assert answer.json()["error"]["param"] == "Last-Event-ID"
 
 
 async def test_a_deleted_session_ends_the_stream(server: Server, http: Http) -> None:
