@@ -24,9 +24,10 @@ from server.errors import ApiError, invalid_field
 from server.event_stream import HttpViewer
 from server.guard import BodyRefused, error_response
 from server.health import Health
+from server.identities import User
 from server.limits import TokenBucket
 from server.protocol import decode_object, to_struct
-from server.services import Services, User
+from server.services import Services
 from server.translate import translate_store_errors
 from sessions.credentials import Credentials
 

@@ -8,7 +8,6 @@ from server.beginnings import Beginnings
 from server.health import Health
 from server.hub import Hub
 from server.identities import Identities
-from server.identities import User as User
 from server.limits import ConnectionCounter, Limits
 from server.metrics import Metrics
 from server.peers import Peers
