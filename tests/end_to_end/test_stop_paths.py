@@ -127,6 +127,8 @@ async def stop_many(wiring: Wired, count: int) -> None:
             first, second = await owner.done(response), await other.done(response)
             assert first.final == second.final
             assert oracle_answer(word, 3000).startswith(first.final)
+            for client in (owner, other):
+                await client.reply("session.unsubscribe", session_id=session)
 
     async with AsyncExitStack() as stack:
         pairs = [await stack.enter_async_context(at_both(wiring.server)) for _ in range(10)]
