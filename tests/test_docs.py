@@ -17,6 +17,7 @@ from engine import (
     SamplingParams,
 )
 from engine.inputs import check_params
+from server import server_frames
 from server.closing import CloseCode
 from server.config import OTHER_NAMES, PREFIX, Settings
 from server.errors import CODES
@@ -34,7 +35,6 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 SETTING = re.compile(rf"\b{PREFIX}[A-Z_]*[A-Z]")
 # What looks like the type of a frame where the server builds frames.
-FRAME_TYPE = re.compile(r'"((?:connection|session|message|response|viewer)\.[a-z_.]+|error|pong)"')
 METRIC = re.compile(r"`(parley_[a-z_]+)`")
 
 
@@ -59,14 +59,6 @@ def documented_methods() -> dict[str, str]:
     """Public names of `AsyncLLM` and what docs/engine.md says becomes of them."""
     rows = re.findall(r"^\| (`[^|]+) \| (works|refused) \|", section(ENGINE, "Methods"), re.M)
     return {name: what for names, what in rows for name in re.findall(r"`(\w+)`", names)}
-
-
-def frame_types_sent() -> set[str]:
-    sources = "".join(path.read_text() for path in (ROOT / "server").glob("*.py"))
-    scripts = "".join(path.read_text() for path in (ROOT / "sessions" / "lua").glob("*.lua"))
-    found = set(FRAME_TYPE.findall(sources)) | set(FRAME_TYPE.findall(scripts))
-    # Put together from parts in the code.
-    return found | {"connection.degraded", "connection.restored", "message.updated"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -110,7 +102,7 @@ def test_every_error_code_is_described_with_its_http_status(code: str) -> None:
     assert any(str(status) in row.split("|")[2] for row in rows), code
 
 
-@pytest.mark.parametrize("kind", sorted(set(TYPES) | frame_types_sent()))
+@pytest.mark.parametrize("kind", sorted({*TYPES, *server_frames.TYPES}))
 def test_every_frame_has_a_row(kind: str) -> None:
     names = [
         name for row in re.findall(r"^\| (`[^|]+) \|", PROTOCOL, re.M) for name in row.split(", ")
