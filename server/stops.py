@@ -199,6 +199,8 @@ class Stops:
                 self._uid, response_id, seen=frame.seen_sequence_number
             )
         except RunEnded:
+            if (subscription := self._watching(response_id)) is not None:
+                subscription.freeze(response_id).set()  # the rest would come behind the end
             await self._send_done(response_id)
             return
         if (subscription := self._watching(response_id)) is not None:
