@@ -27,7 +27,6 @@ from sessions.store import SessionStore
 
 logger = structlog.get_logger("server")
 
-STORE_RETRY_SECONDS = 0.2
 EXIT_REFUSED = 3  # the store must not be used: restarting would not help
 
 
