@@ -1,6 +1,7 @@
 """What Redis holds of all sessions, read behind a test: what the history checker believes.
 
-Reads with SCAN, straight from the server: the store's own reading code is under test.
+Read straight from the server, in one moment: the store's own reading code is under test, and an
+answer may be running.
 """
 
 import json
@@ -12,6 +13,20 @@ from typing import Any
 import redis
 
 LIVE = ("queued", "in_progress")
+READ_ALL = """
+local commands = {
+  hash = {'HGETALL'}, list = {'LRANGE', 0, -1}, zset = {'ZRANGE', 0, -1},
+  stream = {'XRANGE', '-', '+'}, string = {'GET'},
+}
+local found = {}
+for _, name in ipairs(redis.call('KEYS', '*')) do
+  local kind = redis.call('TYPE', name).ok
+  local command = commands[kind]
+  local value = command and redis.call(command[1], name, unpack(command, 2)) or ''
+  table.insert(found, {name, kind, redis.call('PTTL', name), value})
+end
+return {redis.call('TIME'), found}
+"""
 
 
 @dataclass
@@ -98,49 +113,74 @@ def read_store(url: str, prefix: str = "parley:") -> Stored:
 
 
 def _read(client: Any, prefix: str) -> Stored:
-    seconds, microseconds = client.time() if not hasattr(client, "get_nodes") else _time(client)
+    (seconds, microseconds), found = (
+        _read_cluster(client) if hasattr(client, "get_nodes") else client.eval(READ_ALL, 0)
+    )
     stored = Stored(int(seconds) * 1000 + int(microseconds) // 1000, {}, set(), set(), {}, [])
     stored.sessions = defaultdict(StoredSession)
-    names = [name.decode() for name in client.scan_iter(count=1000)]
-    pipe = client.pipeline(transaction=False) if not hasattr(client, "get_nodes") else None
-    for start in range(0, len(names), 500):
-        part = names[start : start + 500]
-        if pipe is None:
-            kinds = [client.type(name) for name in part]
-            expiries = [client.pttl(name) for name in part]
+    for key, kind, expiry, value in found:
+        name = key.decode()
+        if name.startswith(prefix):
+            _take(stored, name.removeprefix(prefix), _structured(kind.decode(), value), expiry)
         else:
-            for name in part:
-                pipe.type(name)
-                pipe.pttl(name)
-            replies = pipe.execute()
-            kinds, expiries = replies[::2], replies[1::2]
-        for name, kind, expiry in zip(part, kinds, expiries, strict=True):
-            if not name.startswith(prefix):
-                stored.foreign_keys.append(name)
-            elif expiry != -2:
-                _take(stored, client, name, name.removeprefix(prefix), kind.decode(), expiry)
+            stored.foreign_keys.append(name)
     stored.sessions = dict(stored.sessions)
     return stored
 
 
-def _time(client: Any) -> Any:
-    return client.time(target_nodes=client.get_random_node())
+def _read_cluster(client: Any) -> Any:
+    """What READ_ALL gives, of all nodes, in many moments."""
+    now = client.time(target_nodes=client.get_random_node())
+    found = []
+    for name in client.scan_iter(count=1000):
+        kind, expiry = client.type(name), client.pttl(name)
+        if expiry != -2:
+            found.append((name, kind, expiry, _value(client, name, kind)))
+    return now, found
 
 
-def _take(stored: Stored, client: Any, name: str, short: str, kind: str, expiry: int) -> None:
+def _value(client: Any, name: bytes, kind: bytes) -> Any:
+    match kind:
+        case b"hash":
+            return [item for pair in client.hgetall(name).items() for item in pair]
+        case b"list":
+            return client.lrange(name, 0, -1)
+        case b"zset":
+            return client.zrange(name, 0, -1)
+        case b"stream":
+            return client.execute_command("XRANGE", name, "-", "+")
+    return client.get(name) or b""
+
+
+def _structured(kind: str, value: Any) -> Any:
+    """Hashes as dicts, streams as numbers with their objects."""
+    match kind:
+        case "hash":
+            return dict(zip(value[::2], value[1::2], strict=True))
+        case "stream":
+            return [(int(n.split(b"-")[0]), json.loads(_field(fields))) for n, fields in value]
+    return value
+
+
+def _field(fields: Any) -> bytes:
+    """The value of an entry's only field."""
+    value: bytes = fields[b"d"] if isinstance(fields, dict) else fields[1]
+    return value
+
+
+def _take(stored: Stored, short: str, value: Any, expiry: int) -> None:
     if short.startswith("c:{"):
         session_id, _, suffix = short.removeprefix("c:{").partition("}:")
         session = stored.sessions[session_id]
         session.suffixes[suffix] = expiry
-        _take_session_key(session, suffix, _value(client, name, kind), expiry)
+        _take_session_key(session, suffix, value, expiry)
     elif short.startswith("a:run:"):
-        members = client.zrange(name, 0, -1)
-        stored.live_index |= {_decode(member).split(":")[-1] for member in members}
+        stored.live_index |= {_decode(member).split(":")[-1] for member in value}
     elif short.startswith("a:s:"):
-        stored.all_sessions |= {_decode(member) for member in client.zrange(name, 0, -1)}
+        stored.all_sessions |= {_decode(member) for member in value}
     elif short.startswith("u:{") and short.endswith("}:s"):
         uid = short.removeprefix("u:{").removesuffix("}:s")
-        stored.sessions_of[uid] = {_decode(member) for member in client.zrange(name, 0, -1)}
+        stored.sessions_of[uid] = {_decode(member) for member in value}
 
 
 def _take_session_key(session: StoredSession, suffix: str, value: Any, expiry: int) -> None:
@@ -172,22 +212,6 @@ def _take_session_key(session: StoredSession, suffix: str, value: Any, expiry: i
         case "tok":
             session.runs[rest].num_token_ids = len(value) // 4
             session.runs[rest].expiries["tok"] = expiry
-
-
-def _value(client: Any, name: str, kind: str) -> Any:
-    match kind:
-        case "hash":
-            return client.hgetall(name)
-        case "list":
-            return client.lrange(name, 0, -1)
-        case "zset":
-            return client.zrange(name, 0, -1)
-        case "stream":
-            return [
-                (int(number.split(b"-")[0]), json.loads(fields[b"d"]))
-                for number, fields in client.xrange(name)
-            ]
-    return client.get(name) or b""
 
 
 def _decode(value: bytes) -> str:
