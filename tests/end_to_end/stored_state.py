@@ -164,7 +164,9 @@ def _structured(kind: str, value: Any) -> Any:
 
 def _field(fields: Any) -> bytes:
     """The field `d` of an entry; of streams that are no logs, such as the audit's, nothing."""
-    pairs = fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
+    pairs = (
+        fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
+    )
     value: bytes = pairs.get(b"d", b"null")
     return value
 
