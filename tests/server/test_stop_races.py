@@ -19,7 +19,7 @@ from server import producer
 from sessions.embedded import EmbeddedRedis
 from tests.end_to_end.client_model import Answer
 from tests.end_to_end.history import EngineCounts, History
-from tests.end_to_end.stored_state import read_store
+from tests.end_to_end.stored_state import Stored, read_store
 from tests.redis_server import fresh_prefix
 from tests.server.in_process import Dice, LocalClient, Request, ScriptedEngine, running_workers
 from tests.tiny_model import oracle_word
@@ -219,7 +219,13 @@ async def run_races(redis: EmbeddedRedis, folder: Path, seed: int, count: int) -
     dice = Dice(seed)
     engine = ScriptedEngine(dice)
     prefix = fresh_prefix()
-    history = History(lambda: read_store(redis.url, prefix))
+
+    def read() -> Stored:
+        stored = read_store(redis.url, prefix)
+        stored.foreign_keys.clear()  # other tests share this server
+        return stored
+
+    history = History(read)
     history.are_stops_recorded = True
     history.engines.append(
         lambda: EngineCounts(engine.num_running, 0, 0, 0, float(engine.num_requests))
