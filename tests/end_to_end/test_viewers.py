@@ -285,16 +285,19 @@ async def test_only_admins_have_priority_and_theirs_comes_first(limited: Server)
             "response.create", session_id=session, idempotency_key="k", input="hi", priority=-1
         )
         assert (refused["error"]["code"], refused["error"]["param"]) == ("forbidden", "priority")
-        running = [await begin(user, max_output_tokens=150) for _ in range(2)]
-        for _, response in running:
-            await user.deltas(response, 1)
+        # One seat each: nobody has to make way for the other user.
+        running = []
+        for client in (user, admin):
+            _, response = await begin(client, max_output_tokens=150)
+            await client.deltas(response, 1)
+            running.append(response)
         _, later = await begin(user, max_output_tokens=5)
         session = await admin.new_session()
         urgent = await admin.ask(session, oracle_word(4), settings=LONG, priority=-5)
-        await user.send("stop", response_id=running[0][1])
+        await user.send("stop", response_id=running[0])
         await admin.deltas(urgent, 1)
         waiting = user.answers[later]
         assert waiting.num_deltas == 0
-        for client, response in ((admin, urgent), (user, running[1][1]), (user, later)):
+        for client, response in ((admin, urgent), (admin, running[1]), (user, later)):
             await client.send("stop", response_id=response)
             await client.done(response)
