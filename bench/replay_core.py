@@ -38,6 +38,7 @@ def replaying(durations_ms: list[float], vocab_size: int) -> Execute:
             else None
             for item in scheduled
         ]
+        # The recorded time itself is what is replayed: no event stands for it.
         time.sleep(max(0.0, until - time.monotonic()))
         return tokens
 

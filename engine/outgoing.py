@@ -37,7 +37,7 @@ def check_readable(message: AddRequest | Utility) -> None:
     payload = pack(message)
     try:
         decode_client_message(payload)
-    except NotImplementedError:
+    except NotImplementedError:  # an absent feature: its name says more than a field that is wrong
         raise
     except Exception as error:
         raise cannot_be_sent(error, type(message)) from None

@@ -117,7 +117,7 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
         """A copy whose lists and dicts are its own. `ValidationError` if a value was made wrong."""
         try:
             return msgspec.convert(msgspec.to_builtins(self), SamplingParams)
-        except NotImplementedError:
+        except NotImplementedError:  # an absent feature, refused by its own name
             raise
         except Exception as error:  # an attribute may have been set to anything
             raise cannot_be_sent(error, SamplingParams) from None

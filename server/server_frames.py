@@ -195,6 +195,7 @@ class RateLimit(Part, frozen=True, kw_only=True):
 class ErrorObject(Part, frozen=True, kw_only=True):
     """`code` is for programs and never changes its meaning, `message` is for people."""
 
+    # Computed, so that CODES is the only list; mypy knows written-out literals alone.
     type: Literal[tuple(sorted({kind for kind, _ in CODES.values()}))]  # type: ignore[valid-type]
     code: Literal[tuple(sorted(CODES))]  # type: ignore[valid-type]
     message: str

@@ -58,6 +58,7 @@ class HttpProtocol(H11Protocol):
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
+    # uvicorn narrows the transport of asyncio.Protocol, and so must what overrides it.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._await_client()
