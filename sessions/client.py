@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from redis.asyncio.connection import AbstractConnection
+from redis.crc import key_slot
 
 from sessions.address import RedisAddress
 from sessions.cluster import Cluster, slot_of
@@ -24,6 +25,7 @@ from sessions.link import Command as Command
 from sessions.sentinel import connect_to_primary
 
 TIMEOUT_SECONDS: Final = 1.0  # for a whole batch; scripts take microseconds
+MAX_READS: Final = 256  # of one script: Redis does nothing else for half a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,25 @@ class RedisClient:
             replies += await self.calls(*group)
         return replies
 
+    async def read_each(self, keys: Sequence[str], name: str, *words: Argument) -> list[Any]:
+        """The reply of one reading command for each key, as one script where slots allow it.
+
+        That is a third of our CPU. Replies are those that Lua knows: a map is a flat list, a score
+        is text.
+        """
+        batches = [
+            group[start : start + MAX_READS]
+            for group in self._by_slot(keys)
+            for start in range(0, len(group), MAX_READS)
+        ]
+        answers = await self.calls(
+            *(self.script_run("read_each", batch, (name, *words)) for batch in batches)
+        )
+        replies: dict[str, Any] = {}
+        for batch, (_, answered) in zip(batches, answers, strict=True):
+            replies |= zip(batch, answered, strict=True)
+        return [replies[key] for key in keys]
+
     async def send(self, *commands: Command) -> None:
         """Send commands of which only the effect is wanted: wait for no reply, but in a cluster.
 
@@ -163,6 +184,15 @@ class RedisClient:
         """A script run, to stand among the commands of `calls`."""
         digest = self._scripts.digests[name]
         return ScriptRun(name, ("EVALSHA", digest, len(keys), *keys, *arguments))
+
+    def _by_slot(self, keys: Sequence[str]) -> list[list[str]]:
+        """These keys as groups that one script may touch."""
+        if self._cluster is None:
+            return [list(keys)]
+        groups: dict[int, list[str]] = {}
+        for key in keys:
+            groups.setdefault(key_slot(key.encode()), []).append(key)
+        return list(groups.values())
 
     async def close(self) -> None:
         """Fail what still waits, close every connection. May be called twice."""

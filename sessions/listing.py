@@ -6,9 +6,10 @@ shard of the index, then the hashes of what is shown. Nothing is scanned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from sessions.arguments import check_session_id
 from sessions.client import RedisClient
@@ -107,14 +108,13 @@ class Listed:
     now_ms: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Row:
     """What one round of questions says of a session."""
 
     session_id: str
-    values: dict[str, str] = field(default_factory=dict)
-    viewers: dict[str, int] = field(default_factory=dict)
-    num_queued: int = 0
+    values: dict[str, str]
+    viewers: dict[str, int]
 
 
 class Listing:
@@ -232,8 +232,8 @@ class Listing:
     async def num_sessions(self) -> int:
         """How many sessions there are; exact, but for entries on their way in or out."""
         return sum(
-            await self._client.calls(
-                *(("ZCARD", self._keys.sessions_shard(shard)) for shard in SHARDS)
+            await self._client.read_each(
+                [self._keys.sessions_shard(shard) for shard in SHARDS], "ZCARD"
             )
         )
 
@@ -244,29 +244,20 @@ class Listing:
     ) -> tuple[list[_Row | None], int]:
         """The sessions at these places, None where one is gone, and Redis' clock."""
         ids = [session_id for _, session_id in places]
-        commands: list[Any] = [("TIME",)]
-        for sid in ids:
-            commands.append(("HMGET", self._keys.session(sid, "m"), *_SESSION_FIELDS))
-            commands.append(("HGETALL", self._keys.session(sid, "v")))
-            commands.append(("LLEN", self._keys.session(sid, "q")))
-        (seconds, microseconds), *replies = await self._client.calls(*commands)
+        (seconds, microseconds), fields, viewers = await asyncio.gather(
+            self._client.call("TIME"),
+            self._client.read_each(self._of(ids, "m"), "HMGET", *_SESSION_FIELDS),
+            self._client.read_each(self._of(ids, "v"), "HGETALL"),
+        )
         now_ms = int(seconds) * 1000 + int(microseconds) // 1000
-        oldest = now_ms - VIEWERS_MS
         rows: list[_Row | None] = []
-        for number, sid in enumerate(ids):
-            values, viewers, num_queued = replies[3 * number : 3 * number + 3]
+        for session_id, values, counts in zip(ids, fields, viewers, strict=True):
             if values[0] is None:
                 rows.append(None)
                 continue
             texts = ((value or b"").decode() for value in values)
-            rows.append(
-                _Row(
-                    sid,
-                    dict(zip(_SESSION_FIELDS, texts, strict=True)),
-                    _current(viewers, oldest),
-                    num_queued,
-                )
-            )
+            named = dict(zip(_SESSION_FIELDS, texts, strict=True))
+            rows.append(_Row(session_id, named, _current(counts, now_ms - VIEWERS_MS)))
         if not keep_index:
             await self._drop_stale(places, rows)
         return rows, now_ms
@@ -284,9 +275,8 @@ class Listing:
 
     async def _runs(self, response_ids: Sequence[str]) -> list[LiveRun]:
         """Those of these answers that have not ended."""
-        rows = await self._client.calls(
-            *(("HMGET", self._keys.run(session_of(rid), rid), *_RUN_FIELDS) for rid in response_ids)
-        )
+        keys = [self._keys.run(session_of(rid), rid) for rid in response_ids]
+        rows = await self._client.read_each(keys, "HMGET", *_RUN_FIELDS)
         runs = []
         for response_id, values in zip(response_ids, rows, strict=True):
             texts = ((value or b"").decode() for value in values)
@@ -296,20 +286,38 @@ class Listing:
         return runs
 
     async def _listed(self, rows: Sequence[_Row]) -> tuple[ListedSession, ...]:
-        """With the active answer of each session and the name of its user."""
-        active = [rid for row in rows if (rid := row.values["active_response_id"])]
-        runs = {run.response_id: run for run in await self._runs(active)} if active else {}
+        """With the active answer of each session, how many wait, and the name of its user.
+
+        None waits where no answer is active, so only the busy are asked.
+        """
+        active = {rid: row.session_id for row in rows if (rid := row.values["active_response_id"])}
         uids = list({row.values["uid"] for row in rows})
-        names = await self._client.calls(
-            *(("HGET", self._keys.user_record(uid), "name") for uid in uids)
+        runs, lengths, names = await asyncio.gather(
+            self._runs(list(active)),
+            self._client.read_each(self._of(active.values(), "q"), "LLEN"),
+            self._client.read_each([self._keys.user_record(uid) for uid in uids], "HGET", "name"),
         )
+        run_of = {run.response_id: run for run in runs}
+        num_queued = dict(zip(active.values(), lengths, strict=True))
         name_of = {uid: name.decode() for uid, name in zip(uids, names, strict=True) if name}
-        return tuple(_listed_session(row, runs, name_of) for row in rows)
+        return tuple(
+            _listed_session(
+                row,
+                run_of.get(row.values["active_response_id"]),
+                num_queued.get(row.session_id, 0),
+                name_of.get(row.values["uid"]),
+            )
+            for row in rows
+        )
+
+    def _of(self, session_ids: Iterable[str], suffix: str) -> list[str]:
+        return [self._keys.session(session_id, suffix) for session_id in session_ids]
 
 
-def _current(viewers: Mapping[bytes, bytes], oldest: int) -> dict[str, int]:
+def _current(viewers: Sequence[bytes], oldest: int) -> dict[str, int]:
     """How many watch on each replica, by the counts (`number counted_at`) that are not too old."""
-    counts = {name.decode(): value.split() for name, value in viewers.items()}
+    pairs = zip(viewers[::2], viewers[1::2], strict=True)
+    counts = {name.decode(): value.split() for name, value in pairs}
     return {name: int(number) for name, (number, at) in counts.items() if int(at) > oldest}
 
 
@@ -329,13 +337,13 @@ def _live_run(response_id: str, row: Mapping[str, str]) -> LiveRun:
 
 
 def _listed_session(
-    row: _Row, runs: Mapping[str, LiveRun], name_of: Mapping[str, str]
+    row: _Row, run: LiveRun | None, num_queued: int, user_name: str | None
 ) -> ListedSession:
     values = row.values
     return ListedSession(
         id=row.session_id,
         uid=values["uid"],
-        user_name=name_of.get(values["uid"]),
+        user_name=user_name,
         title=values["title"],
         model=values["model"],
         created_at=int(values["created_at"]),
@@ -346,6 +354,6 @@ def _listed_session(
         pinned=values["pinned"] == "1",
         locked=values["locked"],
         viewers=row.viewers,
-        num_queued=row.num_queued,
-        run=runs.get(values["active_response_id"]),
+        num_queued=num_queued,
+        run=run,
     )

@@ -28,22 +28,20 @@ async def newest_after(
     share = max(1, min(count, 4 + 2 * count // len(keys))) if count > 0 else 0
     newest = "+inf" if position is None else position[0]
     found: set[Place] = set()
-    offsets = dict.fromkeys(keys, 0)
+    offset = 0  # the same for all that are asked again: each gave its whole share
     pending = list(keys) if share else []
     page: list[Place] = []
     while pending:
-        # fmt: off
-        replies = await client.calls(*(
-            ("ZRANGE", key, newest, "-inf", "BYSCORE", "REV",
-             "LIMIT", offsets[key], share, "WITHSCORES")
-            for key in pending
-        ))
-        # fmt: on
+        page_of = ("BYSCORE", "REV", "LIMIT", offset, share, "WITHSCORES")
+        replies = await client.read_each(pending, "ZRANGE", newest, "-inf", *page_of)
+        offset += share
         lasts: dict[str, Place] = {}
         for key, entries in zip(pending, replies, strict=True):
-            places = [(int(score), member.decode()) for member, score in entries]
+            places = [
+                (int(score), member.decode())
+                for member, score in zip(entries[::2], entries[1::2], strict=True)
+            ]
             found.update(place for place in places if position is None or place < position)
-            offsets[key] += len(places)
             if len(places) == share:
                 lasts[key] = places[-1]
         page = sorted(found, reverse=True)[:count]

@@ -62,6 +62,19 @@ async def test_each_caller_gets_its_own_reply_also_when_others_are_cancelled(
         assert replies[1::2] == [None] * 25
 
 
+async def test_one_reading_command_on_many_keys_is_few_calls(
+    client: RedisClient, prefix: str
+) -> None:
+    keys = [f"{prefix}{number}" for number in range(600)]
+    await client.calls(*(("HSET", key, "a", n) for n, key in enumerate(keys) if n % 3))
+    before = client.num_calls
+    values = await client.read_each(keys, "HMGET", "a", "b")
+    assert values == [[b"%d" % n if n % 3 else None, None] for n in range(600)]
+    assert client.num_calls - before == 3
+    assert await client.read_each(keys[:2], "HGETALL") == [[], [b"a", b"1"]]
+    assert await client.read_each([], "HGETALL") == []
+
+
 async def test_one_wrong_command_fails_alone(client: RedisClient, prefix: str) -> None:
     commands = (("ECHO", "a"), ("HSET", prefix + "x"), ("ECHO", "b"))
     replies = await asyncio.gather(*(client.call(*c) for c in commands), return_exceptions=True)

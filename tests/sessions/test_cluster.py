@@ -94,6 +94,14 @@ async def test_what_one_worker_stores_another_hears_whatever_node_it_listens_to(
             assert isinstance(payload, LiveResponseEvents) and payload.response_id == rid
 
 
+async def test_one_reading_command_finds_keys_on_every_node(
+    store: SessionStore, cluster: RedisCluster
+) -> None:
+    chats = await chats_everywhere(store, cluster)
+    keys = [store.keys.session(chat.session_id, "m") for chat in chats]
+    assert await store.client.read_each(keys, "HGET", "uid") == [b"alice"] * len(chats)
+
+
 async def test_calls_made_in_order_are_applied_in_order_across_nodes(store: SessionStore) -> None:
     """An index before its data: the first failure keeps what comes later from being sent."""
     keys = await store.client.key_for_each_primary(store.keys.prefix + "x")
