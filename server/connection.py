@@ -3,14 +3,17 @@
 uvicorn stops reading the socket between calls of `receive()`, so a reader that also did the work
 would not hear a stop while the store is slow. The reader only parses and queues; a stop of an
 answer that this worker produces closes its gate right there.
+
+There are thousands of these, mostly idle, so an idle one is no more than two tasks that wait: the
+worker is there while there are frames, and empty queues and events, which take half a KiB each, are
+not.
 """
 
 import asyncio
-import contextlib
 import random
 import secrets
 import time
-from collections import deque
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
@@ -56,49 +59,46 @@ class Connection:
         self._websocket = websocket
         self._services = services
         self._handlers = Handlers(self, services)
-        self._frames: asyncio.Queue[ClientFrame] = asyncio.Queue(MAX_QUEUED_FRAMES)
+        self._frames: list[ClientFrame] = []  # parsed, for the worker
+        self._room = asyncio.Semaphore(MAX_QUEUED_FRAMES)
         self._messages = TokenBucket(services.limits.messages_per_s)
-        self._bad_frames: deque[float] = deque(maxlen=MAX_BAD_FRAMES)
-        self._strikes: deque[float] = deque(maxlen=MAX_STRIKES)
-        self._heard = asyncio.Event()
-        self._overflow = asyncio.Event()
-        self._draining = asyncio.Event()
-        self._ended = asyncio.Event()
-        self._ending = CloseConnection(CloseCode.NORMAL)
+        self._bad_frames: list[float] = []
+        self._strikes: list[float] = []
+        self._reading: asyncio.Task[None] | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self._working: asyncio.Task[None] | None = None  # only while there are frames
+        self._alarm: asyncio.TimerHandle | None = None
+        self._was_heard = False
+        self._ending: BaseException | None = None  # why it ends; the first reason counts
+        self._end_waiter: asyncio.Future[None] | None = None
 
     async def serve(self) -> None:
         """Talk until either side ends it; every exception becomes a close code."""
         hub = self._services.hub
         code, reason = CloseCode.NORMAL, ""
         self.outbox.put(self._ready_frame())
-        if problems := self._services.health.problems:
-            self.outbox.put({"type": "connection.degraded", **problems})
+        if degraded := self._services.health.degraded:
+            self.outbox.put({"type": "connection.degraded", **degraded})
         try:
             await hub.add_watcher(self)
-            async with asyncio.TaskGroup() as tasks:
-                for work in (self._read(), self._work(), self._write(), self._watch()):
-                    tasks.create_task(work)
-        except* CloseConnection as group:
-            closing = _first(group)
+            await self._talk()
+        except CloseConnection as closing:
             code, reason = closing.code, closing.reason
-        except* StoreUnavailable:
+        except StoreUnavailable:
             code, reason = CloseCode.TRY_LATER, "store_unavailable;retry_after_ms=1000"
-        except* (WebSocketDisconnect, RuntimeError) as group:
-            # Starlette raises RuntimeError for the same thing when the close was seen elsewhere.
-            if not _is_disconnect(group):
+        except Exception as error:
+            if not _is_disconnect(error):
                 logger.exception("connection failed", connection_id=self.id)
                 code = CloseCode.INTERNAL
-        except* Exception:
-            logger.exception("connection failed", connection_id=self.id)
-            code = CloseCode.INTERNAL
         finally:
+            await self._end_tasks()
             await self._handlers.leave_all()
             await hub.remove_watcher(self)
             await self._close(code, reason)
 
     def close_soon(self) -> None:
         """The worker restarts: tell the client and close with 1012."""
-        self._draining.set()
+        self.end(CloseConnection(CloseCode.RESTART, "restart"))
 
     @property
     def actor(self) -> Actor:
@@ -114,13 +114,53 @@ class Connection:
         """An admin sends us away; what is queued says why, and leaves before the close."""
         self.end(CloseConnection(CloseCode.EVICTED, reason))
 
-    def end(self, ending: CloseConnection) -> None:
+    def end(self, ending: BaseException) -> None:
         """Close from outside; the first reason counts."""
-        if not self._ended.is_set():
+        if self._ending is None:
             self._ending = ending
-            self._ended.set()
+            if self._end_waiter is not None and not self._end_waiter.done():
+                self._end_waiter.set_result(None)
 
     # ---- the tasks ------------------------------------------------------------------------------
+
+    async def _talk(self) -> None:
+        """Raises why the connection ends. What is said last leaves before that."""
+        loop = asyncio.get_running_loop()
+        silence = CloseConnection(CloseCode.NO_FIRST_FRAME, "no_first_frame")
+        self._alarm = loop.call_later(FIRST_FRAME_SECONDS, self.end, silence)
+        self._reading = self._spawn(self._read())
+        self._writing = self._spawn(self._write())
+        if self._ending is None:
+            self._end_waiter = loop.create_future()
+            await self._end_waiter
+        ending = self._ending
+        assert ending is not None  # nothing else wakes us
+        if isinstance(ending, CloseConnection):
+            if ending.code is CloseCode.RESTART:
+                wait_ms = random.randint(100, 2000)
+                draining = {"type": "connection.draining", "reconnect_after_ms": wait_ms}
+                self.outbox.put(draining)
+            if ending.code in (CloseCode.RESTART, CloseCode.EVICTED):
+                await asyncio.sleep(FAREWELL_SECONDS)
+        raise ending
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task of this connection, which ends with it."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._on_task_end)
+        return task
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.end(error)
+
+    async def _end_tasks(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        tasks = [task for task in (self._reading, self._writing, self._working) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self) -> None:
         num_frames = 0
@@ -128,9 +168,7 @@ class Connection:
             message = await self._websocket.receive()
             if message["type"] == "websocket.disconnect":
                 raise WebSocketDisconnect(message.get("code") or 1005)
-            self._heard.set()
-            if self._overflow.is_set():
-                raise CloseConnection(CloseCode.SLOW_CONSUMER, "slow_consumer")
+            self._hear()
             num_frames += 1
             if num_frames % FRAMES_PER_TURN == 0:
                 await asyncio.sleep(0)  # `receive` does not yield while frames are there already
@@ -145,13 +183,24 @@ class Connection:
             elif isinstance(frame, ClientState):
                 self.outbox.set_hidden(not frame.visible)
             else:
-                await self._frames.put(frame)
+                await self._room.acquire()
+                self._frames.append(frame)
+                if self._working is None:
+                    self._working = self._spawn(self._work())
+
+    def _hear(self) -> None:
+        """The client has said something: from its first frame on it may be silent."""
+        if not self._was_heard:
+            self._was_heard = True
+            assert self._alarm is not None  # set before the reader was started
+            self._alarm.cancel()
+            self._alarm = asyncio.get_running_loop().call_later(MAX_AGE_SECONDS, self.close_soon)
 
     def _parse(self, message: Any) -> ClientFrame | None:
         """The frame, or None after an error was answered."""
         try:
             if not self._messages.take():
-                if _fills(self._strikes, STRIKES_WINDOW_SECONDS):
+                if _fills(self._strikes, MAX_STRIKES, STRIKES_WINDOW_SECONDS):
                     raise CloseConnection(CloseCode.TOO_MANY, "rate_limited;retry_after_ms=5000")
                 self.outbox.put(rate_limits_frame(self._messages.entry()))
                 raise ApiError(
@@ -166,13 +215,15 @@ class Connection:
         except ApiError as error:
             self.put_error(error, getattr(error, "event_id", None))
             if error.code == "invalid_json":
-                if _fills(self._bad_frames, BAD_FRAMES_WINDOW_SECONDS):
+                if _fills(self._bad_frames, MAX_BAD_FRAMES, BAD_FRAMES_WINDOW_SECONDS):
                     raise CloseConnection(CloseCode.BAD_FRAMES, "invalid_json") from None
             return None
 
     async def _work(self) -> None:
-        while True:
-            frame = await self._frames.get()
+        """Handle what was read, one frame at a time, until nothing waits any more."""
+        while self._frames:
+            frame = self._frames.pop(0)
+            self._room.release()
             if not await self._services.identities.still_holds(self.user):
                 continue  # the connection is being closed
             try:
@@ -182,46 +233,33 @@ class Connection:
             except Exception:
                 logger.exception("frame failed", connection_id=self.id, frame=type(frame).__name__)
                 self.put_error(ApiError("internal", "an internal error occurred"), frame.event_id)
+        self._working = None
 
     async def _write(self) -> None:
+        write: Callable[[bytes], bool] = self._within_reach.get("write", lambda frame: False)
+        num_frames = 0
         while True:
             frame = await self.outbox.get()
-            try:
-                async with asyncio.timeout(SEND_SECONDS):
-                    await self._websocket.send({"type": "websocket.send", "text": frame.decode()})
-            except TimeoutError:
-                raise CloseConnection(CloseCode.SLOW_CONSUMER, "slow_consumer") from None
-            await asyncio.sleep(0)  # `send` does not yield while the buffer has room
+            if not write(frame):
+                await self._send(frame)
+            del frame  # it would be kept until the next one
+            num_frames += 1
+            if num_frames % FRAMES_PER_TURN == 0:
+                await asyncio.sleep(0)  # neither yields while there are frames, and room for them
 
-    async def _watch(self) -> None:
-        """End the connection for reasons that come from neither reading nor writing."""
+    async def _send(self, frame: bytes) -> None:
+        """Wait for room in the socket, but not for long."""
         try:
-            async with asyncio.timeout(FIRST_FRAME_SECONDS):
-                await self._any(self._heard, self._overflow, self._draining, self._ended)
+            async with asyncio.timeout(SEND_SECONDS):
+                await self._websocket.send({"type": "websocket.send", "text": frame.decode()})
         except TimeoutError:
-            raise CloseConnection(CloseCode.NO_FIRST_FRAME, "no_first_frame") from None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(MAX_AGE_SECONDS):
-                await self._any(self._overflow, self._draining, self._ended)
-        if self._ended.is_set():
-            if self._ending.code is CloseCode.EVICTED:
-                await asyncio.sleep(FAREWELL_SECONDS)
-            raise self._ending
-        if self._overflow.is_set():
-            raise CloseConnection(CloseCode.SLOW_CONSUMER, "slow_consumer")
-        wait_ms = random.randint(100, 2000)
-        self.outbox.put({"type": "connection.draining", "reconnect_after_ms": wait_ms})
-        await asyncio.sleep(FAREWELL_SECONDS)
-        raise CloseConnection(CloseCode.RESTART, "restart")
+            raise CloseConnection(CloseCode.SLOW_CONSUMER, "slow_consumer") from None
 
-    @staticmethod
-    async def _any(*events: asyncio.Event) -> None:
-        tasks = [asyncio.create_task(event.wait()) for event in events]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
+    @property
+    def _within_reach(self) -> dict[str, Any]:
+        """What `server.wire` offers past ASGI, if it is there: `transport`, and `write` a frame."""
+        extension: dict[str, Any] = self._websocket.scope["extensions"].get("parley.transport", {})
+        return extension
 
     # ---- frames and the end ---------------------------------------------------------------------
 
@@ -230,7 +268,7 @@ class Connection:
         self.outbox.put(error_frame(error.body(event_id)))
 
     def _on_overflow(self) -> None:
-        self._overflow.set()
+        self.end(CloseConnection(CloseCode.SLOW_CONSUMER, "slow_consumer"))
 
     def _ready_frame(self) -> dict[str, Any]:
         limits = self._services.limits
@@ -264,27 +302,20 @@ class Connection:
         except (RuntimeError, WebSocketDisconnect):
             pass  # it was closed meanwhile, and its close frame may be on its way
         except TimeoutError:
-            transport = self._websocket.scope["extensions"].get("parley.transport")
-            if transport is not None:
-                transport["transport"].abort()
+            if (transport := self._within_reach.get("transport")) is not None:
+                transport.abort()
 
 
-def _fills(times: deque[float], window_seconds: float) -> bool:
+def _fills(times: list[float], most: int, window_seconds: float) -> bool:
     """Note an offence; True if as many as are counted fell into the window."""
     now = time.monotonic()
     times.append(now)
-    return len(times) == times.maxlen and now - times[0] < window_seconds
+    del times[:-most]
+    return len(times) == most and now - times[0] < window_seconds
 
 
-def _first(group: BaseExceptionGroup[Any]) -> Any:
-    error: Any = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-def _is_disconnect(group: BaseExceptionGroup[Any]) -> bool:
-    return all(
-        isinstance(error, WebSocketDisconnect) or "websocket" in str(error).lower()
-        for error in group.exceptions
+def _is_disconnect(error: Exception) -> bool:
+    # Starlette raises RuntimeError for the same thing when the close was seen elsewhere.
+    return isinstance(error, WebSocketDisconnect) or (
+        isinstance(error, RuntimeError) and "websocket" in str(error).lower()
     )

@@ -56,11 +56,15 @@ class Health:
         self.faults: tuple[StoreFault, ...] = ()
 
     @property
+    def degraded(self) -> dict[str, str]:
+        """The parts that are not `ok`, as `connection.degraded` has them."""
+        return {part: state for part, state in self.state.items() if state != "ok"}
+
+    @property
     def problems(self) -> dict[str, str]:
-        """What is not `ok`; empty when the worker can serve."""
-        problems = {part: state for part, state in self.state.items() if state != "ok"}
+        """Why the worker is not ready, also for those who run it; empty when it is."""
         faults = [fault.text for fault in self.faults if fault.loses_data]
-        return {**problems, "redis": "; ".join(faults)} if faults else problems
+        return {**self.degraded, "redis": "; ".join(faults)} if faults else self.degraded
 
     async def watch_forever(self) -> None:
         while True:
