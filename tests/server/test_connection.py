@@ -114,7 +114,7 @@ class Fixture:
             metrics=Metrics(),
             replica="w1",
             version="0",
-            health=SimpleNamespace(problems={}),
+            health=SimpleNamespace(degraded={}),
             identities=SimpleNamespace(still_holds=self.still_holds),
         )
         socket = cast("WebSocket", self.socket)
