@@ -33,6 +33,7 @@ from tests.end_to_end.stored_state import Stored, read_store
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 START_SECONDS = 60.0
+TESTING = {"PARLEY_TESTING": "1", "PARLEY_WATCHDOG_SECONDS": "30"}  # short intervals
 
 
 open_servers: list["Server"] = []  # their histories are checked behind each test
@@ -249,7 +250,7 @@ class Client(ChatClient):
     async def __aexit__(self, *_: object) -> None:
         # Closing again what was lost while half a message was on its way makes websockets abort a
         # transport that asyncio has taken apart, and Python 3.11 raises AttributeError then.
-        if self.close_code is None:
+        if self.close_code is None or self.broken is not None:
             await self.socket.close()
         await self._task
         if self.broken is not None:
