@@ -6,7 +6,6 @@ control frame of a response goes behind that response's waiting delta, never in 
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,13 +54,25 @@ class Outbox:
     `on_overflow` is called once, when more than `MAX_BYTES` wait.
     """
 
+    # There are thousands, mostly empty: a deque or an event would take half a KiB each.
+    __slots__ = (
+        "_deltas",
+        "_interval",
+        "_num_bytes",
+        "_on_overflow",
+        "_overflowed",
+        "_ready",
+        "_sent_at",
+        "_waiter",
+    )
+
     def __init__(self, on_overflow: Callable[[], None]) -> None:
         self._on_overflow = on_overflow
-        self._ready: deque[tuple[bytes | PendingDelta, int]] = deque()  # with what they count
+        self._ready: list[tuple[bytes | PendingDelta, int]] = []  # with what they count
         self._deltas: dict[str, PendingDelta] = {}
         self._sent_at: dict[str, float] = {}  # response id → when its last delta left, while hidden
         self._interval = 0.0
-        self._wake = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None  # the writer, when nothing is due
         self._num_bytes = 0
         self._overflowed = False
 
@@ -105,38 +116,51 @@ class Outbox:
     def set_hidden(self, hidden: bool) -> None:
         """Widen the window between deltas while the page is hidden."""
         self._interval = HIDDEN_INTERVAL_SECONDS if hidden else 0.0
-        self._wake.set()
+        self._wake()
 
     async def get(self) -> bytes:
         """Wait for the next frame. Only the writer calls this."""
-        loop = asyncio.get_running_loop()
-        while True:
+        while not self._ready:
+            due = self._take_due()
             if not self._ready:
-                due = self._take_due(loop.time())
-            if self._ready:
-                item, size = self._ready.popleft()
-                self._num_bytes -= size
-                return item.encode() if isinstance(item, PendingDelta) else item
-            self._wake.clear()
-            try:
-                async with asyncio.timeout_at(due):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+                await self._wait(due)
+        item, size = self._ready.pop(0)
+        self._num_bytes -= size
+        return item.encode() if isinstance(item, PendingDelta) else item
 
-    def _take_due(self, now: float) -> float | None:
+    def _take_due(self) -> float | None:
         """Move the deltas that are due to the queue; say when the first of the others will be."""
         if not self._interval:
             self._sent_at.clear()
-        due_times = {
-            response_id: self._sent_at.get(response_id, 0.0) + self._interval
-            for response_id in self._deltas
-        }
-        for response_id, due in due_times.items():
-            if due <= now or not self._interval:
+            for response_id in list(self._deltas):
+                self._close_delta(response_id)
+            return None
+        now = asyncio.get_running_loop().time()
+        first_due = None
+        for response_id in list(self._deltas):
+            due = self._sent_at.get(response_id, 0.0) + self._interval
+            if due <= now:
                 self._close_delta(response_id)
                 self._sent_at[response_id] = now
-        return min((due for due in due_times.values() if due > now), default=None)
+            else:
+                first_due = due if first_due is None else min(first_due, due)
+        return first_due
+
+    async def _wait(self, until: float | None) -> None:
+        """Return when something was put here, at the loop's time `until` at the latest."""
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = None if until is None else loop.call_at(until, self._wake)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _close_delta(self, response_id: str) -> None:
         if (pending := self._deltas.pop(response_id, None)) is not None:
@@ -145,7 +169,7 @@ class Outbox:
 
     def _count(self, size: int) -> None:
         self._num_bytes += size
-        self._wake.set()
+        self._wake()
         if self._num_bytes > MAX_BYTES and not self._overflowed:
             self._overflowed = True
             self._on_overflow()

@@ -21,6 +21,7 @@ from websockets.datastructures import Headers
 from websockets.exceptions import InvalidState
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
+from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.streams import StreamReader
 from websockets.typing import LoggerLike
@@ -38,6 +39,7 @@ HEAD_SECONDS = 10.0  # for the whole head of a request
 WRITE_SECONDS = 30.0  # a client that reads hardly anything of its answer is cut
 MESSAGE_SECONDS = 30.0  # from the first byte of a websocket message to its last
 IDLE_FRAMES_PER_S = 50  # pings, pongs and empty fragments of one websocket; burst twice that
+FINAL_TEXT = 0x80 | Opcode.TEXT
 FOLD = re.compile(rb"\n[ \t]")  # obsolete since RFC 7230, and read differently by many proxies
 END_OF_HEAD = re.compile(rb"\n\r?\n")
 BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -283,10 +285,25 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().handle_connect(event)
         scope = getattr(self, "scope", None)
         if scope is not None:
-            scope["extensions"]["parley.transport"] = {"transport": self.transport}
+            within_reach = {"transport": self.transport, "write": self.write_frame}
+            scope["extensions"]["parley.transport"] = within_reach
+
+    def write_frame(self, payload: bytes) -> bool:
+        """Send a text frame past all layers; False, and nothing is sent, if it cannot leave now."""
+        if (
+            not self.writable.is_set()
+            or self.close_sent
+            or self.conn.state is not State.OPEN
+            or self.transport.is_closing()
+        ):
+            return False
+        self.transport.write(text_head(len(payload)) + payload)
+        return True
 
     async def send(self, message: Any) -> None:
         await super().send(message)
+        if message["type"] == "websocket.accept":
+            del self.request, self.response  # 4 KiB that nobody reads any more
         if (
             message["type"] == "websocket.close"
             and message.get("code") in UNRULY
@@ -351,6 +368,15 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.handshake_complete = self.close_sent = True
         self.transport.write(b"".join(self.conn.data_to_send()) or BAD_REQUEST)
         self.transport.close()
+
+
+def text_head(size: int) -> bytes:
+    """What stands in front of so many bytes of text that are one frame of the server's."""
+    if size < 126:
+        return bytes((FINAL_TEXT, size))
+    if size < 1 << 16:
+        return bytes((FINAL_TEXT, 126)) + size.to_bytes(2)
+    return bytes((FINAL_TEXT, 127)) + size.to_bytes(8)
 
 
 class Server(uvicorn.Server):
