@@ -27,6 +27,8 @@ import msgspec
 from engine.admission import Problem, find_congestion, find_problem
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
+from engine.deadlines import Deadlines
+from engine.fair_share import find_excess
 from engine.ipc import AddRequest, SchedulerStats, SequenceOutput
 from engine.sequence import (
     RequestKey,
@@ -39,8 +41,6 @@ from engine.step_budget import StepBudget
 from engine.waiting_queue import WaitingQueue, by_order
 
 logger = logging.getLogger(__name__)
-
-DEADLINE_CHECK_SECONDS = 0.25  # how late a deadline may be noticed
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,11 +79,11 @@ class Scheduler:
         self.max_step_tokens = config.max_num_batched_tokens  # less while memory is short
         self.prompt_budget = StepBudget(config.max_num_batched_tokens, config.max_step_seconds)
         self.sequences: dict[RequestKey, Sequence] = {}  # all that are not finished
+        self.deadlines = Deadlines(self.config)
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []  # sorted by Sequence.order as well
         self._outputs: defaultdict[str, list[SequenceOutput]] = defaultdict(list)  # by client
         self._numbers = count()
-        self._last_deadline_check = -math.inf
         self._is_backed_up = False  # whether the last step left somebody waiting
 
     # ---- requests come and go -------------------------------------------------------------------
@@ -170,7 +170,8 @@ class Scheduler:
 
         Else a step has started, which `update` or `give_up` must end.
         """
-        self._end_overdue(now)
+        for sequence, problem in self.deadlines.find_overdue(self.sequences.values(), now):
+            self.finish(sequence, "error", error=problem)
         budget = self.max_step_tokens
         scheduled: list[ScheduledSequence] = []
         num_victims = self._make_way()
@@ -236,8 +237,8 @@ class Scheduler:
         times = []
         if self.config.pace and self.running:
             times.append(min(sequence.due_tick for sequence in self.running) / self.config.pace)
-        if self._has_deadlines and self.sequences:
-            times.append(self._last_deadline_check + DEADLINE_CHECK_SECONDS)
+        if self.sequences and (check := self.deadlines.next_check) is not None:
+            times.append(check)
         return min(times) if times else None
 
     def take_outputs(self) -> dict[str, list[SequenceOutput]]:
@@ -306,26 +307,6 @@ class Scheduler:
     def _sequences_of(self, client_id: str) -> list[Sequence]:
         return [it for it in self.sequences.values() if it.client_id == client_id]
 
-    @property
-    def _has_deadlines(self) -> bool:
-        config = self.config
-        return config.max_queue_seconds is not None or config.max_request_seconds is not None
-
-    def _end_overdue(self, now: float) -> None:
-        """End what has waited, or has been computed, for longer than it may."""
-        if not self._has_deadlines or now < self._last_deadline_check + DEADLINE_CHECK_SECONDS:
-            return
-        self._last_deadline_check = now
-        for sequence in list(self.sequences.values()):
-            if sequence.scheduled_ts:
-                since, limit = sequence.scheduled_ts, self.config.max_request_seconds
-                code, deed = "request_timeout", "finished"
-            else:
-                since, limit = sequence.queued_ts, self.config.max_queue_seconds
-                code, deed = "queue_timeout", "started"
-            if limit is not None and now - since > limit:
-                self.finish(sequence, "error", error=(code, f"not {deed} within {limit:g} s"))
-
     def _make_way(self) -> int:
         """While another user waits, nobody keeps more than half: preempt until there is room.
 
@@ -333,7 +314,12 @@ class Scheduler:
         """
         num_victims = 0
         while self.waiting and not self._has_room(head := self.waiting.head):
-            victim = self._victim_for(head)
+            victim = find_excess(
+                self.running,
+                head,
+                max_num_seqs=self.config.max_num_seqs,
+                num_blocks=self.blocks.num_blocks,
+            )
             if victim is None:
                 break
             priority, _, arrival_time, number = victim.order
@@ -349,23 +335,6 @@ class Scheduler:
         num_needed = self.blocks.num_needed(sequence, self.blocks.find_prefix(sequence))
         num_available = self.blocks.num_free + self.blocks.num_soon_free - num_running
         return num_running < self.config.max_num_seqs and num_needed <= num_available
-
-    def _victim_for(self, head: Sequence) -> Sequence | None:
-        """The latest of a user with more than half of the seats or blocks, whose last one stays."""
-        if not head.cache_salt:
-            return None
-        others: defaultdict[str, list[Sequence]] = defaultdict(list)
-        for sequence in self.running:
-            if sequence.cache_salt not in ("", head.cache_salt):
-                others[sequence.cache_salt].append(sequence)
-        for theirs in others.values():
-            blocks = {block for sequence in theirs for block in sequence.block_table}
-            has_most = 2 * max(
-                len(theirs) / self.config.max_num_seqs, len(blocks) / self.blocks.num_blocks
-            )
-            if has_most > 1 and len(theirs) > 1:
-                return theirs[-1]
-        return None
 
     def _is_due(self, sequence: Sequence, now: float) -> bool:
         """Whether a running sequence wants its next token now."""
