@@ -11,8 +11,9 @@ from hypothesis import settings
 from engine.async_llm import AsyncLLM
 from engine.launcher import PrivateDirectory
 from engine.scheduler import Scheduler
+from engine.tokenizer import Tokenizer
 from tests.engine.scripted_core import ScriptedCore
-from tests.engine.small_tokenizers import build_chatml
+from tests.engine.small_tokenizers import BUILDERS, DECODERS, build_chatml
 
 # How long an example takes says how busy the machine is; a failing one is printed to be repeated.
 settings.register_profile("engine", deadline=None, print_blob=True)
@@ -44,6 +45,14 @@ def r8_nothing_is_left_of_any_scheduler(monkeypatch: pytest.MonkeyPatch) -> Iter
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a byte-level tokenizer and a chat template, and no weights."""
     return build_chatml(tmp_path_factory.mktemp("chatml"))
+
+
+@pytest.fixture(scope="session")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+    """One of each family and of each kind of decoder."""
+    root = tmp_path_factory.mktemp("tokenizers")
+    builders = {**BUILDERS, **DECODERS}
+    return {name: Tokenizer(build(root / name)) for name, build in builders.items()}
 
 
 @pytest.fixture
