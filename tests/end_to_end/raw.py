@@ -156,9 +156,9 @@ class RawSocket:
         await self.send(data)
         return await self.answer(head=data.startswith(b"HEAD"))
 
-    async def answer(self, *, head: bool = False) -> Answer:
+    async def answer(self, *, head: bool = False, seconds: float = ANSWER_SECONDS) -> Answer:
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(seconds):
                 raw = await self._reader.readuntil(b"\r\n\r\n")
                 status, headers = _parse_head(raw)
                 size = int(dict(headers).get("content-length", "0"))

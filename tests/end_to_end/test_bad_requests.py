@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from server.guard import BODY_SECONDS
 from tests.end_to_end import bad_input, bad_requests
 from tests.end_to_end.bad_requests import BadRequest
 from tests.end_to_end.bystander import beside_a_stream
@@ -164,6 +165,7 @@ async def test_b40_a_body_that_never_comes_is_given_up(server: Server) -> None:
     ]
     async with RawSocket(server) as socket:
         await socket.send(request(server, "POST", "/v1/sessions", headers) + b"{")
+        assert (await socket.answer(seconds=BODY_SECONDS + 10)).status == 408
         await socket.ended()
 
 
