@@ -167,7 +167,9 @@ class Handlers:
             self._connection.outbox.put(session_event_frame(session, event.offset, event.data))
         last = missed[-1].offset if missed else session.offset
         positions = {p.response_id: p for p in frame.responses}
-        for response_id in [*active, *(rid for rid in positions if rid not in active)]:
+        # Joining again, it may have missed the ends of answers that it had begun to show.
+        listed = dict.fromkeys([*active, *positions, *subscription.open])
+        for response_id in listed:
             if session_of(response_id) == session.id:
                 await self._attach(subscription, response_id, positions.get(response_id))
         subscription.end_join(max(last, session.offset))

@@ -57,7 +57,8 @@ class Room:
         self.offset = offset
         self.subscriptions: set[Subscription] = set()
         self.early: dict[int, dict[str, Any]] = {}  # events that came before their predecessors
-        self.syncing: set[str] = set()  # response ids, or "" for the session's own log
+        # Response ids, or "" for the session's own log → whether that was asked for once more.
+        self.syncing: dict[str, bool] = {}
 
 
 class Hub:
@@ -309,6 +310,8 @@ class Hub:
             room.offset += 1
             for subscription in room.subscriptions:
                 subscription.put_session_event(room.offset, due)
+                if (awaited := subscription.awaited) is not None and awaited not in self.claimed:
+                    self._sync(room, awaited)
                 if due["type"] == "session.evicted" and not subscription.observes:
                     subscription.watcher.evict(due["reason"])
         if room.early:
@@ -329,6 +332,7 @@ class Hub:
                 await asyncio.sleep(RESYNC_RETRY_SECONDS)
                 continue
             except ResponseNotFound:
+                self._give_up_end(room, response_id)
                 return
             for subscription in room.subscriptions:
                 if not subscription.joining and subscription.wants(response_id):
@@ -346,28 +350,40 @@ class Hub:
                     self._sync(room, response_id)
 
     def _sync(self, room: Room, response_id: str) -> None:
-        if response_id not in room.syncing:
-            room.syncing.add(response_id)
+        if response_id in room.syncing:
+            room.syncing[response_id] = True  # what is being read may be older than what we heard
+        else:
+            room.syncing[response_id] = False
             self.spawn(self._run_sync(room, response_id))
 
     async def _run_sync(self, room: Room, response_id: str) -> None:
         try:
             while room.subscriptions:
+                room.syncing[response_id] = False
                 try:
                     if response_id:
                         await self._sync_response(room, response_id)
                     else:
                         await self._sync_session(room)
-                    return
                 except StoreUnavailable:
                     await asyncio.sleep(RESYNC_RETRY_SECONDS)
+                    continue
                 except SessionNotFound:
                     await self.losses.look_at(room.session_id)
                     return
                 except ResponseNotFound:
+                    self._give_up_end(room, response_id)
+                    return
+                if not room.syncing[response_id]:
                     return
         finally:
-            room.syncing.discard(response_id)
+            del room.syncing[response_id]
+
+    def _give_up_end(self, room: Room, response_id: str) -> None:
+        """The log has no end of that answer: what waits for it does so in vain."""
+        for subscription in room.subscriptions:
+            if response_id in subscription.open:
+                subscription.close(response_id)
 
     async def _sync_session(self, room: Room) -> None:
         events = await self._store.session_events(
@@ -387,6 +403,8 @@ class Hub:
         for subscription in list(room.subscriptions):
             if not subscription.joining and subscription.wants(response_id):
                 subscription.put_events(response_id, record.fence, 1, events)
+        if not record.is_live:
+            self._give_up_end(room, response_id)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something that nobody waits for; `close` cancels what is left."""

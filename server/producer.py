@@ -328,6 +328,12 @@ class Producer:
 
         None if somebody else ends it: then it was lost, or is handed over.
         """
+        try:
+            return await self._finish(end)
+        finally:
+            self._run.settled.set()
+
+    async def _finish(self, end: End) -> Finished | None:
         run = self._run
         if run.is_leaving:
             await self._writer.hand_over()
@@ -416,6 +422,7 @@ class Producer:
             else:
                 self._hub.spawn(self._hub.losses.look_at(run.session_id))
         elif isinstance(error, RunLost | RunEnded):
+            run.is_disowned = True
             self._hub.disown(run.response_id)  # what is shown here may be more than was stored
             if run.stopping is not None and not run.stop_is_stored:
                 self._hub.spawn(self._pass_on(run.stopping))

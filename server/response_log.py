@@ -25,6 +25,19 @@ class ResponseLog:
         """Whether the last entry is `response.done`."""
         return bool(self.events) and is_done(self.events[-1])
 
+    @property
+    def end(self) -> ObjectEvent:
+        """`response.done`, of a log that has ended."""
+        end = self.events[-1]
+        assert isinstance(end, ObjectEvent)
+        return end
+
+    @property
+    def end_with_text(self) -> ObjectEvent:
+        """The same for somebody who lacks text: the message's text in it."""
+        length = self.end.data["response"]["text_length"]
+        return ObjectEvent({**self.end.data, "text": utf16_prefix(self.text(), length)})
+
     def text(self, until: int | None = None) -> str:
         """The message's text as of entry `until` (default: all of them)."""
         return self.base + text_of(self.events[:until])

@@ -247,7 +247,9 @@ class ResponseOperations:
             if frame["type"] == "error":
                 raise _error_of(frame)
             if frame["type"] == "response.done":
-                return json_response(frame)
+                if frame["durable"]:  # 200 promises that
+                    return json_response(frame)
+                continue
             told = frame
             if frame.get("owner") == "silent":
                 break

@@ -164,6 +164,7 @@ class Run:
         self.is_deleted = False  # its session is gone, and that was somebody's wish
         self.is_leaving = False  # it is handed over: another worker will end it
         self.lost = False  # another worker owns it, or its session is gone: say nothing more
+        self.is_disowned = False  # lost to another worker, which will end it or has
         self.is_ending = False  # its end is on the way to the store: too late for a stop
         self.timeline = Timeline()
         self.changed = asyncio.Event()  # there is something to append
@@ -172,6 +173,7 @@ class Run:
         self._when_stop_is_stored: list[Callable[[], None]] = []
         self.promoted = asyncio.Event()  # its turn has come among the session's responses
         self.done = asyncio.Event()  # `response.done` was published
+        self.settled = asyncio.Event()  # its end is stored, or somebody else's
 
     @property
     def response_id(self) -> str:

@@ -12,13 +12,13 @@ from server.errors import ApiError, invalid_field
 from server.frames import put_event
 from server.outbox import Outbox
 from server.protocol import CancelResponse
-from server.response_log import is_done, read_log
+from server.response_log import ResponseLog, is_done, read_log
 from server.run import Run, Stop, StoredStop, cancel_command
 from server.services import Services
 from server.subscription import Subscription
 from server.translate import check_response_id, check_session_id, translate_store_errors
-from sessions.errors import RunEnded, StoreUnavailable
-from sessions.records import ObjectEvent, session_of, utf16_prefix
+from sessions.errors import ResponseNotFound, RunEnded, StoreUnavailable
+from sessions.records import session_of
 
 logger = structlog.get_logger("server")
 
@@ -26,6 +26,7 @@ DURABLE_WAIT_SECONDS = 0.05  # before `response.cancelling` goes out as `durable
 REMOTE_POLL_SECONDS = (0.02, 0.05, 0.1)  # then every 0.1 s
 SILENT_OWNER_SECONDS = 2.0
 STORE_RETRY_SECONDS = 0.2
+DELETED_END_SECONDS = 2.0  # for the owner of a deleted answer to tell its end
 
 
 class Asker(Protocol):
@@ -178,8 +179,9 @@ class Stops:
                 notice = cancelling(run.response_id, durable=durable)
                 self._reply(notice, frame.event_id, run.response_id)
 
+        has_ended = run.done.is_set()
         subscription = self._watching(run.response_id)
-        if subscription is not None:
+        if subscription is not None and not has_ended:
             # What waits to be shown until the lease is renewed would come behind the notice.
             subscription.freeze(
                 run.response_id, lambda: run.final_text() if is_done(run.events[-1]) else None
@@ -188,9 +190,10 @@ class Stops:
         run.when_stop_is_stored(lambda: tell(True))
         await run.done.wait()
         timer.cancel()
-        if subscription is None:
-            await self._send_done(run.response_id)
-        elif not is_done(run.events[-1]):  # lost: it is another worker's
+        if (subscription is None or has_ended) and is_done(run.events[-1]):
+            self._put_end(run.response_id, ResponseLog(run.fence, run.events, run.base))
+        await run.settled.wait()  # told before it was stored, it may yet be another worker's
+        if run.is_disowned:
             await self._follow_to_the_end(run.response_id)
 
     async def _cancel_remote(self, response_id: str, frame: CancelResponse) -> None:
@@ -199,9 +202,7 @@ class Stops:
                 self._uid, response_id, seen=frame.seen_sequence_number
             )
         except RunEnded:
-            if (subscription := self._watching(response_id)) is not None:
-                subscription.freeze(response_id).set()  # the rest would come behind the end
-            await self._send_done(response_id)
+            await self._follow_to_the_end(response_id)
             return
         if (subscription := self._watching(response_id)) is not None:
             subscription.freeze(response_id)
@@ -214,16 +215,27 @@ class Stops:
         await self._follow_to_the_end(response_id)
 
     async def _follow_to_the_end(self, response_id: str) -> None:
-        """Another worker ends it: its asker hears of that, however long the store is away."""
+        """Another worker ends it: its asker hears of that, however long the store is away.
+
+        Losing a race is no error: what has ended already is answered with its end.
+        """
         subscription = self._watching(response_id)
+        # What comes of it from now on would come behind the notice, or behind the end.
         ended = asyncio.Event() if subscription is None else subscription.freeze(response_id)
         while True:
             try:
                 await self._await_remote_end(response_id, ended)
-                await self._send_done(response_id)
+                self._put_end(response_id, await read_log(self._store, self._uid, response_id))
                 return
             except StoreUnavailable:
                 await asyncio.sleep(STORE_RETRY_SECONDS)
+            except ResponseNotFound:
+                # Deleted meanwhile: its owner tells those who watch, and nothing is stored.
+                if subscription is None or not await subscription.put_heard_end(
+                    response_id, DELETED_END_SECONDS
+                ):
+                    raise
+                return
 
     async def _await_remote_end(self, response_id: str, ended: asyncio.Event) -> None:
         """Wait for the owner; if it is silent until its lease ends, end the answer in its place."""
@@ -253,21 +265,15 @@ class Stops:
         watches = subscription is not None and subscription.wants(response_id)
         return subscription if watches else None
 
-    async def _send_done(self, response_id: str) -> None:
-        """The stored `response.done` of an answer that has ended: losing a race is no error.
-
-        It brings the text where this connection was not sent all of it.
-        """
-        log = await read_log(self._store, self._uid, response_id)
-        if not log.events:
-            raise ApiError("response_not_found", "no such response")
-        event = log.events[-1]
-        subscription = self._watching(response_id)
-        lacks_text = subscription is None or subscription.lacks_text(response_id, log)
-        if lacks_text and isinstance(event, ObjectEvent):
-            kept = utf16_prefix(log.text(), event.data["response"]["text_length"])
-            event = ObjectEvent({**event.data, "text": kept})
-        put_event(self._connection.outbox, response_id, len(log.events), log.fence, event)
+    def _put_end(self, response_id: str, log: ResponseLog) -> None:
+        """Queue an answer's end. It brings the text where this connection lacks some of it."""
+        if not log.has_ended:
+            raise ResponseNotFound  # its keys have just gone
+        if (subscription := self._watching(response_id)) is not None:
+            subscription.put_end(response_id, log)
+        else:
+            outbox, number = self._connection.outbox, len(log.events)
+            put_event(outbox, response_id, number, log.fence, log.end_with_text)
 
     def _reply(
         self, frame: dict[str, Any], event_id: str | None, response_id: str | None = None

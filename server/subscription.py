@@ -5,6 +5,7 @@ it drops what it has sent, and says when it lacks something.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -32,13 +33,15 @@ class _Frozen:
     text: Callable[[], str | None]
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     has_skipped: bool = False  # text was left out
+    end: tuple[int, int, ObjectEvent] | None = None  # number, fence, event: as it came by
 
 
 class Subscription:
     """One connection watching one session.
 
     While it is joining, session events are held back and answers skipped: the snapshot that ends
-    the join contains them. `only` restricts a subscription without the session's own events to the
+    the join contains them. Later, what ends a message waits for the `response.done` of its answer,
+    if that was begun here. `only` restricts a subscription without the session's own events to the
     answers that were asked for by `response.resume`.
     """
 
@@ -58,6 +61,7 @@ class Subscription:
         self.joining = True
         self.rejoin: Callable[[], Awaitable[None]] | None = None  # send the whole state again
         self.cursors: dict[str, int] = {}  # response id → last number that was queued
+        self._open: set[str] = set()  # answers of which something was queued, and no end yet
         self._frozen: dict[str, _Frozen] = {}  # stopped from here
         self._replies: dict[str, str] = {}  # frame type → event id of the request it answers
         self._held: list[tuple[int, dict[str, Any]]] = []
@@ -79,6 +83,11 @@ class Subscription:
     def wants(self, response_id: str) -> bool:
         return self.only is None or response_id in self.only
 
+    @property
+    def open(self) -> list[str]:
+        """Answers whose end must still be sent, but for those that were stopped from here."""
+        return [response_id for response_id in self._open if response_id not in self._frozen]
+
     def expect_reply(self, kind: str, event_id: str | None) -> None:
         """The next session event of this kind answers a request of this connection."""
         self._replies.pop(kind, None)
@@ -86,15 +95,34 @@ class Subscription:
             self._replies[kind] = event_id
 
     def put_session_event(self, offset: int, frame: dict[str, Any]) -> None:
-        if self.only is not None:
-            return
-        if self.joining:
+        if self.only is None:
             self._held.append((offset, frame))
-        elif offset > self.offset:
-            self.offset = offset
-            if (event_id := self._replies.pop(frame["type"], None)) is not None:
-                frame = {**frame, "event_id": event_id}
-            self.outbox.put(frame)
+            self._send_held()
+
+    @property
+    def awaited(self) -> str | None:
+        """The answer whose end must be sent before the next session event."""
+        if self.joining or not self._held:
+            return None
+        _, frame = self._held[0]
+        message = frame.get("message", {})
+        is_end = frame["type"] == "message.updated" and message.get("status") != "in_progress"
+        response_id: str | None = message.get("response_id")
+        return response_id if is_end and response_id in self._open else None
+
+    def _send_held(self) -> None:
+        while self._held and not self.joining and self.awaited is None:
+            offset, frame = self._held.pop(0)
+            if offset > self.offset:
+                self.offset = offset
+                if (event_id := self._replies.pop(frame["type"], None)) is not None:
+                    frame = {**frame, "event_id": event_id}
+                self.outbox.put(frame)
+
+    def close(self, response_id: str) -> None:
+        """The end of an answer was sent, or will never be: what waits for it goes."""
+        self._open.discard(response_id)
+        self._send_held()
 
     def freeze(
         self, response_id: str, text: Callable[[], str | None] = lambda: None
@@ -104,7 +132,10 @@ class Subscription:
         `text` gives what the message says at its end. Where it cannot, whoever freezes sends
         `response.done` itself, with the text if `has_skipped`.
         """
-        frozen = self._frozen.setdefault(response_id, _Frozen(text))
+        frozen = self._frozen.get(response_id)
+        if frozen is None or frozen.ended.is_set():  # that was not its last end
+            skipped = frozen is not None and frozen.has_skipped
+            frozen = self._frozen[response_id] = _Frozen(text, has_skipped=skipped)
         frozen.text = text
         return frozen.ended
 
@@ -113,14 +144,40 @@ class Subscription:
         if (frozen := self._frozen.get(response_id)) is not None and frozen.ended.is_set():
             del self._frozen[response_id]
 
-    def has_skipped(self, response_id: str) -> bool:
-        frozen = self._frozen.get(response_id)
-        return frozen is not None and frozen.has_skipped
-
     def lacks_text(self, response_id: str, log: ResponseLog) -> bool:
         """Whether text of the log was left out here, or has not come yet."""
+        frozen = self._frozen.get(response_id)
         rest = log.events[self.cursors.get(response_id, 0) :]
-        return self.has_skipped(response_id) or any(isinstance(e, TextEvent) for e in rest)
+        return (frozen is not None and frozen.has_skipped) or any(
+            isinstance(event, TextEvent) for event in rest
+        )
+
+    def put_end(self, response_id: str, log: ResponseLog) -> None:
+        """Queue the end of an answer, with its text if not all of that was sent here."""
+        end = log.end_with_text if self.lacks_text(response_id, log) else log.end
+        self._put_end(response_id, len(log.events), log.fence, end)
+
+    async def put_heard_end(self, response_id: str, seconds: float) -> bool:
+        """Queue the end of a frozen answer as it came by; False if none comes within `seconds`.
+
+        Its text is not known: this is for answers that are stored nowhere any more.
+        """
+        frozen = self._frozen[response_id]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await frozen.ended.wait()
+        if frozen.end is None:
+            self.close(response_id)
+            return False
+        self._put_end(response_id, *frozen.end)
+        return True
+
+    def _put_end(self, response_id: str, number: int, fence: int, end: ObjectEvent) -> None:
+        self.cursors[response_id] = number
+        put_event(self.outbox, response_id, number, fence, end)
+        if (frozen := self._frozen.get(response_id)) is not None:
+            frozen.ended.set()
+        self.close(response_id)
 
     def begin_join(self) -> None:
         """The state is about to be sent again: hold session events back, and skip answers."""
@@ -131,9 +188,7 @@ class Subscription:
         """The snapshot up to `offset` was queued: send what came meanwhile, and go live."""
         self.joining = False
         self.offset = offset
-        held, self._held = self._held, []
-        for held_offset, frame in held:
-            self.put_session_event(held_offset, frame)
+        self._send_held()
 
     def put_events(self, response_id: str, fence: int, first: int, events: Sequence[Event]) -> bool:
         """Queue entries `first`, `first` + 1, … that are new; False if some before are missing."""
@@ -143,16 +198,26 @@ class Subscription:
         for number, event in enumerate(events, first):
             if number > cursor:
                 self.cursors[response_id] = number
-                if (frozen := self._frozen.get(response_id)) is None:
-                    put_event(self.outbox, response_id, number, fence, event)
-                elif isinstance(event, TextEvent):
-                    frozen.has_skipped = True
-                elif isinstance(event, ObjectEvent) and is_done(event):
-                    frozen.ended.set()
-                    if (text := frozen.text()) is not None:
-                        end = {**event.data, "text": text} if frozen.has_skipped else event.data
-                        put_event(self.outbox, response_id, number, fence, ObjectEvent(end))
+                self._put_event(response_id, fence, number, event)
         return True
+
+    def _put_event(self, response_id: str, fence: int, number: int, event: Event) -> None:
+        frozen = self._frozen.get(response_id)
+        end = event if isinstance(event, ObjectEvent) and is_done(event) else None
+        if end is None:
+            self._open.add(response_id)
+        if frozen is None:
+            put_event(self.outbox, response_id, number, fence, event)
+            if end is not None:
+                self.close(response_id)
+        elif end is None:
+            frozen.has_skipped |= isinstance(event, TextEvent)
+        else:
+            frozen.end = number, fence, end
+            frozen.ended.set()
+            if (text := frozen.text()) is not None:
+                whole = ObjectEvent({**end.data, "text": text}) if frozen.has_skipped else end
+                self._put_end(response_id, number, fence, whole)
 
     def put_created(
         self, response_id: str, fence: int, created: Event, event_id: str | None
@@ -177,6 +242,7 @@ class Subscription:
         else:
             number = len(log.events) - log.has_ended
             self.cursors[response_id] = number
+            self._open.add(response_id)
             if frozen is not None:
                 frozen.has_skipped = True
             else:

@@ -102,7 +102,10 @@ class _Watched:
 
 
 class ConnectionCheck:
-    """I2, G1, G3 and I8 of one connection, and its texts against the log as far as it goes."""
+    """I2, G1, G3 and I8 of one connection, and its texts against the log as far as it goes.
+
+    O1 is the first ordering rule: what ends a message comes behind the end of its answer.
+    """
 
     def __init__(self, connection: Connection, stored: Stored | None) -> None:
         self.connection = connection
@@ -111,6 +114,7 @@ class ConnectionCheck:
         self._offsets: dict[str, int] = {}  # of the sessions that it is subscribed to
         self._subscribes: dict[str, Frame] = {}  # by session, the last request
         self._event_ids: set[str] = set()
+        self._open: set[str] = set()  # answers that began here since the subscription did
         self._has_stopped = False
         self._user: str | None = None
 
@@ -223,6 +227,7 @@ class ConnectionCheck:
             if frame.get("event_id") in self._event_ids:
                 self._offsets[session_id] = frame["offset"]
         elif kind == "session.subscribed":
+            self._open = {rid for rid in self._open if session_of(rid) != session_id}
             after = self._subscribes.get(session_id, {}).get("after")
             self._offsets[session_id] = frame["offset"]
             if frame["recovered"] and after:
@@ -233,6 +238,10 @@ class ConnectionCheck:
             if frame["offset"] != offset + 1:
                 yield f"I2 session event {frame['offset']} behind {offset}"
             self._offsets[session_id] = frame["offset"]
+            message = frame["message"] if kind == "message.updated" else {}
+            response_id = message.get("response_id")
+            if response_id in self._open and message["status"] != "in_progress":
+                yield f"O1 message.updated before the response.done of {response_id}"
 
     def _take_numbered(self, kind: str, response_id: str, frame: Frame) -> Iterator[str]:
         watched = self._watched.setdefault(response_id, _Watched())
@@ -240,6 +249,7 @@ class ConnectionCheck:
         if watched.is_frozen and kind in TEXT_EVENTS:
             yield "G1 text behind response.cancelling, on the connection that asked"
         if kind == "response.done":
+            self._open.discard(response_id)
             watched.num_dones += frame["durable"]
             if self.connection.knows_requests and watched.num_dones > 1 + watched.num_asks:
                 yield f"G3 response.done number {watched.num_dones}"
@@ -256,6 +266,8 @@ class ConnectionCheck:
         else:
             yield from self._place(watched, response_id, frame)
         watched.has_begun = True
+        if kind != "response.done":
+            self._open.add(response_id)
         try:
             answer.apply(frame)
         except AssertionError as broken:

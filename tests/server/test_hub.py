@@ -24,7 +24,7 @@ from tests.server.watching import SilentFeed, Viewer
 from tests.sessions.chat import Chat
 
 CREATED = ObjectEvent({"type": "response.created"})
-DONE = ObjectEvent({"type": "response.done"})
+DONE = ObjectEvent({"type": "response.done", "response": {"text_length": 14}})
 
 
 def texts(*parts: str) -> list[Event]:
@@ -163,8 +163,10 @@ async def test_a_frozen_answer_sends_nothing_and_says_when_its_end_has_come() ->
     ended = subscription.freeze(RESPONSE)
     subscription.put_events(RESPONSE, 1, 3, [*LOG[2:], DONE])
     assert ended.is_set()
-    assert subscription.has_skipped(RESPONSE)
     assert kinds(await viewer.sent()) == ["created", "delta"]
+    subscription.put_end(RESPONSE, ResponseLog(1, [*LOG, DONE]))
+    (done,) = await viewer.sent()
+    assert kinds([done]) == ["done"] and done["text"] == "one two three "
 
 
 async def test_a_frozen_answer_whose_text_is_known_ends_with_the_text_that_was_left_out() -> None:
@@ -179,6 +181,51 @@ async def test_a_frozen_answer_whose_text_is_known_ends_with_the_text_that_was_l
     subscription.thaw(RESPONSE)
     subscription.put_log(RESPONSE, ResponseLog(1, [*LOG, DONE]), 0)
     assert kinds(await viewer.sent()) == ["snapshot", "done"]  # asked for again
+
+
+def message_updated(offset: int, status: str = "completed") -> dict[str, Any]:
+    message = {"response_id": RESPONSE, "status": status}
+    return {"type": "message.updated", "message": message, "offset": offset}
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+async def test_what_ends_a_message_waits_for_the_end_of_its_answer(is_frozen: bool) -> None:
+    viewer = Viewer()
+    subscription = Subscription(viewer, "ses")
+    subscription.end_join(4)
+    subscription.put_events(RESPONSE, 1, 1, LOG[:2])
+    if is_frozen:
+        subscription.freeze(RESPONSE)
+    subscription.put_session_event(5, message_updated(5, "in_progress"))
+    subscription.put_session_event(6, message_updated(6))
+    subscription.put_session_event(7, {"type": "session.updated"})
+    assert subscription.awaited == RESPONSE
+    assert sorted(kinds(await viewer.sent())) == ["created", "delta", "message.updated"]
+    if is_frozen:
+        subscription.put_end(RESPONSE, ResponseLog(1, [*LOG[:2], DONE]))
+    else:
+        subscription.put_events(RESPONSE, 1, 3, [DONE])
+    assert kinds(await viewer.sent()) == ["done", "message.updated", "session.updated"]
+
+
+async def test_a_message_whose_answer_did_not_begin_here_waits_for_nothing() -> None:
+    viewer = Viewer()
+    subscription = Subscription(viewer, "ses")
+    subscription.end_join(4)
+    subscription.put_session_event(5, message_updated(5))
+    assert kinds(await viewer.sent()) == ["message.updated"]
+
+
+async def test_the_end_of_a_deleted_answer_is_told_as_it_came_by() -> None:
+    viewer = Viewer()
+    subscription = Subscription(viewer, "ses")
+    subscription.put_events(RESPONSE, 1, 1, LOG[:2])
+    subscription.freeze(RESPONSE)
+    assert not await subscription.put_heard_end(RESPONSE, 0.01)
+    subscription.put_events(RESPONSE, 1, 3, [*LOG[2:], DONE])
+    assert await subscription.put_heard_end(RESPONSE, 1.0)
+    *_, done = await viewer.sent()
+    assert (done["type"], done["sequence_number"]) == ("response.done", 5)
 
 
 # ---- the hub ------------------------------------------------------------------------------------
@@ -240,6 +287,69 @@ async def test_a_gap_in_an_answer_is_filled_from_its_log(
     frames = [await viewer.next(), await viewer.next()]
     assert kinds(frames) == ["created", "delta"]
     assert frames[1]["delta"] == "one two three "
+
+
+async def test_a_missing_end_is_fetched_before_the_message_that_it_ends(
+    hub: Hub, chat: Chat, feed: SilentFeed
+) -> None:
+    """The feed brought the session's event, and lost the answer's."""
+    viewer = Viewer()
+    subscription = await join(hub, chat, viewer)
+    begun = await chat.begin()
+    rid = begun.response_id
+    subscription.put_events(rid, 1, 1, [CREATED])
+    await chat.append(rid, 2, "one ")
+    finished = await chat.finish(rid, 3)
+    for offset in range(subscription.offset + 1, finished.offset):
+        updated(hub, chat, offset)
+    frame = {"type": "message.updated", "message": {"response_id": rid, "status": "completed"}}
+    hub.publish_session(chat.session_id, finished.offset, frame)
+    frames: list[dict[str, Any]] = []
+    while not frames or frames[-1]["type"] != "message.updated":
+        frames.append(await viewer.next())
+    assert [kind for kind in kinds(frames) if not kind.startswith("message.created")] == [
+        "created",
+        "delta",
+        "done",
+        "message.updated",
+    ]
+
+
+async def test_a_message_whose_end_is_gone_does_not_wait_for_ever(hub: Hub, chat: Chat) -> None:
+    viewer = Viewer()
+    subscription = await join(hub, chat, viewer)
+    begun = await chat.begin()
+    offset = subscription.offset + 1
+    subscription.put_events(RESPONSE, 1, 1, [CREATED])
+    hub.publish_session(chat.session_id, offset, message_updated(offset))
+    while (await viewer.next())["type"] != "message.updated":
+        pass
+    assert begun.offset == offset + 1
+
+
+async def test_what_is_asked_for_while_a_log_is_read_is_read_again(
+    hub: Hub, chat: Chat, feed: SilentFeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log as it was read may be older than what showed that something is missing."""
+    viewer = Viewer()
+    subscription = await join(hub, chat, viewer)
+    rid = (await chat.begin()).response_id
+    subscription.put_events(rid, 1, 1, [CREATED])
+    await chat.append(rid, 2, "one ", "two ")
+    read, channel = chat.store.events, chat.store.keys.session_channel(chat.session_id)
+
+    async def read_too_early(response_id: str, **arguments: Any) -> Any:
+        events = await read(response_id, **arguments)
+        monkeypatch.undo()
+        await chat.append(rid, 4, "three ")
+        feed.deliver(channel, LiveResponseEvents(rid, 1, 4, 4, (TextEvent(8, "three "),)))
+        return events[:1]
+
+    monkeypatch.setattr(chat.store, "events", read_too_early)
+    feed.deliver(channel, LiveResponseEvents(rid, 1, 3, 3, (TextEvent(4, "two "),)))
+    text = ""
+    while text != "one two three ":
+        text += (await viewer.next()).get("delta", "")
 
 
 async def test_a_feed_that_was_away_costs_no_event(hub: Hub, chat: Chat, feed: SilentFeed) -> None:

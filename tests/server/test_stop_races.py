@@ -173,6 +173,18 @@ async def stop_and_delete(race: Race) -> None:
     request.released.set()
 
 
+async def stop_at_the_other_worker_and_delete(race: Race) -> None:
+    """Nothing is stored of the end then, and everybody hears of it."""
+    response, request, _ = await race.reach(race.dice.random.choice(("prefill", "mid")))
+    await race.stop(race.second, response)
+    await race.dice.give_way()
+    await race.asker.send("session.delete", session_id=race.session)
+    for client in (race.asker, race.second):
+        await client.next("session.deleted")
+        await client.done(response)
+    request.released.set()
+
+
 def after(phase: str) -> str:
     order = ("queued", "prefill", "first", "mid", "last", "ended")
     return order[order.index(phase) + 1]
@@ -201,6 +213,7 @@ CASES: dict[str, Callable[[Race], Awaitable[None]]] = {
     "thrice": stop_twice,
     "in two tabs": stop_in_two_tabs,
     "at another worker": stop_at_the_other_worker,
+    "at another worker, with the session deleted": stop_at_the_other_worker_and_delete,
     "with the connection cut": stop_and_disconnect,
     "with the session deleted": stop_and_delete,
 }
@@ -236,7 +249,7 @@ async def run_races(redis: EmbeddedRedis, folder: Path, seed: int, count: int) -
         async def run(case: str) -> None:
             async with AsyncExitStack() as stack:
                 places = dice.random.sample(workers, 2)
-                if case != "at another worker" and dice.random.random() < 0.5:
+                if not case.startswith("at another worker") and dice.random.random() < 0.5:
                     places[1] = places[0]
                 asker, second = [
                     await stack.enter_async_context(LocalClient(place, history)) for place in places
