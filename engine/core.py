@@ -57,6 +57,7 @@ def main() -> int:
         core, ready = load_core(config)
         io = IoThread(config.address, ready, core.pong)
     except Exception as error:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are on our way out
         if not isinstance(error, ValueError):  # those are written for people
             logger.exception("the core could not start")
         _report(report_to, {"ready": False, "error": f"{error}".strip() or type(error).__name__})

@@ -98,8 +98,19 @@ def resolve_sizes(config: EngineConfig, loaded: LoadedModel) -> EngineConfig:
 
 
 def _allocate_cache(loaded: LoadedModel, config: EngineConfig) -> None:
+    """Raises UnsupportedModelError if the system refuses so much memory at once."""
     assert config.num_blocks is not None
-    sizes = (config.num_blocks, config.block_size)
+    num_bytes = config.num_blocks * config.block_size * sum(map(_bytes_per_token, loaded.layers))
+    try:
+        _allocate_layers(loaded, config.num_blocks, config.block_size)
+    except MemoryError:
+        raise UnsupportedModelError(
+            f"there is no memory for {config.num_blocks} blocks of the KV cache: "
+            f"{num_bytes / 2**30:.1f} GiB"
+        ) from None
+
+
+def _allocate_layers(loaded: LoadedModel, *sizes: int) -> None:
     for layer in loaded.layers:
         shape = layer.shapes[0]
         heads, dtype = shape.num_kv_heads, shape.dtype

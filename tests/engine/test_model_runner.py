@@ -14,9 +14,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from engine import ops
+from engine.checkpoint import UnsupportedModelError
 from engine.config import EngineConfig
 from engine.loader import load_model
-from engine.model_runner import resolve_sizes
+from engine.model_runner import ModelRunner, resolve_sizes
 from tests.engine.stepped_engine import SteppedEngine
 from tests.tiny_model import build_tiny_model
 
@@ -195,3 +196,12 @@ def test_logits_of_a_bfloat16_model_are_sampled_as_float32(folders: Folders) -> 
     engine.add("r", [5, 6, 7], max_tokens=2)
     engine.run()
     assert engine.logits["r"][0].dtype == torch.float32
+
+
+def test_a_cache_that_no_machine_has_memory_for_is_refused_in_one_line(folders: Folders) -> None:
+    config = EngineConfig(
+        model=str(folders("llama")), address="", served_model_name="", num_blocks=10**12
+    )
+    loaded = load_model(config, ops.choose("torch"))
+    with pytest.raises(UnsupportedModelError, match=r"no memory for 1000000000000 blocks .* GiB$"):
+        ModelRunner(loaded, config)
