@@ -93,10 +93,15 @@ class ChatClient:
         self.record.sent(frame)
         await self._transmit(json.dumps(frame))
 
-    async def wait(self, condition: Callable[[], Any], what: str = "a frame") -> Any:
+    async def wait(
+        self,
+        condition: Callable[[], Any],
+        what: str = "a frame",
+        seconds: float = FRAME_SECONDS,
+    ) -> Any:
         """Wait until the condition is true of what has arrived, and return its value."""
         try:
-            async with asyncio.timeout(FRAME_SECONDS), self._arrived:
+            async with asyncio.timeout(seconds), self._arrived:
                 while not (value := condition()):
                     if self.broken is not None:
                         raise self.broken
@@ -154,10 +159,10 @@ class ChatClient:
             f"{count} deltas",
         )
 
-    async def done(self, response_id: str) -> Answer:
+    async def done(self, response_id: str, seconds: float = FRAME_SECONDS) -> Answer:
         """Wait for the end of the answer."""
         return await self.wait(  # type: ignore[no-any-return]
-            lambda: (a := self.answers.get(response_id)) and a.done and a, "response.done"
+            lambda: (a := self.answers.get(response_id)) and a.done and a, "response.done", seconds
         )
 
     async def closed(self) -> int:

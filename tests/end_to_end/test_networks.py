@@ -18,6 +18,7 @@ from tests.tiny_model import oracle_answer, oracle_word
 PING_SECONDS = 1.0  # of PARLEY_TESTING, and so long for the pong
 DELTA = "response.output_text.delta"
 SNAPSHOT = "response.output_text.snapshot"
+LATE_SECONDS = 300.0  # for the longest answer to end, on a busy machine
 PATIENT = {"ping_interval": None}  # of our client: the server's pings are under test
 
 
@@ -189,11 +190,12 @@ async def join_at_random(
             async with Client(server) as late:
                 place = {"fence": 1, "after_sequence_number": 0}
                 await late.send("response.resume", response_id=response, **place)
-                assert (await late.done(response)).final == oracle_answer(0, num_tokens)
+                answer = await late.done(response, LATE_SECONDS)
+                assert answer.final == oracle_answer(0, num_tokens)
                 kinds.add(next(f["type"] for f in late.frames if f["type"] in (DELTA, SNAPSHOT)))
 
         await asyncio.gather(*(join() for _ in range(joins)))
-        await asker.done(response)
+        await asker.done(response, LATE_SECONDS)
     return kinds
 
 

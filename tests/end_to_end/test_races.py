@@ -78,6 +78,8 @@ async def race_the_end(server: Server, dice: random.Random, count: int) -> dict[
             first, second = await asker.done(response), await viewer.done(response)
             assert first.final == second.final and whole.startswith(first.final)
             ends[end_of(first)] = ends.get(end_of(first), 0) + 1
+            for tab in (asker, viewer):  # which may watch 64 at a time
+                await tab.reply("session.unsubscribe", session_id=session)
 
     async with AsyncExitStack() as stack:
         pairs = [await stack.enter_async_context(at_both(server)) for _ in range(5)]
