@@ -145,12 +145,25 @@ class Revoked(Struct, frozen=True):
     revoked: int
 
 
+class QuotaLimits(Struct, frozen=True):
+    """The same for every user; null means unlimited."""
+
+    sessions_per_user: int | None
+    messages_per_session: int | None
+    bytes_per_session: int | None
+    tokens_per_day: int | None
+
+
 class UsedQuota(Struct, frozen=True):
+    """`tokens_today` is null where tokens are unlimited: then nobody counts them."""
+
     user: UserName
-    tokens_today: int
+    sessions: int
+    tokens_today: int | None
 
 
 class UsedQuotas(Struct, frozen=True):
+    limits: QuotaLimits
     quotas: list[UsedQuota]
     next_cursor: str | None
 

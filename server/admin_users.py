@@ -4,7 +4,7 @@ A token is in the answer that makes it, once; nobody can read it again. An admin
 their own credential lacks.
 """
 
-import asyncio
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -159,7 +159,7 @@ class AdminUserOperations:
                 "GET",
                 "/v1/admin/quotas",
                 self.quotas,
-                "What users have used today",
+                "What users keep and have used today, beside what they may",
                 query=PageQuery,
                 answers={200: UsedQuotas},
             ),
@@ -239,12 +239,17 @@ class AdminUserOperations:
 
     async def quotas(self, call: Call) -> Response:
         page = await self._users.page(call.query.limit, call.query.cursor)
-        used = await asyncio.gather(*(self._store.tokens_used(user.uid) for user in page.users))
+        usages = await self._store.usage([user.uid for user in page.users])
         rows = [
-            {"user": {"id": user.uid, "name": user.name}, "tokens_today": tokens}
-            for user, tokens in zip(page.users, used, strict=True)
+            {
+                "user": {"id": user.uid, "name": user.name},
+                "sessions": usage.num_sessions,
+                "tokens_today": usage.tokens_today,
+            }
+            for user, usage in zip(page.users, usages, strict=True)
         ]
-        return json_response({"quotas": rows, "next_cursor": page.next_cursor})
+        limits = {name: most or None for name, most in asdict(self._store.quotas).items()}
+        return json_response({"limits": limits, "quotas": rows, "next_cursor": page.next_cursor})
 
     # ---- inside ---------------------------------------------------------------------------------
 

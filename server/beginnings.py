@@ -21,6 +21,7 @@ from engine.errors import EngineDeadError, EngineError, RetryableRequestError
 from server.errors import ApiError
 from server.frames import rate_limits_frame
 from server.hub import Hub
+from server.limits import budget_entry
 from server.protocol import CreateResponse
 from server.run import Run
 from server.runs import Runs
@@ -34,6 +35,7 @@ from sessions.errors import (
     ResponseInProgress,
     SessionError,
 )
+from sessions.quotas import Budget
 from sessions.records import (
     UNSET,
     BegunResponse,
@@ -107,8 +109,11 @@ class Beginnings:
             if body_hash != _body_hash(frame):
                 raise IdempotencyKeyReused(response_id)
             return response_id, True
-        await self._check_admission(uid)
-        return await self._begin(uid, session, frame, asker)
+        budget = await self._check_admission(uid)
+        begun = await self._begin(uid, session, frame, asker)
+        if budget is not None and not begun[1]:
+            asker.outbox.put(rate_limits_frame(budget_entry(budget)))
+        return begun
 
     async def _begin(
         self, uid: str, session: Session, frame: CreateResponse, asker: Subscription
@@ -165,10 +170,11 @@ class Beginnings:
             self._runs.spawn(self._set_title(uid, session.id, frame.text))
         return run.response_id, False
 
-    async def _check_admission(self, uid: str) -> None:
+    async def _check_admission(self, uid: str) -> Budget | None:
+        """What is left of the user's tokens, if they are counted. Raises what refuses an answer."""
         if self._runs.draining:
             raise ApiError("draining", "this worker is restarting; connect again")
-        await self._store.check_budget(uid)
+        budget = await self._store.check_budget(uid)
         try:
             if self._engine.core_state is CoreState.CONNECTING:
                 # Another worker may have said that all is ready while we were still joining.
@@ -179,6 +185,7 @@ class Beginnings:
             raise ApiError("engine_unavailable", "the engine is away; try again shortly") from error
         except EngineError as error:
             raise ApiError("queue_full", "too many answers are waiting for the engine") from error
+        return budget
 
     def _settings(self, session: Session, frame: CreateResponse) -> dict[str, Any]:
         max_model_len = self._engine.model_config.max_model_len

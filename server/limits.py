@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from sessions.quotas import Quotas
+from sessions.quotas import Budget, Quotas
 
 BURST_SECONDS = 2  # a bucket holds what two seconds bring
 
@@ -58,6 +58,16 @@ class TokenBucket:
             return False
         self._tokens -= 1
         return True
+
+
+def budget_entry(budget: Budget) -> dict[str, Any]:
+    """What is left of a user's tokens, as `rate_limits.updated` says it."""
+    return {
+        "name": "tokens",
+        "limit": budget.limit,
+        "remaining": budget.remaining,
+        "reset_seconds": budget.reset_ms / 1000,
+    }
 
 
 @dataclass(slots=True)

@@ -186,7 +186,7 @@ class TokenLogprob(Part, frozen=True, kw_only=True):
 
 
 class RateLimit(Part, frozen=True, kw_only=True):
-    name: Literal["messages", "responses"]
+    name: Literal["messages", "responses", "tokens"]
     limit: Count
     remaining: Count
     reset_seconds: Annotated[float, Meta(ge=0)]

@@ -35,7 +35,7 @@ class StoreBase:
         self.keys = keys
         self._indexes = Indexes(client, keys)
         self._lease_ms = int(lease_seconds * 1000)
-        self._quotas = quotas or Quotas()
+        self.quotas = quotas or Quotas()
         self._idle_ms = int(idle_seconds * 1000)
         most_ms = self._idle_ms or SESSION_LOG_MS
         self._keep_ms = min(int(keep_seconds * 1000), self._idle_ms or int(keep_seconds * 1000))

@@ -6,6 +6,8 @@ of their day. Days are those of Redis' clock, in UTC.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -14,6 +16,7 @@ from sessions.base import StoreBase
 from sessions.errors import QuotaExceeded, StoreUnavailable
 from sessions.indexes import local_ms
 from sessions.keys import CHARGE_MS, USED_TOKENS_MS
+from sessions.quotas import Budget, Usage
 from sessions.records import is_response_id
 
 DAY_MS: Final = 86_400_000
@@ -22,23 +25,45 @@ DAY_MS: Final = 86_400_000
 class Budgets(StoreBase):
     """Tokens that users have used, by day. `SessionStore` has these methods; see there."""
 
-    async def check_budget(self, uid: str) -> None:
-        """Raises `QuotaExceeded` when the user's tokens of this day (UTC) are used up."""
-        if not self._quotas.tokens_per_day:
-            return
-        now_ms = await self._redis_ms()
-        if await self._tokens_used(uid, now_ms) >= self._quotas.tokens_per_day:
-            limit = self._quotas.tokens_per_day
-            raise QuotaExceeded("tokens per day", limit, retry_after_ms=DAY_MS - now_ms % DAY_MS)
+    async def check_budget(self, uid: str) -> Budget | None:
+        """The user's tokens of this day (UTC), None where they are not counted.
 
-    async def tokens_used(self, uid: str) -> int:
-        """The tokens that a user has used today (UTC)."""
-        return await self._tokens_used(uid, await self._redis_ms())
+        Raises `QuotaExceeded` when they are used up.
+        """
+        budget = await self.budget(uid)
+        if budget is not None and not budget.remaining:
+            raise QuotaExceeded("tokens per day", budget.limit, retry_after_ms=budget.reset_ms)
+        return budget
+
+    async def budget(self, uid: str) -> Budget | None:
+        """As `check_budget`, whatever is left."""
+        check_uid(uid)
+        if not self.quotas.tokens_per_day:
+            return None
+        now_ms = await self._redis_ms()
+        key = self.keys.user_tokens_used(uid, _day(now_ms))
+        used = int(await self.client.call("HGET", key, "tokens") or 0)
+        return Budget(self.quotas.tokens_per_day, used, DAY_MS - now_ms % DAY_MS)
+
+    async def usage(self, uids: Sequence[str]) -> list[Usage]:
+        """What each of these users keeps and has used today."""
+        day = _day(await self._redis_ms())
+        counts, tokens = await asyncio.gather(
+            self.client.read_each([self.keys.user_sessions(uid) for uid in uids], "ZCARD"),
+            self.client.read_each(
+                [self.keys.user_tokens_used(uid, day) for uid in uids], "HGET", "tokens"
+            ),
+        )
+        is_counted = bool(self.quotas.tokens_per_day)
+        return [
+            Usage(count, int(used or 0) if is_counted else None)
+            for count, used in zip(counts, tokens, strict=True)
+        ]
 
     async def charge_tokens(self, uid: str, response_id: str, num_tokens: int) -> None:
         """Count an ended response's tokens, once; a count that fails is given up."""
         check_uid(uid)
-        if not self._quotas.tokens_per_day or not is_response_id(response_id):
+        if not self.quotas.tokens_per_day or not is_response_id(response_id):
             return
         try:
             now_ms = await self._redis_ms()
@@ -52,11 +77,6 @@ class Budgets(StoreBase):
             )
         except StoreUnavailable:
             return  # the answer is stored, and that counts more
-
-    async def _tokens_used(self, uid: str, now_ms: int) -> int:
-        check_uid(uid)
-        key = self.keys.user_tokens_used(uid, _day(now_ms))
-        return int(await self.client.call("HGET", key, "tokens") or 0)
 
     async def _redis_ms(self) -> int:
         """Redis' clock: a worker whose own is wrong must not open another day."""

@@ -105,7 +105,7 @@ class Conversations(UserSessions):
 
     async def _reserve(self, uid: str, session_id: str) -> None:
         """Enter a session into its user's index. Raises `QuotaExceeded`."""
-        most = self._quotas.sessions_per_user
+        most = self.quotas.sessions_per_user
         for is_last_try in (False, True):
             reply = await self.client.script(
                 "reserve_session",

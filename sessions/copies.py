@@ -153,7 +153,7 @@ class Copies(Conversations):
             return None
 
     async def _write(self, uid: str, session_id: str, draft: Draft) -> CreatedSession:
-        most = self._quotas.messages_per_session
+        most = self.quotas.messages_per_session
         if most and len(draft.messages) > most:
             raise QuotaExceeded("messages in a session", most)
         await self._reserve(uid, session_id)
@@ -179,7 +179,7 @@ class Copies(Conversations):
     async def _write_parts(self, session_id: str, draft: Draft) -> int:
         """Returns the bytes of all bodies."""
         num_bytes = place = 0
-        most = self._quotas.bytes_per_session
+        most = self.quotas.bytes_per_session
         for part in _parts(draft.messages):
             num_bytes += sum(size_of_body(body) for _, body in part)
             if most and num_bytes > most:

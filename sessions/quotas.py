@@ -17,3 +17,25 @@ class Quotas:
     messages_per_session: int = 20_000
     bytes_per_session: int = 16 * 1024 * 1024  # of its messages, before they are compressed
     tokens_per_day: int = 0  # of prompts and answers, by user
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A user's tokens of one day. `reset_ms`: until the next one begins."""
+
+    limit: int
+    used: int
+    reset_ms: int
+
+    @property
+    def remaining(self) -> int:
+        """Never below 0: answers that run already may go beyond the limit."""
+        return max(0, self.limit - self.used)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a user keeps and has used. `tokens_today` is None where tokens are not counted."""
+
+    num_sessions: int
+    tokens_today: int | None

@@ -119,8 +119,8 @@ class Responses(Runs):
                     max_queued,
                     *self._log_limits,
                     continues or "",
-                    self._quotas.messages_per_session,
-                    self._quotas.bytes_per_session,
+                    self.quotas.messages_per_session,
+                    self.quotas.bytes_per_session,
                     *run_pairs,
                 ),
             )
@@ -243,5 +243,5 @@ class Responses(Runs):
 
     def _quota_error(self, what: str) -> QuotaExceeded:
         if what == "bytes":
-            return QuotaExceeded("bytes in a session", self._quotas.bytes_per_session)
-        return QuotaExceeded("messages in a session", self._quotas.messages_per_session)
+            return QuotaExceeded("bytes in a session", self.quotas.bytes_per_session)
+        return QuotaExceeded("messages in a session", self.quotas.messages_per_session)

@@ -1,13 +1,16 @@
 """Quotas on every door: one more is refused, on a websocket as over HTTP, and nothing is stored."""
 
+import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.harness import Client, Server
+from tests.end_to_end.harness import Client, Server, other_user
 from tests.end_to_end.http_client import Http, admin_token, ask_and_follow, code_of, fresh_key
+from tests.end_to_end.raw import RawSocket, close_frame
 from tests.tiny_model import oracle_word
 
 SHORT = {"temperature": 0, "max_output_tokens": 2}
@@ -20,6 +23,7 @@ def small(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "PARLEY_MAX_SESSIONS_PER_USER": "3",
         "PARLEY_MAX_MESSAGES_PER_SESSION": "4",
         "PARLEY_MAX_TOKENS_PER_DAY": "30",
+        "PARLEY_MAX_CONNECTIONS_PER_USER": "2",
     }
     server = Server(tmp_path_factory.mktemp("small") / "data", oracle_model, None, **limits)
     try:
@@ -87,3 +91,58 @@ async def test_a_used_up_day_says_when_it_ends(small: Server) -> None:
         assert 0 < wait_ms <= 86_400_000
         assert int(refused.headers["retry-after"]) == -(-wait_ms // 1000)
         assert (await http.get(f"/v1/sessions/{session}")).json()["message_count"] == 0
+
+
+async def test_what_is_left_of_the_day_is_told_with_each_answer(small: Server) -> None:
+    async with Http(small, admin_token(small)) as http:
+        user = (await http.post("/v1/admin/users", {"name": "Ada"})).json()
+    async with Client(small, token=user["token"]) as client:
+        session = await client.new_session()
+        await client.ask(session, oracle_word(1), settings=SHORT)
+        (left,) = (await client.next("rate_limits.updated"))["rate_limits"]
+        assert (left["name"], left["limit"], left["remaining"]) == ("tokens", 30, 30)
+        assert 0 < left["reset_seconds"] <= 86_400
+
+
+async def test_quotas_are_shown_beside_what_is_used(small: Server) -> None:
+    async with Http(small, admin_token(small)) as http:
+        shown = (await http.get("/v1/admin/quotas")).json()
+    assert shown["limits"] == {
+        "sessions_per_user": 3,
+        "messages_per_session": 4,
+        "bytes_per_session": 16 * 1024 * 1024,
+        "tokens_per_day": 30,
+    }
+
+
+async def test_b16_one_connection_too_many_closes_with_4429_and_the_others_stay(
+    small: Server,
+) -> None:
+    async with RawSocket(small) as first, RawSocket(small) as second:
+        for socket in (first, second):
+            await socket.upgrade()
+            await socket.next("connection.ready")
+        async with RawSocket(small) as third:
+            assert (await third.upgrade()).status == 101
+            code, reason = await third.closed()
+            assert code == 4429
+            assert "retry_after_ms=" in reason
+        async with Client(other_user(small)) as other:  # counted by user
+            await other.next("connection.ready")
+        await first.send(close_frame(1000))
+        assert (await first.closed())[0] == 1000
+        await second.send_frame("ping", t=1)
+        assert (await second.next("pong"))["t"] == 1
+        await connects_again(small)
+
+
+async def connects_again(server: Server) -> None:
+    """The place of a closed connection is free as soon as the server has noticed."""
+    async with asyncio.timeout(5):
+        while True:
+            async with RawSocket(server) as socket:
+                await socket.upgrade()
+                await socket.send_frame("ping", t=2)
+                with contextlib.suppress(AssertionError):
+                    await socket.next("pong")
+                    return

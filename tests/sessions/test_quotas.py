@@ -57,6 +57,11 @@ async def test_sessions_that_are_gone_do_not_count(small_store: SessionStore) ->
     assert INDEX_GRACE_MS > 1000  # a fresh entry counts: its session may be on its way
 
 
+async def used(store: SessionStore) -> int | None:
+    """Alice's tokens of today."""
+    return (await store.usage(["alice"]))[0].tokens_today
+
+
 async def test_messages_over_the_quota_are_refused_and_nothing_is_stored(
     small_store: SessionStore,
 ) -> None:
@@ -100,20 +105,22 @@ async def test_tokens_are_counted_when_a_response_ends(small_store: SessionStore
         await small_store.check_budget("alice")
         begun = await chat.begin("hello")
         await chat.finish(begun.response_id, 2, input_tokens=4, output_tokens=6)
-    assert await small_store.tokens_used("alice") == 20
+    assert await used(small_store) == 20
     with pytest.raises(QuotaExceeded) as caught:
         await small_store.check_budget("alice")
     assert caught.value.what == "tokens per day"
     assert caught.value.retry_after_ms is not None
     assert 0 < caught.value.retry_after_ms <= 86_400_000
-    await small_store.check_budget("bob")
+    budget = await small_store.check_budget("bob")
+    assert budget is not None and (budget.limit, budget.remaining) == (20, 20)
+    assert 0 < budget.reset_ms <= 86_400_000
 
 
 async def test_a_response_is_charged_once(small_store: SessionStore) -> None:
     response_id = new_response_id(new_session_id())
     for _ in range(3):
         await small_store.charge_tokens("alice", response_id, 7)
-    assert await small_store.tokens_used("alice") == 7
+    assert await used(small_store) == 7
     names = await small_store.client.call("KEYS", f"{small_store.keys.prefix}u:*")
     lives = [await small_store.client.call("PTTL", name) for name in names]
     assert len(names) == 2 and all(0 < life <= 40 * 86_400_000 for life in lives)
@@ -122,10 +129,20 @@ async def test_a_response_is_charged_once(small_store: SessionStore) -> None:
 async def test_without_a_budget_nothing_is_counted(store: SessionStore) -> None:
     await store.charge_tokens("alice", new_response_id(new_session_id()), 7)
     await store.check_budget("alice")
-    assert await store.tokens_used("alice") == 0
+    assert await store.budget("alice") is None
+    assert (await store.usage(["alice"]))[0].tokens_today is None
+
+
+async def test_what_users_keep_and_have_used_is_read_together(small_store: SessionStore) -> None:
+    for _ in range(2):
+        await Chat.create(small_store)
+    await small_store.charge_tokens("bob", new_response_id(new_session_id()), 9)
+    alice, bob = await small_store.usage(["alice", "bob"])
+    assert (alice.num_sessions, alice.tokens_today) == (2, 0)
+    assert (bob.num_sessions, bob.tokens_today) == (0, 9)
 
 
 async def test_what_a_user_has_used_goes_with_the_user(small_store: SessionStore) -> None:
     await small_store.charge_tokens("alice", new_response_id(new_session_id()), 7)
     await Users(small_store.client, small_store.keys).forget("alice")
-    assert await small_store.tokens_used("alice") == 0
+    assert await used(small_store) == 0
