@@ -158,10 +158,6 @@ class LogWriter:
             status="in_progress" if starts else "",
             fields=self._fields() if starts else {},
         )
-        if starts:
-            run.timeline.note("started_at", self._replied_at(reply))
-        if batch.token_ids:
-            run.timeline.note("first_token_at", self._replied_at(reply))
         self._settle(batch)
         await self._take(reply, sent)
 

@@ -49,6 +49,8 @@ logger = structlog.get_logger("server")
 
 FLUSH_SECONDS = 0.025  # between two text events of one answer; the first goes at once
 QUEUE_FRAME_SECONDS = 0.5  # `response.queued` is sent at most twice a second
+# Moments of the timeline that are this worker's to tell: a stop may come before the log says so.
+OWN_MOMENTS = frozenset(("started_at", "first_token_at", "aborted_at"))
 ENGINE_WAIT_SECONDS = 60.0  # of an answer whose turn comes while there is no engine core
 
 
@@ -198,6 +200,7 @@ class Producer:
         now = time.monotonic()
         if run.timeline.first_token is None:
             run.timeline.first_token = now
+            run.timeline.note("first_token_at")
             self._metrics.observe_first_token(now - run.timeline.created)
         run.timeline.last_token = now
         logprobs = token_logprobs(answer.logprobs, answer.token_ids)
@@ -241,6 +244,7 @@ class Producer:
         if run.is_started or run.stopping is not None:
             return
         run.timeline.scheduled = time.monotonic()
+        run.timeline.note("started_at")
         self._queue.started(run.response_id)
         event = run.add_object(
             {
@@ -389,7 +393,7 @@ class Producer:
             output_tokens=len(run.token_ids),
             events=[*pending, done],
             token_ids=run.token_ids[run.num_tokens_stored :],
-            fields={"aborted_at": at} if (at := run.timeline.at.get("aborted_at")) else None,
+            fields={name: at for name, at in run.timeline.at.items() if name in OWN_MOMENTS},
         )
 
     def _publish_done(self, end: End, *, durable: bool) -> None:

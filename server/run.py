@@ -92,15 +92,17 @@ class Timeline:
     last_token: float | None = None
     done: float | None = None
     at: dict[str, int] = field(default_factory=dict)  # milliseconds since 1970, by Redis' clock
-    clock_ahead_ms: int = 0  # of Redis' clock to ours
+    clock_ahead_ms: int | None = None  # of Redis' clock to ours
 
     def note(self, name: str, at_ms: int | None = None) -> None:
         """Keep a moment, by default the present one; the first of its name counts."""
-        self.at.setdefault(name, _now_ms() + self.clock_ahead_ms if at_ms is None else at_ms)
+        self.at.setdefault(name, _now_ms() + (self.clock_ahead_ms or 0) if at_ms is None else at_ms)
 
     def set_clock(self, redis_ms: int) -> None:
-        """It is that late by Redis' clock."""
-        self.clock_ahead_ms = redis_ms - _now_ms()
+        """It was that late by Redis' clock; of all its replies the one that came soonest counts."""
+        ahead = redis_ms - _now_ms()
+        if self.clock_ahead_ms is None or ahead > self.clock_ahead_ms:
+            self.clock_ahead_ms = ahead
 
     def wire(self, num_tokens: int) -> dict[str, Any]:
         """The `timings` object: milliseconds from the creation, the decoding rate, the moments."""

@@ -104,6 +104,7 @@ class Runs:
 
     def start(self, run: Run, begun: BegunResponse) -> None:
         """Produce an answer that was added and announced."""
+        run.timeline.set_clock(begun.now_ms)
         run.timeline.note("created_at", begun.now_ms)
         if begun.cancel:  # a stop was waiting for this answer's key
             run.stop(Stop())

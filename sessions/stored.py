@@ -96,7 +96,7 @@ _RUN_OTHERS: Final = frozenset(
 )
 MANAGED_RUN_FIELDS: Final = (
     frozenset({*_RUN_TEXTS, *_RUN_NUMBERS, *_RUN_OPTIONAL_NUMBERS}) | _RUN_INTERNAL | _RUN_OTHERS
-) - {"prompt_from", "aborted_at"}
+) - {"prompt_from", "started_at", "first_token_at", "aborted_at"}
 
 
 def decode_run(response_id: str, stored: Mapping[bytes, bytes]) -> RunRecord | None:
