@@ -20,7 +20,7 @@ from server.admin_objects import (
     UserPage,
 )
 from server.admin_sessions import Limit, actor_of
-from server.audit import Actor
+from server.audit import TRANSCRIPTS, Actor
 from server.beginnings import clean_title
 from server.errors import ApiError, invalid_field
 from server.http_objects import LoginCode
@@ -131,6 +131,7 @@ class AdminUserOperations:
                 one + "/tokens",
                 self.create_token,
                 "Another token for a user, which is shown this once",
+                scope=TRANSCRIPTS,  # whoever comes in as the user reads what the user wrote
                 body=CreateTokenBody,
                 answers={201: NewToken},
             ),
@@ -153,6 +154,7 @@ class AdminUserOperations:
                 one + "/login-codes",
                 self.create_login_code,
                 "A one-time code for a login URL of a user",
+                scope=TRANSCRIPTS,
                 answers={201: LoginCode},
             ),
             operation(
@@ -215,6 +217,11 @@ class AdminUserOperations:
         scopes = check_scopes(body.scopes, user.roles, actor)
         await self._admin.auditor.note(actor, "token.create", user.uid, " ".join(scopes))
         token = await self._credentials.create_token(user.uid, body.expires_in_s, scopes=scopes)
+        try:
+            await self._users.user(user.uid)
+        except UserNotFound:  # deleted meanwhile: nothing of them stays
+            await self._credentials.revoke(token)
+            raise
         return json_response({"user_id": user.uid, "scopes": list(scopes), "token": token}, 201)
 
     async def revoke_all(self, call: Call) -> Response:

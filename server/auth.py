@@ -47,7 +47,7 @@ class Authenticator:
     """Finds the user of a request."""
 
     def __init__(self, identities: Identities, *, origins: Origins) -> None:
-        self._identities = identities
+        self.identities = identities
         self._origins = origins
         self._attempts = FailedAttempts()
 
@@ -58,13 +58,13 @@ class Authenticator:
         foreign origin. Raises `StoreUnavailable`.
         """
         if connection.headers.getlist("authorization"):
-            return await self._identities.of_token(_authorization(connection))
+            return await self.identities.of_token(_authorization(connection))
         if connection.scope["type"] == "websocket":
             for offered in connection.scope.get("subprotocols", ()):
                 if offered.startswith(BEARER_SUBPROTOCOL):
-                    return await self._identities.of_token(_decode_subprotocol(offered))
+                    return await self.identities.of_token(_decode_subprotocol(offered))
             if tickets := connection.query_params.getlist("ticket"):
-                return await self._identities.of_ticket(tickets[0] if len(tickets) == 1 else "")
+                return await self.identities.of_ticket(tickets[0] if len(tickets) == 1 else "")
         return await self._cookie_user(connection)
 
     async def admin(self, connection: HTTPConnection, scope: str = "admin") -> User:
@@ -79,7 +79,7 @@ class Authenticator:
         token = _authorization(connection)
         self._attempts.begin(address, token)
         try:
-            user = await self._identities.of_token(token)
+            user = await self.identities.of_token(token)
         except ApiError:
             self._attempts.failed(address)
             raise
@@ -98,7 +98,7 @@ class Authenticator:
         )
         if changes and not self._origins.allows(connection):
             raise ApiError("forbidden", "a cookie needs our own Origin")
-        return await self._identities.of_cookie(raw)
+        return await self.identities.of_cookie(raw)
 
 
 def cookie_name(secure: bool) -> str:

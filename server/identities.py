@@ -118,6 +118,11 @@ class Identities:
             return user
         return await self._find(credential.digest, credential.kind, "the ticket is not valid")
 
+    async def is_known(self, uid: str) -> bool:
+        """Whether somebody has this id and may come in, by Redis and not by memory."""
+        record = (await self._users.users([uid])).get(uid)
+        return uid in BUILT_IN or (record is not None and not record.disabled)
+
     async def _find(self, digest: str, kind: str, refusal: str) -> User:
         known = self._known.get(digest)
         if known is None or time.monotonic() - known.at > CACHE_SECONDS:

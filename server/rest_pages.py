@@ -19,6 +19,7 @@ class Pages:
 
     def __init__(self, doors: Doors) -> None:
         self._credentials = doors.credentials
+        self._identities = doors.authenticator.identities
         self._static = doors.static
 
     def operations(self) -> list[Operation]:
@@ -58,8 +59,8 @@ class Pages:
     async def login(self, call: Call) -> Response:
         """Exchange a one-time code for a cookie, and show the page without the code in its URL."""
         code = call.request.query_params.get("code", "")[:MAX_CODE_CHARACTERS]
-        uid = await self._credentials.redeem_login_code(code)
-        if uid is None:
+        cookie = await self._new_cookie(code)
+        if cookie is None:
             return Response(
                 "This login link was used already or is too old.\n"
                 "Run `parley login` to get another one.\n",
@@ -67,7 +68,6 @@ class Pages:
                 media_type="text/plain; charset=utf-8",
                 headers={"Cache-Control": "no-store"},
             )
-        cookie = await self._credentials.create_cookie(uid, COOKIE_SECONDS)
         answer = RedirectResponse("/", status_code=303, headers={"Cache-Control": "no-store"})
         secure = call.request.url.scheme == "https"
         answer.set_cookie(
@@ -80,6 +80,17 @@ class Pages:
             samesite="lax",
         )
         return answer
+
+    async def _new_cookie(self, code: str) -> str | None:
+        """What the code is exchanged for; None if it, or its user, is no more."""
+        uid = await self._credentials.redeem_login_code(code)
+        if uid is None or not await self._identities.is_known(uid):
+            return None
+        cookie = await self._credentials.create_cookie(uid, COOKIE_SECONDS)
+        if await self._identities.is_known(uid):
+            return cookie
+        await self._credentials.revoke(cookie)  # its user went meanwhile, and nothing of them stays
+        return None
 
 
 class Static(StaticFiles):
