@@ -126,6 +126,7 @@ class Handlers:
         await self._leave(frame.session_id)
         uid = None if frame.observe else self._uid
         session = await self._store.session(uid, frame.session_id)
+        await self._store.verify_epoch(session.id)
         subscription = self._new_subscription(session.id, observes=frame.observe)
         await self._join(subscription)
         try:

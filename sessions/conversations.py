@@ -228,6 +228,17 @@ class Conversations(UserSessions):
         Clients with a position under the old epoch are told that it is worth nothing. No-op under
         another epoch, since that is what somebody else has done. Raises `SessionNotFound`.
         """
+        await self._renew_epoch(session_id, epoch)
+
+    async def verify_epoch(self, session_id: str) -> None:
+        """Renew the epoch if it began on another Redis: one that was started or promoted since.
+
+        Such a one may lack the last writes, and new ones may have hidden that. Raises
+        `SessionNotFound`.
+        """
+        await self._renew_epoch(session_id, "")
+
+    async def _renew_epoch(self, session_id: str, epoch: str) -> None:
         check_session_id(session_id)
         reply = await self.client.script(
             "renew_epoch",

@@ -18,7 +18,7 @@ end
 local now = now_ms()
 redis.call('HSET', KEYS[1], 'uid', ARGV[3], 'epoch', ARGV[4], 'offset', 0, 'revision', 1, 'revision_offset', 1,
   'created_at', now, 'updated_at', now, 'message_count', 0, 'bytes', 0, 'input_tokens', 0, 'output_tokens', 0,
-  'head', '', 'active_response_id', '', 'locked', '', 'pinned', 0, unpack(ARGV, 10))
+  'server', server_id(), 'head', '', 'active_response_id', '', 'locked', '', 'pinned', 0, unpack(ARGV, 10))
 local offset = log_event(KEYS[1], KEYS[2], ARGV[5], ARGV[6], ARGV[7])
 for place = 4, 6 do redis.call('PERSIST', KEYS[place]) end
 let_go(ARGV[8], {KEYS[1], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]})

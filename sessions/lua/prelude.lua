@@ -9,6 +9,13 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
+-- Another one after each start and each promotion, when the last writes may be missing.
+local function server_id()
+  local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+  local history = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
+  return string.sub(run, 1, 12) .. string.sub(history, 1, 12)
+end
+
 local function is_live(status)
   return status == 'queued' or status == 'in_progress'
 end

@@ -2,6 +2,8 @@
 
 import asyncio
 
+from sessions.client import RedisClient
+from sessions.keys import Keys
 from tests.end_to_end.harness import Client, Server
 from tests.tiny_model import oracle_answer, oracle_word
 
@@ -126,6 +128,23 @@ async def test_the_position_of_a_reconnecting_client_is_recovered(server: Server
         assert "snapshot" not in subscribed
         kinds = [(await back.next("message.created", "session.updated"))["type"] for _ in range(2)]
         assert kinds == ["message.created", "message.created"]
+
+
+async def test_the_position_of_another_redis_is_not_recovered(server: Server) -> None:
+    async with Client(server) as client:
+        created = await client.reply("session.create", idempotency_key="another-redis")
+        session, old = created["session"]["id"], created["epoch"]
+        redis = RedisClient(f"unix://{server.data_dir}/redis/redis.sock")
+        await redis.call("HSET", Keys("parley:").session(session, "m"), "server", "before")
+        await redis.close()
+    async with Client(server) as back:
+        after = {"epoch": old, "offset": created["offset"]}
+        subscribed = await back.reply("session.subscribe", session_id=session, after=after)
+        assert subscribed["recovered"] is False
+        assert subscribed["epoch"] != old
+        after["epoch"] = subscribed["epoch"]
+        again = await back.reply("session.subscribe", session_id=session, after=after)
+        assert again["recovered"] is True
 
 
 async def test_a_response_can_be_resumed_without_a_subscription(server: Server) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from sessions.embedded import EmbeddedRedis
 from sessions.errors import (
     MessageNotFound,
     RevisionConflict,
@@ -251,3 +252,21 @@ async def test_token_ids_kept_with_a_message_are_found_again(chat: Chat) -> None
 async def test_an_id_of_another_session_is_not_a_response_id(chat: Chat) -> None:
     with pytest.raises(ValueError):
         await chat.begin(response_id=new_response_id(new_session_id()))
+
+
+async def test_an_epoch_that_began_on_another_redis_is_renewed_once(
+    own_redis: EmbeddedRedis, own_store: SessionStore
+) -> None:
+    chat = await Chat.create(own_store)
+
+    async def epoch() -> str:
+        await own_store.verify_epoch(chat.session_id)
+        return (await own_store.session(None, chat.session_id)).epoch
+
+    before = await epoch()
+    assert await epoch() == before
+    own_redis.stop()
+    own_redis.start()
+    after = await epoch()
+    assert after != before
+    assert await epoch() == after
