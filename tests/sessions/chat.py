@@ -11,6 +11,8 @@ from sessions.records import (
     BegunResponse,
     Event,
     Finished,
+    LivePayload,
+    LiveSessionEvents,
     Message,
     ObjectEvent,
     TextEvent,
@@ -102,3 +104,8 @@ def assistant_message(response_id: str, text: str = "", **changed: Any) -> Messa
     fields: dict[str, Any] = {"status": "in_progress", "created_at": 1, "parent_id": None}
     fields |= {"response_id": response_id, "id": new_message_id()}
     return Message(role="assistant", text=text, **(fields | changed))
+
+
+def is_creation(payload: LivePayload) -> bool:
+    """A session's first event, which a cluster may bring to those who subscribe behind it."""
+    return isinstance(payload, LiveSessionEvents) and payload.offset == 1
