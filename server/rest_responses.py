@@ -72,7 +72,7 @@ class ResponseOperations:
                 summary="The response as it is now; with `stream=true`, follow it",
                 query=FollowQuery,
                 headers=(LAST_EVENT_ID,),
-                answers={200: (ResponseObject, "text/event-stream")},
+                answers={200: (ResponseObject, "text/event-stream"), 204: None},
             ),
             Operation(
                 method="POST",
@@ -138,6 +138,8 @@ class ResponseOperations:
             return json_response(await self._current(call.uid, response_id))
         fence = await self._fence(call.uid, response_id)
         after = self._position(call, fence)
+        if after and await self._has_end(call.uid, response_id, after):
+            return Response(status_code=204, headers={"Cache-Control": "no-store"})
 
         async def attach(subscription: Subscription) -> None:
             await self._attach(subscription, response_id, after)
@@ -154,6 +156,15 @@ class ResponseOperations:
         except ValueError as error:
             raise invalid_field("Last-Event-ID", str(error)) from None
         return number if last_fence == fence else 0
+
+    async def _has_end(self, uid: str, response_id: str, after: int) -> bool:
+        """Whether `after` is the end: an `EventSource` asks for more until it gets 204."""
+        run = self._runs.local(response_id)
+        if run is not None and run.uid == uid:
+            log = run.log
+        else:
+            log = await read_log(self._store, uid, response_id)
+        return log.has_ended and after == len(log.events)
 
     async def _fence(self, uid: str, response_id: str) -> int:
         run = self._runs.local(response_id)

@@ -112,6 +112,16 @@ async def test_an_ended_response_is_replayed_with_its_end(server: Server, http: 
     ]
 
 
+async def test_who_has_the_end_is_told_that_there_is_no_more(server: Server, http: Http) -> None:
+    session = (await http.new_session())["id"]
+    async with ask_and_follow(server, session, oracle_word(6), settings=GREEDY) as stream:
+        end = (await stream.next("response.done"))["sequence_number"]
+    path = f"/v1/responses/{one(stream)}?stream=true"
+    for headers, query in (({"Last-Event-ID": f"1.{end}"}, ""), ({}, f"&starting_after={end}")):
+        answer = await http.get(path + query, headers=headers)
+        assert (answer.status_code, answer.content) == (204, b"")
+
+
 async def test_websocket_and_stream_show_the_same_response(server: Server, http: Http) -> None:
     session = (await http.new_session())["id"]
     async with Client(server) as viewer:
