@@ -1,4 +1,4 @@
-"""What a client must not send, row by row, and what it is told: data for `test_bad_input.py`.
+"""What a client must not send, row by row, and what it is told: data for `test_bad_*.py`.
 
 `python -m tests.end_to_end.bad_input` prints how many inputs each row has. `$session` in a frame is
 replaced by a session of the sender, `$foreign` and `$theirs` by ids of another user.

@@ -1,11 +1,14 @@
 """A real `parley serve` with the counting model, and the history checker behind every test."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.harness import Server, open_servers
+from tests.end_to_end.bystander import streaming_bystander
+from tests.end_to_end.harness import TESTING, Client, Server, open_servers
+from tests.end_to_end.http_client import Http, admin_token
+from tests.end_to_end.wiring import two_workers_serve
 from tests.tiny_model import build_oracle_model
 
 FAILED = pytest.StashKey[bool]()
@@ -60,15 +63,20 @@ def server(_shared_server: Server) -> Server:
 
 
 @pytest.fixture(scope="session")
-def two_workers(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A shared server with two workers, for tests of what admins do."""
-    testing = {"PARLEY_TESTING": "1", "PARLEY_WATCHDOG_SECONDS": "30"}
+def _two_workers(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     data = tmp_path_factory.mktemp("two") / "data"
-    server = Server(data, oracle_model, None, **testing, PARLEY_WORKERS="2", PARLEY_PACE="100")
+    server = Server(data, oracle_model, None, **TESTING, PARLEY_WORKERS="2", PARLEY_PACE="100")
     try:
         yield server.start()
     finally:
         server.close()
+
+
+@pytest.fixture
+async def two_workers(_two_workers: Server) -> Server:
+    """A shared server with two workers; a test that ends one need not wait for the next."""
+    await two_workers_serve(_two_workers)
+    return _two_workers
 
 
 @pytest.fixture
@@ -85,3 +93,17 @@ def new_server(oracle_model: Path, tmp_path: Path) -> Iterator[Callable[..., Ser
     yield start
     for server in servers:
         server.close()
+
+
+@pytest.fixture
+async def bystander(server: Server) -> AsyncIterator[Client]:
+    """Another user's answer, from before the test until after it: whole and in order."""
+    async with streaming_bystander(server) as client:
+        yield client
+
+
+@pytest.fixture
+async def admin(two_workers: Server) -> AsyncIterator[Http]:
+    """An admin's requests to the shared server with two workers."""
+    async with Http(two_workers, admin_token(two_workers)) as http:
+        yield http

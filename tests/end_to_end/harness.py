@@ -33,6 +33,7 @@ from tests.end_to_end.stored_state import Stored, read_store
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 START_SECONDS = 60.0
+REST_SECONDS = 3.0  # a server at rest ends within
 TESTING = {"PARLEY_TESTING": "1", "PARLEY_WATCHDOG_SECONDS": "30"}  # short intervals
 
 
@@ -194,12 +195,22 @@ class Server:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(40)
 
+    def _stop_soon(self) -> None:
+        """Stop, and do not wait for answers that a test has left behind."""
+        assert self.process is not None
+        self.process.terminate()
+        try:
+            self.process.wait(REST_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.terminate()
+            self.process.wait(40)
+
     def close(self) -> None:
         if self in open_servers:
             open_servers.remove(self)
         if self.process is not None and self.process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.stop()
+                self._stop_soon()
             self.process.kill()
             self.process.wait()
         self._log.close()

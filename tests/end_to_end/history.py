@@ -100,6 +100,7 @@ class History:
             yield from check.violations()
         yield from self._check_ends()
         yield from self._check_told()
+        self._note_fences(stored)
         if stored is None:
             return
         yield from check_store(stored)
@@ -228,9 +229,9 @@ class History:
                     if closed is None or closed > at + TOLD_SECONDS:
                         yield f"I11 {connection.name} heard nothing for 10 s: {what}"
 
-    def _check_engines(self, stored: Stored) -> Iterator[str]:
-        """I6, and the engine's half of I5."""
-        for session in stored.sessions.values():
+    def _note_fences(self, stored: Stored | None) -> None:
+        """Which responses there are, by what is stored or was shown, and how often they began."""
+        for session in stored.sessions.values() if stored is not None else ():
             for response_id, run in session.runs.items():
                 fence = int(run.fields.get("fence", 1))
                 self._fences[response_id] = max(fence, self._fences.get(response_id, 0))
@@ -238,6 +239,9 @@ class History:
             for frame in connection.frames:
                 if (known := response_of(frame)) is not None:
                     self._fences.setdefault(known, frame.get("fence", 1))
+
+    def _check_engines(self, stored: Stored) -> Iterator[str]:
+        """I6, and the engine's half of I5."""
         for counts in filter(None, [read() for read in self.engines]):
             if counts.requests_total > sum(self._fences.values()):
                 yield (

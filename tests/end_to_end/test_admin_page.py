@@ -7,7 +7,7 @@ from playwright.async_api import Browser, Page, expect
 
 from tests.end_to_end.harness import Client, Server
 from tests.end_to_end.http_client import Http, admin_token
-from tests.end_to_end.test_admin import SETTINGS, answering
+from tests.end_to_end.operators import SETTINGS, answering
 from tests.end_to_end.test_browser import browser as browser  # the fixture
 from tests.end_to_end.test_browser import pytestmark as pytestmark
 from tests.tiny_model import oracle_word

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.end_to_end.harness import ROOT, Client, Server
-from tests.end_to_end.test_admin import SETTINGS, answering
+from tests.end_to_end.operators import SETTINGS, answering
 from tests.tiny_model import oracle_word
 
 Parley = Callable[..., Awaitable["subprocess.CompletedProcess[str]"]]

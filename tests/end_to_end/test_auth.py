@@ -3,8 +3,6 @@
 import base64
 import copy
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -155,28 +153,6 @@ async def test_malformed_authorization_is_refused(server: Server) -> None:
         assert answer.status == 401, headers
         assert answer.header("www-authenticate") == "Bearer"
     assert (await get(server, "/v1/sessions", [("Authorization", f"bearer {token}")])).status == 200
-
-
-async def test_a_chosen_token_and_a_cookie_survive_a_restart(
-    new_server: Callable[..., Server], tmp_path: Path
-) -> None:
-    token = "chosen-by-the-operator-1234"
-    (tmp_path / "data0").mkdir()
-    unasked = "what-the-file-says-is-not-asked"
-    (tmp_path / "data0" / "token").write_text(unasked)
-    server = new_server(PARLEY_TOKEN=token)
-    assert (await get(server, "/v1/sessions", bearer(unasked))).status == 401
-    cookie = await log_in(server)
-    async with Client(server) as client:
-        session = await client.new_session()
-    assert server.stop() == 0
-    server.start()
-    for headers in (bearer(token), [("Cookie", cookie)]):
-        answer = await get(server, "/v1/sessions", headers)
-        assert [s["id"] for s in json.loads(answer.body)["sessions"]] == [session]
-    log = server.log()
-    for secret in (token, cookie.partition("=")[2]):
-        assert secret not in log
 
 
 async def test_generated_tokens_are_private_files(server: Server) -> None:

@@ -125,7 +125,7 @@ async def test_the_conversation_of_the_readme_works(server: Server, tmp_path: Pa
 
 
 async def test_the_crash_demonstration_ends_with_the_same_text() -> None:
-    demo = await start(sys.executable, script("crash_demo.py"), "--tokens", "120")
+    demo = await start(sys.executable, script("crash_demo.py"), "--tokens", "60")
     printed = await finish(demo, seconds=120)
     for words in ("kill -9", "took the answer over", "it goes on", "The same text"):
         assert words in printed

@@ -10,7 +10,7 @@ import pytest
 
 from tests.end_to_end.harness import Server
 from tests.end_to_end.http_client import Http, admin_token, ask_and_follow, code_of, follow
-from tests.end_to_end.test_takeover import owner_and_other
+from tests.end_to_end.owned_answer import owner_and_other
 from tests.tiny_model import oracle_answer, oracle_word
 
 LONG = {"temperature": 0, "max_output_tokens": 2000}

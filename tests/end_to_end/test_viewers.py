@@ -11,6 +11,7 @@ import pytest
 
 from tests.end_to_end.harness import Client, Server, clients
 from tests.end_to_end.http_client import admin_token
+from tests.end_to_end.recovery import next_question_works
 from tests.end_to_end.wiring import at_both
 from tests.tiny_model import oracle_answer, oracle_word
 
@@ -114,6 +115,24 @@ async def test_an_answer_goes_on_while_somebody_watches_on_another_worker(
         assert held.done is None
         await other.send("stop", response_id=response)
         await other.done(response)
+
+
+async def test_a_tab_at_another_worker_sees_the_answer_and_stops_it(two_workers: Server) -> None:
+    async with at_both(two_workers) as (owner, other):
+        session = await owner.new_session()
+        await other.next("session.created")
+        await other.reply("session.subscribe", session_id=session)
+        response = await owner.ask(session, oracle_word(0), settings=LONG)
+        await other.deltas(response, 5)
+        await other.send("stop", session_id=session)
+        assert (await other.next("response.cancelling"))["durable"] is True
+        here, there = await other.done(response), await owner.done(response)
+        assert here.final == there.final
+        assert here.done is not None and here.done["response"]["status"] == "cancelled"
+        await owner.next("message.updated")
+        await other.next("message.updated")
+        await next_question_works(other, session)
+        await owner.deltas(list(other.answers)[-1], 1)
 
 
 async def test_an_observer_sees_everything_and_changes_nothing(two_workers: Server) -> None:

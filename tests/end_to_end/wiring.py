@@ -1,5 +1,6 @@
 """Two workers whose links to Redis go through a fault proxy, and clients at a worker of choice."""
 
+import asyncio
 import contextlib
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -7,6 +8,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from sessions.embedded import EmbeddedRedis
 from tests.end_to_end.client_model import Frame
@@ -72,3 +75,14 @@ async def replica_of(client: Client) -> str:
     """The name of the worker that the client is connected to."""
     ready: Frame = await client.wait(lambda: client.frames and client.frames[0])
     return str(ready["replica"])
+
+
+async def two_workers_serve(server: Server) -> None:
+    """Wait until as many workers accept connections as there should be."""
+    seen: set[str] = set()
+    async with asyncio.timeout(20):
+        while len(seen) < 2:
+            async with Client(server) as client:
+                seen.add(await replica_of(client))
+            seen = {replica for replica in seen if psutil.pid_exists(pid_of(replica))}
+            await asyncio.sleep(0.02)
