@@ -20,6 +20,7 @@ from sessions.evictions import Evictions
 from sessions.listing import ListedSession, Listing
 from sessions.records import RunRecord
 from sessions.replicas import Replicas
+from sessions.samples import Samples
 from sessions.users import Users
 
 STOPPED_REASON = "admin_cancelled"
@@ -42,6 +43,7 @@ class Admin:
         self.users = Users(client, keys)
         self.credentials = Credentials(client, keys)
         self.replicas = Replicas(client, keys)
+        self.samples = Samples(client, keys)
 
     # ---- answers --------------------------------------------------------------------------------
 

@@ -206,9 +206,10 @@ class AuditPage(Struct, frozen=True):
 
 
 class Stats(Struct, frozen=True):
-    """`live` sums over the workers; `series` is empty until something records the past."""
+    """`live` sums over the workers. Each series has one value for each moment of `at`, or null."""
 
     range: str
+    at: list[Milliseconds]
+    series: dict[str, list[float | None]]
     live: dict[str, int]
     replicas: list[ReplicaObject]
-    series: dict[str, list[float]]

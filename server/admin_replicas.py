@@ -1,7 +1,7 @@
 """The workers, the audit log and the figures of all, over HTTP, for admins."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import Struct
 from starlette.responses import Response
@@ -18,14 +18,16 @@ from server.admin_users import PageQuery
 from server.errors import ApiError
 from server.operations import Access, Call, Operation, json_response
 from server.protocol import to_struct
+from server.stats import read_series
 from sessions.replicas import Replica
+from sessions.samples import Span
 from sessions.store import SessionStore
 
 SUMMED = ("connections", "active_responses")  # of the workers; an engine's figures are one core's
 
 
 class StatsQuery(Struct, frozen=True):
-    range: Literal["15m", "24h"] = "15m"
+    range: Span = "15m"
 
 
 class AdminReplicaOperations:
@@ -68,7 +70,7 @@ class AdminReplicaOperations:
                 path="/v1/admin/stats",
                 access=Access.ADMIN,
                 endpoint=self.stats,
-                summary="The figures of all workers as they are now",
+                summary="The figures of all workers, as they are now and as they were",
                 query=StatsQuery,
                 answers={200: Stats},
             ),
@@ -105,7 +107,6 @@ class AdminReplicaOperations:
         return json_response({"entries": entries, "next_cursor": page.next_cursor})
 
     async def stats(self, call: Call) -> Response:
-        """`series` stays empty: nothing records the past yet, and `/metrics` is there for that."""
         replicas = [replica_wire(replica) for replica in await self._admin.replicas.all()]
         listing = self._admin.listing
         runs = await listing.live_runs()
@@ -115,8 +116,9 @@ class AdminReplicaOperations:
             "queued_responses": sum(run.status == "queued" for run in runs),
             **{name: sum(one.get(name, 0) for one in replicas) for name in SUMMED},
         }
-        body = {"range": call.query.range, "live": live, "replicas": replicas, "series": {}}
-        return json_response(body)
+        moments, series = await read_series(self._admin.samples, call.query.range)
+        past = {"range": call.query.range, "at": moments, "series": series}
+        return json_response({**past, "live": live, "replicas": replicas})
 
 
 def replica_wire(replica: Replica) -> dict[str, Any]:

@@ -48,6 +48,7 @@ from server.runs import Runs
 from server.sampling import ModelDefaults
 from server.services import Services
 from server.slots import ActiveLimit
+from server.stats import Recorder
 from server.takeover import Takeover
 from sessions.audit import AuditLog
 from sessions.credentials import Credentials
@@ -55,6 +56,7 @@ from sessions.errors import StoreRefused, StoreUnavailable
 from sessions.follow import LiveFeed
 from sessions.records import LiveFrame, LivePayload
 from sessions.replicas import Replicas
+from sessions.samples import Samples
 from sessions.store import SessionStore
 from sessions.users import Users
 
@@ -103,6 +105,8 @@ class Worker:
             self._figures,
             interval_seconds=config.intervals.heartbeat,
         )
+        samples = Samples(store.client, store.keys)
+        self.recorder = Recorder(samples, self.metrics, engine, self._figures, config.replica)
         max_active = config.limits.max_active_responses_per_user
         self.active_limit = ActiveLimit(store, self.hub, max_active)
         self.runs = Runs(
@@ -193,6 +197,7 @@ class Worker:
         background = [
             asyncio.create_task(self.health.watch_forever()),
             asyncio.create_task(self.peers.beat_forever()),
+            asyncio.create_task(self.recorder.record_forever()),
             asyncio.create_task(self.takeover.sweep_forever()),
             asyncio.create_task(self._listen_to_control()),
             asyncio.create_task(self.hub.viewers.refresh_forever()),
@@ -266,6 +271,7 @@ class Worker:
             "draining": int(self.runs.draining),
             "connections": len(self.connections),
             "active_responses": self.runs.num_active,
+            "queued_responses": sum(run.status == "queued" for run in self.runs.all()),
             "engine": self.health.state["engine"],
             "engine_running": stats.num_running if stats else 0,
             "engine_waiting": stats.num_waiting if stats else 0,

@@ -147,8 +147,49 @@ class Metrics:
     def count_close(self, code: int) -> None:
         self._closes.labels(str(code)).inc()
 
+    def totals(self) -> dict[tuple[str, str], float]:
+        """What has grown since the start: (`count`, what) and (histogram, its bucket's bound)."""
+        found: dict[tuple[str, str], float] = {
+            ("count", "tokens_discarded_after_stop"): _value(self._discarded),
+            **{("count", f"closes.{code}"): n for (code,), n in _by_label(self._closes)},
+        }
+        for (status, reason), number in _by_label(self._responses):
+            if status == "cancelled":
+                found["count", f"stops.{reason}"] = number
+        for name, histogram in (
+            ("ttft_ms", self._ttft),
+            ("inter_token_ms", self._inter_event),
+            ("stop_ms", self._stop),
+        ):
+            found |= {(name, bound): number for bound, number in _buckets(histogram)}
+        return found
+
     def count_reaped(self) -> None:
         self._reaped.inc()
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
+
+
+def _samples(metric: Collector, suffix: str) -> Iterable[tuple[Mapping[str, str], float]]:
+    for family in metric.collect():
+        for sample in family.samples:
+            if sample.name.endswith(suffix):
+                yield sample.labels, sample.value
+
+
+def _value(counter: Counter) -> float:
+    return sum(value for _, value in _samples(counter, "_total"))
+
+
+def _by_label(counter: Counter) -> Iterable[tuple[tuple[str, ...], float]]:
+    for labels, value in _samples(counter, "_total"):
+        yield tuple(labels.values()), value
+
+
+def _buckets(histogram: Histogram) -> Iterable[tuple[str, float]]:
+    """Each bucket's upper bound, and how many are in it and in none below."""
+    below = 0.0
+    for labels, value in _samples(histogram, "_bucket"):
+        yield labels["le"].replace("+Inf", "inf"), value - below
+        below = value

@@ -131,6 +131,10 @@ class Keys:
         """Zset: response id by `lease_until`: the live list and the reaper's index in one."""
         return f"{self.prefix}a:run:{{{shard}}}"
 
+    def samples(self, span: str) -> str:
+        """Zset: what a worker measured, by when; as long as the span."""
+        return f"{self.prefix}adm:stats:{span}"
+
     def replica(self, replica: str) -> str:
         """Hash: what a worker says of itself; some heartbeats long."""
         return f"{self.prefix}rep:{{{replica}}}"
