@@ -355,10 +355,16 @@ async def delete_session(
 
 
 def snapshot(session: Session, page: MessagePage) -> dict[str, Any]:
-    """The newest messages, cut at `MAX_SNAPSHOT_BYTES` from the old end."""
+    """The newest messages, cut at `MAX_SNAPSHOT_BYTES` from the old end.
+
+    The newest is there in any case; without its content, if that alone is more.
+    """
     shown = page.cut(MAX_SNAPSHOT_BYTES)
     return {
         "session": session.wire(),
-        "messages": [message.wire() for message in shown.messages],
+        "messages": [
+            message.wire() if message.wire_bytes <= MAX_SNAPSHOT_BYTES else message.event_wire()
+            for message in shown.messages
+        ],
         "has_more": shown.has_more,
     }

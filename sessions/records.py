@@ -204,6 +204,11 @@ class Message:
             message["sibling_ids"] = list(self.sibling_ids)
         return message
 
+    @property
+    def wire_bytes(self) -> int:
+        """About the length of its JSON, which escapes may make six times as long as its text."""
+        return len(orjson.dumps(self.text)) + MESSAGE_OVERHEAD_BYTES
+
     def event_wire(self) -> dict[str, Any]:
         """The `message` object inside a `message.*` event: content over 2 KiB is left out."""
         message = self.wire()
@@ -368,7 +373,7 @@ class MessagePage:
         """The newest of these messages that fit, but at least one."""
         size = 0
         for place, message in enumerate(reversed(self.messages)):
-            size += len(message.text.encode()) + MESSAGE_OVERHEAD_BYTES
+            size += message.wire_bytes
             if place and size > max_bytes:
                 return MessagePage(self.messages[-place:], has_more=True)
         return self

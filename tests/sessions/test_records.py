@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import orjson
@@ -171,4 +172,6 @@ def test_a_page_is_cut_from_its_old_end() -> None:
     assert page.cut(100_000) is page
     assert page.cut(3500) == MessagePage(messages[-2:], has_more=True)
     assert page.cut(1) == MessagePage(messages[-1:], has_more=True)
+    escaped = replace(messages[0], text="\x01" * 1000)
+    assert MessagePage((escaped, *messages[1:]), has_more=False).cut(7000).has_more
     assert MessagePage((), has_more=False).cut(1) == MessagePage((), has_more=False)

@@ -1,0 +1,47 @@
+"""What a subscription is sent first."""
+
+import orjson
+import pytest
+
+from server.handlers import MAX_SNAPSHOT_BYTES, snapshot
+from sessions.records import Message, MessagePage, Session, new_message_id, new_session_id
+
+MAX_FRAME_BYTES = 256 * 1024
+
+
+def build_session() -> Session:
+    return Session(
+        id=new_session_id(),
+        uid="alice",
+        title="",
+        model="m",
+        settings={},
+        revision=1,
+        created_at=1,
+        updated_at=1,
+        message_count=1,
+        input_tokens=0,
+        output_tokens=0,
+        head=None,
+        active_response_id=None,
+        epoch="e",
+        offset=1,
+    )
+
+
+@pytest.mark.parametrize("text", ["x" * 500_000, "\x01" * 150_000, "ö" * 150_000])
+def test_a_newest_message_that_fits_no_frame_comes_without_its_content(text: str) -> None:
+    message = Message(new_message_id(), None, "user", text, "completed", 1)
+    frame = snapshot(build_session(), MessagePage((message, message), has_more=False))
+    assert len(orjson.dumps(frame)) < MAX_FRAME_BYTES
+    (shown,) = frame["messages"]
+    assert shown["content_omitted"] is True
+    assert shown["text_length"] == message.text_length
+    assert frame["has_more"] is True
+
+
+def test_a_message_that_fits_comes_whole() -> None:
+    message = Message(new_message_id(), None, "user", "x" * 190_000, "completed", 1)
+    frame = snapshot(build_session(), MessagePage((message,), has_more=False))
+    assert MAX_SNAPSHOT_BYTES > len(orjson.dumps(frame)) > 190_000
+    assert frame["messages"][0]["content"][0]["text"] == message.text
