@@ -30,6 +30,8 @@ async def test_workers_are_listed_with_their_figures(two_workers: Server, admin:
         assert replica["pid"] > 0 and replica["host"] and replica["version"]
     stats = (await admin.get("/v1/admin/stats?range=24h")).json()
     assert stats["live"]["replicas"] == 2 and stats["range"] == "24h"
+    assert len(stats["at"]) == len(stats["series"]["connections"]) == 288
+    assert any(value is not None for value in stats["series"]["kv_usage"])
     assert code_of(await admin.get("/v1/admin/stats?range=1y")) == (400, "invalid_field")
 
 
