@@ -19,6 +19,7 @@ from sessions.store import SessionStore
 
 STORE_RETRY_SECONDS = 0.2
 APPEND_SECONDS = 0.03  # between two appends of one answer: what comes meanwhile shares a call
+BEHIND_SECONDS = 0.005  # from an event to its append: the sockets here come first
 LOSSES = (RunLost, RunEnded, RunGone, SequenceGap)
 
 
@@ -114,10 +115,11 @@ class LogWriter:
 
     async def _write_forever(self) -> None:
         run = self._run
+        now = asyncio.get_running_loop().time
+        next_append = 0.0
         while not run.lost:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._intervals.renewal):
-                    await run.changed.wait()
+            await self._changed()
+            await asyncio.sleep(max(BEHIND_SECONDS, next_append - now()))
             run.changed.clear()
             append = asyncio.ensure_future(self._append())
             try:
@@ -132,7 +134,16 @@ class LogWriter:
             except LOSSES as error:
                 self._lose(error)
             else:
-                await asyncio.sleep(APPEND_SECONDS)
+                next_append = now() + APPEND_SECONDS
+
+    async def _changed(self) -> None:
+        """Return when there is something to append, or the lease wants to be renewed."""
+        changed = self._run.changed
+        renewal = asyncio.get_running_loop().call_later(self._intervals.renewal, changed.set)
+        try:
+            await changed.wait()
+        finally:
+            renewal.cancel()
 
     async def _append(self) -> None:
         run = self._run
