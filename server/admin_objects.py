@@ -155,11 +155,9 @@ class QuotaLimits(Struct, frozen=True):
 
 
 class UsedQuota(Struct, frozen=True):
-    """`tokens_today` is null where tokens are unlimited: then nobody counts them."""
-
     user: UserName
     sessions: int
-    tokens_today: int | None
+    tokens_today: int
 
 
 class UsedQuotas(Struct, frozen=True):

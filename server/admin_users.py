@@ -24,7 +24,7 @@ from server.audit import TRANSCRIPTS, Actor
 from server.beginnings import clean_title
 from server.errors import ApiError, invalid_field
 from server.http_objects import LoginCode
-from server.identities import ADMIN_SCOPES
+from server.identities import ADMIN_SCOPES, BUILT_IN
 from server.operations import Access, Call, Operation, json_response
 from server.protocol import to_struct
 from sessions.credentials import Credential
@@ -246,14 +246,16 @@ class AdminUserOperations:
 
     async def quotas(self, call: Call) -> Response:
         page = await self._users.page(call.query.limit, call.query.cursor)
-        usages = await self._store.usage([user.uid for user in page.users])
+        names = {user.uid: user.name for user in page.users}
+        if call.query.cursor is None:  # those that are built in come first
+            names = {uid: user.name for uid, user in BUILT_IN.items()} | names
         rows = [
             {
-                "user": {"id": user.uid, "name": user.name},
+                "user": {"id": uid, "name": names[uid]},
                 "sessions": usage.num_sessions,
                 "tokens_today": usage.tokens_today,
             }
-            for user, usage in zip(page.users, usages, strict=True)
+            for uid, usage in zip(names, await self._store.usage(list(names)), strict=True)
         ]
         limits = {name: most or None for name, most in asdict(self._store.quotas).items()}
         return json_response({"limits": limits, "quotas": rows, "next_cursor": page.next_cursor})

@@ -7,6 +7,7 @@ of their day. Days are those of Redis' clock, in UTC.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -26,7 +27,7 @@ class Budgets(StoreBase):
     """Tokens that users have used, by day. `SessionStore` has these methods; see there."""
 
     async def check_budget(self, uid: str) -> Budget | None:
-        """The user's tokens of this day (UTC), None where they are not counted.
+        """The user's tokens of this day (UTC), None where they are unlimited.
 
         Raises `QuotaExceeded` when they are used up.
         """
@@ -54,29 +55,24 @@ class Budgets(StoreBase):
                 [self.keys.user_tokens_used(uid, day) for uid in uids], "HGET", "tokens"
             ),
         )
-        is_counted = bool(self.quotas.tokens_per_day)
-        return [
-            Usage(count, int(used or 0) if is_counted else None)
-            for count, used in zip(counts, tokens, strict=True)
-        ]
+        pairs = zip(counts, tokens, strict=True)
+        return [Usage(num_sessions, int(used or 0)) for num_sessions, used in pairs]
 
-    async def charge_tokens(self, uid: str, response_id: str, num_tokens: int) -> None:
-        """Count an ended response's tokens, once; a count that fails is given up."""
+    async def charge_tokens(self, uid: str, response_id: str, num_tokens: int, now_ms: int) -> None:
+        """Count an ended response's tokens, once; a count that fails is given up.
+
+        `now_ms` by Redis' clock. Whoever sets a budget later finds what was used before.
+        """
         check_uid(uid)
-        if not self.quotas.tokens_per_day or not is_response_id(response_id):
+        if not is_response_id(response_id):
             return
-        try:
-            now_ms = await self._redis_ms()
+        day = self.keys.user_tokens_used(uid, _day(now_ms))
+        with contextlib.suppress(StoreUnavailable):  # the answer is stored, and that counts more
             await self.client.script(
                 "charge_tokens",
-                [
-                    self.keys.user_tokens_used(uid, _day(now_ms)),
-                    self.keys.user_charge(uid, response_id),
-                ],
+                [day, self.keys.user_charge(uid, response_id)],
                 (num_tokens, USED_TOKENS_MS, CHARGE_MS),
             )
-        except StoreUnavailable:
-            return  # the answer is stored, and that counts more
 
     async def _redis_ms(self) -> int:
         """Redis' clock: a worker whose own is wrong must not open another day."""

@@ -32,8 +32,12 @@ async def newest_after(
     pending = list(keys) if share else []
     page: list[Place] = []
     while pending:
-        page_of = ("BYSCORE", "REV", "LIMIT", offset, share, "WITHSCORES")
-        replies = await client.read_each(pending, "ZRANGE", newest, "-inf", *page_of)
+        # fmt: off
+        replies = await client.read_each(
+            pending, "ZRANGE", newest, "-inf",
+            "BYSCORE", "REV", "LIMIT", offset, share, "WITHSCORES",
+        )
+        # fmt: on
         offset += share
         lasts: dict[str, Place] = {}
         for key, entries in zip(pending, replies, strict=True):

@@ -35,7 +35,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a user keeps and has used. `tokens_today` is None where tokens are not counted."""
+    """What a user keeps, and has used on this day (UTC)."""
 
     num_sessions: int
-    tokens_today: int | None
+    tokens_today: int

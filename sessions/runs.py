@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -207,12 +208,14 @@ class Runs(Budgets):
         if reply[0] != b"ok":
             raise_run_error(reply)
         uid, now_ms = reply[4].decode(), reply[5]
-        await self.charge_tokens(uid, response_id, input_tokens + output_tokens)
-        await self._indexes.settle(
-            [
-                self._indexes.without_run(response_id),
-                *self._indexes.session(uid, session_id, now_ms),
-            ]
+        await asyncio.gather(
+            self.charge_tokens(uid, response_id, input_tokens + output_tokens, now_ms),
+            self._indexes.settle(
+                [
+                    self._indexes.without_run(response_id),
+                    *self._indexes.session(uid, session_id, now_ms),
+                ]
+            ),
         )
         return Finished(
             offset=reply[1],
@@ -278,7 +281,7 @@ class Runs(Budgets):
     async def touch_run_index(self, leases: Mapping[str, int]) -> None:
         """Write response id -> `lease_until` of own runs to the index, every few seconds."""
         if leases:
-            await self.client.calls(*(self._indexes.run(*lease) for lease in leases.items()))
+            await self.client.calls(*self._indexes.runs(leases))
 
     async def run(self, uid: str | None, response_id: str) -> RunRecord:
         """The run as it is now; `uid` None skips the owner check. Raises `ResponseNotFound`."""

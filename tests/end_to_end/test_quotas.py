@@ -113,6 +113,7 @@ async def test_quotas_are_shown_beside_what_is_used(small: Server) -> None:
         "bytes_per_session": 16 * 1024 * 1024,
         "tokens_per_day": 30,
     }
+    assert [row["user"]["id"] for row in shown["quotas"][:2]] == ["local", "admin"]
 
 
 async def test_b16_one_connection_too_many_closes_with_4429_and_the_others_stay(

@@ -10,6 +10,7 @@ import pytest
 
 from sessions.embedded import EmbeddedRedis
 from sessions.errors import QuotaExceeded
+from sessions.indexes import local_ms
 from sessions.keys import INDEX_GRACE_MS
 from sessions.quotas import Quotas
 from sessions.records import new_response_id, new_session_id
@@ -119,30 +120,29 @@ async def test_tokens_are_counted_when_a_response_ends(small_store: SessionStore
 async def test_a_response_is_charged_once(small_store: SessionStore) -> None:
     response_id = new_response_id(new_session_id())
     for _ in range(3):
-        await small_store.charge_tokens("alice", response_id, 7)
+        await small_store.charge_tokens("alice", response_id, 7, local_ms())
     assert await used(small_store) == 7
     names = await small_store.client.call("KEYS", f"{small_store.keys.prefix}u:*")
     lives = [await small_store.client.call("PTTL", name) for name in names]
     assert len(names) == 2 and all(0 < life <= 40 * 86_400_000 for life in lives)
 
 
-async def test_without_a_budget_nothing_is_counted(store: SessionStore) -> None:
-    await store.charge_tokens("alice", new_response_id(new_session_id()), 7)
-    await store.check_budget("alice")
-    assert await store.budget("alice") is None
-    assert (await store.usage(["alice"]))[0].tokens_today is None
+async def test_without_a_budget_tokens_are_counted_and_refuse_nobody(store: SessionStore) -> None:
+    await store.charge_tokens("alice", new_response_id(new_session_id()), 7, local_ms())
+    assert await store.check_budget("alice") is None
+    assert (await store.usage(["alice"]))[0].tokens_today == 7
 
 
 async def test_what_users_keep_and_have_used_is_read_together(small_store: SessionStore) -> None:
     for _ in range(2):
         await Chat.create(small_store)
-    await small_store.charge_tokens("bob", new_response_id(new_session_id()), 9)
+    await small_store.charge_tokens("bob", new_response_id(new_session_id()), 9, local_ms())
     alice, bob = await small_store.usage(["alice", "bob"])
     assert (alice.num_sessions, alice.tokens_today) == (2, 0)
     assert (bob.num_sessions, bob.tokens_today) == (0, 9)
 
 
 async def test_what_a_user_has_used_goes_with_the_user(small_store: SessionStore) -> None:
-    await small_store.charge_tokens("alice", new_response_id(new_session_id()), 7)
+    await small_store.charge_tokens("alice", new_response_id(new_session_id()), 7, local_ms())
     await Users(small_store.client, small_store.keys).forget("alice")
     assert await used(small_store) == 0
