@@ -12,7 +12,7 @@ from typing import Any
 
 from sessions.store import SessionStore
 
-BATCH = 5_000
+BATCH = 500  # three commands each, within one timeout of a call on a busy machine
 NUM_USERS = 1_000
 FIRST_MS = 1_700_000_000_000
 SPAN_MS = 30 * 86_400_000
