@@ -7,10 +7,12 @@ too few.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 from sessions.client import Command, RedisClient
 from sessions.errors import StoreUnavailable
@@ -47,6 +49,13 @@ class Indexes:
         shard = shard_of(session_of(response_id))
         return ("ZADD", self._keys.live_runs(shard), lease_until, response_id)
 
+    def runs(self, leases: Mapping[str, int]) -> list[Command]:
+        """Enter live runs, response id → `lease_until`: one command for each shard."""
+        shards = defaultdict[str, list[str | int]](list)
+        for response_id, lease_until in leases.items():
+            shards[shard_of(session_of(response_id))] += (lease_until, response_id)
+        return [("ZADD", self._keys.live_runs(shard), *pairs) for shard, pairs in shards.items()]
+
     def without_run(self, response_id: str) -> Command:
         """Drop a run."""
         return ("ZREM", self._keys.live_runs(shard_of(session_of(response_id))), response_id)
@@ -72,19 +81,18 @@ class Indexes:
         seconds, microseconds = await self._client.call("TIME")
         now_ms = int(seconds) * 1000 + int(microseconds) // 1000
         too_far = now_ms + 2 * lease_ms + INDEX_GRACE_MS
-        commands: list[Command] = []
-        for shard in random.sample(SHARDS, len(SHARDS)):  # so that no shard always comes first
-            index = self._keys.live_runs(shard)
-            commands.append(("ZRANGEBYSCORE", index, "-inf", now_ms, "LIMIT", 0, limit))
-            commands.append(("ZRANGEBYSCORE", index, too_far, "+inf", "LIMIT", 0, limit))
-        replies = await self._client.calls(*commands)
-        return [response_id.decode() for reply in replies for response_id in reply][:limit]
+        # In any order, so that no shard always comes first.
+        indexes = [self._keys.live_runs(shard) for shard in random.sample(SHARDS, len(SHARDS))]
+        due, strange = await asyncio.gather(
+            self._client.read_each(indexes, "ZRANGEBYSCORE", "-inf", now_ms, "LIMIT", 0, limit),
+            self._client.read_each(indexes, "ZRANGEBYSCORE", too_far, "+inf", "LIMIT", 0, limit),
+        )
+        return [response_id.decode() for reply in due + strange for response_id in reply][:limit]
 
     async def live_runs(self) -> list[str]:
         """Every run in the index."""
-        replies = await self._client.calls(
-            *(("ZRANGE", self._keys.live_runs(shard), 0, -1) for shard in SHARDS)
-        )
+        indexes = [self._keys.live_runs(shard) for shard in SHARDS]
+        replies = await self._client.read_each(indexes, "ZRANGE", 0, -1)
         return [response_id.decode() for reply in replies for response_id in reply]
 
 
