@@ -108,7 +108,8 @@ def serve(
 @app.command()
 def login(data_dir: DataDir = None) -> None:
     """Print a one-time URL that logs a browser in to the running server."""
-    from server.supervisor import StartError, request_login_url
+    from server.supervisor import request_login_url
+    from server.worker_keeper import StartError
 
     url, token = _running_server(data_dir)
     try:

@@ -8,19 +8,13 @@ process, so a `kill -9` of it leaves nothing behind.
 import asyncio
 import json
 import os
-import secrets
 import select
 import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
-from collections import deque
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import IO
 
 import msgspec
 import structlog
@@ -34,7 +28,8 @@ from engine.launcher import PrivateDirectory
 from server.config import Settings, read_or_create_secret
 from server.core_keeper import CoreKeeper
 from server.restarts import MAX_FAILED_STARTS
-from server.worker import EXIT_REFUSED, WorkerConfig
+from server.worker import WorkerConfig
+from server.worker_keeper import StartError, WorkerKeeper
 from sessions.embedded import EmbeddedRedis
 from sessions.errors import EmbeddedRedisError, StoreRefused, StoreUnavailable
 from sessions.store import SessionStore
@@ -42,37 +37,12 @@ from sessions.store import SessionStore
 logger = structlog.get_logger("server")
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
-WORKER_RESTART_SECONDS = 0.2
 TICK_SECONDS = 0.5
-READY_SECONDS = 60.0
 SEND_BUFFER_BYTES = 64 * 1024
 UNACKED_MS = 20_000  # a peer that acknowledges nothing for so long is gone
 BACKLOG = 1024
 STOP_GRACE_SECONDS = 5.0
-MAX_EXITED = 64
 LAST_WORDS_SECONDS = 0.5  # for the workers to end the answers of an engine that is gone for good
-
-
-class StartError(Exception):
-    """One line for the operator."""
-
-
-@dataclass(slots=True)
-class WorkerProcess:
-    """A web worker and the pipe that commands go through."""
-
-    replica: str
-    process: subprocess.Popen[bytes]
-    started_at: float = field(default_factory=time.monotonic)
-
-    def tell(self, command: dict[str, str]) -> None:
-        try:
-            stdin = self.process.stdin
-            assert stdin is not None
-            stdin.write(json.dumps(command).encode() + b"\n")
-            stdin.flush()
-        except (BrokenPipeError, ValueError):
-            pass  # it is dying, and will be noticed
 
 
 class Supervisor:
@@ -84,10 +54,7 @@ class Supervisor:
         self._redis: EmbeddedRedis | None = None
         self._directory = PrivateDirectory()
         self._core: CoreKeeper | None = None
-        self._workers: list[WorkerProcess] = []
-        self._workers_due: list[float] = []
-        # Replicas whose runs nobody may have adopted yet; without it, their leases end anyway.
-        self._exited: deque[str] = deque(maxlen=MAX_EXITED)
+        self._workers: WorkerKeeper | None = None
         self._signals = 0
         self._listener: socket.socket | None = None
         self._wake_read, self._wake_write = os.pipe()
@@ -110,7 +77,7 @@ class Supervisor:
         self._listener = self._listen()
         folder = self._model_folder()
         redis_url = self._start_redis()
-        self._base_config = self._worker_config(redis_url, folder)
+        self._workers = WorkerKeeper(self._worker_config(redis_url, folder))
         engine_config = AsyncEngineArgs(
             model=str(folder),
             served_model_name=self._model_name(),
@@ -130,10 +97,10 @@ class Supervisor:
         console.print(f"[dim]·[/] loading the model [bold]{self._model_name()}[/] …")
         self._core.start()
         for _ in range(self._settings.workers):
-            self._start_worker()
+            self._workers.start()
         self._await_core(self._core)
-        self._await_workers()
-        self._announce()
+        self._workers.await_ready(self._raise_if_interrupted)
+        self._announce(self._workers.config.token)
 
     def _prepare_data_dir(self) -> None:
         try:
@@ -213,25 +180,6 @@ class Supervisor:
             log_format=settings.effective_log_format,
         )
 
-    def _start_worker(self) -> None:
-        assert self._listener is not None
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "server.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=(self._listener.fileno(),),
-            start_new_session=True,  # Ctrl-C is for us; the workers are told when it is their turn
-            env={**os.environ, "PYTHONPATH": _python_path()},
-        )
-        # Readable for an operator, and never the same twice.
-        replica = f"{socket.gethostname()[:24]}-{process.pid}-{secrets.token_hex(3)}"
-        worker = WorkerProcess(replica, process)
-        config = msgspec.structs.replace(
-            self._base_config, replica=replica, exited=tuple(self._exited)
-        )
-        worker.tell(msgspec.to_builtins(config))
-        self._workers.append(worker)
-
     def _await_core(self, core: CoreKeeper) -> None:
         while core.is_starting:
             self._sleep()
@@ -239,34 +187,17 @@ class Supervisor:
         if core.start_error is not None:
             raise StartError(f"the engine did not start: {core.start_error}")
 
-    def _await_workers(self) -> None:
-        deadline = time.monotonic() + READY_SECONDS
-        for worker in self._workers:
-            if not self._await_line(worker, deadline):
-                status = worker.process.poll()
-                raise StartError(
-                    "a web worker did not start" + (f" (exit {status})" if status else "")
-                )
-        self._exited.clear()
-
-    def _await_line(self, worker: WorkerProcess, deadline: float) -> bool:
-        stdout = worker.process.stdout
-        assert stdout is not None
-        while time.monotonic() < deadline and not select.select([stdout], [], [], 0.1)[0]:
-            self._raise_if_interrupted()
-        return bool(stdout.readline())
-
     def _raise_if_interrupted(self) -> None:
         if self._signals:
             raise StartError("interrupted")
 
-    def _announce(self) -> None:
+    def _announce(self, token: str) -> None:
         url = base_url(self._settings.host, self._port)
         server = {"url": url, "pid": os.getpid()}
         (self._data / "server.json").write_text(json.dumps(server))
         console.print(f"[dim]·[/] model [bold]{self._model_name()}[/] is ready{self._pace_note()}")
         try:
-            login = request_login_url(url, self._base_config.token)
+            login = request_login_url(url, token)
         except StartError:
             if self._redis is not None:
                 raise
@@ -291,65 +222,37 @@ class Supervisor:
     # ---- watch ----------------------------------------------------------------------------------
 
     def _watch(self) -> int:
-        assert self._core is not None
+        assert self._core is not None and self._workers is not None
         while not self._signals:
             self._sleep()
-            self._watch_redis()
-            self._watch_workers()
+            self._watch_redis(self._workers)
+            self._workers.watch()
             if not self._core.watch():
                 console.print(
                     f"[bold red]parley:[/] the engine failed to start {MAX_FAILED_STARTS} times "
                     f"in a row: {self._core.start_error}"
                 )
-                self._tell_workers("engine_gone")
+                self._workers.tell("engine_gone")
                 # They do not answer; what is said within this time reaches the clients.
                 time.sleep(LAST_WORDS_SECONDS)
                 return 1
         return 0
 
     def _sleep(self) -> None:
-        core_due = None if self._core is None else self._core.due
-        due = [at for at in (core_due, *self._workers_due) if at is not None]
-        left = min([TICK_SECONDS, *(at - time.monotonic() for at in due)])
+        due = [it.due for it in (self._core, self._workers) if it is not None]
+        left = min([TICK_SECONDS, *(at - time.monotonic() for at in due if at is not None)])
         if select.select([self._wake_read], [], [], max(0.0, left))[0]:
             os.read(self._wake_read, 4096)
 
-    def _watch_redis(self) -> None:
+    def _watch_redis(self, workers: WorkerKeeper) -> None:
         if self._redis is not None and (status := self._redis.poll()) is not None:
             logger.error("redis died", status=status)
-            self._tell_workers("store_exited")
+            workers.tell("store_exited")
             try:
                 self._redis.start()
                 logger.warning("redis is up again")
             except EmbeddedRedisError as error:
                 logger.error("redis did not start", error=str(error))
-
-    def _tell_workers(self, what: str) -> None:
-        for worker in self._workers:
-            worker.tell({"type": what})
-
-    def _watch_workers(self) -> None:
-        for worker in list(self._workers):
-            status = worker.process.poll()
-            if status is None:
-                continue
-            self._workers.remove(worker)
-            _close_pipes(worker.process)
-            if status == 0:
-                logger.info("worker left", replica=worker.replica)
-            else:
-                logger.error("worker died", replica=worker.replica, status=status)
-            if status == EXIT_REFUSED:
-                raise StartError("the session store is not usable any more (see above)")
-            # waitpid is the proof that it writes nothing any more: its runs may be ended at once.
-            self._exited.append(worker.replica)
-            for other in self._workers:
-                other.tell({"type": "exited", "replica": worker.replica})
-            self._workers_due.append(time.monotonic() + WORKER_RESTART_SECONDS)
-        now = time.monotonic()
-        for due in [at for at in self._workers_due if at <= now]:
-            self._workers_due.remove(due)
-            self._start_worker()
 
     # ---- stop -----------------------------------------------------------------------------------
 
@@ -366,20 +269,16 @@ class Supervisor:
 
     def _stop(self) -> None:
         """Workers first, so that answers can finish; a second signal makes it quick."""
-        if self._workers:
-            console.print("[dim]·[/] stopping: running answers may finish (Ctrl-C again: at once)")
-        for worker in self._workers:
-            worker.process.terminate()
-        first = self._signals
-        deadline = time.monotonic() + self._settings.intervals.drain + STOP_GRACE_SECONDS
-        while any(worker.process.poll() is None for worker in self._workers):
-            if time.monotonic() > deadline or self._signals > first:
-                break
-            time.sleep(0.05)
-        for worker in self._workers:
-            worker.process.kill()
-            worker.process.wait()
-            _close_pipes(worker.process)
+        if self._workers is not None:
+            if self._workers.is_alive:
+                console.print(
+                    "[dim]·[/] stopping: running answers may finish (Ctrl-C again: at once)"
+                )
+            first = self._signals
+            self._workers.stop(
+                self._settings.intervals.drain + STOP_GRACE_SECONDS,
+                is_hurried=lambda: self._signals > first,
+            )
         if self._core is not None:
             self._core.stop()
         if self._redis is not None:
@@ -427,19 +326,3 @@ def request_login_url(url: str, token: str) -> str:
 
 async def _verify(url: str, secret: str | None) -> None:
     await (await SessionStore.open(url, secret=secret)).close()
-
-
-def _python_path() -> str:
-    root = str(Path(__file__).resolve().parent.parent)
-    known = os.environ.get("PYTHONPATH")
-    return f"{root}{os.pathsep}{known}" if known else root
-
-
-def _close_pipes(process: subprocess.Popen[bytes]) -> None:
-    pipes: tuple[IO[bytes] | None, ...] = (process.stdin, process.stdout)
-    for pipe in pipes:
-        if pipe is not None:
-            try:
-                pipe.close()
-            except BrokenPipeError:
-                pass
