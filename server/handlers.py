@@ -30,6 +30,7 @@ from server.translate import (
 )
 from sessions.errors import (
     ResponseNotFound,
+    RevisionConflict,
     RunError,
 )
 from sessions.records import (
@@ -321,14 +322,23 @@ class Handlers:
 
 
 async def delete_session(
-    services: Services, uid: str, session_id: str, *, besides: Watcher | None = None
+    services: Services,
+    uid: str,
+    session_id: str,
+    *,
+    if_revision: int | None = None,
+    besides: Watcher | None = None,
 ) -> dict[str, Any]:
     """Delete a session for its viewers, its sidebars and the workers that answer in it.
 
-    Returns the frame that tells of it; `besides` gets it only as a viewer.
+    Returns the frame that tells of it; `besides` gets it only as a viewer. Raises
+    `RevisionConflict` for a session that has changed; it stays, also if it changes at this moment:
+    then its answers end all the same.
     """
     check_session_id(session_id)
-    await services.store.session(uid, session_id)
+    session = await services.store.session(uid, session_id)
+    if if_revision not in (None, session.revision):
+        raise RevisionConflict(session.revision)
     live = await services.store.live_responses(session_id)
     owners = set()
     for response_id in (live.active, *live.queued):
@@ -342,7 +352,7 @@ async def delete_session(
     for owner in owners:
         await services.store.publish_control(owner, {"type": "deleted", "session_id": session_id})
     services.runs.stop_deleted(session_id)
-    deleted = await services.store.delete_session(uid, session_id)
+    deleted = await services.store.delete_session(uid, session_id, if_revision=if_revision)
     frame = {
         "type": "session.deleted",
         "session_id": session_id,

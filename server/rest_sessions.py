@@ -168,11 +168,10 @@ class SessionOperations:
         session_id = call.path("session_id")
         check_session_id(session_id)
         if_revision = _if_revision(call)
-        if if_revision is not None:
-            session = await self._store.session(call.uid, session_id)
-            if session.revision != if_revision:
-                raise precondition_failed()
-        await delete_session(self._services, call.uid, session_id)
+        try:
+            await delete_session(self._services, call.uid, session_id, if_revision=if_revision)
+        except RevisionConflict as conflict:
+            raise precondition_failed() from conflict
         return Response(status_code=204, headers={"Cache-Control": "no-store"})
 
 

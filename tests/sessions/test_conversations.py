@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -193,6 +194,28 @@ async def test_a_delete_leaves_a_tombstone_and_idempotency_keys_alone(chat: Chat
     assert await chat.keys() == ["i:k1", "i:k2", "x"]
     assert (await chat.store.sessions("alice")).sessions == ()
     assert await chat.store.runs_owned_by("w1") == []
+
+
+async def test_of_a_change_and_a_delete_of_what_was_seen_before_one_wins(
+    store: SessionStore,
+) -> None:
+    async def change(session_id: str) -> None:
+        await store.update_session("alice", session_id, title="kept", if_revision=1)
+
+    async def delete(session_id: str) -> None:
+        await store.delete_session("alice", session_id, if_revision=1)
+
+    for number in range(20):
+        session_id = (await Chat.create(store)).session_id
+        first, second = (change, delete) if number % 2 else (delete, change)
+        results = await asyncio.gather(
+            first(session_id), second(session_id), return_exceptions=True
+        )
+        if number % 2:  # the change came first
+            assert any(isinstance(result, RevisionConflict) for result in results)
+            assert (await store.session("alice", session_id)).title == "kept"
+        else:
+            assert any(isinstance(result, SessionNotFound) for result in results)
 
 
 async def test_late_writes_to_a_deleted_session_create_nothing(chat: Chat) -> None:
