@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from server import wire
 from server.wire import IDLE_FRAMES_PER_S, Server, uvicorn_config
 from tests.end_to_end.raw import (
+    CLOSE,
     CONTINUATION,
     PING,
     PONG,
@@ -26,6 +27,7 @@ from tests.end_to_end.raw import (
 SOON = 0.1  # seconds, for deadlines that a test waits for
 BURST = 2 * IDLE_FRAMES_PER_S
 BIG = 16 * 2**20  # more than the buffers between two sockets hold
+late_writes: list[bool] = []  # whether frames could be written to websockets that had ended
 
 
 @dataclass
@@ -56,13 +58,22 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def _echo(scope: Scope, receive: Receive, send: Send) -> None:
+    write = scope["extensions"]["parley.transport"]["write"]
     while (message := await receive())["type"] != "websocket.disconnect":
         if message["type"] == "websocket.connect":
             await send({"type": "websocket.accept", "subprotocol": "chat.v1"})
             await asyncio.sleep(3 * SOON if scope["path"] == "/slow" else 0)
+        elif message["text"].startswith('{"type": "direct"'):
+            assert write(message["text"].encode())
+        elif message["text"] == "jam":
+            count = 0
+            while write(b'{"type":"jam","text":"%s"}' % (b"x" * 10_000)):
+                count += 1
+            await send({"type": "websocket.send", "text": f'{{"type":"echo","length":{count}}}'})
         else:
             echo = {"type": "echo", "length": len(message["text"])}
             await send({"type": "websocket.send", "text": json.dumps(echo)})
+    late_writes.append(write(b"too late"))
 
 
 @pytest.fixture
@@ -191,6 +202,35 @@ async def test_b5_a_header_of_two_lines_is_refused_and_a_body_may_look_like_one(
 
 EMPTY_PARTS = frame(TEXT, b"", fin=False) + frame(CONTINUATION, b"", fin=False) * (BURST - 1)
 IDLE = {"pings": frame(PING, b"x" * 125) * BURST, "pongs": frame(PONG) * BURST}
+
+
+@pytest.mark.parametrize("size", [125, 126, 65535, 65536])
+async def test_a_frame_past_all_layers_arrives_whole(target: Target, size: int) -> None:
+    text = '{"type": "direct", "text": ""}'
+    text = text[:-2] + "x" * (size - len(text)) + text[-2:]
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await socket.send(frame(TEXT, text.encode()))
+        assert await socket.next("direct") == json.loads(text)
+
+
+async def test_a_full_socket_takes_no_frame_past_all_layers_and_loses_none(target: Target) -> None:
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await socket.send(frame(TEXT, b"jam"))
+        num_written = 0
+        while (body := await socket.next("jam", "echo"))["type"] == "jam":
+            num_written += 1
+        assert body["length"] == num_written > 0
+
+
+async def test_an_ended_websocket_takes_no_frame_past_all_layers(target: Target) -> None:
+    late_writes.clear()
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await socket.send(frame(CLOSE, b"\x03\xe8"))
+        assert await socket.closed() == (1000, "")
+    assert late_writes == [False]
 
 
 @pytest.mark.parametrize("idle", [*IDLE.values(), EMPTY_PARTS], ids=[*IDLE, "empty parts"])
