@@ -159,7 +159,8 @@ class Beginnings:
                 self._limit.free(uid, response_id)
         if run is None:
             return begun.response_id, True
-        if run.user_message.parent_id == task.leaf and not begun.queued_behind:
+        is_behind_leaf = run.user_message.parent_id == task.leaf and not begun.queued_behind
+        if is_behind_leaf and prompt.is_settled:
             run.set_prompt(prompt)  # otherwise the history moved on: built when its turn comes
         self._runs.add(run)
         self._announce(run, begun, task, frame, asker)

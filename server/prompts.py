@@ -33,6 +33,7 @@ class Prompt:
     token_ids: list[int]
     first_message_id: str | None  # the oldest message kept; None when nothing was left out
     omitted_messages: int
+    is_settled: bool = True  # no answer of the history was still being written
 
 
 class PromptBuilder:
@@ -69,7 +70,8 @@ class PromptBuilder:
         # An answer may ask for more than half the context, but not at the cost of all history.
         reserved = min(max_output_tokens, max_model_len // 2)
         room = max(max_model_len - reserved, len(alone))
-        history = await self._history(uid, session_id, leaf) if leaf else []
+        path = await self._path(uid, session_id, leaf) if leaf else []
+        history = [message for message in path if message.text]
         start = await self._start(history, text, len(alone), room)
         while True:
             ids = alone
@@ -83,10 +85,10 @@ class PromptBuilder:
                 len(history),
             )
         first = history[start].id if 0 < start < len(history) else None
-        return Prompt(ids, first, start)
+        return Prompt(ids, first, start, all(m.status != "in_progress" for m in path))
 
-    async def _history(self, uid: str, session_id: str, leaf: str) -> list[Message]:
-        """The path to `leaf`, oldest first, without answers that were stopped before any text."""
+    async def _path(self, uid: str, session_id: str, leaf: str) -> list[Message]:
+        """The path to `leaf`, oldest first, with answers that were stopped before any text."""
         page = await self._store.path(uid, session_id, leaf=leaf, limit=PAGE_SIZE)
         messages = list(page.messages)
         while page.has_more and len(messages) < MAX_HISTORY_MESSAGES:
@@ -94,7 +96,7 @@ class PromptBuilder:
                 uid, session_id, leaf=leaf, before=messages[0].id, limit=PAGE_SIZE
             )
             messages[:0] = page.messages
-        return [message for message in messages if message.text]
+        return messages
 
     async def _start(self, history: Sequence[Message], text: str, num_alone: int, room: int) -> int:
         """Where the prompt begins, found by asking every question of this chat again in thought.

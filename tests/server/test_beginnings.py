@@ -1,0 +1,64 @@
+"""`Beginnings`: what an answer is given to answer, whatever ends while it begins."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from sessions.embedded import EmbeddedRedis
+from tests.end_to_end.history import History
+from tests.redis_server import fresh_prefix
+from tests.server.in_process import Dice, LocalClient, ScriptedEngine, running_workers
+from tests.tiny_model import oracle_word
+
+NUM_TOKENS = 3
+
+
+class SlowTemplate(ScriptedEngine):
+    """Renders a prompt when it is told to, and keeps those that it was given to answer."""
+
+    def __init__(self) -> None:
+        super().__init__(Dice(0))
+        self.rendered: asyncio.Queue[asyncio.Event] | None = None
+        self.prompts: dict[str, list[int]] = {}
+
+    async def apply_chat_template_async(
+        self, messages: Sequence[dict[str, str]], answer: str = ""
+    ) -> list[int]:
+        if self.rendered is not None:
+            go_on = asyncio.Event()
+            self.rendered.put_nowait(go_on)
+            await go_on.wait()
+        return await self.encode_async(" ".join(message["content"] for message in messages))
+
+    def generate(  # type: ignore[override]
+        self, prompt: dict[str, list[int]], params: object, response_id: str, **options: object
+    ) -> AsyncIterator[object]:
+        self.prompts[response_id] = prompt["prompt_token_ids"]
+        return super().generate(prompt, params, response_id, **options)  # type: ignore[arg-type]
+
+
+async def test_a_prompt_holds_the_whole_of_an_answer_that_ended_while_it_was_built(
+    redis_server: EmbeddedRedis, tmp_path: Path
+) -> None:
+    engine, settings = SlowTemplate(), {"max_output_tokens": NUM_TOKENS}
+    url, prefix = redis_server.url, fresh_prefix()
+    async with running_workers(url, prefix, tmp_path, engine, Dice(0), 1) as (worker,):
+        async with LocalClient(worker, History(lambda: None)) as client:
+            session = await client.new_session()
+            first = await client.ask(session, oracle_word(10), settings=settings)
+            engine.requests[first].is_held.add("last")
+            await engine.requests[first].reached["last"].wait()
+            engine.rendered = asyncio.Queue()
+            asking = asyncio.create_task(
+                client.ask(session, oracle_word(20), settings=settings, on_busy="queue")
+            )
+            # Alone, then behind the history, which was read while the first answer was written.
+            (await engine.rendered.get()).set()
+            go_on = await engine.rendered.get()
+            engine.requests[first].released.set()
+            await client.done(first)
+            engine.rendered = None
+            go_on.set()
+            second = await asking
+            await client.done(second)
+    assert engine.prompts[second] == [10, 11, 12, 13, 20]
