@@ -46,7 +46,8 @@ def put_event(outbox: Outbox, response_id: str, number: int, fence: int, event: 
     frame = {**event.data, "sequence_number": number, "fence": fence}
     if frame["type"] == "response.created":
         frame["replayed"] = False
-    outbox.put(frame, response_id)
+    # What begins an answer is stored by then: that need never be taken back.
+    outbox.put(frame, response_id, is_entry=frame["type"] != "response.created")
 
 
 def put_snapshot(outbox: Outbox, response_id: str, number: int, fence: int, text: str) -> None:
@@ -62,7 +63,7 @@ def put_snapshot(outbox: Outbox, response_id: str, number: int, fence: int, text
             "part": place,
             "parts": len(parts),
         }
-        outbox.put(frame, response_id)
+        outbox.put(frame, response_id, is_entry=True)
 
 
 def _parts_of(text: str) -> Iterator[str]:

@@ -182,7 +182,7 @@ class Handlers:
 
     def _catch_up(self, subscription: Subscription, response_id: str) -> None:
         if (run := self._runs.local(response_id)) is not None:
-            subscription.put_events(response_id, run.fence, 1, run.events)
+            subscription.catch_up(response_id, run.log)
         else:
             self._hub.sync(subscription.session_id, response_id)
 

@@ -8,7 +8,7 @@ from the log. That is what makes "nothing lost, nothing doubled" one rule in one
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -46,6 +46,9 @@ class LocalRun(Protocol):
 
     @property
     def log(self) -> ResponseLog: ...
+
+    is_held: bool
+    must_be_silent: Callable[[], bool]
 
 
 class Room:
@@ -184,6 +187,7 @@ class Hub:
                     raise
                 room = self.rooms[session_id] = Room(session_id, session.epoch, session.offset)
             room.subscriptions.add(subscription)
+            subscription.outbox.withholds = self._withholds
         await self.viewers.announce(session_id)
 
     async def leave(self, subscription: Subscription) -> None:
@@ -246,6 +250,28 @@ class Hub:
                 continue
             if not subscription.put_events(response_id, fence, first, events):
                 self._sync(room, response_id)
+
+    def show_again(self, response_id: str, log: ResponseLog) -> None:
+        """An answer of this worker is still its own: its viewers get what they had to wait for."""
+        room = self.rooms.get(session_of(response_id))
+        for subscription in room.subscriptions if room else ():
+            if not subscription.joining and subscription.wants(response_id):
+                subscription.catch_up(response_id, log)
+
+    def _withholds(self, response_id: str) -> bool:
+        """Asked for each entry just before it is sent: whether the answer may be another's by now.
+
+        The queue may be slow, or this process was stopped: what was in time then, is late now.
+        """
+        run = self.local_runs.get(response_id)
+        if run is None or not run.must_be_silent():
+            return False
+        run.is_held = True
+        room = self.rooms.get(session_of(response_id))
+        for subscription in room.subscriptions if room else ():
+            if subscription.outbox.withhold(response_id):
+                subscription.doubt(response_id)
+        return True
 
     def put_unnumbered(self, response_id: str, frame: dict[str, Any]) -> None:
         """A frame about an answer that is not in its log, such as `response.queued`."""
@@ -322,6 +348,8 @@ class Hub:
         self.claimed.discard(response_id)
         self.local_runs.pop(response_id, None)
         if (room := self.rooms.get(session_of(response_id))) is not None:
+            for subscription in room.subscriptions:
+                subscription.doubt(response_id, is_lost=True)
             self.spawn(self._resend(room, response_id))
 
     async def _resend(self, room: Room, response_id: str) -> None:
@@ -332,6 +360,8 @@ class Hub:
                 await asyncio.sleep(RESYNC_RETRY_SECONDS)
                 continue
             except ResponseNotFound:
+                for subscription in room.subscriptions:
+                    subscription.cursors.pop(response_id, None)
                 self._give_up_end(room, response_id)
                 return
             for subscription in room.subscriptions:
@@ -380,12 +410,11 @@ class Hub:
             del room.syncing[response_id]
 
     def _give_up_end(self, room: Room, response_id: str) -> None:
-        """The log has no end of that answer: what waits for it does so in vain."""
         for subscription in room.subscriptions:
-            if response_id in subscription.open:
-                subscription.close(response_id)
+            subscription.give_up_end(response_id)
 
     async def _sync_session(self, room: Room) -> None:
+        await self.losses.verify(room.session_id)  # new events may hide that others were lost
         events = await self._store.session_events(
             room.session_id, after=room.offset, epoch=room.epoch
         )

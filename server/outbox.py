@@ -51,7 +51,8 @@ class PendingDelta:
 class Outbox:
     """One per connection; filled from anywhere in the event loop, drained by its writer alone.
 
-    `on_overflow` is called once, when more than `MAX_BYTES` wait.
+    `on_overflow` is called once, when more than `MAX_BYTES` wait. `withholds`, if set, is asked for
+    the answer of each log entry in the moment in which it would be sent: True, and it is not.
     """
 
     # There are thousands, mostly empty: a deque or an event would take half a KiB each.
@@ -64,24 +65,32 @@ class Outbox:
         "_ready",
         "_sent_at",
         "_waiter",
+        "withholds",
     )
 
     def __init__(self, on_overflow: Callable[[], None]) -> None:
         self._on_overflow = on_overflow
-        self._ready: list[tuple[bytes | PendingDelta, int]] = []  # with what they count
+        # With what each counts, and the answer of whose log it shows entries.
+        self._ready: list[tuple[bytes | PendingDelta, int, str | None]] = []
         self._deltas: dict[str, PendingDelta] = {}
         self._sent_at: dict[str, float] = {}  # response id → when its last delta left, while hidden
         self._interval = 0.0
         self._waiter: asyncio.Future[None] | None = None  # the writer, when nothing is due
         self._num_bytes = 0
         self._overflowed = False
+        self.withholds: Callable[[str], bool] | None = None
 
-    def put(self, frame: dict[str, Any], response_id: str | None = None) -> None:
-        """Queue a control frame, behind the text of `response_id` that is still waiting."""
+    def put(
+        self, frame: dict[str, Any], response_id: str | None = None, *, is_entry: bool = False
+    ) -> None:
+        """Queue a control frame, behind the text of `response_id` that is still waiting.
+
+        `is_entry`: it shows entries of that answer's log.
+        """
         if response_id is not None:
             self._close_delta(response_id)
         encoded = orjson.dumps(frame)
-        self._ready.append((encoded, len(encoded)))
+        self._ready.append((encoded, len(encoded), response_id if is_entry else None))
         self._count(len(encoded))
 
     def put_delta(
@@ -113,6 +122,14 @@ class Outbox:
             pending.logprobs += logprobs
         self._count(len(delta) + LOGPROB_BYTES * len(logprobs))
 
+    def withhold(self, response_id: str) -> bool:
+        """Take back what shows entries of an answer's log; False if all of that was sent."""
+        self._close_delta(response_id)
+        sizes = [size for _, size, shown in self._ready if shown == response_id]
+        self._num_bytes -= sum(sizes)
+        self._ready = [entry for entry in self._ready if entry[2] != response_id]
+        return bool(sizes)
+
     def set_hidden(self, hidden: bool) -> None:
         """Widen the window between deltas while the page is hidden."""
         self._interval = HIDDEN_INTERVAL_SECONDS if hidden else 0.0
@@ -120,13 +137,18 @@ class Outbox:
 
     async def get(self) -> bytes:
         """Wait for the next frame. Only the writer calls this."""
-        while not self._ready:
-            due = self._take_due()
-            if not self._ready:
-                await self._wait(due)
-        item, size = self._ready.pop(0)
-        self._num_bytes -= size
-        return item.encode() if isinstance(item, PendingDelta) else item
+        while True:
+            while not self._ready:
+                due = self._take_due()
+                if not self._ready:
+                    await self._wait(due)
+            item, size, shown = self._ready[0]
+            if shown is not None and self.withholds is not None and self.withholds(shown):
+                self.withhold(shown)
+                continue
+            del self._ready[0]
+            self._num_bytes -= size
+            return item.encode() if isinstance(item, PendingDelta) else item
 
     def _take_due(self) -> float | None:
         """Move the deltas that are due to the queue; say when the first of the others will be."""
@@ -165,7 +187,7 @@ class Outbox:
     def _close_delta(self, response_id: str) -> None:
         if (pending := self._deltas.pop(response_id, None)) is not None:
             size = pending.characters + LOGPROB_BYTES * len(pending.logprobs)
-            self._ready.append((pending, size))
+            self._ready.append((pending, size, response_id))
 
     def _count(self, size: int) -> None:
         self._num_bytes += size

@@ -88,6 +88,7 @@ class Producer:
             on_loss=self._lose,
             on_rewind=self._tell_rewound,
         )
+        run.must_be_silent = self._must_be_silent
         self._last_queue_frame = 0.0
         self._last_text_at: float | None = None
 
@@ -261,10 +262,10 @@ class Producer:
     def _publish(self, events: list[Event]) -> None:
         run = self._run
         first = run.sequence_number - len(events) + 1
-        if run.num_shown is not None:
+        if run.is_held:
             return
         if self._must_be_silent():
-            run.num_shown = first - 1
+            run.is_held = True
             logger.warning("viewers wait for the store", **self._ids())
             return
         self._hub.publish_events(run.response_id, run.fence, first, events)
@@ -277,9 +278,9 @@ class Producer:
     def _show_held(self) -> None:
         """The answer is still this worker's: its viewers get what they had to wait for."""
         run = self._run
-        if run.num_shown is not None:
-            run.num_shown = None
-            self._hub.publish_events(run.response_id, run.fence, 1, run.events)
+        if run.is_held:
+            run.is_held = False
+            self._hub.show_again(run.response_id, run.log)
 
     def _speak_again(self) -> None:
         """Nobody can take the answer over any more."""

@@ -229,7 +229,7 @@ class ResponseOperations:
         await self._hub.attach(subscription, response_id, after)
         subscription.end_join(0)
         if (run := self._runs.local(response_id)) is not None:
-            subscription.put_events(response_id, run.fence, 1, run.events)
+            subscription.catch_up(response_id, run.log)
         else:
             self._hub.sync(subscription.session_id, response_id)
 

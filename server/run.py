@@ -149,7 +149,8 @@ class Run:
         self.status = "in_progress"  # terminal once `response.done` was published
         self.lease_until = 0  # by Redis' clock, milliseconds since 1970
         self.renewed_at = time.monotonic()  # when the last renewal that succeeded was sent
-        self.num_shown: int | None = None  # entries; None: all. Others wait until it is renewed
+        self.must_be_silent: Callable[[], bool] = lambda: False  # it may be another's by now
+        self.is_held = False  # nothing more is shown until the lease is renewed
         self.num_stored = 1  # entries in Redis: `begin_response` writes the first
         self.text_length = utf16_length(base)  # UTF-16 code units of the message's text
         self.token_ids: list[int] = []
@@ -191,8 +192,7 @@ class Run:
 
     @property
     def log(self) -> ResponseLog:
-        """What may be shown of it."""
-        return ResponseLog(self.fence, self.events[: self.num_shown], self.base)
+        return ResponseLog(self.fence, self.events, self.base)
 
     @property
     def is_started(self) -> bool:

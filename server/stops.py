@@ -191,7 +191,7 @@ class Stops:
         await run.done.wait()
         timer.cancel()
         if (subscription is None or has_ended) and is_done(run.events[-1]):
-            self._put_end(run.response_id, ResponseLog(run.fence, run.events, run.base))
+            self._put_end(run.response_id, run.log)
         await run.settled.wait()  # told before it was stored, it may yet be another worker's
         if run.is_disowned:
             await self._follow_to_the_end(run.response_id)

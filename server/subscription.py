@@ -15,6 +15,8 @@ from server.outbox import Outbox
 from server.response_log import ResponseLog, is_done, text_of
 from sessions.records import Event, ObjectEvent, TextEvent
 
+DOUBTED = -1  # a cursor: what was sent may not be what is stored, so a whole log must come next
+
 
 class Watcher(Protocol):
     """A connection, as the hub sees it."""
@@ -124,6 +126,14 @@ class Subscription:
         self._open.discard(response_id)
         self._send_held()
 
+    def give_up_end(self, response_id: str) -> None:
+        """The log has no end of that answer, so nobody here needs to wait for it.
+
+        Where text was left out, somebody else brings the end.
+        """
+        if response_id not in self._frozen and self.cursors.get(response_id) != DOUBTED:
+            self.close(response_id)
+
     def freeze(
         self, response_id: str, text: Callable[[], str | None] = lambda: None
     ) -> asyncio.Event:
@@ -132,10 +142,7 @@ class Subscription:
         `text` gives what the message says at its end. Where it cannot, whoever freezes sends
         `response.done` itself, with the text if `has_skipped`.
         """
-        frozen = self._frozen.get(response_id)
-        if frozen is None or frozen.ended.is_set():  # that was not its last end
-            skipped = frozen is not None and frozen.has_skipped
-            frozen = self._frozen[response_id] = _Frozen(text, has_skipped=skipped)
+        frozen = self._frozen.setdefault(response_id, _Frozen(text))
         frozen.text = text
         return frozen.ended
 
@@ -147,10 +154,10 @@ class Subscription:
     def lacks_text(self, response_id: str, log: ResponseLog) -> bool:
         """Whether text of the log was left out here, or has not come yet."""
         frozen = self._frozen.get(response_id)
-        rest = log.events[self.cursors.get(response_id, 0) :]
-        return (frozen is not None and frozen.has_skipped) or any(
-            isinstance(event, TextEvent) for event in rest
-        )
+        cursor = self.cursors.get(response_id, 0)
+        if cursor == DOUBTED or (frozen is not None and frozen.has_skipped):
+            return True
+        return any(isinstance(event, TextEvent) for event in log.events[cursor:])
 
     def put_end(self, response_id: str, log: ResponseLog) -> None:
         """Queue the end of an answer, with its text if not all of that was sent here."""
@@ -193,6 +200,8 @@ class Subscription:
     def put_events(self, response_id: str, fence: int, first: int, events: Sequence[Event]) -> bool:
         """Queue entries `first`, `first` + 1, … that are new; False if some before are missing."""
         cursor = self.cursors.get(response_id, 0)
+        if cursor == DOUBTED:
+            return True
         if first > cursor + 1:
             return False
         for number, event in enumerate(events, first):
@@ -228,6 +237,25 @@ class Subscription:
         data = getattr(created, "data", {})
         reply = ObjectEvent(data if event_id is None else {**data, "event_id": event_id})
         self.put_events(response_id, fence, 1, [reply])
+
+    def doubt(self, response_id: str, *, is_lost: bool = False) -> None:
+        """Somebody else may own an answer that was shown from memory: say nothing of it.
+
+        `put_log` ends that. `is_lost`: somebody does, and an end that was told here is not its end.
+        """
+        self.outbox.withhold(response_id)
+        if response_id in self.cursors:
+            self.cursors[response_id] = DOUBTED
+        if is_lost and (frozen := self._frozen.get(response_id)) is not None:
+            frozen.text, frozen.end = lambda: None, None
+            frozen.ended.clear()
+
+    def catch_up(self, response_id: str, log: ResponseLog) -> None:
+        """Queue what is missing of an answer that may be shown."""
+        if self.cursors.get(response_id) == DOUBTED:
+            self.put_log(response_id, log, 0)
+        else:
+            self.put_events(response_id, log.fence, 1, log.events)
 
     def put_log(self, response_id: str, log: ResponseLog, position: int) -> None:
         """Queue a log for somebody who has everything up to entry `position`.

@@ -315,6 +315,27 @@ async def test_a_missing_end_is_fetched_before_the_message_that_it_ends(
     ]
 
 
+async def test_an_answer_that_was_lost_goes_on_from_its_log_alone(
+    hub: Hub, chat: Chat, feed: SilentFeed
+) -> None:
+    """The next owner numbers other text: what it publishes must not join what memory had shown."""
+    viewer = Viewer()
+    subscription = await join(hub, chat, viewer)
+    rid = (await chat.begin()).response_id
+    subscription.put_events(rid, 1, 1, [CREATED, *texts("one ", "two ")])  # `two` is not stored
+    await chat.append(rid, 2, "one ")
+    await chat.store.reap(rid, new_owner="w2", exited_owner="w1")
+    assert kinds(await viewer.sent()) == ["created", "delta"]
+    hub.disown(rid)
+    channel = chat.store.keys.session_channel(chat.session_id)
+    feed.deliver(channel, LiveResponseEvents(rid, 2, 4, 4, (TextEvent(13, "joins by number"),)))
+    frame = await viewer.next()
+    while frame["type"].startswith("message."):
+        frame = await viewer.next()
+    assert (frame["type"], frame["text"]) == ("response.output_text.snapshot", "one ")
+    assert frame["fence"] == 2
+
+
 async def test_a_message_whose_end_is_gone_does_not_wait_for_ever(hub: Hub, chat: Chat) -> None:
     viewer = Viewer()
     subscription = await join(hub, chat, viewer)

@@ -213,6 +213,30 @@ async def test_getting_can_be_cancelled_without_losing_a_frame(outbox: Outbox) -
     assert await sent(outbox) == [{"type": "pong"}]
 
 
+async def test_entries_of_one_answer_can_be_taken_back(outbox: Outbox, overflow: Overflow) -> None:
+    outbox.put({"type": "response.created"}, "A")
+    outbox.put({"type": "response.output_text.snapshot"}, "A", is_entry=True)
+    outbox.put_delta("A", 3, 1, 0, "x" * MAX_BYTES)
+    outbox.put_delta("B", 2, 1, 0, "other")
+    assert outbox.withhold("A")
+    assert not outbox.withhold("A")
+    outbox.put({"type": "last"})
+    kinds = [orjson.loads(await outbox.get())["type"] for _ in range(3)]
+    assert kinds == ["response.created", "last", "response.output_text.delta"]
+
+
+async def test_entries_are_asked_for_when_they_leave(outbox: Outbox) -> None:
+    withheld = {"A"}
+    outbox.withholds = withheld.__contains__
+    outbox.put_delta("A", 2, 1, 0, "late")
+    outbox.put({"type": "control"}, "A")
+    outbox.put_delta("B", 2, 1, 0, "other")
+    assert [orjson.loads(await outbox.get()).get("delta") for _ in range(2)] == [None, "other"]
+    withheld.clear()
+    outbox.put_delta("A", 3, 1, 4, "in time")
+    assert orjson.loads(await outbox.get())["delta"] == "in time"
+
+
 async def test_overflow_is_told_once(outbox: Outbox, overflow: Overflow) -> None:
     for number in range(70):
         outbox.put_delta("r", number, 1, 0, "x" * (MAX_BYTES // 64))

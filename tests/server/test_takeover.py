@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from server.app import Worker
 from server.fingerprint import model_fingerprint, prompt_hash
 from server.takeover import MAX_FENCE
 from sessions.embedded import EmbeddedRedis
-from sessions.errors import RunLost
+from sessions.errors import RunLost, StoreUnavailable
 from sessions.records import Event, ObjectEvent, RunRecord, TextEvent, new_response_id
+from tests.end_to_end.client_model import Answer
+from tests.end_to_end.history import History
 from tests.redis_server import fresh_prefix
-from tests.server.in_process import Dice, ScriptedEngine, running_workers
+from tests.server.in_process import Dice, LocalClient, ScriptedEngine, running_workers
 from tests.sessions.chat import Chat
 from tests.tiny_model import oracle_answer, oracle_word
 
@@ -225,3 +228,56 @@ async def test_answer_is_handed_over_whole_and_its_old_owner_writes_no_more(
         assert record.owner == "w1"
         with pytest.raises(RunLost):
             await first.store.append(response_id, fence=2, first=9, events=[])
+
+
+def has_durable_end(answer: Answer) -> bool:
+    return answer.done is not None and bool(answer.done["durable"])
+
+
+async def test_s3_end_by_the_next_owner_reaches_who_stopped_and_was_shown_more(
+    redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first owner showed what it could not store, and told an end that it could not store."""
+    dice = Dice(2)
+    engine, history = ScriptedEngine(dice), History(lambda: None)
+    url, prefix = redis_server.url, fresh_prefix()
+
+    async def fail(*_: Any, **__: Any) -> Any:
+        raise StoreUnavailable
+
+    async with running_workers(url, prefix, tmp_path, engine, dice, 2) as (first, second):
+        async with LocalClient(first, history) as asker, LocalClient(first, history) as viewer:
+            session = await asker.new_session()
+            await viewer.reply("session.subscribe", session_id=session)
+            settings = {"max_output_tokens": NUM_TOKENS}
+            response = await asker.ask(session, oracle_word(FIRST), settings=settings)
+            request = engine.requests[response]
+            request.is_held.add("mid")
+            await asker.deltas(response, 1)
+            while True:  # only the store tells
+                if (await first.store.run(None, response)).num_tokens:
+                    break
+                await asyncio.sleep(0.01)
+            monkeypatch.setattr(first.store, "append", fail)
+            monkeypatch.setattr(first.store, "finish_response", fail)
+            request.is_held = {"last"}
+            request.released.set()
+            await asyncio.sleep(0)
+            request.released.clear()
+            whole = oracle_answer(FIRST, NUM_TOKENS - 1)
+            await asker.wait(lambda: asker.answers[response].text == whole)
+            await asker.send("stop", response_id=response)
+            told = (await asker.done(response)).done
+            assert told is not None and not told["durable"]
+            await second.takeover.take_over(response, "w0")
+            monkeypatch.undo()
+            message_id = told["response"]["message_id"]
+            stored = (await second.store.message(None, session, message_id)).text
+            assert whole.startswith(stored) and stored != whole
+            for client in (asker, viewer):
+                answer = client.answers[response]
+                await client.wait(partial(has_durable_end, answer))
+                assert answer.done is not None and answer.final == stored
+                assert answer.done["sequence_number"] < told["sequence_number"]
+            kinds = [frame["type"] for frame in asker.answers[response].frames]
+            assert kinds[-2:] == ["response.done", "response.done"]  # and no text behind the stop

@@ -43,6 +43,7 @@ class Viewer:
             await asyncio.sleep(0)
             if not getting.done():
                 getting.cancel()
+                await asyncio.gather(getting, return_exceptions=True)
                 return [frame for frame in frames if frame["type"] != "end of test"]
             frames.append(orjson.loads(getting.result()))
 
