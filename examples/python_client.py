@@ -3,7 +3,7 @@
 python examples/python_client.py --data-dir data "Tell me a long story."
 
 It needs the `websockets` package and nothing of Parley. A lost connection loses nothing: the client
-comes back and goes on where it was. docs/protocol.md explains every frame and every rule.
+comes back and goes on behind the last entry that it has. docs/protocol.md has all the rules.
 """
 
 import argparse
@@ -15,121 +15,81 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-Frame = dict[str, Any]
+KEY = uuid.uuid4().hex  # names our session and our question: sent again, each is made once
 
 
-class Asking:
-    """One question and its answer so far. `take` is given each frame and says what to send."""
-
-    def __init__(self, question: str) -> None:
-        self.key = uuid.uuid4().hex  # names the question, so that sending it twice asks it once
-        self.question = question
-        self.session_id = self.response_id = self.text = ""
-        self.last, self.fence, self.printed = 0, 1, 0
-        self.is_stopping = self.is_resuming = False
-        self.response: Frame | None = None  # of `response.done`
-
-    def hello(self) -> list[Frame]:
-        """For a new connection; a session of that key that exists already is only joined again."""
-        self.is_resuming = False
-        return [{"type": "session.create", "idempotency_key": self.key, "event_id": self.key}]
-
-    def stop(self) -> list[Frame]:
-        """With the key, this also finds an answer that has not begun yet."""
-        self.is_stopping = True
-        stop = {"type": "stop", "session_id": self.session_id, "idempotency_key": self.key}
-        return [stop] if self.session_id else []
-
-    def take(self, frame: Frame) -> list[Frame]:
-        kind: str = frame["type"]
-        number: int = frame.get("sequence_number", 0)
+async def follow(socket: ClientConnection, question: str, known: dict[str, Any]) -> dict[str, Any]:
+    """Print what `known` lacks of the answer; returns its response object at the end."""
+    create = {"type": "session.create", "idempotency_key": KEY, "event_id": KEY}
+    resume, snapshot = known.get("resume"), ""
+    await socket.send(json.dumps(resume or create))
+    while True:
+        frame = json.loads(await socket.recv())
+        kind, number = frame["type"], frame.get("sequence_number")
+        response_id = frame.get("response_id") or frame.get("response", {}).get("id")
         if kind == "error":
             raise SystemExit(f"{frame['error']['code']}: {frame['error']['message']}")
-        if kind == "session.created" and frame.get("event_id") == self.key:
-            self.session_id = frame["session"]["id"]
-            return self.resume(self.last) + (self.stop() if self.is_stopping else [])
-        if frame.get("idempotency_key") == self.key and kind == "response.created":
-            self.response_id, self.fence = frame["response"]["id"], frame["fence"]
-        own = frame.get("response_id") or frame.get("response", {}).get("id")
-        if own != self.response_id or not number:
-            return []  # another tab's, or not an entry of the log
-        if kind == "response.output_text.snapshot":
-            self.text = frame["text"] if frame["part"] == 1 else self.text + frame["text"]
-        elif kind == "response.done":
-            text = frame.get("text", self.text).encode("utf-16-le")
-            self.text = text[: 2 * frame["response"]["text_length"]].decode("utf-16-le")
-            self.response = frame["response"]
-        elif number <= self.last:
-            return []
-        elif frame.get("first_sequence_number", number) > self.last + 1:
-            return self.resume(self.last)
-        elif kind == "response.output_text.delta":
-            if 2 * frame["text_offset"] != len(self.text.encode("utf-16-le")):
-                return self.resume(0)
-            self.text += frame["delta"]
-        self.last, self.fence = number, frame["fence"]
-        self.is_resuming = frame.get("part", 1) < frame.get("parts", 1)
-        print(self.text[self.printed :], end="", flush=True)
-        self.printed = max(self.printed, len(self.text))
-        return []
-
-    def resume(self, after: int) -> list[Frame]:
-        """Ask for what is missing, once; for all of it if nothing has begun."""
-        if not self.response_id:
-            create = {"session_id": self.session_id, "idempotency_key": self.key}
-            return [{"type": "response.create", **create, "input": self.question}]
-        place = {"response_id": self.response_id, "fence": self.fence}
-        again, self.is_resuming = not self.is_resuming, True
-        frame = {"type": "response.resume", **place, "after_sequence_number": after}
-        return [frame] if again else []
+        if kind == "session.created" and frame.get("event_id") == KEY:
+            known["name"] = {"session_id": frame["session"]["id"], "idempotency_key": KEY}
+            ask = {"type": "response.create", **known["name"], "input": question}
+            await socket.send(json.dumps(ask))
+        if kind == "response.created" and frame["idempotency_key"] == KEY:
+            resume = known["resume"] = {"type": "response.resume", "response_id": response_id}
+        if resume is None or response_id != resume["response_id"] or number is None:
+            continue  # another tab's answer, or no entry of this one's log
+        if kind == "response.done":  # after a stop, `text_length` may be a little less than is seen
+            return dict(frame["response"])
+        if kind == "response.output_text.delta":
+            print(frame["delta"], end="", flush=True)
+            known["text"] += frame["delta"]
+        if kind == "response.output_text.snapshot":  # instead of more entries than are worth it
+            snapshot += frame["text"]
+            if frame["part"] < frame["parts"]:
+                continue
+            print(snapshot[len(known["text"]) :], end="", flush=True)
+            known["text"], snapshot = snapshot, ""
+        resume |= {"fence": frame["fence"], "after_sequence_number": number}
 
 
-async def answer(asking: Asking, url: str, token: str) -> Frame:
-    """The response object of `response.done`, over as many connections as that takes."""
-    headers = {"Authorization": f"Bearer {token}"}
-    for failures in range(100):
+async def stop_when(asked: asyncio.Event, socket: ClientConnection, known: dict[str, Any]) -> None:
+    """Send a stop; by its key it finds even an answer that has not begun."""
+    await asked.wait()
+    await socket.send(json.dumps({"type": "stop", **known.get("name", {})}))
+
+
+async def main(question: str, data_dir: Path) -> None:
+    url = json.loads((data_dir / "server.json").read_text())["url"].replace("http", "ws", 1)
+    headers = {"Authorization": f"Bearer {(data_dir / 'token').read_text().strip()}"}
+    known: dict[str, Any] = {"text": ""}  # it outlives a connection
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, asked.set)
+    chat = [Subprotocol("chat.v1")]
+    async for socket in connect(f"{url}/v1/ws", subprotocols=chat, additional_headers=headers):
+        stopping = asyncio.create_task(stop_when(asked, socket, known))
         try:
-            async with connect(
-                url, subprotocols=[Subprotocol("chat.v1")], additional_headers=headers
-            ) as socket:
-
-                async def send(frames: list[Frame], socket: Any = socket) -> None:
-                    for frame in frames:
-                        await socket.send(json.dumps(frame))
-
-                asyncio.get_running_loop().add_signal_handler(
-                    signal.SIGINT, lambda: asyncio.ensure_future(send(asking.stop()))
-                )
-                await send(asking.hello())
-                while asking.response is None:
-                    await send(asking.take(json.loads(await socket.recv())))
-                return asking.response
-        except ConnectionClosed as closed:
-            code = closed.rcvd.code if closed.rcvd else 1006
+            response = await follow(socket, question, known)
+            reason, tokens = (
+                response["status_details"]["reason"],
+                response["usage"]["output_tokens"],
+            )
+            print(f"\n[{response['status']}: {reason}, {tokens} tokens]")
+            return
+        except ConnectionClosed:
+            code = socket.close_code or 1006
             if code in (1000, 1002, 1007, 1009) or 4400 <= code < 4500:
-                raise SystemExit(f"closed: {code} {closed.rcvd and closed.rcvd.reason}") from None
-        except (OSError, InvalidHandshake):
-            pass  # nobody is there yet
-        await asyncio.sleep(random.uniform(0, min(20, 0.3 * 2**failures)))
-    raise SystemExit("nobody answers")
-
-
-async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("question", nargs="?", default="Tell me a long story.")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="the server's")
-    options = parser.parse_args()
-    url = json.loads((options.data_dir / "server.json").read_text())["url"]
-    token = (options.data_dir / "token").read_text().strip()
-    asking = Asking(options.question)
-    response = await answer(asking, url.replace("http", "ws", 1) + "/v1/ws", token)
-    reason, usage = response["status_details"]["reason"], response["usage"]
-    print(f"\n[{response['status']}: {reason}, {usage['output_tokens']} tokens]")
+                raise SystemExit(f"closed: {code} {socket.close_reason}") from None
+            await asyncio.sleep(random.random())  # not all at once behind a restart
+        finally:
+            stopping.cancel()
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("question", nargs="?", default="Tell me a long story.")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="the server's")
+    arguments = parser.parse_args()
+    asyncio.run(main(arguments.question, arguments.data_dir))
