@@ -6,6 +6,7 @@ import signal
 import psutil
 
 from tests.end_to_end.harness import Server
+from tests.redis_topology import wait_for
 
 
 def is_running(process: psutil.Process) -> bool:
@@ -16,13 +17,17 @@ def is_running(process: psutil.Process) -> bool:
         return False
 
 
+async def gone(family: list[psutil.Process]) -> None:
+    """Wait until none of them runs; raises AssertionError after five seconds."""
+    await asyncio.to_thread(wait_for, lambda: not any(map(is_running, family)), 5.0)
+
+
 async def supervisor_is_killed(server: Server) -> None:
     """It alone; all that it had started ends by itself."""
     assert server.process is not None
     family = psutil.Process(server.process.pid).children(recursive=True)
     server.process.kill()
-    _, alive = await asyncio.to_thread(psutil.wait_procs, family, 5)
-    assert [process for process in alive if is_running(process)] == []
+    await gone(family)
 
 
 async def everything_is_killed(server: Server) -> None:
@@ -31,7 +36,7 @@ async def everything_is_killed(server: Server) -> None:
     family += family[0].children(recursive=True)
     for process in family:
         process.kill()
-    await asyncio.to_thread(psutil.wait_procs, family, 5)
+    await gone(family)
 
 
 async def supervisor_gets_two_signals(server: Server) -> None:
