@@ -1,7 +1,9 @@
 """What each frame of a client does. One `Handlers` per connection; one frame at a time."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import structlog
 
 from server.beginnings import clean_title
@@ -101,6 +103,7 @@ class Handlers:
     # ---- sessions -------------------------------------------------------------------------------
 
     async def _create_session(self, frame: CreateSession) -> None:
+        self._check_subscriptions()
         created = await self._store.create_session(
             self._uid,
             idempotency_key=frame.idempotency_key,
@@ -127,7 +130,8 @@ class Handlers:
         await self._leave(frame.session_id)
         uid = None if frame.observe else self._uid
         session = await self._store.session(uid, frame.session_id)
-        await self._store.verify_epoch(session.id)
+        if not await self._hub.losses.verify(session.id):
+            frame = msgspec.structs.replace(frame, after=None)
         subscription = self._new_subscription(session.id, observes=frame.observe)
         await self._join(subscription)
         try:
@@ -250,12 +254,15 @@ class Handlers:
         return subscription
 
     def _new_subscription(self, session_id: str, *, observes: bool = False) -> Subscription:
-        if len(self._subscriptions) >= self._services.limits.max_subscriptions:
-            raise ApiError("too_many_subscriptions", "unsubscribe from another session first")
+        self._check_subscriptions()
         subscription = Subscription(self._connection, session_id, observes=observes)
         again = SubscribeSession(session_id=session_id, observe=observes)
         subscription.rejoin = lambda: self._send_state(subscription, again)
         return subscription
+
+    def _check_subscriptions(self) -> None:
+        if len(self._subscriptions) >= self._services.limits.max_subscriptions:
+            raise ApiError("too_many_subscriptions", "unsubscribe from another session first")
 
     async def _join(self, subscription: Subscription) -> None:
         self._subscriptions[subscription.session_id] = subscription
@@ -271,6 +278,15 @@ class Handlers:
             return False
         await self._hub.leave(subscription)
         return subscription.only is None
+
+    def _leave_soon(self, subscription: Subscription) -> None:
+        self._hub.spawn(self._leave_idle(subscription))
+
+    async def _leave_idle(self, subscription: Subscription) -> None:
+        """All answers that were resumed here without a subscription have ended."""
+        if self._subscriptions.get(subscription.session_id) is subscription:
+            if not subscription.only:
+                await self._leave(subscription.session_id)
 
     # ---- responses ------------------------------------------------------------------------------
 
@@ -313,6 +329,7 @@ class Handlers:
         if subscription is None:
             subscription = self._new_subscription(session_id)
             subscription.only = set()
+            subscription.on_idle = partial(self._leave_soon, subscription)
             await self._join(subscription)
             subscription.end_join(0)
         if subscription.only is not None:

@@ -414,6 +414,7 @@ class Hub:
             subscription.give_up_end(response_id)
 
     async def _sync_session(self, room: Room) -> None:
+        await self.losses.verify(room.session_id)  # new events may hide that others were lost
         events = await self._store.session_events(
             room.session_id, after=room.offset, epoch=room.epoch
         )

@@ -38,6 +38,18 @@ class Losses:
         for session_id in set(self._hub.rooms) - busy:
             self._hub.spawn(self.look_at(session_id))
 
+    async def verify(self, session_id: str) -> bool:
+        """Give a session that began on another Redis a new epoch; False if that cannot be stored.
+
+        Then Redis takes no writes, and positions under the present epoch prove nothing. Raises
+        `SessionNotFound`.
+        """
+        try:
+            await self._store.verify_epoch(session_id)
+        except StoreUnavailable:
+            return False
+        return True
+
     async def renew(self, session_id: str) -> None:
         """Begin a new epoch: the log of one of the session's answers went back in time."""
         while True:

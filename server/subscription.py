@@ -62,6 +62,7 @@ class Subscription:
         self.offset = 0
         self.joining = True
         self.rejoin: Callable[[], Awaitable[None]] | None = None  # send the whole state again
+        self.on_idle: Callable[[], object] = lambda: None  # the last answer of `only` has ended
         self.cursors: dict[str, int] = {}  # response id → last number that was queued
         self._open: set[str] = set()  # answers of which something was queued, and no end yet
         self._frozen: dict[str, _Frozen] = {}  # stopped from here
@@ -125,6 +126,10 @@ class Subscription:
         """The end of an answer was sent, or will never be: what waits for it goes."""
         self._open.discard(response_id)
         self._send_held()
+        if self.only is not None:
+            self.only.discard(response_id)
+            if not self.only:
+                self.on_idle()
 
     def give_up_end(self, response_id: str) -> None:
         """The log has no end of that answer, so nobody here needs to wait for it.

@@ -285,4 +285,22 @@ async def test_b37_a_connection_follows_64_sessions(server: Server) -> None:
         again = await client.reply("session.subscribe", session_id=sessions[0])
         assert again["type"] == "session.subscribed"
         await client.reply("session.unsubscribe", session_id=sessions[0])
-        assert (await client.reply("session.create", idempotency_key="one-more"))["session"]
+        created = await client.reply("session.create", idempotency_key="one-more")
+        assert created["replayed"] is False  # what was refused was not stored
+
+
+async def test_a_resumed_answer_takes_no_place_once_it_has_ended(server: Server) -> None:
+    settings = {"temperature": 0, "max_output_tokens": 2}
+    async with Client(server) as asker:
+        ended = []
+        for _ in range(3):
+            session = await asker.new_session()
+            ended.append(await asker.ask(session, oracle_word(0), settings=settings))
+            await asker.done(ended[-1])
+    async with Client(server) as client:
+        for response in ended:
+            position = {"response_id": response, "fence": 1, "after_sequence_number": 0}
+            await client.send("response.resume", **position)
+            await client.done(response)
+        for _ in range(62):
+            await client.new_session()
