@@ -159,6 +159,8 @@ async def disturbed(
                     screen.tell(f"[green]it goes on[/], {ms:.0f} ms after the kill")
                 text += frame["delta"]
                 screen.write(frame["delta"], style)
+            case "response.done" if frame["fence"] == 1:
+                raise SystemExit("the answer ended before its worker did: ask for a longer one")
             case "response.done":
                 return text
         if not killed and len(text) > length / 2:
