@@ -20,12 +20,13 @@ from server.response_log import read_base
 from server.run import End, Run, Stop
 from server.runs import Runs
 from sessions.errors import SessionError, StoreUnavailable
-from sessions.records import ObjectEvent, Reaped, RunRecord
+from sessions.records import Event, ObjectEvent, Reaped, RunRecord
 from sessions.store import SessionStore
 
 logger = structlog.get_logger("server")
 
 MAX_FENCE = 3  # an answer that outlived so many owners may be what kills them
+LOG_GONE = End("failed", "store_lost", "unknown")  # of one whose log somebody has removed
 
 
 class Takeover:
@@ -99,7 +100,7 @@ class Takeover:
         self._metrics.count_reaped()
         self._hub.claimed.add(response_id)
         try:
-            run, record = await self._load(response_id, reaped)
+            run, record, is_whole = await self._load(response_id, reaped)
         except Exception as error:
             self._hub.claimed.discard(response_id)
             if isinstance(error, StoreUnavailable):
@@ -107,7 +108,7 @@ class Takeover:
             if not isinstance(error, SessionError):  # else it was deleted meanwhile
                 logger.exception("run cannot be read", response_id=response_id)
             return
-        end = self._end_of(run, record, reaped)
+        end = self._end_of(run, record, reaped) if is_whole else LOG_GONE
         logger.warning(
             "run taken over",
             response_id=response_id,
@@ -125,12 +126,19 @@ class Takeover:
         finally:
             self._hub.claimed.discard(response_id)
 
-    async def _load(self, response_id: str, reaped: Reaped) -> tuple[Run, RunRecord]:
-        """The run as its old owner had stored it."""
+    async def _load(self, response_id: str, reaped: Reaped) -> tuple[Run, RunRecord, bool]:
+        """The run as its old owner had stored it; False if entries of its log are gone.
+
+        Then it has what its message has, and can only be ended.
+        """
         store = self._store
         record = await store.run(None, response_id)
         events = [event for _, event in await store.events(response_id)]
         message = await store.message(None, record.session_id, record.message_id)
+        if is_whole := len(events) == record.sequence_number:
+            base = await read_base(store, record, events)
+        else:
+            base, events = message.text, [_created(record)] * record.sequence_number
         created = events[0]
         assert isinstance(created, ObjectEvent)
         run = Run(
@@ -139,13 +147,13 @@ class Takeover:
             uid=record.uid,
             fence=reaped.fence,
             created=created,
-            base=await read_base(store, record, events),
+            base=base,
         )
         run.restore(events, await store.token_ids(response_id), record)
         run.lease_until = reaped.lease_until
         if record.parent_id is not None:
             run.user_message = await store.message(None, record.session_id, record.parent_id)
-        return run, record
+        return run, record, is_whole
 
     def _end_of(self, run: Run, record: RunRecord, reaped: Reaped) -> End | None:
         """How the answer ends instead of going on, if it must."""
@@ -159,3 +167,18 @@ class Takeover:
         if run.fence > MAX_FENCE:
             return End("failed", "owner_lost", "unknown")
         return None
+
+
+def _created(record: RunRecord) -> Event:
+    """Stands for entries of a log that is gone: what the run itself says of its beginning."""
+    response = {
+        "id": record.response_id,
+        "session_id": record.session_id,
+        "message_id": record.message_id,
+        "parent_id": record.parent_id,
+        "model": record.model,
+        "settings": record.settings or {},
+        "status": "queued",
+        "created_at": record.created_at,
+    }
+    return ObjectEvent({"type": "response.created", "response": response})

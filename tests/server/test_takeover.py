@@ -14,7 +14,14 @@ from server.fingerprint import model_fingerprint, prompt_hash
 from server.takeover import MAX_FENCE
 from sessions.embedded import EmbeddedRedis
 from sessions.errors import RunLost, StoreUnavailable
-from sessions.records import Event, ObjectEvent, RunRecord, TextEvent, new_response_id
+from sessions.records import (
+    Event,
+    ObjectEvent,
+    RunRecord,
+    TextEvent,
+    new_response_id,
+    session_of,
+)
 from tests.end_to_end.client_model import Answer
 from tests.end_to_end.history import History
 from tests.redis_server import fresh_prefix
@@ -144,6 +151,18 @@ async def test_answer_whose_tokens_say_another_text_is_not_made_worse(
     monkeypatch.setattr(survivor.engine, "resumed_text", lambda *_: "another text")
     record, text = await survivor.adopted(await survivor.orphan())
     assert (record.reason, text) == ("owner_lost", oracle_answer(FIRST, NUM_STORED))
+
+
+async def test_answer_whose_log_is_gone_ends_and_the_next_one_may_begin(
+    survivor: Survivor,
+) -> None:
+    response_id = await survivor.orphan()
+    store = survivor.worker.store
+    await store.client.call("DEL", store.keys.events(session_of(response_id), response_id))
+    record, text = await survivor.adopted(response_id)
+    assert (record.status, record.reason, text) == ("failed", "store_lost", "")
+    assert record.sequence_number == NUM_STORED + 3  # behind all that had been numbered
+    assert (await store.live_responses(record.session_id)).active is None
 
 
 async def test_text_that_was_decided_and_not_stored_is_shown_first(
