@@ -1,6 +1,7 @@
 # Everything a newcomer needs is `make serve` and `make test`; each sets up what is missing.
 PYTHON ?= python3
-# Files of tests are dealt out to so many processes, each with its own servers and Redis.
+# Files of tests are dealt out to so many processes, the slow ones first (tests/conftest.py); each
+# process has its own servers and Redis.
 TEST_PROCESSES ?= 2
 BIN := .venv/bin
 
@@ -16,7 +17,7 @@ serve: setup     ## run Parley on http://127.0.0.1:8000
 	@exec $(BIN)/parley serve
 
 test: setup      ## all tests (Chromium's only where it is installed)
-	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test-slow: setup ## the long random runs
 	@$(BIN)/python -m pytest -m slow
