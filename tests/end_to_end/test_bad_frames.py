@@ -122,10 +122,15 @@ async def test_b12_a_message_that_is_open_for_30_seconds_closes_with_4400(server
         assert end.result() == (4400, "message_timeout")
 
 
-async def test_b11_a_library_client_hears_why_its_huge_message_was_refused(server: Server) -> None:
+@pytest.mark.parametrize(
+    "text", ["x" * 2**22, "e" + "\u0301" * 10**6], ids=["b11-letters", "b23-marks-on-a-letter"]
+)
+async def test_b11_b23_a_library_client_hears_why_its_huge_message_was_refused(
+    server: Server, text: str
+) -> None:
     async with Client(server) as client:
         with contextlib.suppress(ConnectionClosed):
-            await client.socket.send("x" * 2**22)
+            await client.socket.send(text)
         assert await client.closed() == 1009
 
 

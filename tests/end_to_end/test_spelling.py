@@ -106,7 +106,7 @@ async def test_b30_a_control_token_that_a_user_types_is_text(
         assert answer.done["response"]["usage"]["input_tokens"] == len(text)  # not one for many
 
 
-async def test_b26_an_input_that_fills_the_context_is_refused_with_both_numbers(
+async def test_b23_b26_an_input_that_fills_the_context_is_refused_with_both_numbers(
     spelling: Server, num_tokens: int
 ) -> None:
     async with Client(spelling) as client, Client(other_user(spelling)) as other:
@@ -119,6 +119,9 @@ async def test_b26_an_input_that_fills_the_context_is_refused_with_both_numbers(
             assert error["code"] == "context_length_exceeded"
             assert str(size) in error["message"]
             assert str(MAX_POSITIONS) in error["message"]
+        marks = {"session_id": session, "idempotency_key": "b23", "input": "e" + "\u0301" * 20_000}
+        await client.send("response.create", **marks)
+        assert (await client.next("error"))["error"]["code"] == "context_length_exceeded"
         path = f"/v1/sessions/{session}/messages"
         assert spelling.get_json(path)["messages"] == []
         response = await client.ask(session, "x" * (MAX_POSITIONS - 1), settings={"temperature": 0})
