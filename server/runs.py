@@ -91,8 +91,13 @@ class Runs:
         return list(self._runs.values())
 
     def leases(self) -> dict[str, int]:
-        """Response id → `lease_until` of every own run."""
-        return {run.response_id: run.lease_until for run in self._runs.values()}
+        """Response id → `lease_until` of every own run whose lease is still renewed.
+
+        One that ends may have left the index already, and must not be entered again.
+        """
+        return {
+            run.response_id: run.lease_until for run in self._runs.values() if not run.is_ending
+        }
 
     def local_of_session(self, session_id: str) -> list[Run]:
         return [run for run in self._runs.values() if run.session_id == session_id]
