@@ -256,7 +256,7 @@ class RefusingTokenizer(WordTokenizer):
 
 
 @pytest.mark.parametrize(("system", "param"), [("be kind", "settings.system"), ("", "input")])
-async def test_what_the_template_refuses_is_an_invalid_field(system: str, param: str) -> None:
+async def test_b29_what_the_template_refuses_is_an_invalid_field(system: str, param: str) -> None:
     with pytest.raises(ApiError) as raised:
         await builder([], Engine(RefusingTokenizer())).build(
             "alice", "ses", None, "hi", system=system, max_output_tokens=5
