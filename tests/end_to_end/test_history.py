@@ -219,6 +219,27 @@ def test_a_hole_in_the_session_events_is_found(world: World) -> None:
     assert "I2 session event 3 behind 1" in world.finds()
 
 
+def test_a_message_that_ends_before_its_answer_is_found(world: World) -> None:
+    subscribed = {"type": "session.subscribed", "session_id": SESSION, "recovered": False}
+    ended = {**message("msg_2", TEXT), "response_id": RESPONSE}
+    updated = {"type": "message.updated", "session_id": SESSION, "offset": 2, "message": ended}
+    world.play({**subscribed, "offset": 1, "epoch": "e"}, CREATE, *WHOLE[:-1], updated, done())
+    assert "O1 message.updated before the response.done" in world.finds()
+
+
+def test_an_end_of_another_owner_may_lie_behind_what_was_shown(world: World) -> None:
+    """Who stopped it is sent no text any more, so this end brings it."""
+    end = done(4, status="cancelled", fence=2, text=TEXT[:14])
+    world.run.fields |= {"fence": "2", "sequence_number": "4", "status": "cancelled"}
+    world.run.fields |= {"text_length": "14", "num_tokens": "2", "reason": "client_cancelled"}
+    world.run.events[3:] = [(4, {"type": "response.done"})]
+    world.run.num_token_ids = 2
+    world.session.messages["msg_2"] |= message("msg_2", TEXT[:14], status="interrupted")
+    world.session.messages["msg_2"] |= {"parent_id": "msg_1", "response_id": RESPONSE}
+    world.play(CREATE, *WHOLE[:-1], STOP, cancelling(), end)
+    world.history.check()
+
+
 def lose_a_message(world: World) -> None:
     del world.session.messages["msg_2"]
 
