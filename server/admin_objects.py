@@ -2,12 +2,7 @@
 
 from msgspec import Struct
 
-from server.server_frames import Milliseconds
-
-
-class Usage(Struct, frozen=True):
-    input_tokens: int
-    output_tokens: int
+from server.server_frames import Milliseconds, SessionUsage
 
 
 class UserName(Struct, frozen=True):
@@ -43,7 +38,7 @@ class ListedSession(Struct, frozen=True):
     created_at: Milliseconds
     updated_at: Milliseconds
     message_count: int
-    usage: Usage
+    usage: SessionUsage
     locked: str | None
     viewers: int
     queued: int

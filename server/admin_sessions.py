@@ -18,13 +18,14 @@ from server.errors import invalid_field
 from server.http_objects import MessagePage
 from server.operations import Access, Call, Operation, json_response
 from server.protocol import to_struct
+from server.rest_messages import PathQuery
+from server.rest_sessions import Limit
 from server.translate import check_message_id, check_response_id, check_session_id
 from sessions.errors import ResponseNotFound, SessionNotFound
 from sessions.listing import Listed
 from sessions.records import Message, RunRecord, is_response_id, session_of
 from sessions.store import SessionStore
 
-Limit = Annotated[int, Meta(ge=1, le=200)]
 Reason = Annotated[str, Meta(max_length=200)]
 
 
@@ -38,14 +39,6 @@ class SessionsQuery(Struct, frozen=True):
     model: str | None = None
     replica: str | None = None
     id: str | None = None
-
-
-class MessagesQuery(Struct, frozen=True):
-    """As for one's own messages."""
-
-    limit: Limit = 50
-    leaf: str | None = None
-    before: str | None = None
 
 
 class StopBody(Struct, frozen=True):
@@ -93,7 +86,7 @@ class AdminSessionOperations:
                 scope=TRANSCRIPTS,
                 endpoint=self.messages,
                 summary="Read a conversation; the audit log has it before the answer leaves",
-                query=MessagesQuery,
+                query=PathQuery,
                 answers={200: MessagePage},
             ),
             Operation(
@@ -184,7 +177,7 @@ class AdminSessionOperations:
     async def messages(self, call: Call) -> Response:
         session_id = call.path("session_id")
         check_session_id(session_id)
-        query: MessagesQuery = call.query
+        query: PathQuery = call.query
         for message_id in (query.leaf, query.before):
             check_message_id(message_id)
         page = await self._store.path(

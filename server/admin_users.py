@@ -19,7 +19,7 @@ from server.admin_objects import (
     UserDetails,
     UserPage,
 )
-from server.admin_sessions import Limit, actor_of
+from server.admin_sessions import actor_of
 from server.audit import TRANSCRIPTS, Actor
 from server.beginnings import clean_title
 from server.errors import ApiError, invalid_field
@@ -27,6 +27,7 @@ from server.http_objects import LoginCode
 from server.identities import ADMIN_SCOPES, BUILT_IN
 from server.operations import Access, Call, Operation, json_response
 from server.protocol import to_struct
+from server.rest_sessions import Limit
 from sessions.credentials import Credential
 from sessions.errors import UserNotFound
 from sessions.store import SessionStore
