@@ -1,5 +1,6 @@
 """What each frame of a client does. One `Handlers` per connection; one frame at a time."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -168,16 +169,21 @@ class Handlers:
         if missed is None:
             page = await self._store.path(subscription.uid, session.id, limit=frame.limit)
             reply["snapshot"] = snapshot(session, page)
+        positions = {p.response_id: p for p in frame.responses}
+        # Joining again, it may have missed the ends of answers that it had begun to show.
+        listed = dict.fromkeys([*active, *positions, *subscription.open])
+        # All is read before anything is said: a store that fails must not unsay it.
+        answers = [
+            await self._prepare(subscription, response_id, positions.get(response_id))
+            for response_id in listed
+            if session_of(response_id) == session.id
+        ]
         self._reply(reply, frame.event_id)
         for event in missed or ():
             self._connection.outbox.put(session_event_frame(session, event.offset, event.data))
         last = missed[-1].offset if missed else session.offset
-        positions = {p.response_id: p for p in frame.responses}
-        # Joining again, it may have missed the ends of answers that it had begun to show.
-        listed = dict.fromkeys([*active, *positions, *subscription.open])
-        for response_id in listed:
-            if session_of(response_id) == session.id:
-                await self._attach(subscription, response_id, positions.get(response_id))
+        for put_answer in answers:
+            put_answer()
         subscription.end_join(max(last, session.offset))
         # What was published between attaching and going live is behind the cursors: fetch it.
         for response_id in active:
@@ -190,16 +196,16 @@ class Handlers:
         else:
             self._hub.sync(subscription.session_id, response_id)
 
-    async def _attach(
+    async def _prepare(
         self, subscription: Subscription, response_id: str, position: ResponsePosition | None
-    ) -> None:
+    ) -> Callable[[], None]:
         """One answer's state; one that is no longer known is skipped: its text is a message."""
         try:
             fence = await self._fence(response_id, subscription.uid)
             after = position.after_sequence_number if position and position.fence == fence else 0
-            await self._hub.attach(subscription, response_id, after)
+            return await self._hub.prepare(subscription, response_id, after)
         except ResponseNotFound:
-            return
+            return lambda: None
 
     async def _fence(self, response_id: str, uid: str | None) -> int:
         run = self._runs.local(response_id)

@@ -224,14 +224,25 @@ class Hub:
 
         Raises `ResponseNotFound`, `StoreUnavailable`.
         """
-        subscription.thaw(response_id)
-        if (run := self.local_runs.get(response_id)) is not None:
-            subscription.put_log(response_id, run.log, position)
-            return
-        log = await read_log(self._store, subscription.uid, response_id)
-        if (run := self.local_runs.get(response_id)) is not None:  # it began here meanwhile
-            log = run.log
-        subscription.put_log(response_id, log, position)
+        (await self.prepare(subscription, response_id, position))()
+
+    async def prepare(
+        self, subscription: Subscription, response_id: str, position: int
+    ) -> Callable[[], None]:
+        """Read what `attach` sends; what is returned sends it, and cannot fail. Raises likewise."""
+        run = self.local_runs.get(response_id)
+        log = (
+            run.log
+            if run is not None
+            else await read_log(self._store, subscription.uid, response_id)
+        )
+
+        def put() -> None:
+            subscription.thaw(response_id)
+            run = self.local_runs.get(response_id)  # it may have begun here, or gone on, meanwhile
+            subscription.put_log(response_id, log if run is None else run.log, position)
+
+        return put
 
     # ---- events ---------------------------------------------------------------------------------
 
