@@ -27,11 +27,14 @@ from tests.end_to_end.fault_proxy import FaultProxy
 from tests.end_to_end.history import HistoryViolated
 from tests.end_to_end.tab import Tab
 from tests.end_to_end.wiring import Wired, wired
+from tests.redis_topology import wait_for
 from tests.tiny_model import build_oracle_model
 
 NUM_SESSIONS = 30
 ROUND_SECONDS = 30.0
 QUIET_SECONDS = 120.0  # after the last fault of a round, until every answer has ended
+REST_SECONDS = 10.0  # behind that, until the workers have closed what was opened
+IDLE_DESCRIPTORS = 40  # of a worker without clients; a new one has 22
 CORE_DEATH_SECONDS = 15.0  # between two deaths: starts that fail are counted, and end Parley
 
 
@@ -76,6 +79,12 @@ class Nemesis:
                 task.cancel()
             await asyncio.gather(*living, return_exceptions=True)
         await asyncio.to_thread(self.server.history.check)
+        await asyncio.to_thread(wait_for, self._is_at_rest, REST_SECONDS)
+
+    def _is_at_rest(self) -> bool:
+        """I10: what clients and faults had opened is closed."""
+        workers = self.server.children("server.worker")
+        return all(worker.num_fds() <= IDLE_DESCRIPTORS for worker in workers)
 
     def save_history(self, violated: bool) -> Path:
         """Write down the faults, each frame of each connection, and what the server logged."""
