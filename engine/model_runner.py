@@ -110,7 +110,8 @@ def _allocate_cache(loaded: LoadedModel, config: EngineConfig) -> None:
         ) from None
 
 
-def _allocate_layers(loaded: LoadedModel, *sizes: int) -> None:
+def _allocate_layers(loaded: LoadedModel, num_blocks: int, block_size: int) -> None:
+    sizes = (num_blocks, block_size)
     for layer in loaded.layers:
         shape = layer.shapes[0]
         heads, dtype = shape.num_kv_heads, shape.dtype
