@@ -264,6 +264,7 @@ class Handlers:
         subscription = Subscription(self._connection, session_id, observes=observes)
         again = SubscribeSession(session_id=session_id, observe=observes)
         subscription.rejoin = lambda: self._send_state(subscription, again)
+        self.stops.freeze_in(subscription)
         return subscription
 
     def _check_subscriptions(self) -> None:

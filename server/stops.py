@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from typing import Any, Protocol
 
 import structlog
+from msgspec.structs import replace
 
 from server.errors import ApiError, invalid_field
 from server.frames import put_event
@@ -54,6 +55,7 @@ class Stops:
         self._takeover = services.takeover
         self._subscriptions = subscriptions
         self._tasks: set[asyncio.Task[None]] = set()
+        self._followed: set[str] = set()  # answers whose end this connection is waiting for
         self._handled: dict[int, set[str]] = {}  # id of a queued frame → what the reader stopped
 
     @property
@@ -70,12 +72,25 @@ class Stops:
 
         So these stops wait neither for earlier frames nor for the store.
         """
-        runs = self._local_runs(frame)
+        self._handled[id(frame)] = self._close_gates(frame, set())
+
+    def _close_gates(self, frame: CancelResponse, handled: set[str]) -> set[str]:
+        """Stop what this worker produces, besides what was `handled`; all of it together."""
+        runs = [run for run in self._local_runs(frame) if run.response_id not in handled]
+        handled = handled.union(run.response_id for run in runs)
+        frame = _without_seen(frame, handled | self._shown(frame))
         for run in runs:
-            # What was seen of one answer says nothing about another.
-            self._stop_local(run, frame if len(runs) == 1 else CancelResponse())
+            self._stop_local(run, frame)
             self._start(self._cancel_one(run.response_id, frame))
-        self._handled[id(frame)] = {run.response_id for run in runs}
+        return handled
+
+    def _shown(self, frame: CancelResponse) -> set[str]:
+        """Answers that the frame may mean, and whose end this connection was not sent yet."""
+        if frame.response_id is not None:
+            return set()
+        sessions = (frame.session_id,) if frame.session_id else self._subscriptions.keys()
+        watched = [self._subscriptions[id] for id in sessions if id in self._subscriptions]
+        return {response_id for s in watched if s.is_own for response_id in s.open}
 
     def _local_runs(self, frame: CancelResponse) -> list[Run]:
         """The user's answers on this worker that the frame means."""
@@ -96,7 +111,8 @@ class Stops:
 
     async def cancel(self, frame: CancelResponse) -> None:
         """`response.cancel` and `stop`, as far as the reader has not carried them out already."""
-        handled = self._handled.pop(id(frame), set())
+        # What was asked for just before the stop may have begun meanwhile.
+        handled = self._close_gates(frame, self._handled.pop(id(frame), set()))
         try:
             targets = await self._targets(frame)
         except StoreUnavailable:
@@ -105,6 +121,7 @@ class Stops:
             raise
         if not targets and not handled and frame.idempotency_key is None:
             raise ApiError("response_not_found", "nothing is running that could be stopped")
+        frame = _without_seen(frame, handled.union(targets))
         for response_id in targets:
             if response_id not in handled:
                 self._start(self._cancel_one(response_id, frame))
@@ -154,21 +171,32 @@ class Stops:
         return []
 
     async def _cancel_one(self, response_id: str, frame: CancelResponse) -> None:
+        is_first = response_id not in self._followed  # the others need not tell the end again
+        self._followed.add(response_id)
         try:
             with translate_store_errors():
                 run = self._runs.local(response_id)
                 if run is not None and run.uid == self._uid:
-                    await self._cancel_local(run, frame)
+                    await self._cancel_local(run, frame, follow=is_first)
                 else:
-                    await self._cancel_remote(response_id, frame)
+                    await self._cancel_remote(response_id, frame, follow=is_first)
         except ApiError as error:
             self._connection.put_error(error, frame.event_id)
         except Exception:
             logger.exception("stop failed", response_id=response_id)
             failure = ApiError("internal", "an internal error occurred")
             self._connection.put_error(failure, frame.event_id)
+        finally:
+            if is_first:
+                self._followed.discard(response_id)
 
-    async def _cancel_local(self, run: Run, frame: CancelResponse) -> None:
+    def freeze_in(self, subscription: Subscription) -> None:
+        """A new subscription: of what was stopped before, it shows the end alone."""
+        for response_id in self._followed:
+            if session_of(response_id) == subscription.session_id:
+                subscription.freeze(response_id)
+
+    async def _cancel_local(self, run: Run, frame: CancelResponse, *, follow: bool) -> None:
         self._stop_local(run, frame)
         told = False
 
@@ -190,19 +218,27 @@ class Stops:
         run.when_stop_is_stored(lambda: tell(True))
         await run.done.wait()
         timer.cancel()
-        if (subscription is None or has_ended) and is_done(run.events[-1]):
+        if not follow:
+            return
+        # Its subscription has told it, unless another one took its place.
+        present = self._watching(run.response_id)
+        is_told = subscription is not None and present in (subscription, None)
+        if (has_ended or not is_told) and is_done(run.events[-1]):
             self._put_end(run.response_id, run.log)
         await run.settled.wait()  # told before it was stored, it may yet be another worker's
         if run.is_disowned:
             await self._follow_to_the_end(run.response_id)
 
-    async def _cancel_remote(self, response_id: str, frame: CancelResponse) -> None:
+    async def _cancel_remote(
+        self, response_id: str, frame: CancelResponse, *, follow: bool
+    ) -> None:
         try:
             asked = await self._store.request_cancel(
                 self._uid, response_id, seen=frame.seen_sequence_number
             )
         except RunEnded:
-            await self._follow_to_the_end(response_id)
+            if follow:
+                await self._follow_to_the_end(response_id)
             return
         if (subscription := self._watching(response_id)) is not None:
             subscription.freeze(response_id)
@@ -212,7 +248,8 @@ class Stops:
             # The first stop counts; which one that was, only the store knows otherwise.
             stored = StoredStop(stop, asked.cancel_at) if asked.first else None
             await self._store.publish_control(asked.owner, cancel_command(response_id, stored))
-        await self._follow_to_the_end(response_id)
+        if follow:
+            await self._follow_to_the_end(response_id)
 
     async def _follow_to_the_end(self, response_id: str) -> None:
         """Another worker ends it: its asker hears of that, however long the store is away.
@@ -231,7 +268,8 @@ class Stops:
                 await asyncio.sleep(STORE_RETRY_SECONDS)
             except ResponseNotFound:
                 # Deleted meanwhile: its owner tells those who watch, and nothing is stored.
-                if subscription is None or not await subscription.put_heard_end(
+                watching = self._watching(response_id)
+                if watching is None or not await watching.put_heard_end(
                     response_id, DELETED_END_SECONDS
                 ):
                     raise
@@ -281,6 +319,11 @@ class Stops:
         if event_id is not None:
             frame = {**frame, "event_id": event_id}
         self._connection.outbox.put(frame, response_id)
+
+
+def _without_seen(frame: CancelResponse, meant: Collection[str]) -> CancelResponse:
+    """What was seen of one answer says nothing about another."""
+    return frame if len(meant) <= 1 else replace(frame, seen_sequence_number=None)
 
 
 def cancelling(response_id: str, *, durable: bool) -> dict[str, Any]:

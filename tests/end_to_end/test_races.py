@@ -117,6 +117,53 @@ async def test_c4_three_stops_in_two_tabs_give_one_end_and_leave_the_next_answer
         assert (await other.done(following)).final == oracle_answer(9, 20)
 
 
+async def test_c4_three_stops_at_another_worker_bring_one_end(pair: Server) -> None:
+    async with at_both(pair) as (owner, other):
+        session = await owner.new_session()
+        await other.reply("session.subscribe", session_id=session)
+        response = await owner.ask(session, oracle_word(0), settings=ENDLESS)
+        await other.deltas(response, 3)
+        for _ in range(3):
+            await other.send("stop", response_id=response)
+        assert end_of(await other.done(response)) == "cancelled"
+        await other.reply("session.unsubscribe", session_id=session)
+        assert [f["type"] for f in other.frames].count("response.done") == 1
+
+
+async def test_a_position_counts_for_nothing_when_several_answers_are_meant(pair: Server) -> None:
+    async with at_both(pair) as (owner, other):
+        responses = []
+        for number in (0, 50):
+            session = await owner.new_session()
+            await other.reply("session.subscribe", session_id=session)
+            responses.append(await owner.ask(session, oracle_word(number), settings=ENDLESS))
+        seen = {rid: (await other.deltas(rid, 10)).text for rid in responses}
+        await other.send("stop", seen_sequence_number=4)
+        for response, text in seen.items():
+            assert (await other.done(response)).final.startswith(text)
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["owner", "other"])
+async def test_who_stops_and_then_subscribes_is_shown_the_end_alone(
+    pair: Server, place: int
+) -> None:
+    async with at_both(pair) as (owner, other):
+        session = await owner.new_session()
+        response = await owner.ask(session, oracle_word(0), settings=ENDLESS)
+        await owner.deltas(response, 3)
+        asker = (owner, other)[place]
+        if asker is owner:
+            await owner.reply("session.unsubscribe", session_id=session)
+        await asker.send("stop", response_id=response)
+        await asker.reply("session.subscribe", session_id=session)
+        assert end_of(await asker.done(response)) == "cancelled"
+        await asker.reply("session.unsubscribe", session_id=session)
+        kinds = [frame["type"] for frame in asker.frames]
+        assert kinds.count("response.done") == 1
+        behind = kinds[kinds.index("response.cancelling") :]
+        assert not {kind for kind in behind if kind.startswith("response.output_text")}
+
+
 async def test_c6_a_foreign_response_is_stopped_by_nobody_else(pair: Server) -> None:
     async with Client(pair) as owner, Client(pair, token=admin_token(pair)) as stranger:
         session = await owner.new_session()
