@@ -123,9 +123,15 @@ class Server:
         return json.loads(body)
 
     def metric(self, name: str) -> float:
-        _, body = self.get("/metrics")
-        line = next(x for x in body.decode().splitlines() if x.startswith(name + " "))
-        return float(line.split()[-1])
+        """A worker that has not joined the core yet knows nothing of it: it is asked again."""
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            _, body = self.get("/metrics")
+            for line in body.decode().splitlines():
+                if line.startswith(name + " "):
+                    return float(line.split()[-1])
+            time.sleep(0.05)  # as at the start: there is no event to wait for
+        raise AssertionError(f"no metric {name}")
 
     def children(self, word: str) -> list[psutil.Process]:
         """Our direct children whose command line holds `word`."""

@@ -187,7 +187,7 @@ def test_a_new_target_is_for_new_connections(proxy: FaultProxy, tmp_path: Path) 
         assert says(old, b"old still")
         with connection(proxy) as new:
             assert says(new, b"new")
-    with connection(proxy) as lost, contextlib.suppress(ConnectionResetError):
+    with contextlib.suppress(ConnectionResetError), connection(proxy) as lost:
         assert lost.recv(1) == b""  # nobody listens behind the proxy
 
 
