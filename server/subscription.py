@@ -266,8 +266,11 @@ class Subscription:
         """Queue a log for somebody who has everything up to entry `position`.
 
         A position that is not in the log, or far behind, is answered with a snapshot; unless the
-        answer was frozen, then its end will bring the text.
+        answer was frozen, then its end will bring the text. The end is sent again to who has it:
+        no answer at all would leave them waiting.
         """
+        if position == len(log.events):
+            position -= log.has_ended
         frozen = self._frozen.get(response_id)
         missing = len(text_of(log.events[position:]))
         if position and position <= len(log.events) and missing <= MAX_REPLAY_CHARACTERS:

@@ -159,6 +159,17 @@ async def test_a_response_can_be_resumed_without_a_subscription(server: Server) 
         assert {f["type"] for f in other.frames if f["type"].startswith("message")} == set()
 
 
+async def test_who_resumes_at_the_end_is_told_the_end(server: Server) -> None:
+    async with Client(server) as client, Client(server) as other:
+        session = await client.new_session()
+        response = await client.ask(session, oracle_word(0), settings={"max_output_tokens": 3})
+        end = (await client.done(response)).done
+        assert end is not None
+        position = {"fence": 1, "after_sequence_number": end["sequence_number"]}
+        await other.send("response.resume", response_id=response, **position)
+        assert (await other.next("response.done"))["sequence_number"] == end["sequence_number"]
+
+
 async def test_c9_c10_the_same_key_begins_one_answer(server: Server) -> None:
     async with Client(server) as client:
         session = await client.new_session()
