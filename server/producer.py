@@ -191,8 +191,7 @@ class Producer:
         """Number the new text of one output and show it to the viewers."""
         run = self._run
         answer = output.outputs[0] if output.outputs else None
-        if output.num_cached_tokens is not None:
-            run.num_cached_tokens = output.num_cached_tokens
+        self._note_cached(output.num_cached_tokens)
         if answer is None or not answer.token_ids:
             if answer is not None and answer.text:
                 self._add_text(answer.text, [])
@@ -218,9 +217,14 @@ class Producer:
             self._last_text_at = now
             self._publish([event])
 
+    def _note_cached(self, num_tokens: int | None) -> None:
+        """What another core finds in its cache later is no part of the prompt's price."""
+        if num_tokens is not None and not self._run.is_started:
+            self._run.num_cached_tokens = num_tokens
+
     def _on_progress(self, progress: RequestProgress) -> None:
         run = self._run
-        run.num_cached_tokens = progress.num_cached_tokens
+        self._note_cached(progress.num_cached_tokens)
         if progress.scheduled:
             self._start()
         elif progress.queue_position is not None and run.stopping is None:
