@@ -248,12 +248,24 @@ class Connection:
                 await asyncio.sleep(0)  # neither yields while there are frames, and room for them
 
     async def _send(self, frame: bytes) -> None:
-        """Wait for room in the socket, but not for long."""
-        try:
-            async with asyncio.timeout(SEND_SECONDS):
-                await self._websocket.send({"type": "websocket.send", "text": frame.decode()})
-        except TimeoutError:
-            raise CloseConnection(CloseCode.SLOW_CONSUMER, "slow_consumer") from None
+        """Wait for room in the socket, for as long as it takes anything at all."""
+        message = {"type": "websocket.send", "text": frame.decode()}
+        num_unsent = self._num_unsent
+        while True:
+            try:
+                async with asyncio.timeout(SEND_SECONDS):
+                    await self._websocket.send(message)
+                return
+            except TimeoutError:  # before anything of the frame was sent
+                before, num_unsent = num_unsent, self._num_unsent
+                if num_unsent >= before:
+                    raise CloseConnection(CloseCode.SLOW_CONSUMER, "slow_consumer") from None
+
+    @property
+    def _num_unsent(self) -> int:
+        """Bytes that wait for room in the socket."""
+        transport = self._within_reach.get("transport")
+        return 0 if transport is None else int(transport.get_write_buffer_size())
 
     @property
     def _within_reach(self) -> dict[str, Any]:

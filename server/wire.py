@@ -265,6 +265,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._message_timer: asyncio.TimerHandle | None = None
         self._num_ended = 0  # when the timer was started
 
+    # uvicorn narrows the transport of asyncio.Protocol, and so must what overrides it.
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # What the kernel does not take waits in the outbox, where text is merged.
+        transport.set_write_buffer_limits(high=0)
+
     def data_received(self, data: bytes) -> None:
         if self._is_lingering or self.transport.is_closing():
             return

@@ -65,7 +65,7 @@ class FaultProxy:
     """Use as a context manager; `address` is where clients connect.
 
     `receive_buffer` (bytes) makes the proxy's sockets towards the target as small as those of a
-    slow reader; None leaves them to the kernel.
+    slow reader, and what it holds itself, too; None leaves them to the kernel.
     """
 
     def __init__(
@@ -74,6 +74,8 @@ class FaultProxy:
         self.address = listen
         self.target = target
         self.receive_buffer = receive_buffer
+        self.chunk_bytes = min(CHUNK_BYTES, receive_buffer or CHUNK_BYTES)
+        self.pending_bytes = min(PENDING_BYTES, receive_buffer or PENDING_BYTES)
         self.num_bytes = 0
         self.num_accepted = 0
         self.rules: list[Rule] = []
@@ -288,13 +290,13 @@ class _Pump:
     async def read(self) -> None:
         data = b"?"
         while data:
-            data = await self._reader.read(CHUNK_BYTES)
+            data = await self._reader.read(self._link.proxy.chunk_bytes)
             if not self._replies:
                 self._link.saw(data)
             self._pending.append((self._clock(), data))
             self._num_pending += len(data)
             self.wake.set()
-            while self._num_pending > PENDING_BYTES:
+            while self._num_pending > self._link.proxy.pending_bytes:
                 self._room.clear()
                 await self._room.wait()
 
@@ -399,6 +401,7 @@ async def _connect(
     address: str, receive_buffer: int | None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     is_path = "/" in address
+    limit = min(CHUNK_BYTES, receive_buffer or CHUNK_BYTES)
     raw = socket.socket(socket.AF_UNIX if is_path else socket.AF_INET)
     raw.setblocking(False)
     if receive_buffer is not None:
@@ -412,8 +415,8 @@ async def _connect(
         raw.close()
         raise
     if is_path:
-        return await asyncio.open_unix_connection(sock=raw, limit=CHUNK_BYTES)
-    return await asyncio.open_connection(sock=raw, limit=CHUNK_BYTES)
+        return await asyncio.open_unix_connection(sock=raw, limit=limit)
+    return await asyncio.open_connection(sock=raw, limit=limit)
 
 
 async def _serve_control(

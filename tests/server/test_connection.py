@@ -30,6 +30,7 @@ class Socket:
         self.closed: tuple[int, str] | None = None
         self.aborted = False
         self.is_jammed = False
+        self.unsent: list[int] = []  # bytes at each look; the last one stays
         self.scope = {"extensions": {"parley.transport": {"transport": self}}}
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -64,6 +65,11 @@ class Socket:
 
     def abort(self) -> None:
         self.aborted = True
+
+    def get_write_buffer_size(self) -> int:
+        if len(self.unsent) > 1:
+            return self.unsent.pop(0)
+        return self.unsent[0] if self.unsent else 0
 
 
 class Hub:
@@ -208,6 +214,17 @@ async def test_a_socket_that_takes_nothing_is_given_up_and_cut(
     served.socket.is_jammed = True
     assert await served.ended(served.start()) is None
     assert served.socket.aborted
+
+
+async def test_a_socket_that_still_takes_something_is_waited_for(
+    served: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SEND_SECONDS", 0.01)
+    monkeypatch.setattr(module, "ABORT_AFTER_CLOSE_SECONDS", 0.01)
+    served.socket.is_jammed = True
+    served.socket.unsent = [500, 400, 300, 300]
+    assert await served.ended(served.start()) is None
+    assert served.socket.unsent == [300]  # it was looked at until nothing more had left
 
 
 async def test_an_outbox_that_runs_over_closes_with_4008(served: Fixture) -> None:
