@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -52,6 +52,15 @@ QUEUE_FRAME_SECONDS = 0.5  # `response.queued` is sent at most twice a second
 # Moments of the timeline that are this worker's to tell: a stop may come before the log says so.
 OWN_MOMENTS = frozenset(("started_at", "first_token_at", "aborted_at"))
 ENGINE_WAIT_SECONDS = 60.0  # of an answer whose turn comes while there is no engine core
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """An end with what is stored and told of it."""
+
+    end: End
+    message: Message
+    done: dict[str, Any]  # `response.done`
 
 
 class Producer:
@@ -352,18 +361,19 @@ class Producer:
         since = run.timeline.scheduled or run.timeline.created
         self._queue.finished(run.response_id, run.timeline.done - since)
         run.timeline.note("done_at")
+        ending = self._ending(end)  # once: what is told is what is stored, to each moment
         while True:
             try:
-                finished = await self._store_end(end)
+                finished = await self._store_end(ending)
                 break
             except StoreUnavailable:
                 if not run.done.is_set() and not self._must_be_silent():
-                    self._publish_done(end, durable=False)
+                    self._publish_done(ending, durable=False)
                 await asyncio.sleep(STORE_RETRY_SECONDS)
             except CancelPending as pending:
                 run.stopping = Stop(pending.by, pending.reason, pending.seen)
                 run.timeline.note("cancel_at")
-                end = run.end("abort", None, end.engine)
+                ending = self._ending(run.end("abort", None, end.engine))
             except SequenceGap as gap:
                 if not self._writer.settle_at(gap.sequence_number) and not self._writer.rewind(gap):
                     self._finish_lost(gap)
@@ -373,16 +383,14 @@ class Producer:
                 return None
         self._speak_again()
         if not run.done.is_set():
-            self._publish_done(end, durable=True)
-        message = self._message(end)
-        frame = {"type": "message.updated", "message": message.event_wire()}
+            self._publish_done(ending, durable=True)
+        frame = {"type": "message.updated", "message": ending.message.event_wire()}
         self._hub.publish_session(run.session_id, finished.offset, frame)
         return finished
 
-    async def _store_end(self, end: End) -> Finished:
-        run = self._run
-        message = self._message(end)
-        done = ObjectEvent(run.done_data(end, message.text_length, durable=True))
+    async def _store_end(self, ending: _Ending) -> Finished:
+        run, end = self._run, ending.end
+        message, done = ending.message, ObjectEvent(ending.done)
         # Events that the viewers have and the log has not go along; `done` itself is not in them.
         pending = [e for e in run.events[run.num_stored :] if not _is_done(e)]
         return await self._store.finish_response(
@@ -401,10 +409,9 @@ class Producer:
             fields={name: at for name, at in run.timeline.at.items() if name in OWN_MOMENTS},
         )
 
-    def _publish_done(self, end: End, *, durable: bool) -> None:
-        run = self._run
-        data = run.done_data(end, self._message(end).text_length, durable)
-        self._publish([run.add_object(data)])
+    def _publish_done(self, ending: _Ending, *, durable: bool) -> None:
+        run, end = self._run, ending.end
+        self._publish([run.add_object({**ending.done, "durable": durable})])
         run.status = end.status
         run.done.set()
         if run.stopping is not None:
@@ -425,7 +432,7 @@ class Producer:
             else:
                 end = End("failed", "store_lost", "released")
             self._speak_again()
-            self._publish_done(end, durable=deleted)
+            self._publish_done(self._ending(end), durable=deleted)
             if deleted:
                 self._hub.spawn(self._tell_others_of_the_end())
             else:
@@ -459,9 +466,9 @@ class Producer:
             )
             await self._store.publish_control(asked.owner, cancel_command(response_id))
 
-    def _message(self, end: End) -> Message:
+    def _ending(self, end: End) -> _Ending:
         run = self._run
-        return replace(
+        message = replace(
             run.message,
             text=run.final_text(),
             text_length=-1,
@@ -470,6 +477,7 @@ class Producer:
             timings=run.timeline.wire(len(run.token_ids)),
             status_details={"reason": end.reason},
         )
+        return _Ending(end, message, run.done_data(end, message.text_length, durable=True))
 
     def _ids(self) -> dict[str, str]:
         return {"session_id": self._run.session_id, "response_id": self._run.response_id}

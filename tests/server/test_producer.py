@@ -14,6 +14,7 @@ from server.hub import Hub
 from server.intervals import Intervals
 from server.metrics import Metrics
 from server.producer import Producer
+from server.response_log import read_log
 from server.run import Run, Stop
 from server.subscription import Subscription
 from sessions.errors import StoreUnavailable
@@ -173,6 +174,28 @@ async def test_an_answer_stopped_before_it_began_never_reaches_the_engine(
     await answering.start()
     assert answering.engine.prompts == []
     assert (await answering.stored())[1] == ""
+
+
+async def test_the_end_that_is_told_is_the_end_that_is_stored(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = answering.store.finish_response
+
+    async def finish_while_the_stop_is_stored(response_id: str, **arguments: Any) -> Any:
+        finished = await finish(response_id, **arguments)
+        answering.run.timeline.note("cancel_at")
+        return finished
+
+    monkeypatch.setattr(answering.store, "finish_response", finish_while_the_stop_is_stored)
+    producing = answering.start()
+    answering.engine.say(output(answering.rid, "kept "))
+    await answering.text_comes()
+    answering.run.stop(Stop())
+    answering.engine.say(output(answering.rid, "", "abort"))
+    await producing
+    (done,) = (f for f in await answering.viewer.sent() if f["type"] == "response.done")
+    log = await read_log(answering.store, "alice", answering.rid)
+    assert {name: done[name] for name in log.end.data} == log.end.data
 
 
 async def test_a_dead_engine_ends_the_answer_with_what_there_is(answering: Answering) -> None:
