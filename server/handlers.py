@@ -308,6 +308,7 @@ class Handlers:
         response_id, replayed = await self._services.beginnings.create(
             self._uid, frame, subscription
         )
+        self.stops.carry_out_waiting(response_id)
         if replayed:
             await self._replay(subscription, frame, response_id)
 

@@ -187,6 +187,12 @@ class Run:
         return str(self.response["session_id"])
 
     @property
+    def idempotency_key(self) -> str | None:
+        """Of the frame that began the answer."""
+        first = self.events[0]
+        return first.data.get("idempotency_key") if isinstance(first, ObjectEvent) else None
+
+    @property
     def sequence_number(self) -> int:
         return len(self.events)
 

@@ -56,7 +56,8 @@ class Stops:
         self._subscriptions = subscriptions
         self._tasks: set[asyncio.Task[None]] = set()
         self._followed: set[str] = set()  # answers whose end this connection is waiting for
-        self._handled: dict[int, set[str]] = {}  # id of a queued frame → what the reader stopped
+        self._waiting: list[CancelResponse] = []  # read, and queued behind earlier frames
+        self._handled: dict[int, set[str]] = {}  # id of such a frame → what the reader stopped
 
     @property
     def _uid(self) -> str:
@@ -73,6 +74,18 @@ class Stops:
         So these stops wait neither for earlier frames nor for the store.
         """
         self._handled[id(frame)] = self._close_gates(frame, set())
+        self._waiting.append(frame)
+
+    def carry_out_waiting(self, response_id: str) -> None:
+        """An answer has just begun: the stops that were read meanwhile close its gate.
+
+        Called before the event loop has looked at a socket again, so not even the first token
+        slips out; the stops are answered when their turn comes.
+        """
+        run = self._runs.local(response_id)
+        for stop in self._waiting if run is not None else ():
+            if run in self._local_runs(stop):
+                self._stop_local(run, replace(stop, seen_sequence_number=None))
 
     def _close_gates(self, frame: CancelResponse, handled: set[str]) -> set[str]:
         """Stop what this worker produces, besides what was `handled`; all of it together."""
@@ -97,10 +110,12 @@ class Stops:
         if frame.response_id is not None:
             run = self._runs.local(frame.response_id)
             runs = [] if run is None else [run]
-        elif frame.idempotency_key is not None:
-            runs = []  # which answer that is, the store knows
         elif frame.session_id is not None:
             runs = self._runs.local_of_session(frame.session_id)
+            if (key := frame.idempotency_key) is not None:
+                runs = [run for run in runs if run.idempotency_key == key]
+        elif frame.idempotency_key is not None:
+            runs = []  # refused later: a key is one of a session
         else:
             watched = [s.session_id for s in self._subscriptions.values() if s.is_own]
             runs = [r for session_id in watched for r in self._runs.local_of_session(session_id)]
@@ -113,6 +128,7 @@ class Stops:
         """`response.cancel` and `stop`, as far as the reader has not carried them out already."""
         # What was asked for just before the stop may have begun meanwhile.
         handled = self._close_gates(frame, self._handled.pop(id(frame), set()))
+        self._waiting = [waiting for waiting in self._waiting if waiting is not frame]
         try:
             targets = await self._targets(frame)
         except StoreUnavailable:

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import pytest
+
 from sessions.embedded import EmbeddedRedis
 from tests.end_to_end.history import History
 from tests.redis_server import fresh_prefix
@@ -62,3 +64,28 @@ async def test_a_prompt_holds_the_whole_of_an_answer_that_ended_while_it_was_bui
             second = await asking
             await client.done(second)
     assert engine.prompts[second] == [10, 11, 12, 13, 20]
+
+
+async def test_a_stop_by_key_in_the_packet_of_its_question_lets_no_token_through(
+    redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the store takes to say which answer the key began."""
+    engine = ScriptedEngine(Dice(0))
+    url, prefix = redis_server.url, fresh_prefix()
+    async with running_workers(url, prefix, tmp_path, engine, Dice(0), 1) as (worker,):
+        cancel_early = worker.services.store.cancel_early
+
+        async def cancel_late(uid: str, session_id: str, key: str) -> str | None:
+            known = await cancel_early(uid, session_id, key)
+            if known is not None:
+                await engine.requests[known].reached["ended"].wait()
+            return known
+
+        monkeypatch.setattr(worker.services.store, "cancel_early", cancel_late)
+        async with LocalClient(worker, History(lambda: None)) as client:
+            key = {"session_id": await client.new_session(), "idempotency_key": "packet"}
+            await client.send("response.create", **key, input=oracle_word(0))
+            await client.send("stop", **key)
+            created = await client.next("response.created")
+            answer = await client.done(created["response"]["id"])
+            assert (answer.final, answer.num_deltas) == ("", 0)
