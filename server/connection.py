@@ -1,8 +1,9 @@
 """One websocket: a reader that never leaves `receive()`, a worker for its frames, a writer.
 
 uvicorn stops reading the socket between calls of `receive()`, so a reader that also did the work
-would not hear a stop while the store is slow. The reader only parses and queues; a stop of an
-answer that this worker produces closes its gate right there.
+would not hear a stop while the store is slow. The reader only parses and queues, refuses what is
+more than a queue holds, and never waits; a stop of an answer that this worker produces closes its
+gate right there.
 
 There are thousands of these, mostly idle, so an idle one is no more than two tasks that wait: the
 worker is there while there are frames, and empty queues and events, which take half a KiB each, are
@@ -42,7 +43,9 @@ SEND_SECONDS = 15.0  # a socket that takes nothing for so long is given up
 ABORT_AFTER_CLOSE_SECONDS = 1.0
 FRAMES_PER_TURN = 16
 FAREWELL_SECONDS = 0.1  # for the last frames to leave before the close
-MAX_QUEUED_FRAMES = 64  # parsed and waiting for the store; more wait in the socket
+MAX_QUEUED_FRAMES = 64  # parsed and waiting for the store; more are refused
+MAX_QUEUED_STOPS = 64  # for these there is room even then
+QUEUE_RETRY_MS = 1000  # so long a call waits for a store that is silent
 MAX_AGE_SECONDS = 3600
 RESUME_WINDOW_SECONDS = 600
 MAX_MESSAGE_BYTES = 256 * 1024
@@ -60,7 +63,6 @@ class Connection:
         self._services = services
         self._handlers = Handlers(self, services)
         self._frames: list[ClientFrame] = []  # parsed, for the worker
-        self._room = asyncio.Semaphore(MAX_QUEUED_FRAMES)
         self._messages = TokenBucket(services.limits.messages_per_s)
         self._bad_frames: list[float] = []
         self._strikes: list[float] = []
@@ -175,18 +177,29 @@ class Connection:
             frame = self._parse(message)
             if frame is None:
                 continue
-            if isinstance(frame, CancelResponse):
-                self._handlers.stops.close_gates(frame)
             if isinstance(frame, Ping):
                 now_ms = time.time_ns() // 1_000_000
                 self.outbox.put({"type": "pong", "t": frame.t, "server_time": now_ms})
             elif isinstance(frame, ClientState):
                 self.outbox.set_hidden(not frame.visible)
             else:
-                await self._room.acquire()
-                self._frames.append(frame)
-                if self._working is None:
-                    self._working = self._spawn(self._work())
+                self._queue(frame)
+
+    def _queue(self, frame: ClientFrame) -> None:
+        """Leave the frame to the worker, or refuse it: whoever waits here hears no stop."""
+        room = MAX_QUEUED_FRAMES
+        if isinstance(frame, CancelResponse):
+            room += MAX_QUEUED_STOPS
+        if len(self._frames) >= room:
+            busy = "too many frames of this connection wait for the store"
+            refusal = ApiError("rate_limited", busy, retry_after_ms=QUEUE_RETRY_MS)
+            self.put_error(refusal, frame.event_id)
+            return
+        if isinstance(frame, CancelResponse):
+            self._handlers.stops.close_gates(frame)
+        self._frames.append(frame)
+        if self._working is None:
+            self._working = self._spawn(self._work())
 
     def _hear(self) -> None:
         """The client has said something: from its first frame on it may be silent."""
@@ -223,7 +236,6 @@ class Connection:
         """Handle what was read, one frame at a time, until nothing waits any more."""
         while self._frames:
             frame = self._frames.pop(0)
-            self._room.release()
             if not await self._services.identities.still_holds(self.user):
                 continue  # the connection is being closed
             try:

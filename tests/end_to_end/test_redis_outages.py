@@ -28,7 +28,8 @@ TEXT = "response.output_text.delta"
 
 @pytest.fixture(scope="module")
 def _one(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with own_site(tmp_path_factory.mktemp("one"), oracle_model) as here:
+    unlimited = {"PARLEY_MAX_MESSAGES_PER_S": "0"}
+    with own_site(tmp_path_factory.mktemp("one"), oracle_model, **unlimited) as here:
         yield here
 
 
@@ -84,6 +85,27 @@ async def test_r3_a_redis_that_hangs_stores_nothing_twice(one: Site, how: str) -
             os.kill(one.redis.pid, signal.SIGCONT)
         assert (await client.next("connection.restored"))["store"] == "ok"
         await whole(one, client, session, response, 500)
+
+
+async def test_r3_a_stop_at_the_owner_does_not_wait_behind_frames_for_a_redis_that_hangs(
+    one: Site,
+) -> None:
+    async with Client(one.server) as client:
+        session, response = await ask(client, 500)
+        assert one.redis.pid is not None
+        os.kill(one.redis.pid, signal.SIGSTOP)
+        one.server.history.fault("redis stop")
+        try:
+            for number in range(80):
+                await client.send("session.update", session_id=session, title=f"title {number}")
+            asked = time.monotonic()
+            await client.send("stop", response_id=response)
+            assert (await client.next("error"))["error"]["code"] == "rate_limited"
+            assert not (await client.next("response.cancelling"))["durable"]
+            assert time.monotonic() - asked < 0.5  # a call gives up after one second
+        finally:
+            os.kill(one.redis.pid, signal.SIGCONT)
+        await client.done(response)
 
 
 async def test_r4_a_write_whose_reply_was_lost_is_recognised(one: Site) -> None:

@@ -90,12 +90,14 @@ class Handlers:
     """Does what the test says with each frame."""
 
     handle_one: Handle
+    stopped: list[ClientFrame]
 
     def __init__(self, *_: object) -> None:
-        self.stops = SimpleNamespace(close_gate=lambda frame: None)
+        self.stops = SimpleNamespace(close_gates=self.stopped.append)
 
     async def handle(self, frame: ClientFrame) -> None:
-        type(self).handle_one(frame)
+        if (waiting := type(self).handle_one(frame)) is not None:
+            await waiting
 
     async def leave_all(self) -> None:
         pass
@@ -110,7 +112,9 @@ class Fixture:
         self.handled: list[ClientFrame] = []
         self.has_rights = True
         self.on_frame: Handle = self.handled.append
+        self.stopped: list[ClientFrame] = []
         monkeypatch.setattr(module, "Handlers", Handlers)
+        monkeypatch.setattr(Handlers, "stopped", self.stopped, raising=False)
         monkeypatch.setattr(
             Handlers, "handle_one", staticmethod(lambda frame: self.on_frame(frame)), raising=False
         )
@@ -312,3 +316,50 @@ async def test_p8_no_frame_is_handled_for_a_user_without_rights(
     fixture.socket.disconnect()
     await fixture.ended(serving)
     assert fixture.handled == []
+
+
+async def test_a_reader_whose_queue_is_full_refuses_frames_and_hears_stops_and_pings(
+    served: Fixture,
+) -> None:
+    goes_on = asyncio.Event()
+
+    async def handle(frame: ClientFrame) -> None:
+        served.handled.append(frame)
+        await goes_on.wait()
+
+    served.on_frame = handle
+    serving = served.start()
+    served.socket.feed(CREATE)
+    served.socket.feed('{"type":"ping"}')
+    await served.socket.next("pong")  # by now the worker is at the first frame
+    for number in range(module.MAX_QUEUED_FRAMES + 1):
+        served.socket.feed(
+            f'{{"type":"session.unsubscribe","session_id":"s","event_id":"{number}"}}'
+        )
+    refused = (await served.socket.next("error"))["error"]
+    assert (refused["code"], refused["event_id"]) == ("rate_limited", str(module.MAX_QUEUED_FRAMES))
+    assert refused["retry_after_ms"] == module.QUEUE_RETRY_MS
+    served.socket.feed('{"type":"stop","response_id":"resp_x"}')
+    served.socket.feed('{"type":"ping","t":1}')
+    assert (await served.socket.next("pong"))["t"] == 1
+    assert [type(frame).__name__ for frame in served.stopped] == ["CancelResponse"]
+    goes_on.set()
+    served.socket.feed('{"type":"ping","t":2}')
+    await served.socket.next("pong")
+    assert len(served.handled) == 1 + module.MAX_QUEUED_FRAMES + 1  # the stop behind them all
+    assert served.handled[-1] is served.stopped[0]
+    served.socket.disconnect()
+    await served.ended(serving)
+
+
+async def test_even_stops_wait_in_a_bounded_queue(served: Fixture) -> None:
+    served.on_frame = lambda frame: asyncio.Event().wait()
+    serving = served.start()
+    most = 1 + module.MAX_QUEUED_FRAMES + module.MAX_QUEUED_STOPS
+    for number in range(most + 1):
+        served.socket.feed(f'{{"type":"stop","response_id":"resp_x","event_id":"{number}"}}')
+    error = (await served.socket.next("error"))["error"]
+    assert (error["code"], error["event_id"]) == ("rate_limited", str(most))
+    assert len(served.stopped) == most
+    served.socket.disconnect()
+    await served.ended(serving)
