@@ -110,7 +110,7 @@ def parse_import(data: bytes, model: str) -> Draft:
         raise invalid_field("head", "head is no message of the file")
     head = ids[body.head] if body.head is not None else (messages[-1].id if messages else None)
     title = clean_title(body.session.title)
-    return Draft(title, model, body.session.settings.given(), messages, head, {})
+    return Draft(title, model, body.session.settings.given(), messages, head)
 
 
 def _check_place(

@@ -68,12 +68,16 @@ class Conversations(UserSessions):
         return await self._make_session(uid, session_id, pairs)
 
     async def _make_session(
-        self, uid: str, session_id: str, pairs: Sequence[Argument], num_written: int | None = None
+        self,
+        uid: str,
+        session_id: str,
+        pairs: Sequence[Argument],
+        copy: tuple[str, int] | None = None,
     ) -> CreatedSession:
-        """The session with these fields, around `num_written` messages that are there already."""
+        """The session with these fields; `copy`: by whom how many messages were written before."""
         await self._reserve(uid, session_id)
         event = orjson.dumps({"type": "session.created"})
-        keys = ("m", "log", "x", *SESSION_SUFFIXES[1:])
+        keys = ("m", "log", "x", *SESSION_SUFFIXES[1:], "copy")
         arguments = (
             *self._publish_to(session_id),
             uid,
@@ -81,7 +85,7 @@ class Conversations(UserSessions):
             event,
             *self._log_limits,
             self._idle_ms,
-            "" if num_written is None else num_written,
+            *(copy or ("", "")),
             *pairs,
         )
         replies = await self.client.calls_in_order(

@@ -2,14 +2,21 @@
 
 A copy is written in parts under an id that nobody knows yet, with an expiry; the script that makes
 the session around them takes the expiry away. So a copy is there whole or not at all, and one that
-was broken off goes by itself. Parts are small, so that other calls come in between.
+was broken off goes by itself. One call at a time writes the parts of an id: a repeat that comes too
+soon is told to wait.
+
+Messages are read, encoded and written a part at a time, and a part is bounded by its messages and
+by their bytes: neither Redis nor the loop is held for longer than a part takes, and however long a
+session is, a fork keeps no more than one part of it in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -21,8 +28,9 @@ from sessions.errors import (
     QuotaExceeded,
     ResponseInProgress,
     SessionNotFound,
+    StoreUnavailable,
 )
-from sessions.keys import PART_MS
+from sessions.keys import COPY_LEASE_MS, PART_MS
 from sessions.records import (
     CreatedSession,
     Message,
@@ -35,8 +43,8 @@ from sessions.stored import decode_body, encode_body, size_of_body
 from sessions.tree import parents_of, path_to
 
 PART_MESSAGES: Final = 200
-PART_BYTES: Final = 256 * 1024
-_PART_KEYS: Final = ("m", "msg", "tree", "ids")
+PART_BYTES: Final = 256 * 1024  # before they are compressed; about 5 ms of work
+_PART_KEYS: Final = ("m", "msg", "tree", "ids", "copy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +56,14 @@ class Draft:
     settings: Mapping[str, Any]
     messages: Sequence[Message]
     head: str | None
-    token_ids: Mapping[str, bytes]  # message id → as they are stored
+
+
+class _Stored(NamedTuple):
+    """A message, its token ids if they are kept, and its body as it is stored."""
+
+    message: Message
+    token_ids: bytes | None
+    body: bytes
 
 
 class Copies(Conversations):
@@ -60,8 +75,8 @@ class Copies(Conversations):
         """A new session with the messages from the root to this one, under fresh ids.
 
         With a key, a repeat returns the session that it made. Raises `SessionNotFound`,
-        `MessageNotFound`, `ResponseInProgress` for a message that is still being written, and
-        `QuotaExceeded`.
+        `MessageNotFound`, `ResponseInProgress` for a message that is still being written,
+        `QuotaExceeded`, and `StoreUnavailable` while another call with this key is at work.
         """
         if not is_message_id(message_id):
             raise MessageNotFound
@@ -69,24 +84,10 @@ class Copies(Conversations):
         new_id = _copy_id(uid, "fork", idempotency_key)
         if (known := await self._known_copy(uid, new_id, idempotency_key)) is not None:
             return known
-        messages: list[Message] = []
-        new_ids: dict[str, str] = {}
-        token_ids: dict[str, bytes] = {}
-        async for message, ids in self._bodies(
-            session_id, await self._path(session_id, message_id)
-        ):
-            if message.status == "in_progress":
-                raise ResponseInProgress(message.response_id or "")
-            new_ids[message.id] = new_message_id()
-            parent_id = new_ids.get(message.parent_id or "")
-            copy = replace(message, id=new_ids[message.id], parent_id=parent_id, response_id=None)
-            messages.append(copy)
-            if ids is not None:
-                token_ids[copy.id] = ids
-        draft = Draft(
-            session.title, session.model, session.settings, messages, messages[-1].id, token_ids
-        )
-        return await self._write(uid, new_id, draft)
+        path = await self._path(session_id, message_id)
+        new_ids = {old: new_message_id() for old in path}
+        head = Draft(session.title, session.model, session.settings, (), new_ids[message_id])
+        return await self._write(uid, new_id, head, self._copied(session_id, new_ids), len(path))
 
     async def import_session(
         self, uid: str, draft: Draft, *, idempotency_key: str | None = None
@@ -100,7 +101,7 @@ class Copies(Conversations):
         new_id = _copy_id(uid, "import", idempotency_key)
         if (known := await self._known_copy(uid, new_id, idempotency_key)) is not None:
             return known
-        return await self._write(uid, new_id, draft)
+        return await self._write(uid, new_id, draft, _drafted(draft), len(draft.messages))
 
     async def messages_of(
         self, uid: str | None, session_id: str, *, whole_tree: bool
@@ -129,18 +130,32 @@ class Copies(Conversations):
 
     async def _bodies(
         self, session_id: str, ids: Sequence[str]
-    ) -> AsyncIterator[tuple[Message, bytes | None]]:
+    ) -> AsyncGenerator[tuple[Message, bytes | None]]:
         """Messages with their kept token ids, a part at a time."""
-        for start in range(0, len(ids), PART_MESSAGES):
-            part = ids[start : start + PART_MESSAGES]
-            bodies, kept = await self.client.calls(
-                ("HMGET", self.keys.session(session_id, "msg"), *part),
-                ("HMGET", self.keys.session(session_id, "ids"), *part),
-            )
-            if None in bodies:
+        keys = self._session_keys(session_id, "msg", "ids")
+        place = 0
+        while place < len(ids):
+            part = ids[place : place + PART_MESSAGES]
+            _, bodies, kept = await self.client.script("read_bodies", keys, (PART_BYTES, *part))
+            if b"" in bodies:
                 raise SessionNotFound  # it was deleted meanwhile
             for body, token_ids in zip(bodies, kept, strict=True):
-                yield decode_body(body), token_ids
+                yield decode_body(body), token_ids or None
+            place += len(bodies)
+
+    async def _copied(
+        self, session_id: str, new_ids: Mapping[str, str]
+    ) -> AsyncGenerator[tuple[Message, bytes | None]]:
+        """The messages of a path under other ids."""
+        async with aclosing(self._bodies(session_id, list(new_ids))) as bodies:
+            async for message, token_ids in bodies:
+                if message.status == "in_progress":
+                    raise ResponseInProgress(message.response_id or "")
+                parent_id = new_ids.get(message.parent_id or "")
+                copy = replace(
+                    message, id=new_ids[message.id], parent_id=parent_id, response_id=None
+                )
+                yield copy, token_ids
 
     async def _known_copy(
         self, uid: str, session_id: str, idempotency_key: str | None
@@ -152,76 +167,112 @@ class Copies(Conversations):
         except SessionNotFound:
             return None
 
-    async def _write(self, uid: str, session_id: str, draft: Draft) -> CreatedSession:
+    async def _write(
+        self,
+        uid: str,
+        session_id: str,
+        draft: Draft,
+        messages: AsyncGenerator[tuple[Message, bytes | None]],
+        num_messages: int,
+    ) -> CreatedSession:
+        """The session of the draft, with these messages instead of its own."""
         most = self.quotas.messages_per_session
-        if most and len(draft.messages) > most:
+        if most and num_messages > most:
             raise QuotaExceeded("messages in a session", most)
         await self._reserve(uid, session_id)
-        # What a call that was broken off may have left, under a key that is used again.
-        await self._forget_parts(session_id)
-        try:
-            num_bytes = await self._write_parts(session_id, draft)
-        except QuotaExceeded:
-            await self._forget_parts(session_id)
-            await self._indexes.settle(self._indexes.without_session(uid, session_id))
-            raise
-        usages = [message.usage or {} for message in draft.messages]
+        call_id = secrets.token_urlsafe(6)
+        if not await self._begin_copy(session_id, call_id):  # a repeat was faster
+            return CreatedSession(await self.session(uid, session_id), replayed=True)
         pairs: list[Argument] = ["title", draft.title, "model", draft.model]
         pairs += ["settings", orjson.dumps(dict(draft.settings)), "head", draft.head or ""]
-        pairs += ["message_count", len(draft.messages), "bytes", num_bytes]
-        for name in ("input_tokens", "output_tokens"):
-            pairs += [name, sum(usage.get(name, 0) for usage in usages)]
-        return await self._make_session(uid, session_id, pairs, num_written=len(draft.messages))
+        pairs += ["message_count", num_messages]
+        try:
+            async with aclosing(messages):
+                counters = await self._write_parts(session_id, call_id, messages)
+            pairs += [part for pair in counters.items() for part in pair]
+            return await self._make_session(uid, session_id, pairs, copy=(call_id, num_messages))
+        except (QuotaExceeded, ResponseInProgress, SessionNotFound):
+            if await self._drop_copy(session_id, call_id):
+                await self._indexes.settle(self._indexes.without_session(uid, session_id))
+            raise
 
-    async def _forget_parts(self, session_id: str) -> None:
-        await self.client.script("forget_parts", self._session_keys(session_id, *_PART_KEYS), ())
+    async def _begin_copy(self, session_id: str, call_id: str) -> bool:
+        """Remove what a call that was broken off may have left; False if the session is there."""
+        keys = self._session_keys(session_id, *_PART_KEYS)
+        reply = await self.client.script("begin_copy", keys, (call_id, COPY_LEASE_MS))
+        if reply[0] == b"busy":
+            raise StoreUnavailable("another call is making this copy")
+        return bool(reply[0] == b"ok")
 
-    async def _write_parts(self, session_id: str, draft: Draft) -> int:
-        """Returns the bytes of all bodies."""
-        num_bytes = place = 0
-        most = self.quotas.bytes_per_session
-        for part in _parts(draft.messages):
-            num_bytes += sum(size_of_body(body) for _, body in part)
-            if most and num_bytes > most:
-                raise QuotaExceeded("bytes in a session", most)
-            await self._write_part(session_id, place, part, draft.token_ids)
-            place += len(part)
-        return num_bytes
+    async def _drop_copy(self, session_id: str, call_id: str) -> bool:
+        """Remove what this call has written; False if another call is at it, or has done it."""
+        keys = self._session_keys(session_id, *_PART_KEYS)
+        reply = await self.client.script("drop_copy", keys, (call_id,))
+        return bool(reply[0] == b"ok")
 
-    async def _write_part(
+    async def _write_parts(
         self,
         session_id: str,
-        place: int,
-        part: Sequence[tuple[Message, bytes]],
-        token_ids: Mapping[str, bytes],
+        call_id: str,
+        messages: AsyncIterator[tuple[Message, bytes | None]],
+    ) -> dict[str, int]:
+        """Write the messages; returns the session's counters of them."""
+        place = 0
+        counters = dict.fromkeys(("bytes", "input_tokens", "output_tokens"), 0)
+        most = self.quotas.bytes_per_session
+        async for part in _parts(messages):
+            for stored in part:
+                usage = stored.message.usage or {}
+                counters["bytes"] += size_of_body(stored.body)
+                counters["input_tokens"] += usage.get("input_tokens", 0)
+                counters["output_tokens"] += usage.get("output_tokens", 0)
+            if most and counters["bytes"] > most:
+                raise QuotaExceeded("bytes in a session", most)
+            await self._write_part(session_id, call_id, place, part)
+            place += len(part)
+        return counters
+
+    async def _write_part(
+        self, session_id: str, call_id: str, place: int, part: Sequence[_Stored]
     ) -> None:
-        kept = [(m.id, token_ids[m.id]) for m, _ in part if m.id in token_ids]
+        kept = [(s.message.id, s.token_ids) for s in part if s.token_ids is not None]
         reply = await self.client.script(
             "write_part",
             self._session_keys(session_id, *_PART_KEYS),
             (
+                call_id,
+                COPY_LEASE_MS,
                 PART_MS,
                 place,
                 len(kept),
                 *(argument for pair in kept for argument in pair),
-                *(a for m, body in part for a in (m.id, m.parent_id or "", body)),
+                *(a for s in part for a in (s.message.id, s.message.parent_id or "", s.body)),
             ),
         )
         if reply[0] != b"ok":
-            raise SessionNotFound  # made meanwhile by a repeat of this call
+            raise StoreUnavailable("another call has made this copy, or makes it")
 
 
-def _parts(messages: Iterable[Message]) -> Iterable[list[tuple[Message, bytes]]]:
-    """Messages with their bodies, as many as one script may take without holding up others."""
-    part: list[tuple[Message, bytes]] = []
+async def _drafted(draft: Draft) -> AsyncGenerator[tuple[Message, bytes | None]]:
+    """The messages of a draft, which has no token ids."""
+    for message in draft.messages:
+        yield message, None
+
+
+async def _parts(
+    messages: AsyncIterator[tuple[Message, bytes | None]],
+) -> AsyncIterator[list[_Stored]]:
+    """As many as may be worked on at once without holding up others; at least one."""
+    part: list[_Stored] = []
     num_bytes = 0
-    for message in messages:
-        body = encode_body(message)
-        if part and (len(part) == PART_MESSAGES or num_bytes + len(body) > PART_BYTES):
+    async for message, token_ids in messages:
+        stored = _Stored(message, token_ids, encode_body(message))
+        size = size_of_body(stored.body)
+        if part and (len(part) == PART_MESSAGES or num_bytes + size > PART_BYTES):
             yield part
             part, num_bytes = [], 0
-        part.append((message, body))
-        num_bytes += len(body)
+        part.append(stored)
+        num_bytes += size
     if part:
         yield part
 

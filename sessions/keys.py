@@ -22,6 +22,7 @@ RATE_MS: Final = 3_600_000
 USED_TOKENS_MS: Final = 40 * 86_400_000  # so that the month can be looked back on
 CHARGE_MS: Final = 600_000  # a call is repeated within seconds, or never
 PART_MS: Final = 3_600_000  # of an import that never ends: its parts go by themselves
+COPY_LEASE_MS: Final = 10_000  # between two parts: a call that is silent for longer is gone
 PROBE_MS: Final = 10_000  # what a worker writes to see whether Redis takes writes
 TICKET_SECONDS: Final = 30.0  # between POST /v1/ws-ticket and the upgrade; it stands in a URL
 LOGIN_CODE_SECONDS: Final = 600.0  # from the printed URL to the browser; it stands in a URL too
@@ -65,6 +66,7 @@ class Keys:
         answers that do not tokenize back to them. `log` stream: session events, an hour idle.
         `q` list: waiting response ids. `runs` zset: response id -> when its keys expire.
         `share` hash: the snapshot that its share link shows.
+        `copy` string: the call that writes its messages before it exists, ten seconds.
         `x` string: tombstone, an hour. `v` hash: worker -> `viewers counted_at`, a minute.
         """
         return f"{self.prefix}c:{{{session_id}}}:{suffix}"

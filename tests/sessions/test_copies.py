@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from sessions.copies import Draft
+from sessions.copies import PART_BYTES, PART_MESSAGES, Draft, _copy_id
 from sessions.embedded import EmbeddedRedis
 from sessions.errors import (
     MessageNotFound,
     QuotaExceeded,
     ResponseInProgress,
     SessionNotFound,
+    StoreUnavailable,
 )
 from sessions.quotas import Quotas
-from sessions.records import Message, new_message_id, new_session_id
+from sessions.records import CreatedSession, Message, new_message_id, new_session_id
 from sessions.store import SessionStore
+from sessions.stored import decode_body, encode_body, size_of_body
 from tests.sessions.chat import Chat, assistant_message, user_message
 
 
@@ -53,7 +58,7 @@ def draft(count: int, text: str = "x") -> Draft:
     for number in range(count):
         parent = messages[-1].id if messages else None
         messages.append(user_message(f"{text} {number}", parent))
-    return Draft("imported", "m", {"seed": 1}, messages, messages[-1].id if messages else None, {})
+    return Draft("imported", "m", {"seed": 1}, messages, messages[-1].id if messages else None)
 
 
 async def texts(store: SessionStore, uid: str, session_id: str) -> list[str]:
@@ -136,28 +141,120 @@ async def test_a_long_import_is_written_in_parts_and_read_in_order(store: Sessio
 
 async def expiring(store: SessionStore, session_id: str) -> set[str]:
     """Which of the session's own keys have an expiry."""
-    suffixes = ("m", "msg", "tree", "ids", "log", "runs")
+    suffixes = ("m", "msg", "tree", "ids", "log", "runs", "copy")
     lives = await store.client.calls(
         *(("PTTL", store.keys.session(session_id, suffix)) for suffix in suffixes)
     )
     return {suffix for suffix, life in zip(suffixes, lives, strict=True) if life >= 0}
 
 
-async def test_parts_of_a_copy_that_was_broken_off_go_by_themselves(store: SessionStore) -> None:
-    session_id = new_session_id()
-    await store._write_parts(session_id, draft(10))
-    assert await expiring(store, session_id) == {"msg", "tree"}
+@pytest.fixture
+async def interrupted(store: SessionStore) -> str:
+    """The key of an import of which only the first part was written."""
+    long = draft(PART_MESSAGES + 1)
+
+    async def broken_off() -> AsyncGenerator[tuple[Message, None]]:
+        for message in long.messages:
+            yield message, None
+        raise ConnectionAbortedError
+
+    with pytest.raises(ConnectionAbortedError):
+        await store._write("alice", _copy_id("alice", "import", "k"), long, broken_off(), 1000)
+    return "k"
+
+
+async def lose_writer(store: SessionStore, key: str) -> None:
+    """As when the lease of the call that writes this copy ends."""
+    await store.client.call("DEL", store.keys.session(_copy_id("alice", "import", key), "copy"))
+
+
+async def test_parts_of_a_copy_that_was_broken_off_go_by_themselves(
+    store: SessionStore, interrupted: str
+) -> None:
+    session_id = _copy_id("alice", "import", interrupted)
+    assert await expiring(store, session_id) == {"msg", "tree", "copy"}
     with pytest.raises(SessionNotFound):
         await store.session("alice", session_id)
 
 
-async def test_a_part_that_is_sent_twice_counts_once(store: SessionStore) -> None:
-    session_id, messages = new_session_id(), draft(4)
-    for _ in range(2):
-        await store._write_parts(session_id, messages)
-    made = await store._make_session("alice", session_id, ("title", "", "model", "", "settings",
-        "{}", "head", messages.head or "", "message_count", 4), num_written=4)  # fmt: skip
-    assert await texts(store, "alice", made.session.id) == [m.text for m in messages.messages]
+async def test_a_copy_that_was_broken_off_is_made_whole_by_a_repeat(
+    store: SessionStore, interrupted: str
+) -> None:
+    with pytest.raises(StoreUnavailable):  # nobody can know yet that it was
+        await store.import_session("alice", draft(3), idempotency_key=interrupted)
+    await lose_writer(store, interrupted)
+    made = await store.import_session("alice", draft(3), idempotency_key=interrupted)
+    assert await texts(store, "alice", made.session.id) == ["x 0", "x 1", "x 2"]
+    assert len(await store.client.call("HVALS", store.keys.session(made.session.id, "msg"))) == 3
+
+
+async def test_two_calls_with_one_key_never_mix_their_messages(
+    store: SessionStore, other_store: SessionStore
+) -> None:
+    calls = [
+        asyncio.create_task(one.import_session("alice", draft(1001, text), idempotency_key="k"))
+        for one, text in ((store, "a"), (other_store, "b"))
+    ]
+    first, second = await asyncio.gather(*calls, return_exceptions=True)
+    if isinstance(first, StoreUnavailable):
+        first, second = second, first
+    assert isinstance(first, CreatedSession) and isinstance(second, StoreUnavailable)
+    page = await store.path("alice", first.session.id, limit=1001)
+    assert len({m.text[0] for m in page.messages}) == 1 and len(page.messages) == 1001
+    again = await other_store.import_session("alice", draft(3), idempotency_key="k")
+    assert again.replayed and again.session.id == first.session.id
+
+
+async def test_a_call_that_was_silent_for_too_long_writes_nothing_more(
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_part = store._write_part
+
+    async def slow(session_id: str, call_id: str, place: int, part: Any) -> None:
+        if place:
+            await lose_writer(store, "k")
+            await store.import_session("alice", draft(3), idempotency_key="k")
+        await write_part(session_id, call_id, place, part)
+
+    monkeypatch.setattr(store, "_write_part", slow)
+    with pytest.raises(StoreUnavailable):
+        await store.import_session("alice", draft(PART_MESSAGES + 1), idempotency_key="k")
+    made = await store.import_session("alice", draft(3), idempotency_key="k")
+    assert made.replayed and len(await texts(store, "alice", made.session.id)) == 3
+
+
+async def test_i9_a_copy_never_holds_the_loop_for_more_than_a_part(
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Long messages that are short when they are compressed: only their real size tells the work.
+    long = draft(60, "word " * 20_000)
+    turns = 0
+    work: Counter[int] = Counter()  # bytes that were coded, by the loop's turn
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    def encode(message: Message) -> bytes:
+        work[turns] += len(message.text)
+        return encode_body(message)
+
+    def decode(body: bytes) -> Message:
+        work[turns] += size_of_body(body)
+        return decode_body(body)
+
+    monkeypatch.setattr("sessions.copies.encode_body", encode)
+    monkeypatch.setattr("sessions.copies.decode_body", decode)
+    counting = asyncio.create_task(count_turns())
+    made = await store.import_session("alice", long)
+    assert long.head is not None
+    forked = await store.fork_session("alice", made.session.id, made.session.head or "")
+    assert await texts(store, "alice", forked.session.id) == [m.text for m in long.messages]
+    counting.cancel()
+    # A part that is read and one that is written may meet in one turn, each with one message over.
+    assert max(work.values()) <= 2 * (PART_BYTES + 101_000)
 
 
 async def test_an_empty_copy_is_an_empty_session(store: SessionStore) -> None:
@@ -169,7 +266,7 @@ async def test_an_empty_copy_is_an_empty_session(store: SessionStore) -> None:
 async def test_what_is_too_much_is_refused_and_leaves_nothing(small_store: SessionStore) -> None:
     cases = (
         (draft(501), "messages in a session"),
-        (Draft("", "", {}, [user_message(secrets.token_hex(30_000))], None, {}), "bytes"),
+        (Draft("", "", {}, [user_message(secrets.token_hex(30_000))], None), "bytes"),
     )
     for number, (copy, what) in enumerate(cases):
         with pytest.raises(QuotaExceeded, match=what):

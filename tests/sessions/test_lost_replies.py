@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sessions.copies import PART_MESSAGES, Draft
 from sessions.embedded import EmbeddedRedis
 from sessions.errors import RevisionConflict, RunGone, RunLost, SessionNotFound
 from sessions.store import SessionStore
-from tests.sessions.chat import Chat
+from tests.sessions.chat import Chat, user_message
 
 
 class LossyProxy:
@@ -162,3 +165,28 @@ async def test_data_lost_by_redis_is_not_created_again_half(chat: Chat) -> None:
     with pytest.raises(RunGone):
         await chat.finish(rid, 2)
     assert await chat.keys() == before
+
+
+async def test_import_and_fork(
+    lossy: SessionStore, proxy: LossyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = [user_message(f"{number}", None) for number in range(PART_MESSAGES + 1)]
+    messages = [
+        replace(message, parent_id=messages[place - 1].id if place else None)
+        for place, message in enumerate(messages)
+    ]
+    script = lossy.client.script
+
+    async def lose_each(name: str, *arguments: Any) -> Any:
+        proxy.lose_next()
+        return await script(name, *arguments)
+
+    monkeypatch.setattr(lossy.client, "script", lose_each)
+    head = messages[-1].id
+    made = await lossy.import_session("alice", Draft("", "", {}, messages, head))
+    forked = await lossy.fork_session("alice", made.session.id, head)
+    assert proxy.num_lost >= 12  # reserve twice, begin, two parts to write; two to read
+    for copy in (made, forked):
+        assert not copy.replayed and copy.session.offset == 1
+        read = lossy.messages_of("alice", copy.session.id, whole_tree=True)
+        assert [m.text async for m in read] == [m.text for m in messages]
