@@ -136,7 +136,8 @@ class Handlers:
         subscription = self._new_subscription(session.id, observes=frame.observe)
         await self._join(subscription)
         try:
-            await self._send_state(subscription, frame)
+            async with subscription.sending:
+                await self._send_state(subscription, frame)
         except BaseException:
             await self._leave(session.id)
             raise
@@ -173,17 +174,19 @@ class Handlers:
         # Joining again, it may have missed the ends of answers that it had begun to show.
         listed = dict.fromkeys([*active, *positions, *subscription.open])
         # All is read before anything is said: a store that fails must not unsay it.
-        answers = [
-            await self._prepare(subscription, response_id, positions.get(response_id))
+        answers = {
+            response_id: await self._prepare(subscription, response_id, positions.get(response_id))
             for response_id in listed
             if session_of(response_id) == session.id
-        ]
+        }
         self._reply(reply, frame.event_id)
         for event in missed or ():
             self._connection.outbox.put(session_event_frame(session, event.offset, event.data))
         last = missed[-1].offset if missed else session.offset
-        for put_answer in answers:
-            put_answer()
+        for response_id, put_answer in answers.items():
+            # What has ended while the others were read is told, unless it was asked for.
+            if response_id in positions or not subscription.has_told_end(response_id):
+                put_answer()
         subscription.end_join(max(last, session.offset))
         # What was published between attaching and going live is behind the cursors: fetch it.
         for response_id in active:

@@ -426,11 +426,10 @@ class Hub:
 
     async def _sync_session(self, room: Room) -> None:
         await self.losses.verify(room.session_id)  # new events may hide that others were lost
-        events = await self._store.session_events(
-            room.session_id, after=room.offset, epoch=room.epoch
-        )
+        epoch = room.epoch
+        events = await self._store.session_events(room.session_id, after=room.offset, epoch=epoch)
         if events is None:
-            await self.losses.look_at(room.session_id, is_incomplete=True)
+            await self.losses.look_at(room.session_id, lacking=epoch)
             return
         session = await self._store.session(None, room.session_id)
         for event in events:

@@ -62,10 +62,10 @@ class Losses:
             except SessionNotFound:
                 return  # the answer finds out by itself
 
-    async def look_at(self, session_id: str, *, is_incomplete: bool = False) -> None:
+    async def look_at(self, session_id: str, *, lacking: str | None = None) -> None:
         """Tell the session's viewers here what has become of it.
 
-        `is_incomplete`: they lack events that the log does not have.
+        `lacking`: the epoch of which they lack events that the log does not have.
         """
         room = self._hub.rooms.get(session_id)
         while room is not None and self._hub.rooms.get(session_id) is room:
@@ -75,7 +75,7 @@ class Losses:
                 if session.epoch == room.epoch and session.offset < shown:
                     await self._store.renew_epoch(session_id, room.epoch)
                     session = await self._store.session(None, session_id)
-                if session.epoch != room.epoch or is_incomplete:
+                if session.epoch != room.epoch or lacking == room.epoch:
                     self._rejoin_all(room, session)
                 return
             except StoreUnavailable:
@@ -95,14 +95,15 @@ class Losses:
 
     async def _rejoin(self, room: "Room", subscription: Subscription) -> None:
         assert subscription.rejoin is not None
-        while subscription in room.subscriptions:
-            with contextlib.suppress(SessionNotFound):
-                try:
-                    await subscription.rejoin()
-                except StoreUnavailable:
-                    await asyncio.sleep(RETRY_SECONDS)
-                    continue
-            return
+        async with subscription.sending:  # one state behind the other
+            while subscription in room.subscriptions:
+                with contextlib.suppress(SessionNotFound):
+                    try:
+                        await subscription.rejoin()
+                    except StoreUnavailable:
+                        await asyncio.sleep(RETRY_SECONDS)
+                        continue
+                return
 
     async def _tell_gone(self, room: "Room") -> None:
         """The session is not there any more, and whoever deleted it was not heard."""

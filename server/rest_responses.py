@@ -119,7 +119,7 @@ class ResponseOperations:
         response_id, replayed = await self._services.beginnings.create(uid, frame, asker)
         if not replayed:
             return
-        asker.joining = True
+        asker.begin_join()
         run = self._runs.local(response_id)
         log = run.log if run is not None else await read_log(self._store, uid, response_id)
         created = log.events[0] if log.events else None

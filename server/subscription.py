@@ -60,7 +60,8 @@ class Subscription:
         self.only = only
         self.observes = observes  # somebody else's session: it may be read and nothing more
         self.offset = 0
-        self.joining = True
+        self.sending = asyncio.Lock()  # held by whoever sends the session's whole state
+        self._num_joins = 1  # whole states that must still be sent
         self.rejoin: Callable[[], Awaitable[None]] | None = None  # send the whole state again
         self.on_idle: Callable[[], object] = lambda: None  # the last answer of `only` has ended
         self.cursors: dict[str, int] = {}  # response id → last number that was queued
@@ -85,6 +86,10 @@ class Subscription:
 
     def wants(self, response_id: str) -> bool:
         return self.only is None or response_id in self.only
+
+    @property
+    def joining(self) -> bool:
+        return self._num_joins > 0
 
     @property
     def open(self) -> list[str]:
@@ -191,14 +196,22 @@ class Subscription:
             frozen.ended.set()
         self.close(response_id)
 
+    def has_told_end(self, response_id: str) -> bool:
+        """Whether all of that answer was sent here, and nothing of it may come any more."""
+        is_known = self.cursors.get(response_id, DOUBTED) != DOUBTED
+        return is_known and response_id not in self._open
+
     def begin_join(self) -> None:
         """The state is about to be sent again: hold session events back, and skip answers."""
-        self.joining = True
+        self._num_joins += 1
         self._held.clear()
 
     def end_join(self, offset: int) -> None:
-        """The snapshot up to `offset` was queued: send what came meanwhile, and go live."""
-        self.joining = False
+        """The snapshot up to `offset` was queued: send what came meanwhile, and go live.
+
+        Unless another state must be sent, because this one was lost while it was read.
+        """
+        self._num_joins -= 1
         self.offset = offset
         self._send_held()
 
@@ -269,6 +282,8 @@ class Subscription:
         answer was frozen, then its end will bring the text. The end is sent again to who has it:
         no answer at all would leave them waiting.
         """
+        if not log.has_ended:
+            self._open.add(response_id)
         if position == len(log.events):
             position -= log.has_ended
         frozen = self._frozen.get(response_id)

@@ -104,3 +104,43 @@ async def test_a_session_that_is_gone_is_told_with_what_became_of_it(
     await hub.losses.look_at(chat.session_id)
     (frame,) = [f for f in await viewer.sent() if f["type"] == "session.deleted"]
     assert (frame["session_id"], frame["by"], frame["offset"]) == (chat.session_id, by, 2)
+
+
+async def test_a_loss_that_two_notice_is_told_once(hub: Hub, chat: Chat) -> None:
+    viewer = Viewer()
+    subscription = await join(hub, chat, viewer)
+    lost = hub.rooms[chat.session_id].epoch
+    await chat.store.renew_epoch(chat.session_id, lost)
+    await hub.losses.look_at(chat.session_id)
+    await asyncio.wait_for(subscription.is_rejoined.wait(), PATIENCE)
+    subscription.is_rejoined.clear()
+    await hub.losses.look_at(chat.session_id, lacking=lost)
+    await asyncio.sleep(0)
+    assert not subscription.is_rejoined.is_set()
+
+
+async def test_of_two_states_the_second_waits_for_the_first_and_nothing_comes_between(
+    hub: Hub, chat: Chat
+) -> None:
+    viewer = Viewer()
+    subscription = await join(hub, chat, viewer)
+    may_go_on, begun = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def send_state() -> None:
+        begun.release()
+        await may_go_on.wait()
+        subscription.outbox.put({"type": "state"})
+        subscription.end_join(0)
+
+    subscription.rejoin = send_state
+    for _ in range(2):
+        await hub.losses.look_at(chat.session_id, lacking=hub.rooms[chat.session_id].epoch)
+    await begun.acquire()
+    await asyncio.sleep(0)
+    assert begun.locked()  # the second has not begun
+    subscription.put_session_event(9, {"type": "session.updated"})
+    may_go_on.set()
+    await begun.acquire()
+    async with subscription.sending:
+        sent = [f["type"] for f in await viewer.sent() if f["type"] != "viewer.changed"]
+        assert sent == ["state", "state", "session.updated"]

@@ -1,6 +1,8 @@
 """`session.subscribe`: what was told stands, whatever the store does in the middle of it."""
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,3 +46,41 @@ async def test_a_subscription_that_fails_in_the_middle_was_never_confirmed(
             assert subscribed["active_responses"] == [response]
             engine.requests[response].released.set()
             assert (await viewer.done(response)).final == oracle_answer(5, 6)
+
+
+async def test_an_answer_whose_end_was_told_meanwhile_is_not_shown_again(
+    redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_reading, may_read = asyncio.Event(), asyncio.Event()
+    read_path = SessionStore.path
+
+    async def path(store: SessionStore, *arguments: Any, **options: Any) -> Any:
+        is_reading.set()
+        await may_read.wait()
+        return await read_path(store, *arguments, **options)
+
+    engine, url, prefix = ScriptedEngine(Dice(0)), redis_server.url, fresh_prefix()
+    async with running_workers(url, prefix, tmp_path, engine, Dice(0), 2) as workers:
+        history = History(lambda: None)
+        async with (
+            LocalClient(workers[0], history) as asker,
+            LocalClient(workers[1], history) as viewer,
+        ):
+            session = await asker.new_session()
+            response = await asker.ask(session, oracle_word(5), settings={"max_output_tokens": 6})
+            engine.requests[response].is_held.add("mid")
+            await engine.requests[response].reached["mid"].wait()
+            await viewer.reply("session.subscribe", session_id=session)
+            monkeypatch.setattr(SessionStore, "path", path)
+            hub = workers[1].services.hub
+            await hub.losses.look_at(session, lacking=hub.rooms[session].epoch)
+            await is_reading.wait()
+            await viewer.send("stop", response_id=response)
+            await viewer.done(response)
+            seen = len(viewer.frames)
+            may_read.set()
+            await viewer.next("session.subscribed")  # the first
+            await viewer.next("session.subscribed")
+            await viewer.reply("session.update", session_id=session, title="behind it")
+            kinds = {frame["type"] for frame in viewer.frames[seen:]}
+            assert not kinds & {"response.output_text.snapshot", "response.done"}
