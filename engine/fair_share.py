@@ -1,6 +1,7 @@
 """Who must give way while another user waits: nobody keeps more than half of the engine then.
 
-One cache salt is one user; requests without a salt are nobody's, and are left alone.
+One cache salt is one user; requests without a salt are nobody's, and are left alone. Priority goes
+before fairness: a request gives way to none that is less urgent.
 """
 
 from collections import defaultdict
@@ -14,8 +15,8 @@ def find_excess(
 ) -> Sequence | None:
     """The latest sequence of another user with more than half of the seats or of the blocks.
 
-    None if nobody has so much, or only one sequence; and if `waiting` is nobody's. `running` is in
-    the order of its sequences' turns.
+    None if nobody has so much, or only one sequence; if it is more urgent than `waiting`, and if
+    that is nobody's. `running` is in the order of its sequences' turns.
     """
     if not waiting.cache_salt:
         return None
@@ -26,6 +27,10 @@ def find_excess(
     for theirs in others.values():
         blocks = {block for sequence in theirs for block in sequence.block_table}
         share = max(len(theirs) / max_num_seqs, len(blocks) / num_blocks)
-        if share > 0.5 and len(theirs) > 1:
+        if share > 0.5 and len(theirs) > 1 and _priority(theirs[-1]) >= _priority(waiting):
             return theirs[-1]
     return None
+
+
+def _priority(sequence: Sequence) -> int:
+    return sequence.order[0]  # smaller is more urgent

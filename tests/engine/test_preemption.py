@@ -133,6 +133,17 @@ def test_p14_a_user_with_half_loses_nothing_and_the_last_one_stays() -> None:
     assert run.scheduler.totals.preemptions == 0
 
 
+def test_p14_nobody_gives_way_to_a_less_urgent_request() -> None:
+    run = Run(make_scheduler(num_blocks=64, max_num_seqs=2))
+    crowd(run, "a", 2, 0, max_tokens=20, priority=-1)
+    run.step()
+    crowd(run, "b", 1, 5, max_tokens=20)
+    run.step()
+    assert {sequence.cache_salt for sequence in run.scheduler.running} == {"a"}
+    finish_all(run)
+    assert run.scheduler.totals.preemptions == 0
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_shuffled_adds_aborts_and_preemptions_leave_every_block_free(seed: int) -> None:
     rng = random.Random(seed)
