@@ -35,7 +35,7 @@ from server.frames import PROTOCOL
 from server.guard import Guard, error_response
 from server.health import Health
 from server.hub import Hub
-from server.identities import Identities
+from server.identities import BUILT_IN, Identities
 from server.intervals import Intervals
 from server.limits import ConnectionCounter, Limits
 from server.metrics import Metrics, StoreCollector
@@ -54,6 +54,7 @@ from sessions.audit import AuditLog
 from sessions.credentials import Credentials
 from sessions.errors import StoreRefused, StoreUnavailable
 from sessions.follow import LiveFeed
+from sessions.index_sweep import IndexSweep
 from sessions.records import LiveFrame, LivePayload
 from sessions.replicas import Replicas
 from sessions.samples import Samples
@@ -140,6 +141,12 @@ class Worker:
             replica=config.replica,
             model=config.model,
             intervals=config.intervals,
+            index_sweep=IndexSweep(
+                store.client,
+                store.keys,
+                idle_seconds=config.limits.session_idle_seconds,
+                uids=BUILT_IN,
+            ),
         )
         credentials = Credentials(store.client, store.keys)
         self.identities = Identities(

@@ -20,6 +20,7 @@ from server.response_log import read_base
 from server.run import End, Run, Stop
 from server.runs import Runs
 from sessions.errors import SessionError, StoreUnavailable
+from sessions.index_sweep import IndexSweep
 from sessions.records import Event, ObjectEvent, Reaped, RunRecord
 from sessions.store import SessionStore
 
@@ -43,6 +44,7 @@ class Takeover:
         replica: str,
         model: str,
         intervals: Intervals,
+        index_sweep: IndexSweep,
     ) -> None:
         self._store = store
         self._hub = hub
@@ -52,6 +54,7 @@ class Takeover:
         self._replica = replica
         self._model = model
         self._intervals = intervals
+        self._index_sweep = index_sweep
 
     async def adopt(self, replica: str) -> None:
         """Go on with all that a dead worker ran. The supervisor's waitpid is the proof of that."""
@@ -65,7 +68,7 @@ class Takeover:
             logger.warning("a dead worker's runs wait for their leases to end", replica=replica)
 
     async def sweep_forever(self) -> None:
-        """Take over answers whose lease ended, and keep the leases of our own in the index."""
+        """Take over answers whose lease ended, keep the indexes: our leases, nothing stale."""
         touched = 0.0
         while True:
             await asyncio.sleep(self._intervals.sweep * random.uniform(0.8, 1.2))
@@ -76,6 +79,7 @@ class Takeover:
                 if time.monotonic() - touched >= self._intervals.index:
                     touched = time.monotonic()
                     await self._store.touch_run_index(self._runs.leases())
+                    await self._index_sweep.step()
             except StoreUnavailable:
                 # Leases ended meanwhile, and their owners could not help it: they go first.
                 await asyncio.sleep(2 * self._intervals.renewal)

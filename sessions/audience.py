@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from sessions.arguments import check_session_id
-from sessions.base import StoreBase
+from sessions.base import SESSION_SUFFIXES, StoreBase
 from sessions.indexes import local_ms
 
 # A worker repeats its count well within that time; one that died is not counted for longer.
@@ -20,13 +20,14 @@ class Audience(StoreBase):
         """Say how many connections of this worker watch; returns how many do on all of them.
 
         Every worker that follows the session is told as `viewer.changed`. A count is forgotten
-        after a minute; one for a session that is gone is not kept.
+        after a minute; one for a session that is gone is not kept. A session that is watched does
+        not expire.
         """
         check_session_id(session_id)
         reply = await self.client.script(
             "set_viewers",
-            self._session_keys(session_id, "m", "v"),
-            (*self._publish_to(session_id), session_id, replica, count, VIEWERS_MS),
+            self._session_keys(session_id, *SESSION_SUFFIXES, "v"),
+            (*self._publish_to(session_id), session_id, replica, count, VIEWERS_MS, self._idle_ms),
         )
         return int(reply[1])
 

@@ -1,14 +1,14 @@
 -- Says how many connections of one worker watch a session, and tells all workers how many do together.
 -- Watching is a use: the session's idle life begins anew.
--- KEYS v m msg tree ids runs q share
+-- KEYS m msg tree ids runs q share v
 -- ARGV 1 pub 2 live 3 session id 4 replica 5 count 6 life_ms 7 idle_ms
 -- ok total
-local now, v = now_ms(), table.remove(KEYS, 1)
+local now, v = now_ms(), KEYS[8]
 local active = redis.call('HGET', KEYS[1], 'active_response_id')
 if ARGV[5] == '0' or not active then
   redis.call('HDEL', v, ARGV[4])
 else
-  if active == '' then let_go(ARGV[7], KEYS) end
+  if active == '' then let_go(ARGV[7], {unpack(KEYS, 1, 7)}) end
   redis.call('HSET', v, ARGV[4], string.format('%s %.0f', ARGV[5], now))
 end
 local total = 0

@@ -31,7 +31,8 @@ async def chat(idle_store: SessionStore) -> Chat:
 async def lives(chat: Chat) -> dict[str, int]:
     """Each of the session's own keys → its life in ms, -1 for ever."""
     base = chat.store.keys.session_base(chat.session_id)
-    names = [name for name in await chat.keys() if ":" not in name and name not in ("log", "x")]
+    others = ("log", "x", "v")
+    names = [name for name in await chat.keys() if ":" not in name and name not in others]
     found = await chat.store.client.calls(*(("PTTL", base + name) for name in names))
     return dict(zip(names, found, strict=True))
 
@@ -78,10 +79,27 @@ async def test_c15_use_renews_every_key(chat: Chat) -> None:
     async def read() -> None:
         await store.path("alice", chat.session_id)
 
-    for use in (share, rename, read):
+    async def watch() -> None:
+        await store.set_viewers(chat.session_id, "w1", 1)
+
+    for use in (share, rename, read, watch):
         await age(chat)
         await use()
         assert_fresh(await lives(chat))
+
+
+async def test_c15_whoever_leaves_renews_nothing(chat: Chat) -> None:
+    await age(chat)
+    await chat.store.set_viewers(chat.session_id, "w1", 0)
+    assert (await lives(chat))["m"] <= 5000
+
+
+async def test_c15_to_watch_an_answer_that_is_being_written_lets_nothing_expire(
+    chat: Chat,
+) -> None:
+    await chat.begin("hello")
+    await chat.store.set_viewers(chat.session_id, "w1", 1)
+    assert set((await lives(chat)).values()) == {-1}
 
 
 async def test_c15_a_session_goes_with_all_its_keys(
