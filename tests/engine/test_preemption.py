@@ -134,7 +134,7 @@ def test_p14_a_user_with_half_loses_nothing_and_the_last_one_stays() -> None:
 
 
 def test_p14_nobody_gives_way_to_a_less_urgent_request() -> None:
-    run = Run(make_scheduler(num_blocks=64, max_num_seqs=2))
+    run = Run(make_scheduler(scheduling_policy="priority", max_num_seqs=2))
     crowd(run, "a", 2, 0, max_tokens=20, priority=-1)
     run.step()
     crowd(run, "b", 1, 5, max_tokens=20)
