@@ -12,6 +12,8 @@ from typing import Any
 
 import redis
 
+from sessions.address import RedisAddress
+
 LIVE = ("queued", "in_progress")
 READ_ALL = """
 local commands = {
@@ -101,15 +103,23 @@ class Stored:
 
 def read_store(url: str, prefix: str = "parley:") -> Stored:
     """Read the store at this address. Raises redis.RedisError where it does not answer."""
-    options: dict[str, Any] = {"socket_timeout": 5, "protocol": 2}
-    client: Any = redis.Redis.from_url(url, **options)
+    client = _client(url)
     try:
-        if client.info("cluster").get("cluster_enabled"):
-            client.close()
-            client = redis.RedisCluster.from_url(url, **options)
         return _read(client, prefix)
     finally:
         client.close()
+
+
+def _client(url: str) -> Any:
+    """A client for any of the urls that a server takes."""
+    options: dict[str, Any] = {"socket_timeout": 5, "protocol": 2}
+    address = RedisAddress.parse(url)
+    if address.kind == "cluster":
+        host, port = address.nodes[0]
+        return redis.RedisCluster(host=host, port=port, **options)
+    if address.kind == "sentinel":
+        return redis.Sentinel(address.nodes, **options).master_for(address.service)
+    return redis.Redis.from_url(url, **options)
 
 
 def _read(client: Any, prefix: str) -> Stored:
