@@ -1,13 +1,22 @@
-"""S8, N5: more clients than there is room for. Who is in is served, the others are told or cut."""
+"""S8, N5, N6: more clients at once than usual. Who is in is served, the others are told or cut."""
 
 import asyncio
 import contextlib
+import os
+import random
+import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 import psutil
 import pytest
+from redis.asyncio import Redis
 
+from sessions.credentials import Credentials
+from sessions.store import SessionStore
+from sessions.users import Users
+from tests.end_to_end.client_model import Answer
 from tests.end_to_end.harness import Client, Server
 from tests.end_to_end.raw import RawSocket
 from tests.tiny_model import oracle_answer, oracle_word
@@ -71,3 +80,122 @@ async def test_n5_of_a_thousand_at_once_each_is_served_or_refused(server: Server
     print(dict(ends))
     assert set(ends) <= {"connection.ready", "4429 retry_after_ms", "1013 retry_after_ms"}, ends
     assert ends["connection.ready"] > 0
+
+
+# ---- N6: everybody comes back at once ------------------------------------------------------------
+
+
+class Viewer:
+    """One user's tab with one answer, that comes back by the rule of docs/protocol.md."""
+
+    def __init__(self, server: Server, token: str, word: int, num_tokens: int) -> None:
+        self._server, self._token = server, token
+        self._word, self._num_tokens = word, num_tokens
+        self._session = self._response = ""
+        self._client = Client(server, token=token)
+
+    async def begin(self) -> None:
+        client = await self._client.__aenter__()
+        self._session = await client.new_session()
+        settings = {"temperature": 0, "max_output_tokens": self._num_tokens}
+        word = oracle_word(self._word)
+        self._response = await client.ask(self._session, word, settings=settings)
+        await client.deltas(self._response, 1)
+
+    async def come_back(self, dice: random.Random) -> float:
+        """Reconnect when the connection is lost; returns when text came again."""
+        await self._client.closed()
+        known = self._client.answers[self._response]
+        await self._client.__aexit__()
+        for attempt in range(10):
+            await asyncio.sleep(dice.uniform(0, 0.3 * 2**attempt))
+            self._client = Client(self._server, token=self._token, open_timeout=30)
+            with contextlib.suppress(OSError):
+                await self._client.__aenter__()
+                break
+        return await self._resume(known)
+
+    async def _resume(self, known: Answer) -> float:
+        client, num_known = self._client, len(known.frames)
+        client.answers[self._response] = known
+        place = {"fence": known.fence, "after_sequence_number": known.last}
+        responses = [{"response_id": self._response, **place}]
+        subscribed = await client.reply(
+            "session.subscribe", session_id=self._session, responses=responses
+        )
+        assert subscribed["type"] == "session.subscribed", subscribed
+        await client.wait(lambda: len(known.frames) > num_known, "text")
+        return time.monotonic()
+
+    async def end(self) -> None:
+        answer = await self._client.done(self._response, 120.0)
+        assert answer.final == oracle_answer(self._word, self._num_tokens)
+        await self._client.__aexit__()
+
+
+async def tokens_of_users(server: Server, num_users: int) -> list[str]:
+    store = await SessionStore.open(server.redis_url)
+    try:
+        users = Users(store.client, store.keys)
+        credentials = Credentials(store.client, store.keys)
+        made = [await users.create(f"viewer {number}") for number in range(num_users)]
+        return [await credentials.create_token(user.uid) for user in made]
+    finally:
+        await store.close()
+
+
+async def most_commands_per_second(url: str, is_over: asyncio.Event) -> float:
+    """The most that Redis was asked in half a second, scripts' own calls included."""
+    rates = [0.0]
+    async with Redis.from_url(url) as redis:
+        at, count = time.monotonic(), (await redis.info("stats"))["total_commands_processed"]
+        while not is_over.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(is_over.wait(), 0.5)
+            now, total = time.monotonic(), (await redis.info("stats"))["total_commands_processed"]
+            rates.append((total - count) / (now - at))
+            at, count = now, total
+    return max(rates)
+
+
+async def storm(server: Server, num_viewers: int, num_tokens: int) -> tuple[float, float]:
+    """All watch answers of one worker, which is killed; seconds until all have text again.
+
+    And how many commands per second that made.
+    """
+    seed = int.from_bytes(os.urandom(4), "big")
+    print("seed of this test:", seed)
+    dice = random.Random(seed)
+    tokens = await tokens_of_users(server, num_viewers)
+    viewers = [Viewer(server, t, 100 * (n % 160), num_tokens) for n, t in enumerate(tokens)]
+    first, second = server.children("server.worker")
+    second.suspend()  # the first accepts all
+    try:
+        await asyncio.gather(*(viewer.begin() for viewer in viewers))
+    finally:
+        second.resume()
+    is_over = asyncio.Event()
+    asking = asyncio.create_task(most_commands_per_second(server.redis_url, is_over))
+    server.history.fault("kill -9 of the worker of all")
+    killed = time.monotonic()
+    first.kill()
+    back = await asyncio.gather(*(viewer.come_back(dice) for viewer in viewers))
+    is_over.set()
+    await asyncio.gather(*(viewer.end() for viewer in viewers))
+    return max(back) - killed, await asking
+
+
+async def test_n6_all_viewers_of_a_killed_worker_come_back_at_once(two_workers: Server) -> None:
+    seconds, _ = await storm(two_workers, num_viewers=20, num_tokens=200)
+    assert seconds < 15
+
+
+@pytest.mark.slow
+async def test_n6_five_hundred_viewers_of_a_killed_worker_have_text_again_within_fifteen_seconds(
+    new_server: Callable[..., Server],
+) -> None:
+    server = new_server(PARLEY_WORKERS="2", PARLEY_PACE="2", PARLEY_MAX_NUM_SEQS="512")
+    seconds, commands_per_s = await storm(server, num_viewers=500, num_tokens=80)
+    print(f"{seconds:.1f} s, {commands_per_s:.0f} commands/s")
+    assert seconds < 15
+    assert commands_per_s < 20_000
