@@ -300,7 +300,7 @@ class Stops:
             silent = time.monotonic() - started > SILENT_OWNER_SECONDS
             if silent and not told:
                 told = True
-                left = max(0, record.lease_until - time.time_ns() // 1_000_000)
+                left = max(0, record.lease_until - await self._store.now_ms())
                 notice = cancelling(response_id, durable=True)
                 self._reply(
                     {**notice, "owner": "silent", "lease_ends_in_ms": left}, None, response_id

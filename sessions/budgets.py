@@ -41,14 +41,14 @@ class Budgets(StoreBase):
         check_uid(uid)
         if not self.quotas.tokens_per_day:
             return None
-        now_ms = await self._redis_ms()
+        now_ms = await self.client.now_ms()
         key = self.keys.user_tokens_used(uid, _day(now_ms))
         used = int(await self.client.call("HGET", key, "tokens") or 0)
         return Budget(self.quotas.tokens_per_day, used, DAY_MS - now_ms % DAY_MS)
 
     async def usage(self, uids: Sequence[str]) -> list[Usage]:
         """What each of these users keeps and has used today."""
-        day = _day(await self._redis_ms())
+        day = _day(await self.client.now_ms())
         counts, tokens = await asyncio.gather(
             self.client.read_each([self.keys.user_sessions(uid) for uid in uids], "ZCARD"),
             self.client.read_each(
@@ -73,11 +73,6 @@ class Budgets(StoreBase):
                 [day, self.keys.user_charge(uid, response_id)],
                 (num_tokens, USED_TOKENS_MS, CHARGE_MS),
             )
-
-    async def _redis_ms(self) -> int:
-        """Redis' clock: a worker whose own is wrong must not open another day."""
-        seconds, microseconds = await self.client.call("TIME")
-        return int(seconds) * 1000 + int(microseconds) // 1000
 
 
 def _day(now_ms: int) -> str:

@@ -90,6 +90,11 @@ class RedisClient:
         """Send one command and return its raw reply (RESP3, bytes not decoded)."""
         return await self._enqueue(command).future
 
+    async def now_ms(self) -> int:
+        """Redis' clock, in ms since 1970: that of a machine here may be another."""
+        seconds, microseconds = await self.call("TIME")
+        return int(seconds) * 1000 + int(microseconds) // 1000
+
     async def script(self, name: str, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
         """Run one of `lua/` and return its reply."""
         return await self._enqueue(self.script_run(name, keys, arguments)).future

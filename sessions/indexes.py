@@ -78,8 +78,7 @@ class Indexes:
 
     async def expired_runs(self, lease_ms: int, limit: int) -> list[str]:
         """Runs whose entry is due, or so far ahead that Redis' clock must have jumped back."""
-        seconds, microseconds = await self._client.call("TIME")
-        now_ms = int(seconds) * 1000 + int(microseconds) // 1000
+        now_ms = await self._client.now_ms()
         too_far = now_ms + 2 * lease_ms + INDEX_GRACE_MS
         # In any order, so that no shard always comes first.
         indexes = [self._keys.live_runs(shard) for shard in random.sample(SHARDS, len(SHARDS))]

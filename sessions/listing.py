@@ -244,12 +244,11 @@ class Listing:
     ) -> tuple[list[_Row | None], int]:
         """The sessions at these places, None where one is gone, and Redis' clock."""
         ids = [session_id for _, session_id in places]
-        (seconds, microseconds), fields, viewers = await asyncio.gather(
-            self._client.call("TIME"),
+        now_ms, fields, viewers = await asyncio.gather(
+            self._client.now_ms(),
             self._client.read_each(self._of(ids, "m"), "HMGET", *_SESSION_FIELDS),
             self._client.read_each(self._of(ids, "v"), "HGETALL"),
         )
-        now_ms = int(seconds) * 1000 + int(microseconds) // 1000
         rows: list[_Row | None] = []
         for session_id, values, counts in zip(ids, fields, viewers, strict=True):
             if values[0] is None:

@@ -38,7 +38,7 @@ class Replicas:
     async def beat(self, replica: str, figures: Mapping[str, str | int | float]) -> None:
         """A sign of life, always with the same figures."""
         key = self._keys.replica(replica)
-        now_ms = await self._now_ms()
+        now_ms = await self._client.now_ms()
         pairs = [word for pair in figures.items() for word in pair]
         await self._client.calls(
             ("HSET", key, "seen_at", now_ms, *pairs),
@@ -55,7 +55,7 @@ class Replicas:
 
     async def all(self) -> list[Replica]:
         """Every worker that gave a sign of life lately, in the order of their ids."""
-        oldest = await self._now_ms() - self._life_ms
+        oldest = await self._client.now_ms() - self._life_ms
         names = await self._client.call("ZRANGEBYSCORE", self._keys.replicas, oldest, "+inf")
         ids = sorted(name.decode() for name in names)
         if not ids:
@@ -67,7 +67,3 @@ class Replicas:
             if seen_at := figures.pop("seen_at", None):
                 found.append(Replica(replica, int(seen_at), figures))
         return found
-
-    async def _now_ms(self) -> int:
-        seconds, microseconds = await self._client.call("TIME")
-        return int(seconds) * 1000 + int(microseconds) // 1000

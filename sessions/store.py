@@ -128,6 +128,10 @@ class SessionStore(Copies, Responses, Shares, Audience, Slots):
         known, self._identity = self._identity, identity or self._identity
         return known in ("", self._identity)
 
+    async def now_ms(self) -> int:
+        """Redis' clock, by which leases and stored moments are dated."""
+        return await self.client.now_ms()
+
     async def check_writes(self) -> None:
         """Return if every primary takes writes that need memory and disk."""
         keys = await self.client.key_for_each_primary(f"{self.keys.prefix}sys:probe")

@@ -1,6 +1,8 @@
 """`Takeover`: what a dead worker leaves goes on with the same text, or ends with what it has."""
 
 import asyncio
+import json
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
@@ -9,8 +11,14 @@ from typing import Any
 
 import pytest
 
+from server import stops
 from server.app import Worker
+from server.errors import ApiError
 from server.fingerprint import model_fingerprint, prompt_hash
+from server.intervals import SHORTENED
+from server.outbox import Outbox
+from server.protocol import CancelResponse
+from server.stops import Stops
 from server.takeover import MAX_FENCE
 from sessions.embedded import EmbeddedRedis
 from sessions.errors import RunLost, StoreUnavailable
@@ -180,6 +188,35 @@ async def test_stored_stop_is_carried_out_with_the_text_that_was_seen(survivor: 
     record, text = await survivor.adopted(response_id)
     assert (record.status, text) == ("cancelled", oracle_answer(FIRST, 2))
     assert survivor.engine.num_requests == 0
+
+
+class Asker:
+    """Stands for a connection that asks for a stop."""
+
+    uid = "local"
+
+    def __init__(self) -> None:
+        self.outbox = Outbox(lambda: None)
+
+    def put_error(self, error: ApiError, event_id: str | None) -> None:
+        raise error
+
+
+async def test_lease_of_a_silent_owner_is_told_by_the_clock_of_redis(
+    survivor: Survivor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stops, "SILENT_OWNER_SECONDS", 0.0)
+    late_ns = time.time_ns() - 3_600_000_000_000
+    monkeypatch.setattr(time, "time_ns", lambda: late_ns)  # this machine's is an hour behind
+    response_id = await survivor.orphan()
+    asker = Asker()
+    await Stops(asker, survivor.worker.services, {}).cancel(CancelResponse(response_id=response_id))
+    told: dict[str, Any] = {}
+    async with asyncio.timeout(PATIENCE):
+        while "owner" not in told:
+            told = json.loads(await asker.outbox.get())
+    assert (told["type"], told["owner"]) == ("response.cancelling", "silent")
+    assert 0 <= told["lease_ends_in_ms"] <= SHORTENED.lease * 1000
 
 
 async def test_queued_answer_waits_for_the_one_before_it(survivor: Survivor) -> None:
