@@ -23,6 +23,7 @@ from redis import exceptions
 from redis.asyncio.connection import AbstractConnection
 
 from sessions.client import RedisClient
+from sessions.deadlines import within
 from sessions.errors import StoreUnavailable
 from sessions.keys import Keys
 from sessions.records import LivePayload
@@ -117,7 +118,7 @@ class LiveFeed:
             await self._send("SUBSCRIBE", [channel])
         subscription.callback = callback
         try:
-            async with asyncio.timeout(SUBSCRIBE_TIMEOUT_SECONDS):
+            async with within(SUBSCRIBE_TIMEOUT_SECONDS):
                 await subscription.confirmed.wait()
         except TimeoutError:
             await self._forget(channel, subscription)
@@ -147,7 +148,7 @@ class LiveFeed:
             try:
                 await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
                 backoff = min(MAX_BACKOFF_SECONDS, 2 * backoff or 0.02)
-                async with asyncio.timeout(self._probe_timeout_seconds):
+                async with within(self._probe_timeout_seconds):
                     connection = await self._connect()
                 backoff = 0.0
                 if not is_first:
@@ -200,7 +201,7 @@ class LiveFeed:
             self._num_heard = 0
             self._probe_heard.clear()
             try:
-                async with asyncio.timeout(self._probe_timeout_seconds):
+                async with within(self._probe_timeout_seconds):
                     num_sent = 1  # what Redis did not take is not heard either
                     with suppress(StoreUnavailable):
                         num_sent = len(

@@ -23,6 +23,7 @@ import hiredis
 from redis import exceptions
 from redis.asyncio.connection import AbstractConnection
 
+from sessions.deadlines import before_deadline
 from sessions.errors import StoreUnavailable
 
 MAX_BATCH: Final = 512  # about 10 ms of Redis' time
@@ -181,7 +182,7 @@ class Link:
             call.deadline = deadline
         connection = None
         try:
-            async with asyncio.timeout_at(deadline):
+            async with before_deadline(lambda: batch[0]):
                 connection = await self._connected()
                 self._unanswered.extend(batch)
                 if self._reader is None:
@@ -233,12 +234,9 @@ class Link:
     async def _read_replies(self, connection: AbstractConnection) -> None:
         """Answer the calls from the left until none is unanswered."""
         try:
-            async with asyncio.timeout_at(self._unanswered[0].deadline) as limit:
+            async with before_deadline(self._next_unanswered):
                 while self._unanswered:
-                    call = self._unanswered[0]
-                    if call.deadline != limit.when():
-                        limit.reschedule(call.deadline)
-                    await self._read_reply(connection, call)
+                    await self._read_reply(connection, self._unanswered[0])
                     self._unanswered.popleft()
             self._reader = None
             if self._is_read_only:  # a primary no more: whoever is now is found by connecting
@@ -246,6 +244,9 @@ class Link:
         except Exception as error:
             self._reader = None
             await self._break(connection, error)
+
+    def _next_unanswered(self) -> Call | None:
+        return self._unanswered[0] if self._unanswered else None
 
     async def _read_reply(self, connection: AbstractConnection, call: Call) -> None:
         if call.is_asking:

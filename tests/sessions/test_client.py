@@ -184,6 +184,19 @@ async def test_a_silent_redis_fails_calls_after_the_timeout(tmp_path: Path) -> N
     await server.wait_closed()
 
 
+async def test_a_reply_that_came_while_the_event_loop_was_blocked_is_no_timeout(
+    redis_server: EmbeddedRedis,
+) -> None:
+    client = RedisClient(redis_server.url, timeout_seconds=0.1)
+    await client.call("PING")
+    for _ in range(5):
+        calling = asyncio.gather(*(client.call("ECHO", number) for number in range(2000)))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(time.sleep, 0.2)
+        assert await calling == [b"%d" % number for number in range(2000)]
+    await client.close()
+
+
 async def test_a_paused_redis_does_not_store_an_append_twice(chat: Chat) -> None:
     """The first try times out and is applied later; the repeat must find its traces."""
     url = chat.store.client.url
