@@ -24,9 +24,12 @@ def runner(request: pytest.FixtureRequest) -> asyncio.Runner:
 async def block_and_read(*, bytes_sent: bool) -> bytes:
     ours, theirs = socket.socketpair()
     reader, writer = await asyncio.open_connection(sock=ours)
-    if bytes_sent:
-        theirs.sendall(b"reply")
-    asyncio.get_running_loop().call_soon(time.sleep, 3 * SECONDS)
+
+    def block() -> None:
+        time.sleep(3 * SECONDS)
+        theirs.sendall(b"reply" if bytes_sent else b"")
+
+    asyncio.get_running_loop().call_soon(block)
     try:
         async with within(SECONDS):
             return await reader.readexactly(5)
