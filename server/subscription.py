@@ -93,8 +93,9 @@ class Subscription:
 
     @property
     def open(self) -> list[str]:
-        """Answers whose end must still be sent, but for those that were stopped from here."""
-        return [response_id for response_id in self._open if response_id not in self._frozen]
+        """Answers whose end must still come by here."""
+        frozen = self._frozen
+        return [rid for rid in self._open if rid not in frozen or not frozen[rid].ended.is_set()]
 
     def expect_reply(self, kind: str, event_id: str | None) -> None:
         """The next session event of this kind answers a request of this connection."""
@@ -264,6 +265,8 @@ class Subscription:
         self.outbox.withhold(response_id)
         if response_id in self.cursors:
             self.cursors[response_id] = DOUBTED
+            if is_lost:
+                self._open.add(response_id)
         if is_lost and (frozen := self._frozen.get(response_id)) is not None:
             frozen.text, frozen.end = lambda: None, None
             frozen.ended.clear()

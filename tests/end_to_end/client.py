@@ -162,7 +162,9 @@ class ChatClient:
     async def done(self, response_id: str, seconds: float = FRAME_SECONDS) -> Answer:
         """Wait for the end of the answer."""
         return await self.wait(  # type: ignore[no-any-return]
-            lambda: (a := self.answers.get(response_id)) and a.done and a, "response.done", seconds
+            lambda: (a := self.answers.get(response_id)) and a.done and a,
+            f"response.done of {response_id}",
+            seconds,
         )
 
     async def closed(self) -> int:

@@ -84,3 +84,38 @@ async def test_an_answer_whose_end_was_told_meanwhile_is_not_shown_again(
             await viewer.reply("session.update", session_id=session, title="behind it")
             kinds = {frame["type"] for frame in viewer.frames[seen:]}
             assert not kinds & {"response.output_text.snapshot", "response.done"}
+
+
+async def test_the_end_of_an_answer_that_was_stopped_while_the_state_was_read_is_told(
+    redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_reading, may_read = asyncio.Event(), asyncio.Event()
+    read_live = SessionStore.live_responses
+
+    async def live_responses(store: SessionStore, session_id: str) -> Any:
+        is_reading.set()
+        await may_read.wait()
+        return await read_live(store, session_id)
+
+    engine, url, prefix = ScriptedEngine(Dice(0)), redis_server.url, fresh_prefix()
+    async with running_workers(url, prefix, tmp_path, engine, Dice(0), 2) as workers:
+        history = History(lambda: None)
+        async with (
+            LocalClient(workers[0], history) as asker,
+            LocalClient(workers[1], history) as viewer,
+        ):
+            session = await asker.new_session()
+            response = await asker.ask(session, oracle_word(5), settings={"max_output_tokens": 6})
+            engine.requests[response].is_held.add("mid")
+            await engine.requests[response].reached["mid"].wait()
+            await viewer.reply("session.subscribe", session_id=session)
+            monkeypatch.setattr(SessionStore, "live_responses", live_responses)
+            hub = workers[0].services.hub
+            await hub.losses.look_at(session, lacking=hub.rooms[session].epoch)
+            await is_reading.wait()
+            run = workers[0].services.runs.local(response)
+            assert run is not None
+            await asker.send("stop", response_id=response)
+            await run.settled.wait()
+            may_read.set()
+            assert (await asker.done(response)).final == (await viewer.done(response)).final
