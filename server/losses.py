@@ -8,7 +8,7 @@ and its viewers get `session.subscribed` once more, with `recovered: false` and 
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -97,24 +97,32 @@ class Losses:
         assert subscription.rejoin is not None
         async with subscription.sending:  # one state behind the other
             while subscription in room.subscriptions:
-                with contextlib.suppress(SessionNotFound):
-                    try:
-                        await subscription.rejoin()
-                    except StoreUnavailable:
-                        await asyncio.sleep(RETRY_SECONDS)
-                        continue
+                try:
+                    await subscription.rejoin()
+                except StoreUnavailable:
+                    await asyncio.sleep(RETRY_SECONDS)
+                    continue
+                except SessionNotFound:
+                    # Nothing would end the join, and the news may have been dropped before it.
+                    frame = await self._gone(room)
+                    offset = max(room.offset, subscription.offset + 1)
+                    subscription.put_session_event(offset, {**frame, "offset": offset})
+                    subscription.end_join(subscription.offset)
                 return
 
     async def _tell_gone(self, room: "Room") -> None:
         """The session is not there any more, and whoever deleted it was not heard."""
+        frame = await self._gone(room)
+        self._hub.publish_session(room.session_id, room.offset + 1, frame)
+
+    async def _gone(self, room: "Room") -> dict[str, Any]:
         try:
             was_deleted = await self._store.was_deleted(room.session_id)
         except StoreUnavailable:
             was_deleted = False
-        frame = {
+        return {
             "type": "session.deleted",
             "session_id": room.session_id,
             "offset": room.offset + 1,
             "by": "user" if was_deleted else "store_lost",
         }
-        self._hub.publish_session(room.session_id, room.offset + 1, frame)

@@ -144,3 +144,27 @@ async def test_of_two_states_the_second_waits_for_the_first_and_nothing_comes_be
     async with subscription.sending:
         sent = [f["type"] for f in await viewer.sent() if f["type"] != "viewer.changed"]
         assert sent == ["state", "state", "session.updated"]
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+async def test_a_session_that_is_deleted_while_its_state_is_sent_again_is_told_once(
+    hub: Hub, chat: Chat, is_heard: bool
+) -> None:
+    viewer = Viewer()
+    subscription = await join(hub, chat, viewer)
+    is_sent = asyncio.Event()
+
+    async def send_state() -> None:
+        deleted = await chat.store.delete_session("alice", chat.session_id)
+        if is_heard:
+            frame = {"type": "session.deleted", "by": "user"}
+            hub.publish_session(chat.session_id, deleted.offset, frame)
+        is_sent.set()
+        await chat.store.session(None, chat.session_id)
+
+    subscription.rejoin = send_state
+    await hub.losses.look_at(chat.session_id, lacking=hub.rooms[chat.session_id].epoch)
+    await asyncio.wait_for(is_sent.wait(), PATIENCE)
+    async with subscription.sending:
+        sent = [f for f in await viewer.sent() if f["type"] == "session.deleted"]
+    assert [(f["by"], f["offset"]) for f in sent] == [("user", 2)]
