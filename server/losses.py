@@ -7,7 +7,6 @@ and its viewers get `session.subscribed` once more, with `recovered: false` and 
 """
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import structlog
