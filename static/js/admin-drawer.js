@@ -6,8 +6,8 @@ import { EvictDialog, State, duration, shortReplica, titleOf } from "./admin-vie
 import { html } from "./html.js";
 import { Close } from "./icons.js";
 import { endText, reasonText } from "./protocol.js";
+import { Scroll } from "./scroll.js";
 
-const NEAR_PX = 160;
 const MOMENTS = [
   ["created_at", "asked"],
   ["started_at", "started"],
@@ -79,13 +79,12 @@ function Timelines({ responses }) {
 function Timeline({ response }) {
   const moments = MOMENTS.filter(([name]) => response.timeline[name] !== undefined);
   const start = response.timeline.created_at;
-  const stop = response.stop && ` by ${response.stop.by}`;
-  const end = [response.status.replace("_", " "), response.reason && reasonText(response.reason)]
-    .filter(Boolean)
-    .join(", ");
+  const status = response.status.replace("_", " ");
+  const why = response.reason && reasonText(response.reason);
+  const end = why || (response.stop ? `${status} by ${response.stop.by}` : status);
   return html`<article class="answer">
     <header>
-      <span>${end}${stop}</span>
+      <span>${end}</span>
       <span class="muted">${response.tokens} tokens · ${shortReplica(response.replica)}${
         response.fence > 1 ? ` · taken over ${response.fence - 1}×` : ""
       }</span>
@@ -113,21 +112,14 @@ function Transcript({ page, watch }) {
 /** Plain text only: what a model or a user wrote is not formatted here. */
 function Messages({ watch }) {
   watch.tick.value;
-  const end = useRef(null);
-  const path = watch.conversation.path;
-  const length = path.at(-1)?.text.length;
-  const opened = useRef(false);
+  const log = useRef(null);
+  const note = watch.note.value;
   useEffect(() => {
-    const scroller = end.current?.closest(".drawer-body");
-    if (!scroller) return;
-    const below = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight;
-    // Follow the text, unless somebody has scrolled up to read.
-    if (!opened.current || below < NEAR_PX) scroller.scrollTop = scroller.scrollHeight;
-    opened.current = true;
-  }, [path.length, length]);
-  if (watch.note.value) return html`<p class="muted" role="status">${watch.note.value}</p>`;
-  return html`<div class="said" role="log" aria-live="off">
-    ${path.map(
+    if (!note) new Scroll(log.current.closest(".drawer-body"), log.current, () => {});
+  }, [note]);
+  if (note) return html`<p class="muted" role="status">${note}</p>`;
+  return html`<div class="said" role="log" aria-live="off" ref=${log}>
+    ${watch.conversation.path.map(
       (message) => html`<div key=${message.id} class=${`said-${message.role}`}>
         <p class="who">${message.role === "user" ? "User" : "Model"}${
           message.streaming ? " · writing" : after(endText(message.status, message.reason))
@@ -135,7 +127,6 @@ function Messages({ watch }) {
         <p class="words" dir="auto">${message.text || (message.streaming ? "…" : "")}</p>
       </div>`,
     )}
-    <div ref=${end}></div>
   </div>`;
 }
 

@@ -112,8 +112,10 @@ function List({ page }) {
   const rows = page.sessions.value;
   if (!page.loaded.value) return html`<p class="nothing">Loading …</p>`;
   if (rows.length === 0) {
-    const text = page.filters.value.active ? "Nobody is being answered right now." : "No session fits.";
-    return html`<p class="nothing">${text}</p>`;
+    const { active, user, model, replica } = page.filters.value;
+    const isNarrowed = user || model || replica;
+    if (isNarrowed) return html`<p class="nothing">Nothing fits these filters.</p>`;
+    return html`<p class="nothing">${active ? "Nobody is being answered right now." : "No sessions yet."}</p>`;
   }
   return html`<div class="list-place">
     <table class="list">
@@ -153,10 +155,14 @@ function Row({ page, row }) {
       </button>
     </td>
     <td class="model" data-label="Model">${row.model}</td>
-    <td class="worker" data-label="Worker" title=${run?.replica ?? ""}>${run ? shortReplica(run.replica) : "–"}</td>
+    <td class=${run ? "worker" : "worker none"} data-label="Worker" title=${run?.replica ?? ""}>
+      ${run ? shortReplica(run.replica) : "–"}
+    </td>
     <td data-label="State"><${State} row=${row} /></td>
     <td class="number" data-label="Tokens">${(run?.tokens ?? row.usage.output_tokens).toLocaleString("en")}</td>
-    <td class="number" data-label="Tokens/s">${run?.tokens_per_s ? run.tokens_per_s.toFixed(0) : "–"}</td>
+    <td class=${run?.tokens_per_s ? "number" : "number none"} data-label="Tokens/s">
+      ${run?.tokens_per_s ? run.tokens_per_s.toFixed(0) : "–"}
+    </td>
     <td class="number" data-label="Viewers">${row.viewers}</td>
     <td class="number" data-label="Age">${run ? duration(run.age_ms) : ago(row.updated_at)}</td>
     <td class="deed">

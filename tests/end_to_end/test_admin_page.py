@@ -50,6 +50,21 @@ async def test_the_list_shows_who_is_answered_and_a_button_stops_it(
         await expect(page.get_by_text("Stopped.")).to_be_visible()
 
 
+async def test_on_a_phone_a_long_row_keeps_its_stop_button_in_view(
+    page: Page, two_workers: Server
+) -> None:
+    await page.set_viewport_size({"width": 360, "height": 740})
+    async with Client(two_workers) as client:
+        created = await client.reply("session.create", idempotency_key="long", title="long " * 30)
+        session_id = created["session"]["id"]
+        response_id = await client.ask(session_id, oracle_word(0), settings=SETTINGS)
+        row = page.get_by_role("row").filter(has_text="long long").first
+        await expect(row.get_by_role("button", name="Stop")).to_be_in_viewport(ratio=1)
+        assert await page.evaluate("document.documentElement.scrollWidth") == 360
+        await row.get_by_role("button", name="Stop").click()
+        await client.done(response_id)
+
+
 async def test_a_session_is_watched_live_after_saying_that_it_is_audited(
     page: Page, two_workers: Server
 ) -> None:
@@ -64,7 +79,11 @@ async def test_a_session_is_watched_live_after_saying_that_it_is_audited(
         entries = (await admin.get("/v1/admin/audit")).json()["entries"]
         assert session_id not in [entry["target"] for entry in entries]
         await drawer.get_by_role("button", name="Watch live").click()
-        await expect(drawer.get_by_role("log")).to_contain_text(oracle_word(30).strip())
+        await expect(drawer.get_by_role("log")).to_contain_text(oracle_word(120).strip())
+        below = "e => e.scrollHeight > e.clientHeight && e.scrollTop + e.clientHeight + 40"
+        await page.wait_for_function(
+            f"({below} >= e.scrollHeight)(document.querySelector('.drawer-body'))"
+        )
         entries = (await admin.get("/v1/admin/audit")).json()["entries"]
         assert ("session.observe", session_id) in [(e["action"], e["target"]) for e in entries]
         await client.reply("stop", response_id=response_id)
