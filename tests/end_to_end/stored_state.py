@@ -118,7 +118,8 @@ def _client(url: str) -> Any:
         host, port = address.nodes[0]
         return redis.RedisCluster(host=host, port=port, **options)
     if address.kind == "sentinel":
-        return redis.Sentinel(address.nodes, **options).master_for(address.service)
+        sentinels: Any = redis.Sentinel
+        return sentinels(address.nodes, **options).master_for(address.service)
     return redis.Redis.from_url(url, **options)
 
 
