@@ -152,7 +152,11 @@ def build_tiny_model(
 
 
 def build_oracle_model(
-    folder: str | Path, vocab: int = 17_000, max_positions: int = 32_768
+    folder: str | Path,
+    vocab: int = 17_000,
+    max_positions: int = 32_768,
+    num_layers: int = 1,
+    mlp_width: int = 16,
 ) -> Path:
     """Write the model that counts: the greedy successor of token t is t + 1, whatever came before.
 
@@ -160,11 +164,12 @@ def build_oracle_model(
     A prompt is the last user message alone and no token ends an answer. It works because attention
     and MLP add nothing: the residual stream is the embedding (random ±1, width 256), and row t + 1
     of the head is the embedding of t, so the right logit is 256 and any other stays below 100.
+    More and wider layers add nothing to the text, and make a step cost what a real model's does.
     """
     config = transformers.LlamaConfig(
         hidden_size=ORACLE_WIDTH,
-        intermediate_size=16,
-        num_hidden_layers=1,
+        intermediate_size=mlp_width,
+        num_hidden_layers=num_layers,
         num_attention_heads=1,
         head_dim=16,
         vocab_size=vocab,
@@ -179,8 +184,9 @@ def build_oracle_model(
     with torch.no_grad():
         model.model.embed_tokens.weight.copy_(embedding)
         model.lm_head.weight.copy_(embedding.roll(1, dims=0))
-        model.model.layers[0].self_attn.o_proj.weight.zero_()
-        model.model.layers[0].mlp.down_proj.weight.zero_()
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
     return _save(
         Path(folder), model, _counting_tokenizer(vocab), ORACLE_CHAT_TEMPLATE, unk_token="<unk>"
     )
