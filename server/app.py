@@ -26,7 +26,7 @@ from server.abandonment import Abandonment
 from server.audit import Auditor
 from server.auth import BEARER_SUBPROTOCOL, Authenticator, Origins
 from server.beginnings import Beginnings
-from server.closing import CloseCode
+from server.closing import CloseCode, refusal_of
 from server.connection import Connection
 from server.errors import ApiError
 from server.event_stream import HttpViewer
@@ -35,7 +35,7 @@ from server.frames import PROTOCOL
 from server.guard import Guard, error_response
 from server.health import Health
 from server.hub import Hub
-from server.identities import BUILT_IN, Identities
+from server.identities import BUILT_IN, Identities, UserDisabled
 from server.intervals import Intervals
 from server.limits import ConnectionCounter, Limits
 from server.metrics import Metrics, StoreCollector
@@ -382,10 +382,12 @@ class Worker:
         await websocket.close(CloseCode.NO_COMMON_PROTOCOL, f"supported: {PROTOCOL}")
 
     async def _refuse(self, websocket: WebSocket, error: ApiError) -> None:
-        if error.code == "forbidden":  # a cookie from a foreign page: refused before the upgrade
+        if error.code == "forbidden" and not isinstance(error, UserDisabled):
+            # A cookie from a foreign page: refused before the upgrade.
             await websocket.send_denial_response(error_response(error))
         else:
-            await self._accept_and_close(websocket, CloseCode.UNAUTHENTICATED, error.code)
+            closing = refusal_of(error)
+            await self._accept_and_close(websocket, closing.code, closing.reason)
 
     async def _accept_and_close(self, websocket: WebSocket, code: CloseCode, reason: str) -> None:
         self.metrics.count_close(int(code))

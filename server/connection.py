@@ -21,7 +21,7 @@ import structlog
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from server.audit import Actor
-from server.closing import CloseCode, CloseConnection
+from server.closing import CloseCode, CloseConnection, refusal_of
 from server.errors import ApiError
 from server.frames import PROTOCOL, error_frame, rate_limits_frame
 from server.handlers import Handlers
@@ -36,6 +36,7 @@ logger = structlog.get_logger("server")
 
 MAX_BAD_FRAMES = 3
 BAD_FRAMES_WINDOW_SECONDS = 60.0
+MAX_FAILURES = 3  # frames that brought a bug of ours to light, in as short a time
 MAX_STRIKES = 20  # refusals by the message rate before the connection is closed
 STRIKES_WINDOW_SECONDS = 60.0
 FIRST_FRAME_SECONDS = 10.0
@@ -66,6 +67,7 @@ class Connection:
         self._messages = TokenBucket(services.limits.messages_per_s)
         self._bad_frames: list[float] = []
         self._strikes: list[float] = []
+        self._failures: list[float] = []
         self._reading: asyncio.Task[None] | None = None
         self._writing: asyncio.Task[None] | None = None
         self._working: asyncio.Task[None] | None = None  # only while there are frames
@@ -109,8 +111,8 @@ class Connection:
         return Actor(self.user, client.host if client else "")
 
     def refuse(self, error: ApiError) -> None:
-        """The user's rights have ended: say nothing more and close with 4401."""
-        self.end(CloseConnection(CloseCode.UNAUTHENTICATED, error.code))
+        """The user's rights have ended: say nothing more and close with 4401 or 4403."""
+        self.end(refusal_of(error))
 
     def evict(self, reason: str) -> None:
         """An admin sends us away; what is queued says why, and leaves before the close."""
@@ -142,7 +144,7 @@ class Connection:
                 wait_ms = random.randint(100, 2000)
                 draining = {"type": "connection.draining", "reconnect_after_ms": wait_ms}
                 self.outbox.put(draining)
-            if ending.code in (CloseCode.RESTART, CloseCode.EVICTED):
+            if ending.code in (CloseCode.RESTART, CloseCode.EVICTED, CloseCode.SERVER_BUG):
                 await asyncio.sleep(FAREWELL_SECONDS)
         raise ending
 
@@ -245,6 +247,9 @@ class Connection:
             except Exception:
                 logger.exception("frame failed", connection_id=self.id, frame=type(frame).__name__)
                 self.put_error(ApiError("internal", "an internal error occurred"), frame.event_id)
+                if _fills(self._failures, MAX_FAILURES, BAD_FRAMES_WINDOW_SECONDS):
+                    # What is wrong may be this connection: a new one begins anew.
+                    raise CloseConnection(CloseCode.SERVER_BUG, "internal") from None
         self._working = None
 
     async def _write(self) -> None:

@@ -66,6 +66,13 @@ class _Holder:
     end: Callable[[ApiError], None]
 
 
+class UserDisabled(ApiError):
+    """`forbidden`: the credential is good, and no other one of this user would be better."""
+
+    def __init__(self) -> None:
+        super().__init__("forbidden", "an admin has disabled this user")
+
+
 @dataclass(frozen=True, slots=True)
 class _Known:
     """What a credential stood for when the question was sent."""
@@ -75,7 +82,7 @@ class _Known:
 
 
 class Identities:
-    """Of one worker. What is refused raises `ApiError`: `token_invalid` or `token_expired`."""
+    """Of one worker. Refusals are `ApiError`: `token_invalid`, `token_expired` or `forbidden`."""
 
     def __init__(
         self, credentials: Credentials, users: Users, *, token: str, admin_token: str
@@ -271,8 +278,10 @@ def _judge(credential: Credential | None, stored: Mapping[str, StoredUser]) -> U
     record = stored.get(credential.uid)
     if credential.uid in BUILT_IN:
         user = replace(BUILT_IN[credential.uid], scopes=credential.scopes, credential=credential)
-    elif record is None or record.disabled:
+    elif record is None:
         return ApiError("token_invalid", "the credential is not valid")
+    elif record.disabled:
+        return UserDisabled()
     else:
         user = User(record.uid, record.name, record.roles, credential.scopes, credential)
     if credential.kind == "cookie":  # it travels by itself, so it never makes an admin

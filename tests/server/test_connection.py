@@ -12,7 +12,7 @@ from starlette.websockets import WebSocket, WebSocketState
 from server import connection as module
 from server.connection import Connection
 from server.errors import ApiError
-from server.identities import User
+from server.identities import User, UserDisabled
 from server.limits import Limits
 from server.metrics import Metrics
 from server.protocol import ClientFrame
@@ -302,6 +302,27 @@ async def test_a_user_without_rights_any_more_is_closed_4401(
     fixture.connection.refuse(ApiError("token_expired", "it is over"))
     fixture.connection.refuse(ApiError("token_invalid", "too late"))
     assert await fixture.ended(serving) == (4401, "token_expired")
+
+
+async def test_a_user_who_may_not_be_here_is_closed_4403(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fixture = Fixture(monkeypatch)
+    serving = fixture.start()
+    fixture.connection.refuse(UserDisabled())
+    assert await fixture.ended(serving) == (4403, "forbidden")
+
+
+async def test_a_bug_that_comes_back_closes_with_4500(served: Fixture) -> None:
+    def fail(frame: ClientFrame) -> None:
+        raise KeyError
+
+    served.on_frame = fail
+    serving = served.start()
+    for _ in range(module.MAX_FAILURES):
+        served.socket.feed(CREATE)
+        assert (await served.socket.next("error"))["error"]["code"] == "internal"
+    assert await served.ended(serving) == (4500, "internal")
 
 
 async def test_p8_no_frame_is_handled_for_a_user_without_rights(
