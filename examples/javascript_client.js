@@ -13,7 +13,11 @@ function bearer(token) {
 }
 
 /** Whether a connection that was closed with this code should be opened again. */
-const comesBack = (code) => ![1000, 1002, 1007, 1009].includes(code) && !(code >= 4400 && code < 4500);
+const comesBack = (code) =>
+  code === 4429 || (![1000, 1002, 1007, 1009].includes(code) && !(code >= 4400 && code < 4500));
+
+/** How long the server asks to wait, in the reason of a close. */
+const waitIn = (reason) => Number(/retry_after_ms=(\d+)/.exec(reason)?.[1] ?? 0);
 
 /**
  * Ask in a new session. `onText` gets the whole text so far, whenever it has changed.
@@ -25,7 +29,7 @@ export function ask(url, question, { token, onText }) {
   const key = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16)).join("");
   let socket, sessionId, responseId;
   let text = "", last = 0, fence = 1;
-  let resuming = false, stopping = false, ended = false, failures = 0;
+  let resuming = false, stopping = false, ended = false, failures = 0, retryAfter = 0;
   let settle;
   const done = new Promise((resolve, reject) => (settle = { resolve, reject }));
   const send = (frame) => socket.readyState === WebSocket.OPEN && socket.send(JSON.stringify(frame));
@@ -68,6 +72,10 @@ export function ask(url, question, { token, onText }) {
   }
 
   function onFrame(frame) {
+    if (frame.type === "error" && frame.error.retry_after_ms !== undefined) {
+      retryAfter = frame.error.retry_after_ms; // what is asked again by its key is done once
+      return socket.close();
+    }
     if (frame.type === "error") {
       ended = true;
       settle.reject(new Error(`${frame.error.code}: ${frame.error.message}`));
@@ -92,8 +100,10 @@ export function ask(url, question, { token, onText }) {
     socket.onmessage = ({ data }) => onFrame(JSON.parse(data));
     socket.onclose = ({ code, reason }) => {
       if (ended) return;
-      if (!comesBack(code)) return settle.reject(new Error(`closed: ${code} ${reason}`));
-      setTimeout(open, Math.random() * Math.min(20_000, 300 * 2 ** failures++));
+      if (!retryAfter && !comesBack(code)) return settle.reject(new Error(`closed: ${code} ${reason}`));
+      const wait = Math.max(retryAfter, waitIn(reason));
+      retryAfter = 0;
+      setTimeout(open, wait + Math.random() * Math.min(20_000, 300 * 2 ** failures++));
     };
   }
 

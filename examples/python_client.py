@@ -31,8 +31,11 @@ async def follow(socket: ClientConnection, question: str, known: dict[str, Any])
         frame = json.loads(await socket.recv())
         kind, number = frame["type"], frame.get("sequence_number")
         response_id = frame.get("response_id") or frame.get("response", {}).get("id")
-        if kind == "error":
-            raise SystemExit(f"{frame['error']['code']}: {frame['error']['message']}")
+        if kind == "error":  # one that says when to try again is answered by coming back
+            if (wait_ms := frame["error"].get("retry_after_ms")) is None:
+                raise SystemExit(f"{frame['error']['code']}: {frame['error']['message']}")
+            await asyncio.sleep(wait_ms / 1000)
+            await socket.close(1001)
         if kind == "session.created" and frame.get("event_id") == KEY:
             known["name"] = {"session_id": frame["session"]["id"], "idempotency_key": KEY}
             ask = {"type": "response.create", **known["name"], "input": question}
@@ -79,10 +82,11 @@ async def main(question: str, data_dir: Path) -> None:
             print(f"\n[{response['status']}: {reason}, {tokens} tokens]")
             return
         except ConnectionClosed:
-            code = socket.close_code or 1006
-            if code in (1000, 1002, 1007, 1009) or 4400 <= code < 4500:
-                raise SystemExit(f"closed: {code} {socket.close_reason}") from None
-            await asyncio.sleep(random.random())  # not all at once behind a restart
+            code, reason = socket.close_code or 1006, socket.close_reason or ""
+            if code in (1000, 1002, 1007, 1009) or (4400 <= code < 4500 and code != 4429):
+                raise SystemExit(f"closed: {code} {reason}") from None
+            wait_ms = int(reason.partition("retry_after_ms=")[2] or 0)
+            await asyncio.sleep(wait_ms / 1000 + random.random())  # not all at once
         finally:
             stopping.cancel()
 

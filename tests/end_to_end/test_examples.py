@@ -7,16 +7,22 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from asyncio.subprocess import PIPE, Process
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, Self
 
 import pytest
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.typing import Subprotocol
 
 from tests.end_to_end.fault_proxy import FaultProxy
 from tests.end_to_end.harness import ROOT, Server
 from tests.tiny_model import oracle_answer, oracle_word
 
 SECONDS = 30.0
+WAIT_MS = 300
 NODE = shutil.which("node")
 
 
@@ -114,6 +120,75 @@ async def test_the_javascript_client_goes_on_behind_a_lost_connection(server: Se
         )
     assert printed.startswith(oracle_answer(900, 100))
     assert "\n[" in printed
+
+
+class BusyServer:
+    """Speaks just enough of chat.v1 to send a client away twice, and to answer the third time."""
+
+    def __init__(self) -> None:
+        self.arrivals: list[float] = []
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        self._server = await serve(
+            self._talk, "127.0.0.1", 0, subprotocols=[Subprotocol("chat.v1")]
+        )
+        host, port = next(iter(self._server.sockets)).getsockname()
+        self.url = f"http://{host}:{port}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def _talk(self, socket: ServerConnection) -> None:
+        self.arrivals.append(time.monotonic())
+        if len(self.arrivals) == 1:
+            await socket.close(4429, f"too_many_connections;retry_after_ms={WAIT_MS}")
+            return
+        async for text in socket:
+            for frame in self._answers(json.loads(text)):
+                await socket.send(json.dumps(frame))
+
+    def _answers(self, frame: dict[str, Any]) -> list[dict[str, Any]]:
+        if frame["type"] == "session.create":
+            session = {"type": "session.created", "session": {"id": "ses_A"}}
+            return [{**session, "event_id": frame["event_id"]}]
+        if len(self.arrivals) == 2:
+            return [{"type": "error", "error": {"code": "draining", "retry_after_ms": WAIT_MS}}]
+        response = {"id": "resp_R", "status": "completed", "text_length": 4}
+        done = {"status_details": {"reason": "eos"}, "usage": {"output_tokens": 1}}
+        key = frame["idempotency_key"]
+        frames: list[dict[str, Any]] = [
+            {"type": "response.created", "response": response, "idempotency_key": key},
+            {"type": "response.output_text.delta", "response_id": "resp_R"},
+            {"type": "response.done", "response": {**response, **done}},
+        ]
+        frames[1] |= {"text_offset": 0, "delta": "Fine"}
+        return [{**one, "sequence_number": n, "fence": 1} for n, one in enumerate(frames, 1)]
+
+
+async def check_patience(busy: BusyServer, process: Process) -> None:
+    assert "Fine\n[completed: eos, 1 tokens]" in await finish(process)
+    waits = [later - earlier for earlier, later in pairwise(busy.arrivals)]
+    assert len(waits) == 2 and min(waits) >= WAIT_MS / 1000
+
+
+async def test_the_python_client_waits_as_long_as_it_is_asked_to(tmp_path: Path) -> None:
+    async with BusyServer() as busy:
+        (tmp_path / "server.json").write_text(json.dumps({"url": busy.url}))
+        (tmp_path / "token").write_text("x")
+        client = (sys.executable, script("python_client.py"), f"--data-dir={tmp_path}")
+        await check_patience(busy, await start(*client, "How is it?"))
+
+
+async def test_the_javascript_client_waits_as_long_as_it_is_asked_to() -> None:
+    flags = node_has_websocket()
+    if NODE is None or flags is None:
+        pytest.skip("needs node 20 or later")
+    async with BusyServer() as busy:
+        client = (NODE, *flags, script("javascript_client.js"), busy.url, "x", "How is it?")
+        await check_patience(busy, await start(*client))
 
 
 async def test_the_conversation_of_the_readme_works(server: Server, tmp_path: Path) -> None:
