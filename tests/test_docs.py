@@ -30,12 +30,16 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text()
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 ENGINE = (ROOT / "docs" / "engine.md").read_text()
+RELIABILITY = (ROOT / "docs" / "reliability.md").read_text()
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 SETTING = re.compile(rf"\b{PREFIX}[A-Z_]*[A-Z]")
 # What looks like the type of a frame where the server builds frames.
 METRIC = re.compile(r"`(parley_[a-z_]+)`")
+TEST = re.compile(r"`(test_\w+)(…?)`")
+TEST_FILE = re.compile(r"`(?:tests/\w+/)?(test_\w+\.py)`")
+ROWS = {"E": 11, "S": 10, "R": 17, "C": 18, "N": 11, "B": 48}  # the last of each that has a test
 
 
 def prose(page: Path) -> str:
@@ -192,6 +196,27 @@ def test_every_part_of_an_output_that_the_page_names_exists() -> None:
     known |= {"CUMULATIVE", "DELTA", "FINAL_ONLY", "stop", "length", "error"}
     named = set(re.findall(r"`(\w+)`", section(ENGINE, "Outputs")))
     assert named - known == {"RequestOutput", "CompletionOutput", "output_kind"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_test_that_a_page_names_exists(page: Path) -> None:
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    known = {name for file in files for name in re.findall(r"def (test_\w+)\(", file.read_text())}
+    text = page.read_text()
+    if page.name != "engine.md":  # it names files of vLLM's suite
+        assert set(TEST_FILE.findall(text)) <= {file.name for file in files}
+    for name, begins in TEST.findall(text):
+        if begins:
+            assert any(one.startswith(name) for one in known), name
+        else:
+            assert name in known
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_every_row_of_the_fault_matrix_is_listed_with_a_test(kind: str) -> None:
+    rows = re.findall(r"^\| ([A-Z\d, ]+) \| .*(?:`test_|`tests/)", RELIABILITY, re.M)
+    listed = {name for row in rows for name in row.split(", ")}
+    assert {f"{kind}{number}" for number in range(1, ROWS[kind] + 1)} - listed == set()
 
 
 def test_every_folder_of_the_repository_is_in_the_readme() -> None:
