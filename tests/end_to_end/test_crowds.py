@@ -196,7 +196,7 @@ async def storm(server: Server, num_viewers: int, num_tokens: int) -> tuple[floa
 
 
 async def test_n6_all_viewers_of_a_killed_worker_come_back_at_once(two_workers: Server) -> None:
-    seconds, _ = await storm(two_workers, num_viewers=20, num_tokens=200)
+    seconds, _ = await storm(two_workers, num_viewers=20, num_tokens=150)
     assert seconds < 15
 
 
