@@ -1,5 +1,6 @@
 """Share links: the owner makes and takes back, whoever has the link reads."""
 
+import asyncio
 from html import escape
 from typing import Any
 
@@ -71,10 +72,11 @@ class ShareOperations:
     async def read(self, call: Call) -> Response:
         share = await self._store.share(call.path("share_id"))
         if not _wants_page(call.request):
-            answer = json_response(share.wire())
+            answer = await asyncio.to_thread(json_response, share.wire())
             answer.headers.update(HEADERS)
             return answer
-        return Response(page(share), media_type="text/html; charset=utf-8", headers=HEADERS)
+        html = await asyncio.to_thread(page, share)  # megabytes, perhaps
+        return Response(html, media_type="text/html; charset=utf-8", headers=HEADERS)
 
 
 def _wants_page(request: Request) -> bool:

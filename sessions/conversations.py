@@ -217,7 +217,7 @@ class Conversations(UserSessions):
             raise RevisionConflict(reply[1])
         if reply[0] != b"ok":
             raise SessionNotFound
-        response_ids = tuple(rid.decode() for rid in reply[3:])
+        response_ids = tuple(rid.decode() for rid in reply[3])
         await self._indexes.settle(
             [
                 *self._indexes.without_session(reply[1].decode(), session_id),

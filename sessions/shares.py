@@ -1,12 +1,13 @@
 """The store's half for share links: a snapshot of one path, which whoever has the link may read.
 
-The snapshot is one of the session's own keys: it goes with the session. A share id carries its
-session's, so that any worker finds it without an index, and 22 random characters that nobody
-guesses.
+A snapshot may have megabytes, so it is packed and unpacked beside the loop. It is one of the
+session's own keys: it goes with the session. A share id carries its session's, so that any worker
+finds it without an index, and 22 random characters that nobody guesses.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 import zlib
@@ -55,7 +56,7 @@ class Shares(StoreBase):
         """
         check_uid(uid)
         check_session_id(session_id)
-        shown = tuple(_shown(message) for message in messages)
+        shown, snapshot = await asyncio.to_thread(_pack, messages)
         shared_at = local_ms()
         reply = await self.client.script(
             "share_session",
@@ -65,7 +66,7 @@ class Shares(StoreBase):
                 _new_share_id(session_id),
                 title,
                 shared_at,
-                zlib.compress(orjson.dumps(shown), 1),
+                snapshot,
                 self._idle_ms,
             ),
         )
@@ -93,12 +94,21 @@ class Shares(StoreBase):
         row = await self.client.call("HMGET", key, "id", "title", "shared_at", "snapshot")
         if row[0] is None or not secrets.compare_digest(row[0], share_id.encode()):
             raise ShareNotFound
-        messages = orjson.loads(zlib.decompress(row[3]))
-        return Share(share_id, row[1].decode(), int(row[2]), tuple(messages))
+        messages = await asyncio.to_thread(_unpack, row[3])
+        return Share(share_id, row[1].decode(), int(row[2]), messages)
 
 
 def _new_share_id(session_id: str) -> str:
     return f"shr_{session_id.removeprefix('ses_')}{secrets.token_urlsafe(16)}"
+
+
+def _pack(messages: Sequence[Message]) -> tuple[tuple[dict[str, Any], ...], bytes]:
+    shown = tuple(_shown(message) for message in messages)
+    return shown, zlib.compress(orjson.dumps(shown), 1)
+
+
+def _unpack(snapshot: bytes) -> tuple[dict[str, Any], ...]:
+    return tuple(orjson.loads(zlib.decompress(snapshot)))
 
 
 def _shown(message: Message) -> dict[str, Any]:

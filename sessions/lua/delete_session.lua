@@ -3,11 +3,11 @@
 -- KEYS m msg log q x runs tree ids share
 -- ARGV 1 pub 2 live 3 uid ('' = no check) 4 call_id 5 event 6 base of run keys 7 tombstone_ms
 --      8 if_revision or ''
--- ok uid offset rid… (every run whose keys are gone) | conflict revision | not_found
+-- ok uid offset rids (every run whose keys are gone) | conflict revision | not_found
 local m = redis.call('HMGET', KEYS[1], 'uid', 'epoch', 'offset', 'revision')
 if not m[1] then
   local call_id, uid, offset = string.match(redis.call('GET', KEYS[5]) or '', '^(%S+) (%S+) (%d+)$')
-  if call_id == ARGV[4] then return {'ok', uid, tonumber(offset)} end -- deleted before, the reply was lost
+  if call_id == ARGV[4] then return {'ok', uid, tonumber(offset), {}} end -- deleted before, the reply was lost
   return {'not_found'}
 end
 if ARGV[3] ~= '' and m[1] ~= ARGV[3] then return {'not_found'} end
@@ -21,4 +21,4 @@ end
 local offset = m[3] + 1
 redis.call('SET', KEYS[5], ARGV[4] .. ' ' .. m[1] .. ' ' .. offset, 'PX', ARGV[7])
 publish_session(m[2], offset, ARGV[5])
-return {'ok', m[1], offset, unpack(rids)}
+return {'ok', m[1], offset, rids}

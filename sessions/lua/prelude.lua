@@ -36,6 +36,15 @@ local function publish_response(rid, fence, first, last, lines)
   redis.call(ARGV[1], ARGV[2], 'r ' .. rid .. ' ' .. fence .. ' ' .. first .. ' ' .. last .. '\n' .. lines)
 end
 
+-- The newest calls that have changed a session, 8 characters each: a repeat finds its own although others came between.
+local function is_among(calls, call_id)
+  return string.find(calls or '', call_id, 1, true) ~= nil
+end
+
+local function with_call(calls, call_id)
+  return string.sub(call_id .. ' ' .. (calls or ''), 1, 71)
+end
+
 -- A session's keys have one life: none while an answer is written, or when sessions stay for ever. `m` goes first, so
 -- that whoever still finds it finds the rest.
 local function hold(keys)

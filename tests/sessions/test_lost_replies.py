@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.asyncio.connection import AbstractConnection
 
 from sessions.copies import PART_MESSAGES, Draft
 from sessions.embedded import EmbeddedRedis
@@ -62,10 +63,12 @@ class LossyProxy:
             await asyncio.gather(upwards, return_exceptions=True)
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-        writer.close()
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        finally:  # a client that goes away with unread replies resets the connection
+            writer.close()
 
 
 @pytest.fixture
@@ -102,6 +105,26 @@ async def test_update_session(lossy_chat: Chat, proxy: LossyProxy) -> None:
     assert (session.title, session.revision, session.offset) == ("new", 2, 2)
     with pytest.raises(RevisionConflict):
         await store.update_session("alice", session_id, title="newer", if_revision=1)
+
+
+async def test_update_session_behind_the_updates_of_others(
+    lossy_chat: Chat, chat: Chat, proxy: LossyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repeat that comes late neither undoes what others have changed nor is logged again."""
+    other, session_id = chat.store, lossy_chat.session_id
+    connected = lossy_chat.store.client._link._connected
+
+    async def slowly() -> AbstractConnection:
+        if proxy.num_lost:
+            await other.update_session("alice", session_id, title="theirs")
+            monkeypatch.undo()
+        return await connected()
+
+    monkeypatch.setattr(lossy_chat.store.client._link, "_connected", slowly)
+    proxy.lose_next()
+    session = await lossy_chat.store.update_session("alice", session_id, title="mine")
+    assert proxy.num_lost == 1
+    assert (session.title, session.revision, session.offset) == ("theirs", 3, 3)
 
 
 async def test_delete_session(lossy_chat: Chat, proxy: LossyProxy) -> None:
