@@ -120,6 +120,7 @@ class Worker:
             model_fingerprint=model_fingerprint(config.model_folder),
             has_peers=self.peers.are_known,
             cache_secret=config.token,
+            answer_seconds=config.limits.answer_seconds,
         )
         self.abandonment = Abandonment(store, self.hub, self.runs)
         self.beginnings = Beginnings(

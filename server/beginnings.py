@@ -110,20 +110,25 @@ class Beginnings:
                 raise IdempotencyKeyReused(response_id)
             return response_id, True
         budget = await self._check_admission(uid)
-        begun = await self._begin(uid, session, frame, asker)
+        begun = await self._begin(uid, session, frame, asker, budget)
         if budget is not None and not begun[1]:
             asker.outbox.put(rate_limits_frame(budget_entry(budget)))
         return begun
 
     async def _begin(
-        self, uid: str, session: Session, frame: CreateResponse, asker: Subscription
+        self,
+        uid: str,
+        session: Session,
+        frame: CreateResponse,
+        asker: Subscription,
+        budget: Budget | None,
     ) -> tuple[str, bool]:
         """Try until the store takes it; `on_busy: cancel` ends what is in the way."""
         settings = self._settings(session, frame)
         for tries_left in reversed(range(MAX_TRIES)):
             try:
                 task = await self._tasks.of(uid, session, frame)
-                return await self._begin_once(uid, session, frame, settings, task, asker)
+                return await self._begin_once(uid, session, frame, settings, task, asker, budget)
             except ResponseInProgress as busy:
                 if frame.on_busy != "cancel" or not tries_left:
                     raise
@@ -142,6 +147,7 @@ class Beginnings:
         settings: dict[str, Any],
         task: Task,
         asker: Subscription,
+        budget: Budget | None,
     ) -> tuple[str, bool]:
         prompt = await self._runs.build_prompt(
             uid, session.id, task.leaf, task.text, settings, task.base
@@ -162,6 +168,7 @@ class Beginnings:
         is_behind_leaf = run.user_message.parent_id == task.leaf and not begun.queued_behind
         if is_behind_leaf and prompt.is_settled:
             run.set_prompt(prompt)  # otherwise the history moved on: built when its turn comes
+        run.tokens_left = None if budget is None else budget.remaining
         self._runs.add(run)
         self._announce(run, begun, task, frame, asker)
         if self._limit.limit:

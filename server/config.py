@@ -129,6 +129,9 @@ class Settings(BaseSettings):
     session_idle_days: float = Field(
         0.0, ge=0, le=3650, description="Sessions unused for so long are deleted; 0 keeps them."
     )
+    max_answer_seconds: float = Field(
+        300.0, ge=0, le=86_400, description="For writing one answer; 0 = unlimited."
+    )
     max_messages_per_s: int = Field(
         20, ge=0, description="Frames of one connection, burst twice that; 0 = unlimited."
     )
@@ -245,6 +248,7 @@ class Settings(BaseSettings):
             messages_per_s=self.max_messages_per_s,
             quotas=quotas,
             session_idle_seconds=self.session_idle_days * 86_400,
+            answer_seconds=self.max_answer_seconds,
         )
 
     @property

@@ -23,6 +23,7 @@ class Limits:
     max_subscriptions: int = 64
     quotas: Quotas = field(default_factory=Quotas)
     session_idle_seconds: float = 0.0  # 0 keeps unused sessions for ever
+    answer_seconds: float = 0.0  # that an answer may be written
 
 
 class TokenBucket:

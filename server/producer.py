@@ -78,9 +78,11 @@ class Producer:
         has_peers: Callable[[], bool] = lambda: False,
         queue: QueueEstimate | None = None,
         cache_salt: str = "",
+        max_seconds: float = 0.0,
     ) -> None:
         self._run = run
         self._cache_salt = cache_salt  # one for each user
+        self._max_seconds = max_seconds  # for writing the answer, over all its owners; 0: no limit
         self._store = store
         self._engine = engine
         self._hub = hub
@@ -214,6 +216,16 @@ class Producer:
         run.timeline.last_token = now
         logprobs = token_logprobs(answer.logprobs, answer.token_ids)
         self._add_text(answer.text, answer.token_ids, logprobs)
+        self._check_deadline(now)
+
+    def _check_deadline(self, now: float) -> None:
+        """An answer that takes too long keeps what it has, and may be continued."""
+        run = self._run
+        begun = run.timeline.scheduled
+        if not self._max_seconds or begun is None or now - begun < self._max_seconds:
+            return
+        if run.stop(Stop("policy", "deadline")):
+            self._hub.spawn(self._engine.abort(run.response_id))
 
     def _add_text(
         self, text: str, token_ids: list[int], logprobs: Sequence[dict[str, Any]] = ()

@@ -162,6 +162,8 @@ class Run:
         self.prompt: Prompt | None = None
         self.prompt_from: str | None = None
         self.model_fingerprint = ""
+        self.tokens_left: int | None = None  # that its user may still use; None: unlimited
+        self.is_short_of_tokens = False  # it may be shorter than was asked for
         self.known_prompt_hash = ""  # of an answer that another worker had begun
         self.stopping: Stop | None = None
         self.is_deleted = False  # its session is gone, and that was somebody's wish
@@ -291,6 +293,14 @@ class Run:
         seen = self.stopping.seen if self.stopping else None
         return self.text(seen if seen is not None and seen <= self.sequence_number else None)
 
+    def within_budget(self, max_tokens: int) -> int:
+        """So many tokens at most, and one at least: what the prompt leaves of the user's day."""
+        if self.tokens_left is None or self.prompt is None:
+            return max_tokens
+        left = max(1, self.tokens_left - len(self.prompt.token_ids))
+        self.is_short_of_tokens = left < max_tokens
+        return min(max_tokens, left)
+
     def end(self, finish_reason: str, stop_reason: object, engine: str) -> End:
         """The engine's finish reason → how the response ends."""
         if self.stopping is not None:
@@ -299,6 +309,8 @@ class Run:
         status, reason = FINISH_TO_STATUS[finish_reason]
         if finish_reason == "stop" and isinstance(stop_reason, str):
             reason = "stop"
+        if reason == "max_output_tokens" and self.is_short_of_tokens:
+            reason = "quota"
         return End(status, reason, engine)
 
     def done_data(self, end: End, text_length: int, durable: bool) -> dict[str, Any]:

@@ -62,8 +62,10 @@ class Runs:
         model_fingerprint: str = "",
         has_peers: Callable[[], bool] = lambda: False,
         cache_secret: str = "",
+        answer_seconds: float = 0.0,
     ) -> None:
         self._cache_secret = cache_secret.encode()
+        self._answer_seconds = answer_seconds
         self._store = store
         self._engine = engine
         self._hub = hub
@@ -200,7 +202,7 @@ class Runs:
         if run.known_prompt_hash not in ("", prompt_hash(token_ids)):
             return End("incomplete", "owner_lost", "unknown")
         room = self._engine.model_config.max_model_len - len(token_ids)
-        max_tokens = min(settings["max_output_tokens"], room)
+        max_tokens = run.within_budget(min(settings["max_output_tokens"], room))
         params = sampling_params(settings, max_tokens, self._engine.get_tokenizer().chat_stop)
         return await producer.generate(token_ids, params)
 
@@ -222,6 +224,7 @@ class Runs:
             has_peers=self._has_peers,
             queue=self._queue,
             cache_salt=self._cache_salt(run.uid),
+            max_seconds=self._answer_seconds,
         )
 
     def _cache_salt(self, uid: str) -> str:

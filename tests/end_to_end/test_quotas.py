@@ -93,6 +93,19 @@ async def test_a_used_up_day_says_when_it_ends(small: Server) -> None:
         assert (await http.get(f"/v1/sessions/{session}")).json()["message_count"] == 0
 
 
+async def test_an_answer_ends_where_its_users_day_ends(small: Server) -> None:
+    async with Http(small, admin_token(small)) as http:
+        user = (await http.post("/v1/admin/users", {"name": "Grace"})).json()
+    async with Client(small, token=user["token"]) as client:
+        session = await client.new_session()
+        settings = {"temperature": 0, "max_output_tokens": 100}
+        answer = await client.done(await client.ask(session, oracle_word(1), settings=settings))
+        assert answer.done is not None
+        response = answer.done["response"]
+        assert response["status_details"]["reason"] == "quota"
+        assert response["usage"]["input_tokens"] + response["usage"]["output_tokens"] == 30
+
+
 async def test_what_is_left_of_the_day_is_told_with_each_answer(small: Server) -> None:
     async with Http(small, admin_token(small)) as http:
         user = (await http.post("/v1/admin/users", {"name": "Ada"})).json()

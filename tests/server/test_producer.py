@@ -25,6 +25,7 @@ from tests.server.watching import SilentFeed, Viewer
 from tests.sessions.chat import CREATED, Chat
 
 PARAMS = SamplingParams(max_tokens=100)
+MAX_SECONDS = 300.0
 
 
 def output(rid: str, text: str, finish_reason: str | None = None) -> RequestOutput:
@@ -108,6 +109,7 @@ class Answering:
             metrics=Metrics(),
             intervals=self.intervals,
             has_peers=lambda: self.has_peers,
+            max_seconds=MAX_SECONDS,
         )
         return self
 
@@ -165,6 +167,23 @@ async def test_a_stop_keeps_what_was_shown_and_discards_what_comes(answering: An
     (done,) = (f for f in await answering.viewer.sent() if f["type"] == "response.done")
     assert (done["response"]["status"], done["response"]["text_length"]) == ("cancelled", 5)
     assert await answering.stored() == (["kept "], "kept ")
+
+
+async def test_p17_an_answer_that_takes_too_long_ends_with_what_it_has(
+    answering: Answering,
+) -> None:
+    producing = answering.start()
+    answering.engine.say(output(answering.rid, "in time, "))
+    await answering.text_comes()
+    scheduled = answering.run.timeline.scheduled
+    assert scheduled is not None
+    answering.run.timeline.scheduled = scheduled - MAX_SECONDS
+    answering.engine.say(output(answering.rid, "the last "))  # the producer aborts then
+    await producing
+    (done,) = (f for f in await answering.viewer.sent() if f["type"] == "response.done")
+    assert done["response"]["status"] == "incomplete"
+    assert done["response"]["status_details"] == {"reason": "deadline", "by": "policy"}
+    assert (await answering.stored())[1] == "in time, the last "
 
 
 async def test_an_answer_stopped_before_it_began_never_reaches_the_engine(
