@@ -81,6 +81,7 @@ class AppConfig:
     intervals: Intervals
     allowed_origins: tuple[str, ...] = ()
     check_host: bool = True
+    hides_observers: bool = False
 
 
 class Worker:
@@ -94,7 +95,8 @@ class Worker:
         self.store = store
         self.engine = engine
         self.feed = LiveFeed(store.client, store.keys)
-        self.hub = Hub(store, self.feed, store.keys, config.replica)
+        hides = config.hides_observers
+        self.hub = Hub(store, self.feed, store.keys, config.replica, hides_observers=hides)
         self.health = Health(
             store, engine, self.hub, self.metrics, config.intervals, self._on_refused
         )

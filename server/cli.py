@@ -84,6 +84,7 @@ def serve(
     max_bytes_per_session: Annotated[int | None, _option("max_bytes_per_session")] = None,
     session_idle_days: Annotated[float | None, _option("session_idle_days")] = None,
     max_answer_seconds: Annotated[float | None, _option("max_answer_seconds")] = None,
+    hide_observers: Annotated[bool | None, _option("hide_observers")] = None,
 ) -> None:
     """Run the server: web workers, the engine and Redis, until Ctrl-C.
 

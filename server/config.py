@@ -135,6 +135,9 @@ class Settings(BaseSettings):
     max_messages_per_s: int = Field(
         20, ge=0, description="Frames of one connection, burst twice that; 0 = unlimited."
     )
+    hide_observers: bool = Field(
+        False, description="Leave admins who observe a session out of its viewers."
+    )
     testing: bool = Field(
         False, description="For tests of Parley: shorter intervals, and nothing else."
     )

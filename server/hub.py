@@ -67,11 +67,21 @@ class Room:
 class Hub:
     """All rooms and users of one worker."""
 
-    def __init__(self, store: SessionStore, feed: LiveFeed, keys: Keys, replica: str) -> None:
+    def __init__(
+        self,
+        store: SessionStore,
+        feed: LiveFeed,
+        keys: Keys,
+        replica: str,
+        *,
+        hides_observers: bool = False,
+    ) -> None:
+        """`hides_observers`: admins who observe are no viewers."""
         self._store = store
         self._feed = feed
         self._keys = keys
         self._replica = replica
+        self._hides_observers = hides_observers
         self._tasks: set[asyncio.Task[None]] = set()
         self._opening = WeakValueDictionary[str, asyncio.Lock]()  # kept by who holds or awaits
         self.rooms: dict[str, Room] = {}
@@ -205,7 +215,9 @@ class Hub:
 
     def _num_viewers(self, session_id: str) -> int:
         room = self.rooms.get(session_id)
-        return len({s.watcher for s in room.subscriptions}) if room else 0
+        subscriptions = room.subscriptions if room else ()
+        hides = self._hides_observers
+        return len({s.watcher for s in subscriptions if not (hides and s.observes)})
 
     def _show_viewers(self, session_id: str, total: int) -> None:
         room = self.rooms.get(session_id)

@@ -179,6 +179,7 @@ class Supervisor:
             allowed_origins=settings.origins,
             trusted_proxies=settings.proxies,
             check_host=settings.is_loopback,
+            hides_observers=settings.hide_observers,
             intervals=settings.intervals,
             log_level=settings.log_level,
             log_format=settings.effective_log_format,

@@ -48,6 +48,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     allowed_origins: tuple[str, ...] = ()
     trusted_proxies: tuple[str, ...] = ()
     check_host: bool = True
+    hides_observers: bool = False
     intervals: Intervals = Intervals()
     log_level: str = "info"
     log_format: str = "json"
@@ -154,6 +155,7 @@ def _app_config(config: WorkerConfig) -> AppConfig:
         limits=config.limits,
         allowed_origins=config.allowed_origins,
         check_host=config.check_host,
+        hides_observers=config.hides_observers,
         intervals=config.intervals,
     )
 

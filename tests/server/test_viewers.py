@@ -92,6 +92,20 @@ async def test_many_changes_are_told_once_a_second(
     assert len(numbers) <= 6, numbers
 
 
+async def test_an_observer_counts_unless_observers_are_hidden(
+    store: SessionStore, chat: Chat
+) -> None:
+    async with LiveFeed(store.client, store.keys) as feed:
+        for hides, total in ((False, 2), (True, 1)):
+            hub = Hub(store, feed, store.keys, "w1", hides_observers=hides)
+            viewer, observer = await join(hub, chat), await join(hub, chat, observes=True)
+            assert hub.viewers.total(chat.session_id) == total
+            assert await store.viewers(chat.session_id) == total
+            for subscription in (viewer, observer):
+                await leave(hub, subscription)
+            await hub.close()
+
+
 async def test_the_count_of_a_worker_that_died_is_forgotten(chat: Chat) -> None:
     store = chat.store
     assert await store.set_viewers(chat.session_id, "dead", 3) == 3
