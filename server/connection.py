@@ -253,11 +253,14 @@ class Connection:
         self._working = None
 
     async def _write(self) -> None:
-        write: Callable[[bytes], bool] = self._within_reach.get("write", lambda frame: False)
+        write: Callable[[bytes], bool] | None = self._within_reach.get("write")
         num_frames = 0
         while True:
             frame = await self.outbox.get()
-            if not write(frame):
+            is_taken = write is not None and write(frame)
+            if write is not None:
+                self.outbox.note_transport(is_slow=not is_taken)
+            if not is_taken:
                 await self._send(frame)
             del frame  # it would be kept until the next one
             num_frames += 1

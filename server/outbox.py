@@ -17,6 +17,7 @@ MAX_DELTA_CHARACTERS = 32 * 1024  # a longer waiting delta is closed, so that fr
 MAX_DELTA_LOGPROBS = 200  # of tokens, for the same reason
 LOGPROB_BYTES = 300  # of one token with five others, roughly
 HIDDEN_INTERVAL_SECONDS = 0.5  # between two deltas of one response to a page that nobody sees
+SLOW_INTERVALS_SECONDS = 0.05, 0.2  # the first one, and where doubling ends, while it is slow
 
 
 @dataclass(slots=True)
@@ -64,6 +65,7 @@ class Outbox:
         "_overflowed",
         "_ready",
         "_sent_at",
+        "_slow_interval",
         "_waiter",
         "withholds",
     )
@@ -73,8 +75,9 @@ class Outbox:
         # With what each counts, and the answer of whose log it shows entries.
         self._ready: list[tuple[bytes | PendingDelta, int, str | None]] = []
         self._deltas: dict[str, PendingDelta] = {}
-        self._sent_at: dict[str, float] = {}  # response id → when its last delta left, while hidden
+        self._sent_at: dict[str, float] = {}  # response id → when its last delta left
         self._interval = 0.0
+        self._slow_interval = 0.0
         self._waiter: asyncio.Future[None] | None = None  # the writer, when nothing is due
         self._num_bytes = 0
         self._overflowed = False
@@ -135,6 +138,17 @@ class Outbox:
         self._interval = HIDDEN_INTERVAL_SECONDS if hidden else 0.0
         self._wake()
 
+    def note_transport(self, *, is_slow: bool) -> None:
+        """Said for each frame: whether the transport took it at once, or lets us wait.
+
+        Fewer and longer deltas cost a slow one less; the window closes as it opened.
+        """
+        least, most = SLOW_INTERVALS_SECONDS
+        if is_slow:
+            self._slow_interval = min(most, max(least, 2 * self._slow_interval))
+        elif self._slow_interval:
+            self._slow_interval = self._slow_interval / 2 if self._slow_interval > least else 0.0
+
     async def get(self) -> bytes:
         """Wait for the next frame. Only the writer calls this."""
         while True:
@@ -152,7 +166,8 @@ class Outbox:
 
     def _take_due(self) -> float | None:
         """Move the deltas that are due to the queue; say when the first of the others will be."""
-        if not self._interval:
+        interval = max(self._interval, self._slow_interval)
+        if not interval:
             self._sent_at.clear()
             for response_id in list(self._deltas):
                 self._close_delta(response_id)
@@ -160,7 +175,7 @@ class Outbox:
         now = asyncio.get_running_loop().time()
         first_due = None
         for response_id in list(self._deltas):
-            due = self._sent_at.get(response_id, 0.0) + self._interval
+            due = self._sent_at.get(response_id, 0.0) + interval
             if due <= now:
                 self._close_delta(response_id)
                 self._sent_at[response_id] = now

@@ -160,6 +160,29 @@ async def test_a_hidden_page_gets_one_delta_per_interval(
     assert [f["delta"] for f in await sent(outbox)] == ["bc"]
 
 
+async def test_the_window_doubles_while_the_transport_is_slow_and_closes_again(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    outbox.put_delta("r", 1, 1, 0, ".")
+    await sent(outbox)
+    number = 1
+    for is_slow, seconds in [(True, 0.05), (True, 0.1), (True, 0.2), (True, 0.2), (False, 0.1)]:
+        outbox.note_transport(is_slow=is_slow)
+        outbox.put_delta("r", number + 1, 1, number, "a")
+        if number > 1:
+            clock.pass_by(seconds * 0.9)
+            assert await sent(outbox) == []
+        outbox.put_delta("r", number + 2, 1, number + 1, "b")
+        clock.pass_by(seconds * 0.1)
+        assert [f["delta"] for f in await sent(outbox)] == ["ab"]
+        number += 2
+    for _ in range(2):
+        outbox.note_transport(is_slow=False)
+    outbox.put_delta("r", number + 1, 1, number, "a")
+    assert [f["delta"] for f in await sent(outbox)] == ["a"]
+
+
 async def test_an_interval_ends_by_itself(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox_module, "HIDDEN_INTERVAL_SECONDS", 0.01)
     outbox.set_hidden(True)
