@@ -286,6 +286,33 @@ async def test_answer_is_handed_over_whole_and_its_old_owner_writes_no_more(
             await first.store.append(response_id, fence=2, first=9, events=[])
 
 
+async def test_stop_that_comes_while_an_answer_is_handed_over_is_carried_out_by_its_next_owner(
+    redis_server: EmbeddedRedis, tmp_path: Path
+) -> None:
+    dice = Dice(3)
+    engine, history = ScriptedEngine(dice), History(lambda: None)
+    url, prefix = redis_server.url, fresh_prefix()
+    async with running_workers(url, prefix, tmp_path, engine, dice, 2) as (first, second):
+        async with LocalClient(first, history) as asker, LocalClient(second, history) as viewer:
+            session = await asker.new_session()
+            await viewer.reply("session.subscribe", session_id=session)
+            response = await asker.ask(session, oracle_word(FIRST), settings={"temperature": 0})
+            engine.requests[response].is_held.add("mid")
+            await asker.deltas(response, 1)
+            await asyncio.gather(first.peers.beat(), second.peers.beat())
+            await first.peers.beat()
+            leaving = asyncio.create_task(first.drain(0.0, asyncio.Event(), is_crash=False))
+            run = first.runs.local(response)
+            while run is not None and not run.is_leaving:
+                await asyncio.sleep(0)
+            await asker.send("stop", response_id=response)
+            await leaving
+            assert await asker.closed() == 1012  # its end may come before that, or over there
+            answer = await viewer.done(response)
+            assert answer.done is not None
+            assert answer.done["response"]["status"] == "cancelled"
+
+
 def has_durable_end(answer: Answer) -> bool:
     return answer.done is not None and bool(answer.done["durable"])
 
