@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text()
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 ENGINE = (ROOT / "docs" / "engine.md").read_text()
 RELIABILITY = (ROOT / "docs" / "reliability.md").read_text()
 
@@ -217,6 +218,15 @@ def test_every_row_of_the_fault_matrix_is_listed_with_a_test(kind: str) -> None:
     rows = re.findall(r"^\| ([A-Z\d, ]+) \| .*(?:`test_|`tests/)", RELIABILITY, re.M)
     listed = {name for row in rows for name in row.split(", ")}
     assert {f"{kind}{number}" for number in range(1, ROWS[kind] + 1)} - listed == set()
+
+
+@pytest.mark.parametrize("folder", ["server", "sessions", "engine"])
+def test_the_tables_of_the_architecture_name_each_module_once(folder: str) -> None:
+    start = f"Inside `{folder}/`"
+    table = ARCHITECTURE[ARCHITECTURE.index(start) :].partition("\n|")[2].partition("\n\n")[0]
+    named = re.findall(r"`(\w+)`", "".join(row.split("|")[-2] for row in table.splitlines()[2:]))
+    modules = {path.stem for path in (ROOT / folder).glob("*.py")} - {"__init__", "__main__"}
+    assert sorted(named) == sorted(modules)
 
 
 def test_every_folder_of_the_repository_is_in_the_readme() -> None:
