@@ -204,9 +204,11 @@ class Handlers:
     ) -> Callable[[], None]:
         """One answer's state; one that is no longer known is skipped: its text is a message."""
         try:
-            fence = await self._fence(response_id, subscription.uid)
-            after = position.after_sequence_number if position and position.fence == fence else 0
-            return await self._hub.prepare(subscription, response_id, after)
+            await self._fence(response_id, subscription.uid)  # it exists, and is theirs
+            if position is None:
+                return await self._hub.prepare(subscription, response_id, 0)
+            after = position.after_sequence_number
+            return await self._hub.prepare(subscription, response_id, after, position.fence)
         except ResponseNotFound:
             return lambda: None
 
@@ -335,7 +337,7 @@ class Handlers:
         session_id = session_of(frame.response_id)
         subscription = self._subscriptions.get(session_id)
         uid = self._uid if subscription is None else subscription.uid
-        fence = await self._fence(frame.response_id, uid)
+        await self._fence(frame.response_id, uid)  # it exists, and is theirs
         await self._store.session(uid, session_id)
         if subscription is None:
             subscription = self._new_subscription(session_id)
@@ -345,8 +347,8 @@ class Handlers:
             subscription.end_join(0)
         if subscription.only is not None:
             subscription.only.add(frame.response_id)
-        after = frame.after_sequence_number if frame.fence == fence else 0
-        await self._hub.attach(subscription, frame.response_id, after)
+        after = frame.after_sequence_number
+        await self._hub.attach(subscription, frame.response_id, after, frame.fence)
 
 
 async def delete_session(

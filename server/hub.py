@@ -231,15 +231,26 @@ class Hub:
         if (room := self.rooms.get(session_id)) is not None:
             self._sync(room, response_id)
 
-    async def attach(self, subscription: Subscription, response_id: str, position: int = 0) -> None:
+    async def attach(
+        self,
+        subscription: Subscription,
+        response_id: str,
+        position: int = 0,
+        fence: int | None = None,
+    ) -> None:
         """Send what the subscription lacks of one answer; live events then follow by number.
 
+        A `position` counts only in the log of the `fence` that it was told with; None: in any.
         Raises `ResponseNotFound`, `StoreUnavailable`.
         """
-        (await self.prepare(subscription, response_id, position))()
+        (await self.prepare(subscription, response_id, position, fence))()
 
     async def prepare(
-        self, subscription: Subscription, response_id: str, position: int
+        self,
+        subscription: Subscription,
+        response_id: str,
+        position: int,
+        fence: int | None = None,
     ) -> Callable[[], None]:
         """Read what `attach` sends; what is returned sends it, and cannot fail. Raises likewise."""
         run = self.local_runs.get(response_id)
@@ -252,7 +263,10 @@ class Hub:
         def put() -> None:
             subscription.thaw(response_id)
             run = self.local_runs.get(response_id)  # it may have begun here, or gone on, meanwhile
-            subscription.put_log(response_id, log if run is None else run.log, position)
+            now = log if run is None else run.log
+            # What was shown under an older fence may have other numbers than what was stored.
+            is_known = fence in (None, now.fence)
+            subscription.put_log(response_id, now, position if is_known else 0)
 
         return put
 

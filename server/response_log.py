@@ -53,9 +53,12 @@ def is_done(event: Event) -> bool:
 
 
 async def read_log(store: SessionStore, uid: str | None, response_id: str) -> ResponseLog:
-    """The log as the store has it. Raises `ResponseNotFound`, `StoreUnavailable`."""
-    record = await store.run(uid, response_id)
+    """The log as the store has it. Raises `ResponseNotFound`, `StoreUnavailable`.
+
+    No entry is newer than the fence: a position under this fence is a position in these entries.
+    """
     events = [event for _, event in await store.events(response_id)]
+    record = await store.run(uid, response_id)
     return ResponseLog(record.fence, events, await read_base(store, record, events))
 
 

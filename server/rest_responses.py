@@ -142,7 +142,7 @@ class ResponseOperations:
             return Response(status_code=204, headers={"Cache-Control": "no-store"})
 
         async def attach(subscription: Subscription) -> None:
-            await self._attach(subscription, response_id, after)
+            await self._attach(subscription, response_id, after, fence)
 
         return await self._follow(call, session_of(response_id), attach)
 
@@ -222,11 +222,13 @@ class ResponseOperations:
             raise
         return EventStream(viewer, check=check, leave=leave)
 
-    async def _attach(self, subscription: Subscription, response_id: str, after: int) -> None:
+    async def _attach(
+        self, subscription: Subscription, response_id: str, after: int, fence: int | None = None
+    ) -> None:
         """What the caller lacks, and then whatever comes."""
         assert subscription.only is not None
         subscription.only.add(response_id)
-        await self._hub.attach(subscription, response_id, after)
+        await self._hub.attach(subscription, response_id, after, fence)
         subscription.end_join(0)
         if (run := self._runs.local(response_id)) is not None:
             subscription.catch_up(response_id, run.log)

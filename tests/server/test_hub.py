@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -410,6 +411,24 @@ async def test_an_answer_is_attached_from_the_log(hub: Hub, chat: Chat) -> None:
     assert [frame["delta"] for frame in await viewer.sent()] == ["two "]
     await hub.attach(subscription, rid, 99)
     assert kinds(await viewer.sent()) == ["snapshot"]
+
+
+async def test_a_position_under_a_fence_that_ended_meanwhile_is_answered_with_a_snapshot(
+    hub: Hub, chat: Chat
+) -> None:
+    """Its owner may have shown an entry 3 that was never stored; the next owner's is another."""
+    viewer = Viewer()
+    subscription = await join(hub, chat, viewer)
+    rid = (await chat.begin()).response_id
+    await chat.append(rid, 2, "one ", "two ")
+    put = await hub.prepare(subscription, rid, 3, 1)
+    texts = (TextEvent(0, "one "), TextEvent(4, "other "), TextEvent(10, "three "))
+    entries: list[Event] = [CREATED, *texts]
+    run = SimpleNamespace(log=ResponseLog(2, entries), must_be_silent=lambda: False)
+    hub.local_runs[rid] = cast("Any", run)
+    put()
+    (snapshot,) = await viewer.sent()
+    assert (snapshot["fence"], snapshot["text"]) == (2, "one other three ")
 
 
 async def test_an_answer_of_somebody_else_cannot_be_attached(hub: Hub, chat: Chat) -> None:
