@@ -303,8 +303,9 @@ async def test_stop_that_comes_while_an_answer_is_handed_over_is_carried_out_by_
             await first.peers.beat()
             leaving = asyncio.create_task(first.drain(0.0, asyncio.Event(), is_crash=False))
             run = first.runs.local(response)
-            while run is not None and not run.is_leaving:
-                await asyncio.sleep(0)
+            assert run is not None
+            await run.stop_asked.wait()  # by the drain itself
+            assert run.is_leaving
             await asker.send("stop", response_id=response)
             await leaving
             assert await asker.closed() == 1012  # its end may come before that, or over there
