@@ -189,13 +189,8 @@ class Runs:
         settings = run.response["settings"]
         if run.prompt is None and run.stopping is None:
             await producer.wait_for_engine()  # it knows how long a prompt may be
-        if run.prompt is None and run.stopping is None:
-            asked = run.user_message
-            run.set_prompt(
-                await self.build_prompt(
-                    run.uid, run.session_id, asked.parent_id, asked.text, settings, run.base
-                )
-            )
+        while run.prompt is None and run.stopping is None:
+            await self._read_prompt(run)
         if run.prompt is None:
             return run.end("abort", None, "released")
         token_ids = run.prompt.token_ids
@@ -205,6 +200,20 @@ class Runs:
         max_tokens = run.within_budget(min(settings["max_output_tokens"], room))
         params = sampling_params(settings, max_tokens, self._engine.get_tokenizer().chat_stop)
         return await producer.generate(token_ids, params)
+
+    async def _read_prompt(self, run: Run) -> None:
+        """An answer that was promised waits for a store that is away, until somebody stops it."""
+        asked, settings = run.user_message, run.response["settings"]
+        try:
+            run.set_prompt(
+                await self.build_prompt(
+                    run.uid, run.session_id, asked.parent_id, asked.text, settings, run.base
+                )
+            )
+        except StoreUnavailable:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STORE_RETRY_SECONDS):
+                    await run.stop_asked.wait()
 
     async def finish(self, run: Run, end: End) -> None:
         """End a run that was taken over: it produces nothing more, only its end is missing."""

@@ -1,15 +1,18 @@
 """`Beginnings`: what an answer is given to answer, whatever ends while it begins."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sessions.embedded import EmbeddedRedis
+from sessions.errors import StoreUnavailable
 from tests.end_to_end.history import History
 from tests.redis_server import fresh_prefix
-from tests.server.in_process import Dice, LocalClient, ScriptedEngine, running_workers
+from tests.server.in_process import Dice, LocalClient, Request, ScriptedEngine, running_workers
 from tests.tiny_model import oracle_word
 
 NUM_TOKENS = 3
@@ -89,3 +92,39 @@ async def test_a_stop_by_key_in_the_packet_of_its_question_lets_no_token_through
             created = await client.next("response.created")
             answer = await client.done(created["response"]["id"])
             assert (answer.final, answer.num_deltas) == ("", 0)
+
+
+def held_at_the_last_token() -> Request:
+    request = Request()
+    request.is_held.add("last")
+    return request
+
+
+async def test_an_answer_whose_turn_comes_while_the_store_is_away_waits_for_it(
+    redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, settings = ScriptedEngine(Dice(0)), {"max_output_tokens": NUM_TOKENS}
+    engine.requests = defaultdict(held_at_the_last_token)
+    url, prefix = redis_server.url, fresh_prefix()
+    async with running_workers(url, prefix, tmp_path, engine, Dice(0), 1) as (worker,):
+        async with LocalClient(worker, History(lambda: None)) as client:
+            session = await client.new_session()
+            first = await client.ask(session, oracle_word(10), settings=settings)
+            second = await client.ask(session, oracle_word(20), settings=settings, on_busy="queue")
+            path, num_refused = worker.store.path, 0
+
+            async def path_after_an_outage(*arguments: Any, **options: Any) -> Any:
+                nonlocal num_refused
+                num_refused += 1
+                if num_refused < 3:
+                    raise StoreUnavailable("Redis did not answer in time")
+                return await path(*arguments, **options)
+
+            monkeypatch.setattr(worker.store, "path", path_after_an_outage)
+            for response_id in (first, second):
+                engine.requests[response_id].released.set()
+            answer = await client.done(second)
+            assert answer.done is not None
+            assert answer.done["response"]["status"] == "incomplete"  # all its tokens
+            assert num_refused >= 3
+            assert answer.final == "".join(map(oracle_word, (21, 22, 23)))
