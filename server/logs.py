@@ -23,20 +23,23 @@ def configure_logs(level: str, log_format: str, process: str) -> None:
     """Set up structlog and let the libraries' warnings through; `process` names who speaks."""
     sys.stderr = _lossy(STDERR)
     number = getattr(logging, level.upper())
-    renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
+    # Tracebacks without locals: they hold what users wrote.
+    tracebacks = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+    renderers: list[structlog.typing.Processor] = [
+        structlog.processors.ExceptionRenderer(tracebacks),
+        structlog.processors.JSONRenderer(),
+    ]
     if log_format == "text":
-        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        plain = structlog.dev.plain_traceback
+        colors = sys.stderr.isatty()
+        renderers = [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
     structlog.configure(
         processors=[
             structlog.stdlib.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             _name_process(process),
             structlog.processors.StackInfoRenderer(),
-            # Without locals: they hold what users wrote.
-            structlog.processors.ExceptionRenderer(
-                structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
-            ),
-            renderer,
+            *renderers,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

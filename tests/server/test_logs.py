@@ -58,3 +58,27 @@ def test_what_is_logged_comes_at_once_and_in_order(tmp_path: Path) -> None:
     assert len(lines) == 1003
     assert lines[-1] == "serves on"
     assert '"number": 999' in lines[999]
+
+
+FAIL = """
+import sys
+from server.logs import configure_logs
+configure_logs("info", sys.argv[1], "worker-1")
+import structlog
+def fail(words):
+    raise ValueError("the reason")
+try:
+    fail("what a user wrote")
+except ValueError:
+    structlog.get_logger("server").exception("run failed")
+"""
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_an_exception_is_logged_with_its_place_and_no_local_variables(log_format: str) -> None:
+    command = [sys.executable, "-c", FAIL, log_format]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+    assert "run failed" in done.stderr
+    assert "the reason" in done.stderr
+    assert '"fail"' in done.stderr or "in fail" in done.stderr
+    assert "a user wrote" not in done.stderr.replace('fail("what a user wrote")', "")
