@@ -54,6 +54,7 @@ class Request:
     def __init__(self) -> None:
         self.reached = {phase: asyncio.Event() for phase in PHASES}
         self.is_held: set[str] = set()
+        self.held_at: str | None = None  # the phase that it really waits in, at this moment
         self.released = asyncio.Event()
         self.aborted = asyncio.Event()
 
@@ -61,7 +62,9 @@ class Request:
         self.reached[phase].set()
         if phase in self.is_held:
             waits = [asyncio.ensure_future(e.wait()) for e in (self.released, self.aborted)]
+            self.held_at = phase
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            self.held_at = None
             for wait in waits:
                 wait.cancel()
         await dice.give_way()
@@ -100,6 +103,9 @@ class ScriptedEngine:
 
     def check_admission(self) -> None:
         pass
+
+    async def metrics(self) -> dict[str, float]:
+        return defaultdict(float)
 
     async def abort(self, response_id: str) -> None:
         await self._dice.give_way()
