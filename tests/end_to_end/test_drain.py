@@ -91,6 +91,26 @@ async def test_s4_new_responses_are_refused_while_a_worker_leaves(two_workers: S
         assert (await other.done(response)).final == oracle_answer(0, 500)
 
 
+@pytest.mark.parametrize("is_elsewhere", [False, True], ids=["at the owner", "elsewhere"])
+async def test_s4_a_stop_holds_while_its_worker_leaves(
+    two_workers: Server, is_elsewhere: bool
+) -> None:
+    async with owner_and_other(two_workers) as (owner, other, pid):
+        _, response = await begin(owner, other, max_output_tokens=500)
+        os.kill(pid, signal.SIGTERM)
+        await owner.next("connection.draining")
+        asker = other if is_elsewhere else owner
+        await asker.send("stop", response_id=response)
+        assert (await asker.next("response.cancelling"))["durable"] is True
+        for client in (owner, other):
+            answer = await client.done(response)
+            assert answer.done is not None
+            assert answer.done["response"]["status"] == "cancelled"
+            assert answer.done["fence"] == 1  # the leaving worker stopped it, nobody took it over
+            assert oracle_answer(0, 500).startswith(answer.final)
+        assert await owner.closed() == 1012
+
+
 async def test_s5_second_signal_hands_over_at_once(two_workers: Server) -> None:
     async with owner_and_other(two_workers) as (owner, other, pid):
         _, response = await begin(owner, other)
