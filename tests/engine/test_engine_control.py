@@ -68,6 +68,8 @@ async def test_pause_abort_ends_running_requests_with_what_they_have(
     core.hold()
     streams = [await engine.add_request(n, PROMPT, params(150)) for n in range(3)]
     await asyncio.to_thread(core.is_in_step.wait)
+    while len(core.scheduler.running) < 3:
+        await core.next_step()
     pausing = asyncio.create_task(engine.pause_generation(mode="abort"))
     await core.release_after_message()
     await pausing
