@@ -45,6 +45,7 @@ class Connection:
     records: list[Record] = field(default_factory=list)
     closed_at: float | None = None
     close_code: int | None = None
+    credential: str = ""  # which one it was opened with, where the test takes some away
     knows_requests: bool = True  # False where it sent things that are not among the records
 
     def sent(self, frame: Frame) -> None:

@@ -273,6 +273,11 @@ class Client(ChatClient):
         if self.broken is not None:
             raise self.broken
 
+    @property
+    def was_closed(self) -> bool:
+        """Whether the server closed the connection, by a close frame."""
+        return bool(self.socket.protocol.close_rcvd_then_sent)
+
     def cut(self) -> None:
         """Lose the connection without a close frame."""
         self.socket.transport.abort()

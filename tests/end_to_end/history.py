@@ -8,7 +8,7 @@ shows in `store_check`; here is what only all of them together show.
 """
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -26,7 +26,9 @@ from tests.end_to_end.stored_state import Stored
 SETTLE_SECONDS = 6.0  # after the last end: engine idle, indexes clean, messages stored
 TOLD_SECONDS = 10.0
 TRANSIT_SECONDS = 5.0  # that a frame may be on its way through a broken link
+REVOKED_SECONDS = 15.0  # in which a connection must end: 5 s, and the longest outage
 STOPS = ("stop", "response.cancel")
+OWNERS = 3  # after so many an answer is given up
 
 
 class HistoryViolated(AssertionError):
@@ -59,7 +61,10 @@ class History:
         self.is_data_lost = False  # the test threw stored data away, on purpose
         self.are_stops_recorded = False  # every stop was sent by a recorded connection
         self.num_checks = 0
+        self._flushes: list[float] = []
+        self._revoked: dict[str, float] = {}  # credential → when
         self._fences: dict[str, int] = {}  # of each response ever seen
+        self._keys: dict[str, set[str]] = defaultdict(set)  # of questions, by session
         self._stopped: set[str] = set()  # what stops have named: responses, sessions or `all`
         self._num_connections = 0
 
@@ -73,6 +78,19 @@ class History:
     def fault(self, what: str) -> None:
         """Note what was done to the product just now: affected clients must be told."""
         self.faults.append((time.monotonic(), what))
+
+    def flush(self, at: float, stored: Stored) -> None:
+        """Note that everything was thrown away at that time: that, and no more, may be missing."""
+        self._note_fences(stored)
+        self._flushes.append(at)
+
+    def may_be_lost(self, acknowledged_at: float) -> bool:
+        """Whether what was acknowledged then may have been thrown away since."""
+        return any(acknowledged_at < at + TRANSIT_SECONDS for at in self._flushes)
+
+    def revoke(self, credential: str) -> None:
+        """Note that the credential counts no longer: its connections must end."""
+        self._revoked[credential] = time.monotonic()
 
     def check(self) -> None:
         """Raise `HistoryViolated` unless every invariant holds within `SETTLE_SECONDS`."""
@@ -88,9 +106,11 @@ class History:
 
     def forget(self) -> None:
         """Drop what was recorded of closed connections."""
+        self._note_fences(None)
         self.judged = self.connections
         self.connections = [c for c in self.connections if c.closed_at is None]
         self.faults.clear()
+        self._flushes.clear()
 
     def violations(self) -> Iterator[str]:
         """What is broken at this moment, a text for each."""
@@ -100,6 +120,7 @@ class History:
             yield from check.violations()
         yield from self._check_ends()
         yield from self._check_told()
+        yield from self._check_revoked()
         self._note_fences(stored)
         if stored is None:
             return
@@ -173,22 +194,31 @@ class History:
         begun: dict[tuple[str, str], set[str]] = defaultdict(set)
         inputs: dict[tuple[str, str], object] = {}
         answers: dict[str, Frame] = {}
+        since: dict[str, float] = {}  # when a session was first heard of
         for connection in self.connections:
             for frame in connection.requests:
                 if frame.get("type") == "response.create" and "input" in frame:
                     key = str(frame.get("session_id")), str(frame.get("idempotency_key"))
                     inputs.setdefault(key, frame["input"])
-            for frame in connection.frames:
-                if frame["type"] == "response.created":
+            for record in connection.records:
+                frame = record.frame
+                if not record.is_request and frame["type"] == "response.created":
                     response = frame["response"]
-                    begun[response["session_id"], frame["idempotency_key"]].add(response["id"])
+                    session_id = response["session_id"]
+                    begun[session_id, frame["idempotency_key"]].add(response["id"])
                     answers[response["id"]] = response
+                    since[session_id] = min(record.time, since.get(session_id, record.time))
         for (session_id, name), response_ids in begun.items():
             if len(response_ids) > 1:
                 yield f"I5 key {name} of {session_id} began {sorted(response_ids)}"
             session = stored.sessions.get(session_id)
+            if any(since[session_id] < at for at in self._flushes):
+                if session is not None and session.fields:
+                    yield f"I4 session {session_id} was thrown away, and is there again"
+                continue
             if session is None:
-                yield f"I4 session {session_id} is gone without a trace"
+                if not self.may_be_lost(since[session_id]):
+                    yield f"I4 session {session_id} is gone without a trace"
                 continue
             if not session.fields:
                 continue
@@ -229,6 +259,15 @@ class History:
                     if closed is None or closed > at + TOLD_SECONDS:
                         yield f"I11 {connection.name} heard nothing for 10 s: {what}"
 
+    def _check_revoked(self) -> Iterator[str]:
+        """P8: who came with a credential that counts no longer is sent nothing more."""
+        for connection in self.connections:
+            revoked_at = self._revoked.get(connection.credential)
+            if revoked_at is not None:
+                late = [r for r in connection.records if r.time > revoked_at + REVOKED_SECONDS]
+                if any(not record.is_request for record in late):
+                    yield f"P8 {connection.name} goes on with a revoked token"
+
     def _note_fences(self, stored: Stored | None) -> None:
         """Which responses there are, by what is stored or was shown, and how often they began."""
         for session in stored.sessions.values() if stored is not None else ():
@@ -238,15 +277,34 @@ class History:
         for connection in self.connections:
             for frame in connection.frames:
                 if (known := response_of(frame)) is not None:
-                    self._fences.setdefault(known, frame.get("fence", 1))
+                    fence = frame.get("fence", 1)
+                    self._fences[known] = max(fence, self._fences.get(known, 0))
+            for frame in connection.requests:
+                if frame.get("type") == "response.create":
+                    self._keys[str(frame.get("session_id"))].add(str(frame.get("idempotency_key")))
+
+    def _max_requests(self, stored: Stored) -> int:
+        """How many requests the engine may have been sent.
+
+        Of sessions that are gone nobody knows how often their answers were taken over, nor which of
+        their questions were begun.
+        """
+        known: Counter[str] = Counter()
+        for response_id, fence in self._fences.items():
+            known[session_of(response_id)] += fence
+        for session_id, keys in self._keys.items():
+            session = stored.sessions.get(session_id)
+            if session is None or not session.fields:
+                known[session_id] = max(known[session_id], OWNERS * len(keys))
+        return known.total()
 
     def _check_engines(self, stored: Stored) -> Iterator[str]:
         """I6, and the engine's half of I5."""
         for counts in filter(None, [read() for read in self.engines]):
-            if counts.requests_total > sum(self._fences.values()):
+            if counts.requests_total > (known := self._max_requests(stored)):
                 yield (
                     f"I5 the core took {counts.requests_total:.0f} requests for "
-                    f"{sum(self._fences.values())} responses and takeovers"
+                    f"{known} responses and takeovers"
                 )
             if stored.live_runs():
                 continue

@@ -18,13 +18,17 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+import httpx2
 import psutil
 import redis as redis_library
 
 from tests.end_to_end.fault_proxy import FaultProxy
 from tests.end_to_end.history import HistoryViolated
+from tests.end_to_end.http_client import Http, admin_token
+from tests.end_to_end.stored_state import flush_store
 from tests.end_to_end.tab import Tab
 from tests.end_to_end.wiring import Wired, wired
 from tests.redis_topology import wait_for
@@ -45,6 +49,12 @@ class Nemesis:
         self.server = wiring.server
         self.clients = clients
         self.ends: Counter[str] = Counter()
+        self.deeds: Counter[str] = Counter()
+        self.tabs: list[Tab] = []
+        self.evicted: set[str] = set()
+        self._guest = ""
+        self._token: str | None = None
+        self._getting_token = asyncio.Lock()
         self.faults: Counter[str] = Counter()
         self.log: list[str] = []
         self.is_over = False
@@ -57,10 +67,11 @@ class Nemesis:
         """Faults for so long, then quiet, then the check. Raises AssertionError."""
         self.is_over = False
         dice = random.Random(f"{self._seed}/{number}")
-        tabs = [
-            Tab(self, random.Random(f"{self._seed}/{number}/{tab}")) for tab in range(num_sessions)
+        self.tabs = [
+            Tab(self, random.Random(f"{self._seed}/{number}/{tab}"), is_guest=tab % 3 == 2)
+            for tab in range(num_sessions)
         ]
-        living = [asyncio.create_task(tab.live()) for tab in tabs]
+        living = [asyncio.create_task(tab.live()) for tab in self.tabs]
         try:
             deadline = time.monotonic() + seconds
             while time.monotonic() < deadline:
@@ -116,7 +127,11 @@ class Nemesis:
             "core hangs": self._hang_core,
             "redis killed": self._kill_redis,
             "redis hangs": self._hang_redis,
+            "redis flushed": self._flush_redis,
+            "memory full": self._fill_memory,
             "scripts gone": self._flush_scripts,
+            "token revoked": self._revoke_token,
+            "session evicted": self._evict,
             "link to redis": self._break_store_link,
             "link to clients": self._break_client_link,
         }
@@ -173,9 +188,57 @@ class Nemesis:
 
     async def _flush_scripts(self, dice: random.Random) -> None:
 
-        client = redis_library.Redis.from_url(self._wiring.redis.url)
-        await asyncio.to_thread(client.script_flush)
-        client.close()
+        await asyncio.to_thread(self._operate, "SCRIPT", "FLUSH")
+
+    async def _flush_redis(self, dice: random.Random) -> None:
+        if dice.random() < 0.5:  # or the rounds would be about little else
+            return
+        at = time.monotonic()
+        stored = await asyncio.to_thread(flush_store, self._wiring.redis.url)
+        self.server.history.flush(at, stored)
+
+    async def _fill_memory(self, dice: random.Random) -> None:
+        await asyncio.to_thread(self._operate, "CONFIG", "SET", "maxmemory", "1")
+        await asyncio.sleep(dice.uniform(0.3, 3.0))
+        await asyncio.to_thread(self._operate, "CONFIG", "SET", "maxmemory", "0")
+
+    def _operate(self, *words: str) -> None:
+        """One command by Redis' operator, past the proxies."""
+        with redis_library.Redis.from_url(self._wiring.redis.url) as client:
+            client.execute_command(*words)
+
+    async def _revoke_token(self, dice: random.Random) -> None:
+        if (token := self._token) is not None:
+            self._token = None
+            if await self._administer("DELETE", f"users/{self._guest}/tokens") is not None:
+                self.server.history.revoke(token)
+
+    async def _evict(self, dice: random.Random) -> None:
+        session = dice.choice(self.tabs).session
+        if session:
+            self.evicted.add(session)
+            await self._administer("POST", f"sessions/{session}/evict", {"reason": "by dice"})
+
+    async def _administer(self, method: str, path: str, body: Any = None) -> Any:
+        """What an admin is answered; None where that fails, or may have failed."""
+        with contextlib.suppress(httpx2.HTTPError):
+            async with Http(self.server, admin_token(self.server)) as http:
+                answer = await http.ask(method, f"/v1/admin/{path}", json=body, timeout=3.0)
+                if answer.status_code < 300:
+                    return answer.json() if answer.content else {}
+        return None
+
+    async def token(self, refused: str | None) -> str:
+        """The guest's token; another than the one that was refused."""
+        async with self._getting_token:
+            while self._token in (None, refused):
+                made = await self._administer("POST", f"users/{self._guest}/tokens", {})
+                if made is None:  # no such user, for example
+                    made = await self._administer("POST", "users", {"name": "Guest"})
+                    self._guest = made["id"] if made is not None else self._guest
+                self._token = made["token"] if made is not None else None
+                await asyncio.sleep(0.1)
+            return str(self._token)
 
     async def _break_store_link(self, dice: random.Random) -> None:
         await self._break(self._wiring.links, dice, "blackhole every SUBSCRIBE")
@@ -233,7 +296,8 @@ async def run(
                     raise
                 print(
                     f"nemesis: round {number} holds;"
-                    f" answers {dict(nemesis.ends)}, faults {dict(nemesis.faults)}",
+                    f" answers {dict(nemesis.ends)}, faults {dict(nemesis.faults)},"
+                    f" deeds {dict(nemesis.deeds)}",
                     flush=True,
                 )
     return nemesis

@@ -110,6 +110,14 @@ def read_store(url: str, prefix: str = "parley:") -> Stored:
         client.close()
 
 
+def flush_store(url: str, prefix: str = "parley:") -> Stored:
+    """FLUSHALL; returns what there was in the moment before. Raises redis.RedisError."""
+    with redis.Redis.from_url(url, socket_timeout=5, protocol=2) as client:
+        commands: Any = client.pipeline()
+        read, _ = commands.eval(READ_ALL, 0).flushall().execute()
+    return _structure(read, prefix)
+
+
 def _client(url: str) -> Any:
     """A client for any of the urls that a server takes."""
     options: dict[str, Any] = {"socket_timeout": 5, "protocol": 2}
@@ -124,9 +132,12 @@ def _client(url: str) -> Any:
 
 
 def _read(client: Any, prefix: str) -> Stored:
-    (seconds, microseconds), found = (
-        _read_cluster(client) if hasattr(client, "get_nodes") else client.eval(READ_ALL, 0)
-    )
+    read = _read_cluster(client) if hasattr(client, "get_nodes") else client.eval(READ_ALL, 0)
+    return _structure(read, prefix)
+
+
+def _structure(read: Any, prefix: str) -> Stored:
+    (seconds, microseconds), found = read
     stored = Stored(int(seconds) * 1000 + int(microseconds) // 1000, {}, set(), set(), {}, [])
     stored.sessions = defaultdict(StoredSession)
     for key, kind, expiry, value in found:

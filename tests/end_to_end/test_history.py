@@ -1,5 +1,6 @@
 """The history checker finds what is planted, and nothing in a history that is whole."""
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from tests.end_to_end import history as history_module
 from tests.end_to_end.client_model import Frame
 from tests.end_to_end.connection_check import Connection
-from tests.end_to_end.history import EngineCounts, History, HistoryViolated
+from tests.end_to_end.history import OWNERS, EngineCounts, History, HistoryViolated
 from tests.end_to_end.stored_state import Stored, StoredRun, StoredSession
 from tests.tiny_model import oracle_answer, oracle_word
 
@@ -358,6 +359,50 @@ def test_a_client_that_knows_what_is_away_need_not_hear_it_again(
     world.play({"type": "connection.restored", "engine": "ok"})
     world.history.fault("kill")
     assert "I11" in world.finds()
+
+
+def test_of_a_deleted_session_nobody_knows_how_often_an_answer_was_begun(world: World) -> None:
+    world.play(CREATE, *WHOLE)
+    counts = EngineCounts(0, 0, 10, 10, float(OWNERS))
+    world.history.engines.append(lambda: counts)
+    assert "I5 the core took 3 requests for 1" in world.finds()
+    world.stored.sessions[SESSION] = StoredSession(fields={})
+    assert "I5" not in world.finds()
+    counts.requests_total += 1
+    assert "I5 the core took 4 requests for 3" in world.finds()
+
+
+def test_what_was_asked_of_a_session_is_known_behind_a_check_that_was_forgotten(
+    world: World,
+) -> None:
+    world.play(CREATE, *WHOLE[:1])
+    world.play(created(fence=3), client=world.history.connect())
+    world.history.forget()
+    counts = EngineCounts(0, 0, 10, 10, float(OWNERS))
+    world.history.engines.append(lambda: counts)
+    assert "I5" not in world.finds()
+
+
+def test_what_was_thrown_away_on_purpose_may_be_missing_and_no_more(world: World) -> None:
+    world.play(CREATE, *WHOLE)
+    del world.stored.sessions[SESSION]
+    assert f"I4 session {SESSION} is gone" in world.finds()
+    world.history.flush(time.monotonic(), world.stored)
+    assert "I4" not in world.finds()
+    world.stored.sessions[SESSION] = stored_session()
+    assert f"I4 session {SESSION} was thrown away, and is there again" in world.finds()
+
+
+def test_a_connection_that_outlives_its_token_is_found(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "REVOKED_SECONDS", 0.0)
+    world.client.credential = "a"
+    world.play(CREATE, *WHOLE[:3])
+    world.history.revoke("a")
+    assert "P8" not in world.finds()
+    world.play(*WHOLE[3:])
+    assert "P8 connection 1 goes on with a revoked token" in world.finds()
 
 
 def test_the_reference_is_what_the_model_says() -> None:
