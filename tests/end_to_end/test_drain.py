@@ -59,7 +59,8 @@ class Follower:
 async def test_s4_rolling_restart_under_load_loses_nothing(two_workers: Server, count: int) -> None:
     await two_workers_serve(two_workers)
     before = {worker.pid: worker for worker in two_workers.children("server.worker")}
-    followers = [Follower(two_workers, 100 * n, 200 + 20 * n) for n in range(count)]
+    # Longer than a worker waits for its answers, so that each worker hands some over.
+    followers = [Follower(two_workers, 100 * n, 600 + 10 * n) for n in range(count)]
     running = [asyncio.create_task(follower.run()) for follower in followers]
     await asyncio.gather(*(follower.streams.wait() for follower in followers))
     for worker in before.values():
