@@ -7,6 +7,7 @@ and the frames around it. What one connection shows is judged in `connection_che
 shows in `store_check`; here is what only all of them together show.
 """
 
+import contextlib
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -79,10 +80,14 @@ class History:
         """Note what was done to the product just now: affected clients must be told."""
         self.faults.append((time.monotonic(), what))
 
-    def flush(self, at: float, stored: Stored) -> None:
-        """Note that everything was thrown away at that time: that, and no more, may be missing."""
-        self._note_fences(stored)
-        self._flushes.append(at)
+    @contextlib.contextmanager
+    def flushing(self) -> Iterator[Callable[[Stored], None]]:
+        """Throw everything away inside: that, and no more, may be missing from now on.
+
+        What was stored in the last moment goes to what is given.
+        """
+        self._flushes.append(time.monotonic())
+        yield self._note_fences
 
     def may_be_lost(self, acknowledged_at: float) -> bool:
         """Whether what was acknowledged then may have been thrown away since."""

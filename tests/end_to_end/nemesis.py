@@ -193,9 +193,8 @@ class Nemesis:
     async def _flush_redis(self, dice: random.Random) -> None:
         if dice.random() < 0.5:  # or the rounds would be about little else
             return
-        at = time.monotonic()
-        stored = await asyncio.to_thread(flush_store, self._wiring.redis.url)
-        self.server.history.flush(at, stored)
+        with self.server.history.flushing() as note:
+            note(await asyncio.to_thread(flush_store, self._wiring.redis.url))
 
     async def _fill_memory(self, dice: random.Random) -> None:
         await asyncio.to_thread(self._operate, "CONFIG", "SET", "maxmemory", "1")

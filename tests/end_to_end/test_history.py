@@ -1,6 +1,5 @@
 """The history checker finds what is planted, and nothing in a history that is whole."""
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -387,7 +386,8 @@ def test_what_was_thrown_away_on_purpose_may_be_missing_and_no_more(world: World
     world.play(CREATE, *WHOLE)
     del world.stored.sessions[SESSION]
     assert f"I4 session {SESSION} is gone" in world.finds()
-    world.history.flush(time.monotonic(), world.stored)
+    with world.history.flushing() as note:
+        note(world.stored)
     assert "I4" not in world.finds()
     world.stored.sessions[SESSION] = stored_session()
     assert f"I4 session {SESSION} was thrown away, and is there again" in world.finds()
