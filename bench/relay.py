@@ -40,22 +40,23 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=500, help="answers at once")
     parser.add_argument("--seats", type=int, default=64, help="answers in the engine's batch")
     parser.add_argument("--tokens", type=int, default=100, help="length of each answer")
+    parser.add_argument("--workers", type=int, default=1, help="web processes")
     parser.add_argument("--record", action="store_true", help="record the schedule anew, and end")
     arguments = parser.parse_args()
     if arguments.record:
         record(arguments.seats)
         return
-    figures = relay(arguments.streams, arguments.seats, arguments.tokens)
+    figures = relay(arguments.streams, arguments.seats, arguments.tokens, arguments.workers)
     for rate in (FAST, SLOW):
         figures += redis_calls(rate)
     report("relay", figures)
 
 
-def relay(num_streams: int, seats: int, num_tokens: int) -> list[Figure]:
+def relay(num_streams: int, seats: int, num_tokens: int, num_workers: int) -> list[Figure]:
     """How late deltas are, over all of `num_streams` answers."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        with replay_server(SCHEDULE, log, seats) as server:
+        with replay_server(SCHEDULE, log, seats, num_workers) as server:
             sockets = uvloop.run(streams(server, num_streams, num_tokens))
         left = read_log(log)
     late = [x for rid, socket in sockets.items() for x in lateness(socket, rid, left[rid])]
@@ -63,9 +64,12 @@ def relay(num_streams: int, seats: int, num_tokens: int) -> list[Figure]:
     return [*figures, Figure("deltas measured", len(late), None, "")]
 
 
-def replay_server(schedule: Path, log: Path, seats: int) -> AbstractContextManager[Server]:
+def replay_server(
+    schedule: Path, log: Path, seats: int, num_workers: int = 1
+) -> AbstractContextManager[Server]:
     os.environ.update(REPLAY_SCHEDULE=str(schedule), REPLAY_LOG=str(log))
-    return running_server(None, ReplayServer, PARLEY_MAX_NUM_SEQS=str(seats))
+    settings = {"PARLEY_MAX_NUM_SEQS": str(seats), "PARLEY_WORKERS": str(num_workers)}
+    return running_server(None, ReplayServer, **settings)
 
 
 async def streams(server: Server, num_streams: int, num_tokens: int) -> dict[str, BenchSocket]:
