@@ -93,7 +93,7 @@ class Beginnings:
 
         The viewers' frames go through the hub, the asker's with its `event_id`. Cancelling the
         caller does not cancel this: what the store has begun must also be produced. Raises
-        `ApiError` and the store's errors; then nothing was stored.
+        `ApiError` and the store's errors; then nothing was stored, but for a `StoreUnavailable`.
         """
         return await asyncio.shield(self._runs.spawn(self._create(uid, frame, asker)))
 

@@ -29,7 +29,7 @@ _CODES: dict[type[Exception], tuple[str, str, str | None]] = {
     errors.RevisionConflict: ("revision_conflict", "the session was changed meanwhile", None),
     errors.StoreUnavailable: (
         "store_unavailable",
-        "the session store is unavailable; nothing was stored",
+        "the session store does not answer; whether this was stored is not known",
         None,
     ),
 }

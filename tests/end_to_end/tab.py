@@ -153,9 +153,13 @@ class Tab:
         """Whether that refusal says that the store has lost the session, and may say so."""
         if error["error"]["code"] not in GONE:
             return False
-        assert self.around.server.history.may_be_lost(self.since), error
+        assert self._may_be_gone(), error
         self.is_gone = True
         return True
+
+    def _may_be_gone(self) -> bool:
+        """A delete that was refused may be carried out all the same, if Redis had it already."""
+        return self.is_deleting or self.around.server.history.may_be_lost(self.since)
 
     async def _attach(self, client: Client) -> None:
         if not self.session:
@@ -166,10 +170,10 @@ class Tab:
             self.session, self.since = created["session"]["id"], time.monotonic()
             self.position = {"epoch": created["epoch"], "offset": created["offset"]}
             return
+        known = {rid: self.answers.get(rid, Answer()) for rid in self.open}
         positions = [
-            {"response_id": rid, "fence": a.fence, "after_sequence_number": a.last}
-            for rid in self.open
-            if (a := self.answers.get(rid)) is not None and a.last
+            {"response_id": rid, "fence": a.fence or 1, "after_sequence_number": a.last}
+            for rid, a in known.items()
         ]
         if positions and (deed := self.dice.random()) < 0.1:
             if deed < 0.05:
@@ -181,9 +185,7 @@ class Tab:
             fields["after"] = self.position
         subscribed = await client.reply("session.subscribe", **fields)
         if subscribed["type"] == "error":
-            if self.is_deleting and subscribed["error"]["code"] == "session_not_found":
-                self._begin_anew()
-            elif self._lose(subscribed):
+            if self._lose(subscribed):
                 raise Closed("the session is gone")
             await self._wait_as_told(subscribed)
             raise Closed("try again")
@@ -204,9 +206,8 @@ class Tab:
                     offset = min(offset, self.position["offset"])
                 self.position = {"epoch": epoch, "offset": offset}
             elif kind == "session.deleted" and frame["session_id"] == self.session:
-                if not self.is_deleting:
-                    assert self.around.server.history.may_be_lost(self.since), frame
-                    self.is_gone = True
+                assert self._may_be_gone(), frame
+                self.is_gone = True
             elif kind in SESSION_EVENTS and frame.get("session_id") == self.session:
                 if self.position is not None:
                     self.position = {**self.position, "offset": frame["offset"]}
@@ -341,6 +342,8 @@ class Tab:
             allowed = allowed | {"admin_cancelled"}
         if self.around.server.history.may_be_lost(self.since):
             allowed = allowed | {"store_lost"}
+        if self.is_deleting:
+            allowed = allowed | {"session_deleted"}
         assert reason in allowed, f"{response} ended {answer.done['response']}"
         if reason == "owner_lost":  # not because an owner took its prompt or text for another's
             assert answer.done["fence"] > OWNERS, answer.done
