@@ -120,7 +120,8 @@ class History:
     def violations(self) -> Iterator[str]:
         """What is broken at this moment, a text for each."""
         stored = None if self.is_data_lost else self._read_store()
-        checks = [ConnectionCheck(connection, stored) for connection in self.connections]
+        takeovers = self._takeovers()
+        checks = [ConnectionCheck(it, stored, takeovers) for it in self.connections]
         for check in checks:
             yield from check.violations()
         yield from self._check_ends()
@@ -160,6 +161,15 @@ class History:
         for response_id, known in ends.items():
             if len(known) > 1:
                 yield f"G3 {response_id} has {len(known)} different ends: {list(known)}"
+
+    def _takeovers(self) -> dict[str, list[float]]:
+        """When somebody heard that an answer has another owner."""
+        times: dict[str, list[float]] = defaultdict(list)
+        for record in self._received():
+            frame = record.frame
+            if frame["type"] == "response.queued" and frame.get("reason") == "takeover":
+                times[frame["response_id"]].append(record.time)
+        return times
 
     def _received(self) -> list[Record]:
         """What all connections have received, in order."""
