@@ -10,15 +10,17 @@ if m[1] then
   if m[2] == ARGV[4] then return {'ok'} end -- our own epoch: the first reply was lost
   return {'replayed'}
 end
-if ARGV[9] == '' then -- what is left of a session of this id that has just expired
-  redis.call('UNLINK', KEYS[2], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9])
-elseif redis.call('GET', KEYS[10]) ~= ARGV[9] or redis.call('LLEN', KEYS[5]) ~= tonumber(ARGV[10]) then
+if ARGV[9] ~= '' and (redis.call('GET', KEYS[10]) ~= ARGV[9] or redis.call('LLEN', KEYS[5]) ~= tonumber(ARGV[10])) then
   return {'incomplete'}
 end
+-- First what a full memory refuses: a script that has written goes on to its end.
 local now = now_ms()
 redis.call('HSET', KEYS[1], 'uid', ARGV[3], 'epoch', ARGV[4], 'offset', 0, 'revision', 1, 'revision_offset', 1,
   'created_at', now, 'updated_at', now, 'message_count', 0, 'bytes', 0, 'input_tokens', 0, 'output_tokens', 0,
   'server', server_id(), 'head', '', 'active_response_id', '', 'locked', '', 'pinned', 0, unpack(ARGV, 11))
+if ARGV[9] == '' then -- what is left of a session of this id that has just expired
+  redis.call('UNLINK', KEYS[2], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9])
+end
 local offset = log_event(KEYS[1], KEYS[2], ARGV[5], ARGV[6], ARGV[7])
 for place = 4, 6 do redis.call('PERSIST', KEYS[place]) end
 redis.call('UNLINK', KEYS[10])

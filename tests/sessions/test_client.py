@@ -238,6 +238,22 @@ async def test_a_full_memory_is_an_outage_but_stop_finish_and_delete_work(
     await chat.keys()
 
 
+async def test_a_memory_that_fills_up_between_index_and_session_leaves_no_session(
+    own_store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve = own_store._reserve
+
+    async def reserve_the_last_byte(uid: str, session_id: str) -> None:
+        await reserve(uid, session_id)
+        await own_store.client.call("CONFIG", "SET", "maxmemory", "1")
+
+    monkeypatch.setattr(own_store, "_reserve", reserve_the_last_byte)
+    with pytest.raises(StoreUnavailable):
+        await Chat.create(own_store)
+    await own_store.client.call("CONFIG", "SET", "maxmemory", "0")
+    assert (await own_store.sessions("alice")).sessions == ()
+
+
 async def test_a_read_only_replica_is_an_outage_and_is_left_for_whoever_took_its_place(
     own_store: SessionStore,
 ) -> None:
