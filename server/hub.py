@@ -466,10 +466,11 @@ class Hub:
         record = await self._store.run(None, response_id)
         events = [event for _, event in await self._store.events(response_id)]
         for subscription in list(room.subscriptions):
+            # Who is joining is sent the end with the state, if there is one.
             if not subscription.joining and subscription.wants(response_id):
                 subscription.put_events(response_id, record.fence, 1, events)
-        if not record.is_live:
-            self._give_up_end(room, response_id)
+                if not record.is_live:
+                    subscription.give_up_end(response_id)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something that nobody waits for; `close` cancels what is left."""

@@ -316,6 +316,19 @@ async def test_a_missing_end_is_fetched_before_the_message_that_it_ends(
     ]
 
 
+async def test_an_end_is_not_given_up_where_a_state_that_brings_it_is_on_its_way(
+    hub: Hub, chat: Chat
+) -> None:
+    subscription = await join(hub, chat, Viewer())
+    rid = (await chat.begin()).response_id
+    subscription.put_events(rid, 1, 1, [CREATED])
+    await chat.finish(rid, 2)
+    subscription.begin_join()  # the session has another epoch, say
+    await hub._sync_response(hub.rooms[chat.session_id], rid)
+    assert subscription.open == [rid]  # that is what the state will bring the ends of
+    assert not subscription.has_told_end(rid)
+
+
 async def test_an_answer_that_was_lost_goes_on_from_its_log_alone(
     hub: Hub, chat: Chat, feed: SilentFeed
 ) -> None:
