@@ -203,7 +203,7 @@ async def test_a_paused_redis_does_not_store_an_append_twice(chat: Chat) -> None
     hasty = chat.on(await SessionStore.open(url, prefix=chat.store.keys.prefix))
     hasty.store.client.timeout_seconds = 0.05
     rid = (await chat.begin()).response_id
-    await chat.store.client.call("CLIENT", "PAUSE", 200, "ALL")
+    await chat.store.client.everywhere("CLIENT", "PAUSE", 500, "ALL")
     with pytest.raises(StoreUnavailable):
         await hasty.append(rid, 2, "x")
     hasty.store.client.timeout_seconds = 2.0
