@@ -355,12 +355,13 @@ async def test_s3_end_by_the_next_owner_reaches_who_stopped_and_was_shown_more(
             assert told is not None and not told["durable"]
             await second.takeover.take_over(response, "w0")
             monkeypatch.undo()
+            for client in (asker, viewer):
+                await client.wait(partial(has_durable_end, client.answers[response]))
             message_id = told["response"]["message_id"]
             stored = (await second.store.message(None, session, message_id)).text
             assert whole.startswith(stored) and stored != whole
             for client in (asker, viewer):
                 answer = client.answers[response]
-                await client.wait(partial(has_durable_end, answer))
                 assert answer.done is not None and answer.final == stored
                 assert answer.done["sequence_number"] < told["sequence_number"]
             kinds = [frame["type"] for frame in asker.answers[response].frames]
