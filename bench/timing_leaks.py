@@ -87,7 +87,7 @@ def compare(
 
 
 def share_of_greater(first: Sequence[float], second: Sequence[float]) -> float:
-    """In how many of all pairs the one of `first` is greater; a tie counts half."""
+    """In what share of all pairs the one of `first` is greater."""
     ranked = sorted([(value, 0) for value in first] + [(value, 1) for value in second])
     smaller = greater = 0.0
     for _, kind in ranked:  # ties of a clock in nanoseconds are too few to matter
