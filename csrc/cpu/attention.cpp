@@ -9,13 +9,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
-#include <limits>
 
 #include "common.h"
-
-#define PARLEY_KERNEL "attention_kernel.h"
-#include "instruction_sets.h"
+#include "kernels.h"
 
 namespace parley {
 namespace {
@@ -51,7 +47,8 @@ void check_arguments(
       "block_tables, cu_seqlens_q and seq_lens differ in sequences");
 }
 
-// Cut the batch into units; later tokens first, which see most, so that threads end together.
+}  // namespace
+
 std::vector<Unit> make_units(const Problem& p, int64_t num_seqs, int64_t num_blocks, double* work) {
   std::vector<Unit> units;
   const int64_t step = std::max<int64_t>(1, kUnitQueries / p.group);
@@ -78,7 +75,14 @@ std::vector<Unit> make_units(const Problem& p, int64_t num_seqs, int64_t num_blo
   return units;
 }
 
-}  // namespace
+Scratch::Scratch(const Problem& p) {
+  const int64_t num_queries = std::max(kUnitQueries, p.group);
+  queries.resize(num_queries * p.key_dim);
+  scores.resize(num_queries * kSpan);
+  sums.resize(num_queries * ((p.value_dim + kBlockSize - 1) / kBlockSize * kBlockSize));
+  maxima.resize(num_queries);
+  totals.resize(num_queries);
+}
 
 void paged_attention_cpu(
     const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
@@ -118,17 +122,11 @@ void paged_attention_cpu(
   STD_TORCH_CHECK(
       p.cu_seqlens_q[seq_lens.size(0)] == query.size(0), "cu_seqlens_q ends at ",
       p.cu_seqlens_q[seq_lens.size(0)], " of ", query.size(0), " tokens");
-  const AttendUnit attend = query.scalar_type() == ScalarType::Float ? PARLEY_BEST(attend<float>)
-                                                                     : PARLEY_BEST(attend<BFloat16>);
-  const int64_t max_queries = std::max(kUnitQueries, p.group);
+  const AttendUnit attend = query.scalar_type() == ScalarType::Float ? kernels().attend_float
+                                                                     : kernels().attend_bfloat16;
   std::atomic<size_t> next{0};
   const auto worker = [&](int64_t, int64_t) {  // a thread takes units until there are none
-    Scratch scratch;
-    scratch.queries.resize(max_queries * p.key_dim);
-    scratch.scores.resize(max_queries * kSpan);
-    scratch.sums.resize(max_queries * ((p.value_dim + kBlockSize - 1) / kBlockSize * kBlockSize));
-    scratch.maxima.resize(max_queries);
-    scratch.totals.resize(max_queries);
+    Scratch scratch(p);
     for (size_t unit; (unit = next++) < units.size();) attend(p, units[unit], scratch);
   };
   const int64_t num_workers = work < kSerialWork ? 1 : torch::stable::get_num_threads();

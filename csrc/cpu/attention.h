@@ -25,11 +25,17 @@ struct Unit {
 };
 
 struct Scratch {
+  explicit Scratch(const Problem& p);
+
   std::vector<float> queries;  // [queries][key_dim], scaled
   std::vector<float> scores;   // [queries][kSpan]
   std::vector<float> sums;     // [queries][value_dim rounded up to whole vectors]
   std::vector<float> maxima, totals;
 };
+
+// Cut the batch into units; later tokens first, which see most, so that threads end together. Adds up the
+// multiplications in `work`. Throws where lengths, chunks or block tables contradict each other.
+std::vector<Unit> make_units(const Problem& p, int64_t num_seqs, int64_t num_blocks, double* work);
 
 using AttendUnit = void (*)(const Problem&, const Unit&, Scratch&);
 

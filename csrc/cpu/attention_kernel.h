@@ -1,9 +1,10 @@
-// One unit of paged attention. Included once per instruction set, as vectors.h is.
+// One unit of paged attention.
 //
 // Keys are taken in spans of kSpan tokens that begin at multiples of kSpan, whatever the batch and the
 // chunk, and the sums of one query never mix with those of another; so a token's result depends on its
 // sequence alone, to the last bit. Within a span: scores, then their weights, then weighted values;
 // between spans the running maximum rescales what was summed before.
+#pragma once
 
 #include "vectors.h"
 
@@ -143,7 +144,8 @@ PARLEY_INLINE void add_all(
   }
 }
 
-template <typename T>
+// Q: queries, sinks and results; T: keys and values.
+template <typename Q, typename T>
 void attend(const Problem& p, const Unit& unit, Scratch& scratch) {
   const int64_t first_row = p.cu_seqlens_q[unit.sequence] + unit.token;
   const int64_t chunk = p.cu_seqlens_q[unit.sequence + 1] - p.cu_seqlens_q[unit.sequence];
@@ -151,12 +153,12 @@ void attend(const Problem& p, const Unit& unit, Scratch& scratch) {
   const int64_t num_queries = unit.num_tokens * p.group, head = unit.kv_head * p.group;
   const int64_t stride = (p.value_dim + kLanes - 1) / kLanes * kLanes;
   const int32_t* table = p.block_tables + unit.sequence * p.max_blocks;
-  const T* const query = static_cast<const T*>(p.query);
-  const T* const sinks = static_cast<const T*>(p.sinks);
+  const Q* const query = static_cast<const Q*>(p.query);
+  const Q* const sinks = static_cast<const Q*>(p.sinks);
   float *const scores = scratch.scores.data(), *const sums = scratch.sums.data();
 
   for (int64_t q = 0; q < num_queries; ++q) {  // query q: token q / group, head q % group
-    const T* from = query + (first_row + q / p.group) * p.query_token +
+    const Q* from = query + (first_row + q / p.group) * p.query_token +
                     (head + q % p.group) * p.query_head;
     for (int64_t dim = 0; dim < p.key_dim; ++dim) {
       scratch.queries[q * p.key_dim + dim] = to_float(from[dim]) * p.scale;
@@ -199,7 +201,7 @@ void attend(const Problem& p, const Unit& unit, Scratch& scratch) {
   }
 
   for (int64_t q = 0; q < num_queries; ++q) {
-    T* to = static_cast<T*>(p.out) + (first_row + q / p.group) * p.out_token +
+    Q* to = static_cast<Q*>(p.out) + (first_row + q / p.group) * p.out_token +
             (head + q % p.group) * p.out_head;
     for (int64_t dim = 0; dim < p.value_dim; ++dim) {
       from_float(sums[q * stride + dim] / scratch.totals[q], to + dim);

@@ -3,18 +3,10 @@
 // Weights lie as [panel][input][16 outputs]: one vector of outputs grows with each input, and nothing is
 // summed across lanes. At up to some twenty rows, where answers are generated, this is also about twice as
 // fast as a general matrix product, which packs its weights anew each time.
-#include "linear.h"
-
 #include <torch/csrc/stable/ops.h>
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-
 #include "common.h"
-
-#define PARLEY_KERNEL "linear_kernel.h"
-#include "instruction_sets.h"
+#include "kernels.h"
 
 namespace parley {
 namespace {
@@ -42,18 +34,21 @@ void linear_cpu(
       !bias || (bias->scalar_type() == ScalarType::Float && bias->is_contiguous() &&
                 bias->numel() == out.size(1)),
       "bias is one float32 per output");
-  LinearProblem p;
-  p.rows = static_cast<const float*>(rows.const_data_ptr());
-  p.panels = static_cast<const float*>(panels.const_data_ptr());
-  p.bias = bias ? static_cast<const float*>(bias->const_data_ptr()) : nullptr;
+  Product p{};
+  p.weight.format = Format::kFloat32;
+  p.weight.panels = panels.const_data_ptr();
+  p.weight.bias = bias ? static_cast<const float*>(bias->const_data_ptr()) : nullptr;
+  p.weight.num_inputs = rows.size(1), p.weight.num_outputs = out.size(1);
+  p.rows.values = rows.const_data_ptr();
+  p.rows.stride = rows.stride(0);
+  p.num_rows = rows.size(0);
   p.out = static_cast<float*>(out.mutable_data_ptr());
-  p.num_rows = rows.size(0), p.num_inputs = rows.size(1), p.num_outputs = out.size(1);
-  p.row_stride = rows.stride(0), p.out_stride = out.stride(0);
-  const ComputePanels compute = PARLEY_BEST(compute_panels);
-  const int64_t work_per_panel = p.num_rows * p.num_inputs * kPanel + 1;
+  p.out_stride = out.stride(0);
+  const auto multiply = kernels().multiply;
+  const int64_t work_per_panel = p.num_rows * p.weight.num_inputs * kPanel + 1;
   torch::stable::parallel_for(
-      0, panels.size(0), kWorkPerTask / work_per_panel + 1,
-      [&](int64_t begin, int64_t end) { compute(p, begin, end); });
+      0, p.num_pieces(), kWorkPerTask / work_per_panel + 1,
+      [&](int64_t begin, int64_t end) { multiply(p, begin, end); });
 }
 
 }  // namespace parley

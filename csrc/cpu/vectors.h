@@ -1,8 +1,8 @@
 // Vectors of 16 floats and bfloat16, in plain C++ with the compiler's vector types.
 //
-// No include guard, and nothing outside PARLEY_ISA: kernels include this once per instruction set,
-// after asking the compiler for it (attention.cpp), and each copy is another namespace. A vector is
-// made of PARLEY_WIDTH-float parts, the widest that the set has: wider ones compile, but to rubble.
+// Each level_*.cpp asks the compiler for an instruction set and includes this in a namespace of its own. A
+// vector is made of PARLEY_WIDTH-float parts, the widest that the set has: wider ones compile, but to rubble.
+#pragma once
 
 namespace parley::PARLEY_ISA {
 

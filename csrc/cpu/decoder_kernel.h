@@ -1,0 +1,123 @@
+// What a decoder layer does to one row besides its products.
+#pragma once
+
+#include "product_kernel.h"
+#include "vectors.h"
+
+namespace parley::PARLEY_ISA {
+
+// out = x / sqrt(mean(x²) + epsilon) * weight. Any of them may be the same memory.
+void normalize(const float* x, const float* weight, int64_t size, float epsilon, float* out) {
+  Floats squares = splat(0.0f);
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    const Floats part = load(x + i);
+    for (int j = 0; j < kParts; ++j) squares.parts[j] += part.parts[j] * part.parts[j];
+  }
+  float sum = sum_of(squares);
+  for (; i < size; ++i) sum += x[i] * x[i];
+  const float factor = 1.0f / std::sqrt(sum / static_cast<float>(size) + epsilon);
+  for (i = 0; i < size; ++i) out[i] = x[i] * factor * weight[i];
+}
+
+// Rotate a head: dimension i with i + half, by the angle whose cosine and sine are given.
+void rotate(float* head, const float* cosines, const float* sines, int64_t half) {
+  for (int64_t i = 0; i < half; ++i) {
+    const float low = head[i], high = head[half + i];
+    head[i] = low * cosines[i] - high * sines[i];
+    head[half + i] = high * cosines[i] + low * sines[i];
+  }
+}
+
+template <typename T>
+PARLEY_INLINE void store_token(
+    const float* key, const float* value, int64_t dim, T* keys, T* values) {
+  for (int64_t i = 0; i < dim; ++i) from_float(key[i], keys + i * kBlockSize);
+  for (int64_t i = 0; i < dim; ++i) from_float(value[i], values + i);
+}
+
+// One token's key and value of one head to its place in a block: keys [dim][token], values [dim].
+void store_float(const float* key, const float* value, int64_t dim, void* keys, void* values) {
+  store_token(key, value, dim, static_cast<float*>(keys), static_cast<float*>(values));
+}
+
+void store_bfloat16(const float* key, const float* value, int64_t dim, void* keys, void* values) {
+  store_token(key, value, dim, static_cast<BFloat16*>(keys), static_cast<BFloat16*>(values));
+}
+
+// For the products of int8 weights: whole numbers up to 127, and a scale for each group.
+PARLEY_INLINE void quantize_row(
+    const float* x, int64_t size, void* values, float* scales, int32_t* offsets) {
+  auto* const out = static_cast<Quantized*>(values);
+  for (int64_t begin = 0; begin < size; begin += kGroup) {
+    const int64_t end = std::min(begin + kGroup, size);
+    float largest = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      const float magnitude = x[i] < 0 ? -x[i] : x[i];
+      largest = magnitude > largest ? magnitude : largest;
+    }
+    const float factor = largest > 0 ? 127.0f / largest : 0.0f;
+    int32_t sum = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      const float shifted = x[i] * factor + 12582912.0f;  // its low bits: the nearest whole number
+      int32_t bits;
+      std::memcpy(&bits, &shifted, sizeof(bits));
+      const int32_t number = bits - 0x4b400000;
+      out[place_of(i)] = static_cast<Quantized>(number);
+      sum += number;
+    }
+    scales[begin / kGroup] = largest / 127.0f;
+    offsets[begin / kGroup] = -128 * sum;  // weights are stored with 128 added
+  }
+}
+
+// Whether the products of such weights read rows as they are; otherwise each is prepared first.
+bool takes_floats(Format format) {
+#if defined(PARLEY_DOT)
+  return format == Format::kFloat32;
+#else
+  return format != Format::kInt8;
+#endif
+}
+
+// A row in the format that the products of this weight read. `values` has 2 bytes for each input.
+void prepare_row(
+    const Weight& weight, const float* x, void* values, float* scales, int32_t* offsets) {
+  if (weight.format == Format::kInt8) {
+    quantize_row(x, weight.num_inputs, values, scales, offsets);
+  } else {
+    auto* const out = static_cast<BFloat16*>(values);
+    for (int64_t i = 0; i < weight.num_inputs; ++i) from_float(x[i], out + i);
+  }
+}
+
+// Elements of a prepared row lie so far apart.
+int64_t prepared_size(Format format) {
+  return format == Format::kInt8 ? sizeof(Quantized) : sizeof(BFloat16);
+}
+
+// One row of a packed weight: its embedding, where the output layer is tied to it.
+void unpack_output(const Weight& weight, int64_t output, float* out) {
+  const int64_t panel = output / kPanel, lane = output % kPanel, num_inputs = weight.num_inputs;
+  const int64_t begin = panel * num_inputs * kPanel;
+  for (int64_t i = 0; i < num_inputs; ++i) {
+    switch (weight.format) {
+      case Format::kFloat32:
+        out[i] = static_cast<const float*>(weight.panels)[begin + i * kPanel + lane];
+        break;
+      case Format::kBFloat16:
+        out[i] = to_float(static_cast<const BFloat16*>(
+            weight.panels)[begin + i / 2 * 2 * kPanel + lane * 2 + i % 2]);
+        break;
+      case Format::kInt8: {
+        const auto* panels = static_cast<const uint8_t*>(weight.panels);
+        const float* scales = weight.scales + panel * weight.num_groups() * kPanel;
+        out[i] = static_cast<float>(panels[begin + i / 4 * 4 * kPanel + lane * 4 + i % 4] - 128) *
+                 scales[i / kGroup * kPanel + lane];
+        break;
+      }
+    }
+  }
+}
+
+}  // namespace parley::PARLEY_ISA

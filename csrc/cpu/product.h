@@ -1,0 +1,64 @@
+// What a product of rows with a packed weight is: shared by those who ask for one and by
+// product_kernel.h, which computes it.
+//
+// A weight lies in panels of 16 outputs, so that one vector of outputs grows with each input and nothing
+// is summed across lanes:
+//   float32   [panel][input][16]
+//   bfloat16  [panel][input / 2][16][2]   pairs of inputs, as dot-product instructions want them
+//   int8      [panel][input / 4][16][4]   unsigned, 128 is zero; a scale for 128 inputs of each output
+#pragma once
+
+#include <cstdint>
+
+namespace parley {
+
+constexpr int64_t kPanel = 16;   // outputs that grow side by side in one vector
+constexpr int64_t kGroup = 128;  // inputs summed before they join the total; int8: with one scale
+
+enum class Format { kFloat32, kBFloat16, kInt8 };
+
+inline int64_t element_size(Format format) {
+  return format == Format::kFloat32 ? 4 : format == Format::kBFloat16 ? 2 : 1;
+}
+
+struct Weight {
+  Format format;
+  const void* panels;
+  const float* scales;  // int8: [panel][group][16]
+  const float* bias;    // [num_outputs], may be null
+  int64_t num_inputs;   // with padding
+  int64_t num_outputs;
+
+  int64_t num_groups() const { return (num_inputs + kGroup - 1) / kGroup; }
+};
+
+// Rows in the format that the product of this weight reads on this machine: see `prepare_row`.
+struct Rows {
+  const void* values;
+  const float* scales;       // int8: [row][group]
+  const int32_t* offsets;    // int8: [row][group], what a sum begins with, because weights have one too
+  int64_t stride;            // elements of `values` from row to row
+};
+
+enum class Epilogue {
+  kStore,
+  kAdd,           // to what is there
+  kSiluMultiply,  // of panels 2i (gate) and 2i + 1 (up) one panel: silu(gate) * up
+};
+
+struct Product {
+  Weight weight;
+  Rows rows;
+  int64_t num_rows;
+  Epilogue epilogue;
+  float* out;
+  int64_t out_stride;
+
+  // Pieces that may be computed one by one: panels, or pairs of them.
+  int64_t num_pieces() const {
+    const int64_t panels = (weight.num_outputs + kPanel - 1) / kPanel;
+    return epilogue == Epilogue::kSiluMultiply ? panels / 2 : panels;
+  }
+};
+
+}  // namespace parley
