@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace parley {
 
@@ -45,5 +46,30 @@ void linear_cpu(
     std::optional<Tensor> bias,  // [num_outputs]
     const Tensor& out            // [num_rows, num_outputs], written
 );
+
+// A weight of every layer, packed: [layers][panels][inputs / n][16][n] with n = 1 for float32, 2 for
+// bfloat16 and 4 for int8, whose scales are [layers][panels][inputs / 128][16] (csrc/cpu/product.h).
+void decoder_step_cpu(
+    const Tensor& input_ids,     // [num_tokens] int64, as the next two
+    const Tensor& positions,
+    const Tensor& slot_mapping,
+    const Tensor& block_tables,  // as for paged_attention, as the next two
+    const Tensor& cu_seqlens_q,
+    const Tensor& seq_lens,
+    const Tensor& logits_rows,   // [num_logits] int64
+    const Tensor& key_cache,     // [layers, num_blocks, 16, num_kv_heads, head_dim], written
+    const Tensor& value_cache,   // likewise
+    std::optional<Tensor> embeddings,  // [vocab, hidden]; absent: the rows of `head`
+    const Tensor& norms,         // [2 * layers + 1, hidden]: of attention and MLP of each layer, the last
+    std::optional<Tensor> qk_norms,  // [layers, 2, head_dim]
+    const Tensor& rotary,        // [positions, 2, head_dim / 2]: cosines and sines
+    const Tensor& qkv, std::optional<Tensor> qkv_scales, std::optional<Tensor> qkv_bias,
+    const Tensor& attention_out, std::optional<Tensor> attention_out_scales,
+    const Tensor& gate_up, std::optional<Tensor> gate_up_scales,  // panels of both in turn
+    const Tensor& down, std::optional<Tensor> down_scales,
+    const Tensor& head, std::optional<Tensor> head_scales,
+    const Tensor& logits,        // [num_logits, vocab] float32, written
+    std::vector<int64_t> windows,  // of each layer, 0 = all
+    int64_t num_heads, double scale, double epsilon);
 
 }  // namespace parley

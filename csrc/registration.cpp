@@ -12,10 +12,19 @@ STABLE_TORCH_LIBRARY(parley, ops) {
       "Tensor cu_seqlens_q, Tensor seq_lens, Tensor(a!) out, float scale, int sliding_window, "
       "float softcap, Tensor? sinks) -> ()");
   ops.def("linear(Tensor rows, Tensor panels, Tensor? bias, Tensor(a!) out) -> ()");
+  ops.def(
+      "decoder_step(Tensor input_ids, Tensor positions, Tensor slot_mapping, Tensor block_tables, "
+      "Tensor cu_seqlens_q, Tensor seq_lens, Tensor logits_rows, Tensor(a!) key_cache, "
+      "Tensor(b!) value_cache, Tensor? embeddings, Tensor norms, Tensor? qk_norms, Tensor rotary, "
+      "Tensor qkv, Tensor? qkv_scales, Tensor? qkv_bias, Tensor attention_out, "
+      "Tensor? attention_out_scales, Tensor gate_up, Tensor? gate_up_scales, Tensor down, "
+      "Tensor? down_scales, Tensor head, Tensor? head_scales, Tensor(c!) logits, int[] windows, "
+      "int num_heads, float scale, float epsilon) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(parley, CPU, ops) {
   ops.impl("store_kv", TORCH_BOX(&parley::store_kv_cpu));
   ops.impl("paged_attention", TORCH_BOX(&parley::paged_attention_cpu));
   ops.impl("linear", TORCH_BOX(&parley::linear_cpu));
+  ops.impl("decoder_step", TORCH_BOX(&parley::decoder_step_cpu));
 }

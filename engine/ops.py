@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ class Ops:
         None,
     ]
     linear: Callable[[Tensor, Tensor, Tensor | None, Tensor], None]
+    decoder_step: Callable[..., None]  # as engine/fused/reference.py declares it
 
 
 def store_kv_reference(
@@ -117,7 +119,20 @@ def pack_weight(weight: Tensor) -> Tensor:
     return padded.view(-1, PANEL_OUTPUTS, num_inputs).transpose(1, 2).contiguous()
 
 
-REFERENCE = Ops("torch", store_kv_reference, paged_attention_reference, linear_reference)
+def decoder_step_reference(*args: Any) -> None:
+    """See engine/fused/reference.py, which is made of the references above."""
+    from engine.fused.reference import decoder_step_reference
+
+    decoder_step_reference(*args)
+
+
+REFERENCE = Ops(
+    "torch",
+    store_kv_reference,
+    paged_attention_reference,
+    linear_reference,
+    decoder_step_reference,
+)
 
 
 def choose(backend: str) -> Ops:
@@ -131,7 +146,7 @@ def choose(backend: str) -> Ops:
         raise ValueError(f"attn_backend {backend!r} is none of auto, cpu, torch")
     if load_library():
         built = torch.ops.parley
-        return Ops("cpu", built.store_kv, built.paged_attention, built.linear)
+        return Ops("cpu", built.store_kv, built.paged_attention, built.linear, built.decoder_step)
     if backend == "cpu":
         raise ValueError("attn_backend 'cpu' was asked for, but csrc could not be built")
     return REFERENCE
@@ -149,6 +164,7 @@ def load_library() -> bool:
         "store_kv",
         "paged_attention",
         "linear",
+        "decoder_step",
     ):  # they return nothing, so nothing has a shape
         torch.library.register_fake(f"parley::{name}", lambda *args: None)
     return True
@@ -166,3 +182,10 @@ def allocate_cache(
     flat = torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype)
     cache = flat.view(num_blocks, num_heads, *inner)
     return cache.permute(0, 3, 1, 2) if is_key else cache.transpose(1, 2)
+
+
+def stack_layers(cache: Tensor, num_layers: int) -> Tensor:
+    """[layers * blocks, ...] → [layers, blocks, ...]: the caches of all layers in one memory."""
+    num_blocks = cache.shape[0] // num_layers
+    strides = (num_blocks * cache.stride(0), *cache.stride())
+    return cache.as_strided((num_layers, num_blocks, *cache.shape[1:]), strides)

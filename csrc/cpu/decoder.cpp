@@ -1,0 +1,386 @@
+// decoder_step: one forward pass of a Llama-like decoder, from token ids to logits, in one call.
+//
+// A step is some hundred short phases, such as "normalize all rows" or "multiply all rows with this
+// weight". A team of threads goes through them together; a phase is cut by rows, by panels of outputs or
+// by attention units, never by the inputs of a sum, so that the bits of a row depend neither on the
+// threads nor on the other rows. Between the products everything is float32, whatever the weights are.
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+
+#include "attention.h"
+#include "common.h"
+#include "kernels.h"
+#include "team.h"
+
+namespace parley {
+namespace {
+
+// Memory that grows and is kept from step to step.
+class Buffer {
+ public:
+  template <typename T>
+  T* get(int64_t count) {
+    const size_t size = static_cast<size_t>(count) * sizeof(T) + 64;
+    if (size > size_) {
+      memory_.reset(static_cast<std::byte*>(std::aligned_alloc(64, (size + 63) / 64 * 64)));
+      STD_TORCH_CHECK(memory_ != nullptr, "there is no memory for ", size, " bytes of a step");
+      size_ = size;
+    }
+    return reinterpret_cast<T*>(memory_.get());
+  }
+
+ private:
+  struct Free {
+    void operator()(std::byte* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<std::byte, Free> memory_;
+  size_t size_ = 0;
+};
+
+struct Buffers {
+  Buffer hidden, normalized, heads, attended, gated, values, scales, offsets;
+};
+
+// A weight of all layers, or of the output layer.
+struct Stack {
+  Weight first;
+  int64_t panels_bytes, num_scales;  // of each layer
+
+  Weight layer(int64_t index) const {
+    Weight weight = first;
+    weight.panels = static_cast<const std::byte*>(first.panels) + index * panels_bytes;
+    if (first.scales) weight.scales += index * num_scales;
+    if (first.bias) weight.bias += index * first.num_outputs;
+    return weight;
+  }
+};
+
+Stack read_stack(
+    const Tensor& panels, const std::optional<Tensor>& scales, int64_t num_outputs,
+    const std::optional<Tensor>& bias = std::nullopt) {
+  Stack stack{};
+  const ScalarType type = panels.scalar_type();
+  STD_TORCH_CHECK(
+      type == ScalarType::Float || type == ScalarType::BFloat16 || type == ScalarType::Byte,
+      "weights are float32, bfloat16 or uint8");
+  const int64_t interleaved = type == ScalarType::Float ? 1 : type == ScalarType::BFloat16 ? 2 : 4;
+  STD_TORCH_CHECK(
+      panels.dim() == 5 && panels.is_contiguous() && panels.size(3) == kPanel &&
+          panels.size(4) == interleaved && panels.size(1) == (num_outputs + kPanel - 1) / kPanel,
+      "panels are [layers][panels][inputs / ", interleaved, "][16][", interleaved, "]");
+  Weight& weight = stack.first;
+  weight.format = type == ScalarType::Float      ? Format::kFloat32
+                  : type == ScalarType::BFloat16 ? Format::kBFloat16
+                                                 : Format::kInt8;
+  weight.panels = panels.const_data_ptr();
+  weight.num_inputs = panels.size(2) * interleaved;
+  weight.num_outputs = num_outputs;
+  stack.panels_bytes = panels.size(1) * weight.num_inputs * kPanel * element_size(weight.format);
+  STD_TORCH_CHECK((weight.format == Format::kInt8) == scales.has_value(), "int8 weights have scales");
+  if (scales) {
+    stack.num_scales = panels.size(1) * weight.num_groups() * kPanel;
+    STD_TORCH_CHECK(
+        scales->scalar_type() == ScalarType::Float && scales->is_contiguous() &&
+            scales->numel() == panels.size(0) * stack.num_scales,
+        "scales are one float32 for each 128 inputs of an output");
+    weight.scales = static_cast<const float*>(scales->const_data_ptr());
+  }
+  if (bias) {
+    STD_TORCH_CHECK(
+        bias->scalar_type() == ScalarType::Float && bias->is_contiguous() &&
+            bias->numel() == panels.size(0) * num_outputs,
+        "bias is one float32 per output");
+    weight.bias = static_cast<const float*>(bias->const_data_ptr());
+  }
+  return stack;
+}
+
+const float* read_floats(const Tensor& tensor, int64_t count, const char* name) {
+  STD_TORCH_CHECK(
+      tensor.scalar_type() == ScalarType::Float && tensor.is_contiguous() && tensor.numel() == count,
+      name, " has ", tensor.numel(), " numbers, not ", count, " in float32");
+  return static_cast<const float*>(tensor.const_data_ptr());
+}
+
+const int64_t* read_indices(const Tensor& tensor, int64_t limit, const char* name) {
+  STD_TORCH_CHECK(
+      tensor.scalar_type() == ScalarType::Long && tensor.dim() == 1 && tensor.is_contiguous(), name,
+      " is a row of int64");
+  const auto* const indices = static_cast<const int64_t*>(tensor.const_data_ptr());
+  for (int64_t i = 0; i < tensor.size(0); ++i) {
+    STD_TORCH_CHECK(indices[i] < limit, name, " has ", indices[i], ", the limit is ", limit);
+  }
+  return indices;
+}
+
+struct Step {
+  const Kernels& k = kernels();
+  int64_t num_rows, num_logits, num_layers, hidden_size, num_heads, num_kv_heads, head_dim, num_gated;
+  float epsilon;
+  const int64_t *input_ids, *positions, *slots, *logits_rows;
+  const void* embeddings;  // null: the output layer's
+  bool embeddings_are_floats, cache_is_floats;
+  const float *norms, *qk_norms, *rotary;
+  Stack qkv, attention_out, gate_up, down, head;
+  std::vector<int64_t> windows;
+  Problem attention;
+  std::vector<Unit> units;
+  std::byte *key_cache, *value_cache;
+  int64_t key_layer, value_layer;  // bytes from layer to layer
+  float* logits;
+
+  float *hidden, *normalized, *heads, *attended, *gated;  // [num_rows][...]
+  std::byte* values;  // prepared rows
+  float* scales;
+  int32_t* offsets;
+  std::vector<std::atomic<size_t>> next_unit;  // one for each layer
+
+  int64_t heads_size() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
+
+  // Its share of `count` things, for one thread of a team.
+  template <typename Work>
+  static void share(const Team& team, int thread, int64_t count, Work work) {
+    const int64_t begin = count * thread / team.size(), end = count * (thread + 1) / team.size();
+    if (begin < end) work(begin, end);
+  }
+
+  // The rows as the product with this weight reads them. Ends with a barrier, if it does anything.
+  Rows prepare(Team& team, int thread, const Weight& weight, const float* rows, int64_t count,
+               int64_t stride) {
+    if (k.takes_floats(weight.format)) return {rows, nullptr, nullptr, stride};
+    const int64_t size = weight.num_inputs, groups = weight.num_groups();
+    const int64_t bytes = size * k.prepared_size(weight.format);
+    share(team, thread, count, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        k.prepare_row(
+            weight, rows + row * stride, values + row * bytes, scales + row * groups,
+            offsets + row * groups);
+      }
+    });
+    team.meet();
+    return {values, scales, offsets, size};
+  }
+
+  void multiply(Team& team, int thread, const Weight& weight, const float* rows, int64_t count,
+                int64_t stride, Epilogue epilogue, float* out, int64_t out_stride) {
+    Product p{weight, prepare(team, thread, weight, rows, count, stride), count, epilogue, out,
+              out_stride};
+    share(team, thread, p.num_pieces(), [&](int64_t begin, int64_t end) {
+      k.multiply(p, begin, end);
+    });
+    team.meet();
+  }
+
+  void embed(int64_t row) {
+    float* const out = hidden + row * hidden_size;
+    const int64_t token = input_ids[row];
+    if (embeddings == nullptr) {
+      k.unpack_output(head.first, token, out);
+    } else if (embeddings_are_floats) {
+      const auto* const from = static_cast<const float*>(embeddings) + token * hidden_size;
+      std::copy(from, from + hidden_size, out);
+    } else {
+      const auto* const from = static_cast<const BFloat16*>(embeddings) + token * hidden_size;
+      for (int64_t i = 0; i < hidden_size; ++i) {
+        const uint32_t bits = static_cast<uint32_t>(from[i].bits) << 16;
+        std::memcpy(out + i, &bits, sizeof(bits));
+      }
+    }
+  }
+
+  // A row's heads: queries and keys normalized and rotated, keys and values written to the cache.
+  void finish_heads(int64_t layer, int64_t row) {
+    float* const queries = heads + row * heads_size();
+    float* const keys = queries + num_heads * head_dim;
+    const float* const row_values = keys + num_kv_heads * head_dim;
+    const float* const cosines = rotary + positions[row] * head_dim;
+    const float* const sines = cosines + head_dim / 2;
+    for (int64_t head_index = 0; head_index < num_heads + num_kv_heads; ++head_index) {
+      float* const one = queries + head_index * head_dim;
+      if (qk_norms) {
+        const float* const weight = qk_norms + (2 * layer + (head_index >= num_heads)) * head_dim;
+        k.normalize(one, weight, head_dim, epsilon, one);
+      }
+      k.rotate(one, cosines, sines, head_dim / 2);
+    }
+    if (slots[row] < 0) return;
+    const int64_t size = cache_is_floats ? 4 : 2;
+    const int64_t block = slots[row] / kBlockSize, offset = slots[row] % kBlockSize;
+    for (int64_t kv_head = 0; kv_head < num_kv_heads; ++kv_head) {
+      const Problem& p = attention;
+      std::byte* const key_to = key_cache + layer * key_layer +
+                                (block * p.key_block + kv_head * p.key_head + offset) * size;
+      std::byte* const value_to =
+          value_cache + layer * value_layer +
+          (block * p.value_block + kv_head * p.value_head + offset * p.value_token) * size;
+      (cache_is_floats ? k.store_float : k.store_bfloat16)(
+          keys + kv_head * head_dim, row_values + kv_head * head_dim, head_dim, key_to, value_to);
+    }
+  }
+
+  void normalize_rows(Team& team, int thread, const float* weight) {
+    share(team, thread, num_rows, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        k.normalize(
+            hidden + row * hidden_size, weight, hidden_size, epsilon, normalized + row * hidden_size);
+      }
+    });
+    team.meet();
+  }
+
+  void attend(int64_t layer, Scratch& scratch) {
+    Problem p = attention;
+    p.window = windows[layer];
+    p.key_cache = key_cache + layer * key_layer;
+    p.value_cache = value_cache + layer * value_layer;
+    const AttendUnit attend_unit = cache_is_floats ? k.attend_float : k.attend_float_over_bfloat16;
+    for (size_t unit; (unit = next_unit[layer]++) < units.size();) {
+      attend_unit(p, units[unit], scratch);
+    }
+  }
+
+  // What one thread does.
+  void run(Team& team, int thread, Scratch& scratch) {
+    const int64_t attended_size = num_heads * head_dim;
+    share(team, thread, num_rows, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) embed(row);
+    });
+    team.meet();
+    for (int64_t layer = 0; layer < num_layers; ++layer) {
+      normalize_rows(team, thread, norms + 2 * layer * hidden_size);
+      multiply(
+          team, thread, qkv.layer(layer), normalized, num_rows, hidden_size, Epilogue::kStore, heads,
+          heads_size());
+      share(team, thread, num_rows, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) finish_heads(layer, row);
+      });
+      team.meet();
+      attend(layer, scratch);
+      team.meet();
+      multiply(
+          team, thread, attention_out.layer(layer), attended, num_rows, attended_size, Epilogue::kAdd,
+          hidden, hidden_size);
+      normalize_rows(team, thread, norms + (2 * layer + 1) * hidden_size);
+      multiply(
+          team, thread, gate_up.layer(layer), normalized, num_rows, hidden_size,
+          Epilogue::kSiluMultiply, gated, num_gated);
+      multiply(
+          team, thread, down.layer(layer), gated, num_rows, num_gated, Epilogue::kAdd, hidden,
+          hidden_size);
+    }
+    share(team, thread, num_logits, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        k.normalize(
+            hidden + logits_rows[row] * hidden_size, norms + 2 * num_layers * hidden_size, hidden_size,
+            epsilon, normalized + row * hidden_size);
+      }
+    });
+    team.meet();
+    if (num_logits) {
+      multiply(
+          team, thread, head.first, normalized, num_logits, hidden_size, Epilogue::kStore, logits,
+          head.first.num_outputs);
+    }
+  }
+};
+
+}  // namespace
+
+void decoder_step_cpu(
+    const Tensor& input_ids, const Tensor& positions, const Tensor& slot_mapping,
+    const Tensor& block_tables, const Tensor& cu_seqlens_q, const Tensor& seq_lens,
+    const Tensor& logits_rows, const Tensor& key_cache, const Tensor& value_cache,
+    std::optional<Tensor> embeddings, const Tensor& norms, std::optional<Tensor> qk_norms,
+    const Tensor& rotary, const Tensor& qkv, std::optional<Tensor> qkv_scales,
+    std::optional<Tensor> qkv_bias, const Tensor& attention_out,
+    std::optional<Tensor> attention_out_scales, const Tensor& gate_up,
+    std::optional<Tensor> gate_up_scales, const Tensor& down, std::optional<Tensor> down_scales,
+    const Tensor& head, std::optional<Tensor> head_scales, const Tensor& logits,
+    std::vector<int64_t> windows, int64_t num_heads, double scale, double epsilon) {
+  Step s{};
+  s.num_rows = input_ids.size(0);
+  s.num_logits = logits.size(0);
+  s.num_layers = static_cast<int64_t>(windows.size());
+  STD_TORCH_CHECK(
+      key_cache.dim() == 5 && value_cache.dim() == 5 && key_cache.size(0) == s.num_layers &&
+          value_cache.size(0) == s.num_layers && norms.dim() == 2 && rotary.dim() == 3,
+      "caches are [layers, blocks, 16, heads, dim], norms [2 * layers + 1, hidden], and rotary "
+      "[positions, 2, dim / 2]");
+  s.hidden_size = norms.size(1);
+  s.num_heads = num_heads;
+  s.num_kv_heads = key_cache.size(3);
+  s.head_dim = key_cache.size(4);
+  s.num_gated = gate_up.size(1) / 2 * kPanel;
+  s.epsilon = static_cast<float>(epsilon);
+  s.norms = read_floats(norms, (2 * s.num_layers + 1) * s.hidden_size, "norms");
+  s.qk_norms = qk_norms ? read_floats(*qk_norms, s.num_layers * 2 * s.head_dim, "qk_norms") : nullptr;
+  s.rotary = read_floats(rotary, rotary.size(0) * s.head_dim, "rotary");
+  s.qkv = read_stack(qkv, qkv_scales, s.heads_size(), qkv_bias);
+  s.attention_out = read_stack(attention_out, attention_out_scales, s.hidden_size);
+  s.gate_up = read_stack(gate_up, gate_up_scales, 2 * s.num_gated);
+  s.down = read_stack(down, down_scales, s.hidden_size);
+  s.head = read_stack(head, head_scales, logits.size(1));
+  STD_TORCH_CHECK(
+      s.qkv.first.num_inputs == s.hidden_size && s.head.first.num_inputs == s.hidden_size &&
+          s.attention_out.first.num_inputs == s.num_heads * s.head_dim &&
+          s.gate_up.first.num_inputs == s.hidden_size && s.down.first.num_inputs <= s.num_gated,
+      "weights differ from the model in their inputs");
+  STD_TORCH_CHECK(
+      logits.scalar_type() == ScalarType::Float && logits.is_contiguous() &&
+          logits_rows.size(0) == s.num_logits,
+      "logits are contiguous float32, one row for each of logits_rows");
+  s.input_ids = read_indices(input_ids, s.head.first.num_outputs, "input_ids");
+  s.positions = read_indices(positions, rotary.size(0), "positions");
+  s.slots = read_indices(slot_mapping, key_cache.size(1) * kBlockSize, "slot_mapping");
+  s.logits_rows = read_indices(logits_rows, s.num_rows, "logits_rows");
+  s.logits = static_cast<float*>(logits.mutable_data_ptr());
+  if (embeddings) {
+    s.embeddings = embeddings->const_data_ptr();
+    s.embeddings_are_floats = embeddings->scalar_type() == ScalarType::Float;
+  }
+  s.cache_is_floats = key_cache.scalar_type() == ScalarType::Float;
+  const int64_t size = s.cache_is_floats ? 4 : 2;
+  s.key_cache = static_cast<std::byte*>(key_cache.mutable_data_ptr());
+  s.value_cache = static_cast<std::byte*>(value_cache.mutable_data_ptr());
+  s.key_layer = key_cache.stride(0) * size, s.value_layer = value_cache.stride(0) * size;
+  s.windows = std::move(windows);
+
+  static thread_local Buffers buffers;
+  s.hidden = buffers.hidden.get<float>(s.num_rows * s.hidden_size);
+  s.normalized = buffers.normalized.get<float>(s.num_rows * s.hidden_size);
+  s.heads = buffers.heads.get<float>(s.num_rows * s.heads_size());
+  s.attended = buffers.attended.get<float>(s.num_rows * num_heads * s.head_dim);
+  s.gated = buffers.gated.get<float>(s.num_rows * s.num_gated);
+  const int64_t widest = std::max({s.hidden_size, num_heads * s.head_dim, s.num_gated});
+  s.values = buffers.values.get<std::byte>(s.num_rows * widest * 2);
+  s.scales = buffers.scales.get<float>(s.num_rows * (widest / kGroup + 1));
+  s.offsets = buffers.offsets.get<int32_t>(s.num_rows * (widest / kGroup + 1));
+
+  Problem& p = s.attention;
+  p.query = s.heads, p.out = s.attended;
+  p.block_tables = static_cast<const int32_t*>(block_tables.const_data_ptr());
+  p.cu_seqlens_q = static_cast<const int32_t*>(cu_seqlens_q.const_data_ptr());
+  p.seq_lens = static_cast<const int32_t*>(seq_lens.const_data_ptr());
+  p.max_blocks = block_tables.size(1);
+  p.num_kv_heads = s.num_kv_heads;
+  p.group = num_heads / s.num_kv_heads;
+  p.key_dim = p.value_dim = s.head_dim;
+  p.query_token = s.heads_size(), p.query_head = s.head_dim;
+  p.out_token = num_heads * s.head_dim, p.out_head = s.head_dim;
+  p.key_block = key_cache.stride(1), p.key_head = key_cache.stride(3);
+  p.value_block = value_cache.stride(1), p.value_token = value_cache.stride(2);
+  p.value_head = value_cache.stride(3);
+  p.scale = static_cast<float>(scale);
+  double work = 0;
+  s.units = make_units(p, seq_lens.size(0), key_cache.size(1), &work);
+  s.next_unit = std::vector<std::atomic<size_t>>(s.num_layers);
+
+  Team& team = Team::of_size(static_cast<int>(torch::stable::get_num_threads()));
+  std::vector<Scratch> scratches(team.size(), Scratch(p));
+  team.run([&](int thread) { s.run(team, thread, scratches[thread]); });
+}
+
+}  // namespace parley

@@ -1,0 +1,1 @@
+"""Llama-like decoders as one op: see `decoder.FusedDecoder`."""

@@ -1,0 +1,212 @@
+"""`FusedDecoder`: llama, mistral, qwen2 and qwen3 on a CPU, one call of C++ for a whole step.
+
+What transformers computes with some ten operations for each layer is one op here,
+`torch.ops.parley.decoder_step`: weights are packed when the model is loaded, products, norms and
+rotations write into memory that is kept, and a team of threads stays together for the whole step.
+Between the products everything is float32. A row's bits do not depend on the other rows.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.batch import Batch
+from engine.fused.packing import PackedWeight, join_gate_up
+from engine.fused.support import head_dim, unknown_parameters, windows
+from engine.ops import allocate_cache, stack_layers
+
+BLOCK_SIZE = 16  # tokens of a cache block: what csrc is written for
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """The sizes of a model. All lengths are numbers of elements."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    epsilon: float  # of the norms
+    scale: float  # of the scores
+    windows: tuple[int, ...]  # of each layer, 0 = all
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """All weights, packed. Norms, biases and rotations are float32."""
+
+    embeddings: Tensor | None  # [vocab, hidden]; None: the output layer's are used
+    norms: Tensor  # [2 * layers + 1, hidden]
+    qk_norms: Tensor | None  # [layers, 2, head_dim]
+    rotary: Tensor  # [positions, 2, head_dim / 2]
+    qkv: PackedWeight
+    qkv_bias: Tensor | None  # [layers, outputs]
+    attention_out: PackedWeight
+    gate_up: PackedWeight
+    down: PackedWeight
+    head: PackedWeight
+
+
+class FusedDecoder:
+    """A model's weights and its forward pass; the KV cache is the runner's to allocate."""
+
+    def __init__(
+        self, shape: DecoderShape, weights: DecoderWeights, step: Callable[..., None]
+    ) -> None:
+        self.shape = shape
+        self.weights = weights
+        self.key_cache: Tensor | None = None  # [layers, num_blocks, 16, num_kv_heads, head_dim]
+        self.value_cache: Tensor | None = None
+        self._step = step
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        is_float32 = self.weights.qkv.panels.dtype == torch.float32
+        return torch.float32 if is_float32 else torch.bfloat16
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """In all layers together."""
+        shape = self.shape
+        return (
+            2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * self.cache_dtype.itemsize
+        )
+
+    def allocate_cache(self, num_blocks: int) -> None:
+        """Memory is taken page by page when it is first used. MemoryError if the system refuses."""
+        shape = self.shape
+        sizes = (shape.num_layers * num_blocks, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
+        keys = allocate_cache(*sizes, self.cache_dtype, is_key=True)
+        values = allocate_cache(*sizes, self.cache_dtype, is_key=False)
+        self.key_cache = stack_layers(keys, shape.num_layers)
+        self.value_cache = stack_layers(values, shape.num_layers)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """One pass; the logits of the sampled rows, [num_sampled, vocab] float32."""
+        assert self.key_cache is not None and self.value_cache is not None
+        weights, shape = self.weights, self.shape
+        logits = torch.empty((batch.num_sampled, shape.vocab_size))
+        self._step(
+            batch.input_ids,
+            batch.positions,
+            batch.slot_mapping,
+            batch.block_tables,
+            batch.cu_seqlens_q,
+            batch.seq_lens,
+            batch.logits_rows,
+            self.key_cache,
+            self.value_cache,
+            weights.embeddings,
+            weights.norms,
+            weights.qk_norms,
+            weights.rotary,
+            weights.qkv.panels,
+            weights.qkv.scales,
+            weights.qkv_bias,
+            weights.attention_out.panels,
+            weights.attention_out.scales,
+            weights.gate_up.panels,
+            weights.gate_up.scales,
+            weights.down.panels,
+            weights.down.scales,
+            weights.head.panels,
+            weights.head.scales,
+            logits,
+            shape.windows,
+            shape.num_heads,
+            shape.scale,
+            shape.epsilon,
+        )
+        return logits
+
+
+def fuse(model: Any, step: Callable[..., None], format: str, num_positions: int) -> FusedDecoder:
+    """Pack a loaded transformers model, whose layers lose their weights one by one.
+
+    Raises ValueError if a layer has other parameters than those that are computed.
+    """
+    config, layers = model.config, model.model.layers
+    for index, layer in enumerate(layers):
+        if unknown := unknown_parameters(layer):
+            raise ValueError(f"layer {index} has {min(unknown)}, or lacks it")
+    shape = _shape(config, layers)
+    weights = _pack(model, shape, format, num_positions)
+    return FusedDecoder(shape, weights, step)
+
+
+def _shape(config: Any, layers: Any) -> DecoderShape:
+    attention = layers[0].self_attn
+    return DecoderShape(
+        num_layers=len(layers),
+        hidden_size=config.hidden_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=head_dim(config),
+        vocab_size=config.vocab_size,
+        epsilon=config.rms_norm_eps,
+        scale=attention.scaling,
+        windows=windows(config),
+    )
+
+
+def _pack(model: Any, shape: DecoderShape, format: str, num_positions: int) -> DecoderWeights:
+    layers, head = model.model.layers, model.get_output_embeddings().weight
+    first, count = layers[0], shape.num_layers
+    num_gated = first.mlp.gate_proj.weight.shape[0]
+    padded = 2 * (num_gated + -num_gated % 16)
+    hidden, attended = shape.hidden_size, shape.num_heads * shape.head_dim
+    num_qkv = attended + 2 * shape.num_kv_heads * shape.head_dim
+    has_bias, has_norms = (
+        first.self_attn.q_proj.bias is not None,
+        hasattr(first.self_attn, "q_norm"),
+    )
+    embeddings = model.get_input_embeddings().weight
+    weights = DecoderWeights(
+        embeddings=None if embeddings is head else embeddings.detach().contiguous(),
+        norms=torch.empty((2 * count + 1, hidden)),
+        qk_norms=torch.empty((count, 2, shape.head_dim)) if has_norms else None,
+        rotary=_rotary(model.model.rotary_emb, num_positions),
+        qkv=PackedWeight.allocate(count, num_qkv, hidden, format),
+        qkv_bias=torch.empty((count, num_qkv)) if has_bias else None,
+        attention_out=PackedWeight.allocate(count, hidden, attended, format),
+        gate_up=PackedWeight.allocate(count, padded, hidden, format),
+        down=PackedWeight.allocate(count, hidden, num_gated, format),
+        head=PackedWeight.allocate(1, shape.vocab_size, hidden, format),
+    )
+    for index, layer in enumerate(layers):
+        _pack_layer(weights, index, layer)
+    weights.norms[-1] = model.model.norm.weight
+    weights.head.fill(0, head)
+    return weights
+
+
+def _pack_layer(weights: DecoderWeights, index: int, layer: Any) -> None:
+    attention, mlp = layer.self_attn, layer.mlp
+    weights.norms[2 * index] = layer.input_layernorm.weight
+    weights.norms[2 * index + 1] = layer.post_attention_layernorm.weight
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    weights.qkv.fill(index, torch.cat([projection.weight for projection in projections]))
+    if weights.qkv_bias is not None:
+        weights.qkv_bias[index] = torch.cat([projection.bias for projection in projections])
+    if weights.qk_norms is not None:
+        weights.qk_norms[index, 0] = attention.q_norm.weight
+        weights.qk_norms[index, 1] = attention.k_norm.weight
+    weights.attention_out.fill(index, attention.o_proj.weight)
+    weights.gate_up.fill(index, join_gate_up(mlp.gate_proj.weight, mlp.up_proj.weight))
+    weights.down.fill(index, mlp.down_proj.weight)
+    for module in layer.modules():  # two copies of a large model may not fit
+        if isinstance(module, nn.Linear):
+            module.weight = nn.Parameter(module.weight.to("meta"), requires_grad=False)
+
+
+def _rotary(module: nn.Module, num_positions: int) -> Tensor:
+    """Cosines and sines of every position: [positions, 2, head_dim / 2]."""
+    positions = torch.arange(num_positions)[None]
+    cosines, sines = module(torch.empty(0), positions)
+    half = cosines.shape[-1] // 2
+    return torch.stack([cosines[0, :, :half], sines[0, :, :half]], dim=1).float().contiguous()

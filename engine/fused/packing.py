@@ -1,0 +1,94 @@
+"""Weights as `torch.ops.parley.decoder_step` reads them: panels of 16 outputs (csrc/cpu/product.h).
+
+A format is named by how it stores a weight: "float32", "bfloat16", or "int8" with one scale for
+every 128 inputs of an output.
+"""
+
+import math
+import mmap
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+PANEL_OUTPUTS = 16
+GROUP_INPUTS = 128  # inputs that share a scale
+INT8_ZERO = 128  # int8 weights are stored unsigned
+INTERLEAVED = {"float32": 1, "bfloat16": 2, "int8": 4}  # inputs of an output that lie together
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.uint8}
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """The same weight of several layers, [num_outputs, num_inputs] each."""
+
+    panels: Tensor  # [layers, panels, inputs / interleaved, 16, interleaved]
+    scales: Tensor | None  # int8: [layers, panels, groups, 16] float32
+
+    @classmethod
+    def allocate(
+        cls, num_layers: int, num_outputs: int, num_inputs: int, format: str
+    ) -> "PackedWeight":
+        """Room for all layers, in huge pages where the system gives such."""
+        num_panels = -(-num_outputs // PANEL_OUTPUTS)
+        n = INTERLEAVED[format]
+        shape = (num_layers, num_panels, -(-num_inputs // n), PANEL_OUTPUTS, n)
+        scales = None
+        if format == "int8":
+            num_groups = -(-num_inputs // GROUP_INPUTS)
+            scales = allocate((num_layers, num_panels, num_groups, PANEL_OUTPUTS), torch.float32)
+        return cls(allocate(shape, DTYPES[format]), scales)
+
+    def fill(self, layer: int, weight: Tensor) -> None:
+        """Pack the weight of one layer, [num_outputs, num_inputs]."""
+        _, num_panels, num_steps, _, n = self.panels.shape
+        panels = functional.pad(
+            weight, (0, num_steps * n - weight.shape[1], 0, -len(weight) % PANEL_OUTPUTS)
+        )
+        panels = panels.view(num_panels, PANEL_OUTPUTS, num_steps * n)
+        if self.scales is not None:
+            panels, scales = quantize(panels)
+            self.scales[layer] = scales.transpose(1, 2)
+        interleaved = panels.view(num_panels, PANEL_OUTPUTS, num_steps, n).transpose(1, 2)
+        self.panels[layer] = interleaved
+
+    def unpack(self, layer: int) -> Tensor:
+        """[outputs, inputs] float32, both with their padding."""
+        _, num_panels, num_steps, _, n = self.panels.shape
+        panels = self.panels[layer].float().transpose(1, 2).reshape(num_panels, PANEL_OUTPUTS, -1)
+        if self.scales is not None:
+            scales = self.scales[layer].transpose(1, 2).repeat_interleave(GROUP_INPUTS, -1)
+            panels = (panels - INT8_ZERO) * scales[..., : num_steps * n]
+        return panels.flatten(0, 1)
+
+
+def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """[..., inputs] → the same in uint8, and scales [..., groups]: (stored - 128) * scale."""
+    num_inputs = weight.shape[-1]
+    padded = functional.pad(weight.float(), (0, -num_inputs % GROUP_INPUTS))
+    groups = padded.view(*weight.shape[:-1], -1, GROUP_INPUTS)
+    scales = groups.abs().amax(-1) / 127
+    numbers = (groups / scales.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(-1)).round()
+    stored = (numbers + INT8_ZERO).to(torch.uint8).flatten(-2)[..., :num_inputs]
+    return stored, scales
+
+
+def join_gate_up(gate: Tensor, up: Tensor) -> Tensor:
+    """Panels of both in turn, each padded to whole panels: [2 * padded outputs, inputs]."""
+    num_outputs, num_inputs = gate.shape
+    padding = (0, 0, 0, -num_outputs % PANEL_OUTPUTS)
+    panels = [functional.pad(w, padding).view(-1, PANEL_OUTPUTS, num_inputs) for w in (gate, up)]
+    return torch.stack(panels, dim=1).flatten(0, 2)
+
+
+def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros, in huge pages where there are such: weights are read from end to end in each step."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:
+            pass  # a kernel without them
+    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)

@@ -1,0 +1,74 @@
+"""Which models the fused decoder computes: those whose every detail is known, and no other.
+
+The family is looked for in the config, before weights are loaded; the modules are looked at when
+they are: a parameter that is not expected means that the model does something else besides.
+"""
+
+from typing import Any
+
+from torch import nn
+
+FAMILIES = frozenset(("llama", "mistral", "qwen2", "qwen3"))
+ROPE_TYPES = frozenset(("default", "linear", "llama3", "yarn"))  # one table for all lengths
+
+_ALWAYS = frozenset(
+    f"{name}.weight"
+    for name in (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.o_proj",
+        "mlp.gate_proj",
+        "mlp.up_proj",
+        "mlp.down_proj",
+    )
+)
+_QKV_BIAS = frozenset(f"self_attn.{name}_proj.bias" for name in "qkv")
+_QK_NORMS = frozenset(f"self_attn.{name}_norm.weight" for name in "qk")
+
+
+def obstacle(config: Any) -> str | None:
+    """What of this config the fused decoder does not compute; None if it does all."""
+    if config.model_type not in FAMILIES:
+        return f"{config.model_type} is none of {', '.join(sorted(FAMILIES))}"
+    if config.hidden_act != "silu":
+        return f"activation {config.hidden_act}"
+    if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
+        return "biases behind attention or in the MLP"
+    rope = getattr(config, "rope_parameters", None) or {}
+    rope_type = rope.get("rope_type", "default")
+    if rope_type not in ROPE_TYPES:
+        return f"rotary positions of type {rope_type}"
+    if rope.get("partial_rotary_factor", 1) != 1:
+        return "heads that are rotated in part"
+    width = head_dim(config)
+    if width % 2 or config.hidden_size % 4 or width * config.num_attention_heads % 4:
+        return "odd widths"  # inputs are packed by fours
+    return None
+
+
+def unknown_parameters(layer: nn.Module) -> set[str]:
+    """Parameters of a decoder layer that are missing, or too many."""
+    names = {name for name, _ in layer.named_parameters()}
+    return names.symmetric_difference(_ALWAYS | (names & _QK_NORMS) | _whole(names, _QKV_BIAS))
+
+
+def head_dim(config: Any) -> int:
+    """The width of one head."""
+    width: int = getattr(config, "head_dim", None) or (
+        config.hidden_size // config.num_attention_heads
+    )
+    return width
+
+
+def windows(config: Any) -> tuple[int, ...]:
+    """How many tokens each layer sees, 0 = all. Without `layer_types` they are all alike."""
+    window = getattr(config, "sliding_window", None) or 0
+    types = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    return tuple(window if kind == "sliding_attention" else 0 for kind in types)
+
+
+def _whole(names: set[str], group: frozenset[str]) -> frozenset[str]:
+    return group if names & group else frozenset()
