@@ -110,6 +110,7 @@ class AsyncEngineArgs(AbsentFeatures):
             max_request_seconds=self.max_request_seconds,
             attn_backend=self.attn_backend,
             model_impl=self.model_impl,
+            quantization=self.quantization,
             batch_invariant=self.batch_invariant,
             pace=self.pace,
             max_step_seconds=self.max_step_seconds,
@@ -198,14 +199,14 @@ _CHOICES = {
     "prefix_caching_hash_algo": ("builtin", "sha256", "sha256_cbor", "xxhash", "xxhash_cbor"),
 }
 _ONLY_VALUES: dict[str, tuple[object, ...]] = {
-    "quantization": (None,),
+    "quantization": (None, "int8"),
     "kv_cache_dtype": ("auto",),
     "skip_tokenizer_init": (False,),
     "enable_chunked_prefill": (None, True),  # a prefill is always chunked
     "async_scheduling": (None, False),
     "tokenizer_mode": ("auto", "hf"),
     "block_size": (None, 16),  # what the kernels are written for
-    "model_impl": ("auto", "transformers"),
+    "model_impl": ("auto", "transformers", "fused"),
     "generation_config": ("auto",),
 }
 _BOOLEANS = (

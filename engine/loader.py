@@ -20,6 +20,8 @@ from engine import attention, experts, linear
 from engine.attention import PagedLayer, StepContext
 from engine.checkpoint import UnsupportedModelError, check_folder
 from engine.config import EngineConfig
+from engine.fused import support
+from engine.fused.decoder import FusedDecoder, fuse
 from engine.ops import Ops
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ class LoadedModel:
     vocab_size: int
     max_positions: int
     eos_token_ids: list[int]
+    fused: FusedDecoder | None = None  # computes in the place of `model`, which has no weights then
 
 
 def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
@@ -53,19 +56,30 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
     hf_config = _read_config(folder)
     _check_config(hf_config)
     device = _choose_device(config.device)
-    dtype = _choose_dtype(config.dtype, hf_config, device)
+    is_fused = _choose_fused(config, hf_config, device, ops)
+    dtype = _choose_dtype(config.dtype, hf_config, device, is_fused)
     logger.info("loading %s as %s on %s", folder, str(dtype).removeprefix("torch."), device)
     attention.register()
     model = _build(folder, hf_config, dtype, config.load_format).to(device)
     model.eval().requires_grad_(False)
 
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    if ops.name == "cpu":
-        linear.pack_layers(model, ops)
+    max_positions = _max_positions(hf_config)
+    vocab_size = min(_num_rows(model, "input"), _num_rows(model, "output"))
     context = StepContext(ops)
-    layers = attention.attach_layers(model, context)
-    experts.attach_experts(model, context)
-    _probe(model, layers, hf_config, device)
+    layers: list[PagedLayer] = []
+    fused = None
+    if is_fused:
+        format = config.quantization or str(dtype).removeprefix("torch.")
+        num_positions = min(config.max_model_len or max_positions, max_positions)
+        with torch.inference_mode():
+            fused = fuse(model, ops.decoder_step, format, num_positions)
+    else:
+        if ops.name == "cpu":
+            linear.pack_layers(model, ops)
+        layers = attention.attach_layers(model, context)
+        experts.attach_experts(model, context)
+        _probe(model, layers, hf_config, device)
     eos_sources = (getattr(model, "generation_config", None), hf_config)
     loaded = LoadedModel(
         model=model,
@@ -74,9 +88,10 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
         device=device,
         dtype=dtype,
         num_parameters=num_parameters,
-        vocab_size=min(_num_rows(model, "input"), _num_rows(model, "output")),
-        max_positions=_max_positions(hf_config),
+        vocab_size=vocab_size,
+        max_positions=max_positions,
         eos_token_ids=sorted(_token_ids(eos_sources)),
+        fused=fused,
     )
     logger.info(
         "loaded %.1fM parameters in %.1f s",
@@ -115,7 +130,24 @@ def _choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _choose_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
+def _choose_fused(config: EngineConfig, hf_config: Any, device: torch.device, ops: Ops) -> bool:
+    """Whether `engine/fused` computes the model; `UnsupportedModelError` if it must and cannot."""
+    if config.model_impl == "transformers":
+        return False
+    obstacle = support.obstacle(hf_config)
+    if obstacle is None and config.dtype == "float16":
+        obstacle = "float16 weights"
+    if obstacle is None and ops.name != "cpu":
+        obstacle = "no C++ kernels"
+    must = config.quantization and f"quantization {config.quantization!r}"
+    if config.model_impl == "fused":
+        must = "model_impl 'fused'"
+    if obstacle and must:
+        raise UnsupportedModelError(f"{must} is not possible here: {obstacle}")
+    return obstacle is None and device.type == "cpu"
+
+
+def _choose_dtype(name: str, config: Any, device: torch.device, is_fused: bool) -> torch.dtype:
     """The named dtype; for "auto" the checkpoint's, or float32 where the CPU would emulate it."""
     if name != "auto":
         chosen: torch.dtype = getattr(torch, name)
@@ -124,6 +156,8 @@ def _choose_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
     if isinstance(dtype, str):
         dtype = getattr(torch, dtype)
     if device.type == "cpu" and dtype != torch.float32:
+        if is_fused and dtype == torch.bfloat16:  # its kernels convert as they read
+            return torch.bfloat16
         return torch.bfloat16 if _has_native_bfloat16() else torch.float32
     return dtype
 

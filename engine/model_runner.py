@@ -13,7 +13,6 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from engine.attention import LayerShape, PagedLayer
 from engine.batch import Batch, build_batch
 from engine.checkpoint import UnsupportedModelError
 from engine.config import EngineConfig
@@ -39,9 +38,10 @@ class ModelRunner:
         self._context = loaded.context
         self._sampler = Sampler()
         _allocate_cache(loaded, self.config)
-        model: Any = loaded.model
-        output_layer: nn.Module = model.get_output_embeddings()
-        output_layer.register_forward_pre_hook(self._keep_sampled_rows)
+        if loaded.fused is None:
+            model: Any = loaded.model
+            output_layer: nn.Module = model.get_output_embeddings()
+            output_layer.register_forward_pre_hook(self._keep_sampled_rows)
         self.invariance = RowInvariance()
         if config.batch_invariant:
             self.invariance = RowProbe(loaded, self.config, self.forward).run()
@@ -58,6 +58,8 @@ class ModelRunner:
 
     def forward(self, batch: Batch) -> Tensor:
         """One pass over the model; the logits of its sampled rows, [num_sampled, vocab] float32."""
+        if self.loaded.fused is not None:
+            return self.loaded.fused.forward(batch)
         self._context.batch = batch
         logits: Tensor = self.loaded.model(
             input_ids=batch.input_ids[None],
@@ -86,7 +88,7 @@ def resolve_sizes(config: EngineConfig, loaded: LoadedModel) -> EngineConfig:
         if memory is None:
             num_blocks = min(num_blocks, max(per_sequence, MAX_CACHE_TOKENS // block_size))
             memory = min(int(_available_memory() * CACHE_MEMORY_SHARE), MAX_CACHE_BYTES)
-        block_bytes = block_size * sum(map(_bytes_per_token, loaded.layers))
+        block_bytes = block_size * _bytes_per_token(loaded)
         num_blocks = min(num_blocks, memory // block_bytes)
     if num_blocks < 1:
         raise UnsupportedModelError("there is no memory for a single block of the KV cache")
@@ -100,7 +102,7 @@ def resolve_sizes(config: EngineConfig, loaded: LoadedModel) -> EngineConfig:
 def _allocate_cache(loaded: LoadedModel, config: EngineConfig) -> None:
     """Raises UnsupportedModelError if the system refuses so much memory at once."""
     assert config.num_blocks is not None
-    num_bytes = config.num_blocks * config.block_size * sum(map(_bytes_per_token, loaded.layers))
+    num_bytes = config.num_blocks * config.block_size * _bytes_per_token(loaded)
     try:
         _allocate_layers(loaded, config.num_blocks, config.block_size)
     except MemoryError:
@@ -111,6 +113,9 @@ def _allocate_cache(loaded: LoadedModel, config: EngineConfig) -> None:
 
 
 def _allocate_layers(loaded: LoadedModel, num_blocks: int, block_size: int) -> None:
+    if loaded.fused is not None:
+        loaded.fused.allocate_cache(num_blocks)
+        return
     sizes = (num_blocks, block_size)
     for layer in loaded.layers:
         shape = layer.shapes[0]
@@ -119,9 +124,15 @@ def _allocate_layers(loaded: LoadedModel, num_blocks: int, block_size: int) -> N
         layer.value_cache = allocate_cache(*sizes, heads, shape.value_head_dim, dtype, is_key=False)
 
 
-def _bytes_per_token(layer: PagedLayer) -> int:
-    shape: LayerShape = layer.shapes[0]
-    return shape.num_kv_heads * (shape.head_dim + shape.value_head_dim) * shape.dtype.itemsize
+def _bytes_per_token(loaded: LoadedModel) -> int:
+    """Of the cache, in all layers together."""
+    if loaded.fused is not None:
+        return loaded.fused.cache_bytes_per_token
+    shapes = [layer.shapes[0] for layer in loaded.layers]
+    return sum(
+        shape.num_kv_heads * (shape.head_dim + shape.value_head_dim) * shape.dtype.itemsize
+        for shape in shapes
+    )
 
 
 def _available_memory() -> int:

@@ -24,7 +24,8 @@ from sessions.address import RedisAddress
 from sessions.quotas import Quotas
 
 PREFIX = "PARLEY_"
-OTHER_NAMES = ("PARLEY_REDIS_SERVER",)  # names the binary of the embedded Redis
+# The binary of the embedded Redis; the instruction set of the kernels (csrc/cpu/kernels.cpp).
+OTHER_NAMES = ("PARLEY_REDIS_SERVER", "PARLEY_CPU_LEVEL")
 DEMO_PACE = 60.0  # tokens/s of the demo model, which decodes faster than a hand can stop
 MIN_SECRET_CHARACTERS = 24  # of an operator's token on a bind that others can reach
 EXPOSED_LIMITS = {
@@ -75,6 +76,9 @@ class Settings(BaseSettings):
         None, ge=1, description="Memory for keys and values. [default: the engine's choice]"
     )
     dtype: str = Field("auto", description="auto, float32, bfloat16 or float16.")
+    quantize: str | None = Field(
+        None, description="int8: weights in 8 bits, for llama, mistral, qwen2 and qwen3."
+    )
     token: str | None = Field(
         None, description="Bearer token of the user `local`; generated into the data directory."
     )
@@ -154,6 +158,13 @@ class Settings(BaseSettings):
     def _known_dtype(cls, value: str) -> str:
         if value not in ("auto", "float32", "bfloat16", "float16"):
             raise ValueError("must be auto, float32, bfloat16 or float16")
+        return value
+
+    @field_validator("quantize")
+    @classmethod
+    def _known_quantization(cls, value: str | None) -> str | None:
+        if value not in (None, "int8"):
+            raise ValueError("must be int8")
         return value
 
     @field_validator("allowed_origins")

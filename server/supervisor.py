@@ -89,6 +89,7 @@ class Supervisor:
             max_num_seqs=self._settings.max_num_seqs,
             kv_cache_memory_bytes=self._settings.kv_cache_memory_bytes,
             dtype=self._settings.dtype,
+            quantization=self._settings.quantize,
             scheduling_policy="priority",  # by arrival, as long as nobody asks for another one
             log_level=self._settings.log_level.upper(),
         ).create_engine_config(self._directory.address, model=str(folder))

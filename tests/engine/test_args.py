@@ -76,7 +76,7 @@ def test_wrong_value_is_refused_by_name(name: str, value: Any) -> None:
         ("skip_tokenizer_init", True),
         ("block_size", 32),
         ("block_size", 7),
-        ("model_impl", "fused"),
+        ("model_impl", "vllm"),
         ("generation_config", "vllm"),
         ("tokenizer_revision", "v9"),
         ("enable_lora", True),

@@ -28,7 +28,7 @@ from tests.tiny_model import build_tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-FAMILIES = ["llama", "gpt2", "gemma2", "qwen3_moe"]  # only the last is padded: for its experts
+FAMILIES = ["llama", "gpt2", "gemma2", "qwen3_moe"]  # one is fused, the last padded: for experts
 BUDGETS = [5, 7, 16, 33, 64, 512]
 PROMPT_LENGTHS = (7, 3, 70, 1, 17, 33, 12, 48)
 GROWING_LENGTHS = (15, 31, 14, 13, 15, 30)  # answers of these soon want two blocks more
@@ -73,8 +73,14 @@ def _is_linear(module: Any) -> bool:
 
 
 def load(folder: Path, **settings: Any) -> tuple[LoadedModel, EngineConfig]:
+    """As modules of transformers, which can be replaced."""
     config = EngineConfig(
-        model=str(folder), address="", served_model_name="", num_blocks=8, **settings
+        model=str(folder),
+        address="",
+        served_model_name="",
+        num_blocks=8,
+        model_impl="transformers",
+        **settings,
     )
     return load_model(config, ops.choose("auto")), config
 

@@ -206,7 +206,13 @@ def test_r15_a_thousand_aborts_free_their_blocks_and_change_no_others_token(
 @pytest.fixture
 def engine(folder: Path) -> Iterator[AsyncLLM]:
     engine = AsyncLLM.from_engine_args(
-        AsyncEngineArgs(str(folder), num_gpu_blocks_override=200, max_num_seqs=16, threads=1)
+        AsyncEngineArgs(
+            str(folder),
+            num_gpu_blocks_override=200,
+            max_num_seqs=16,
+            threads=1,
+            pace=400,  # an answer of 300 tokens must not end before its abort
+        )
     )
     yield engine
     engine.shutdown()

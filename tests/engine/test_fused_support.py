@@ -1,0 +1,88 @@
+"""What the fused decoder computes, and what it leaves to transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from engine import ops
+from engine.checkpoint import UnsupportedModelError
+from engine.config import EngineConfig
+from engine.fused import support
+from engine.fused.decoder import fuse
+from engine.loader import LoadedModel, load_model
+from tests.tiny_model import build_tiny_model
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(not ops.load_library(), reason="csrc is not built: no compiler"),
+]
+
+
+def load(folder: Path, **settings: Any) -> LoadedModel:
+    config = EngineConfig(model=str(folder), address="", served_model_name="", **settings)
+    return load_model(config, ops.choose("auto"))
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_these_families_are_fused(family: str, tmp_path: Path) -> None:
+    assert load(build_tiny_model(tmp_path, family)).fused is not None
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "qwen3_moe", "olmo2", "phi3"])
+def test_others_are_transformers(family: str, tmp_path: Path) -> None:
+    folder = build_tiny_model(tmp_path, family)
+    assert load(folder).fused is None
+    with pytest.raises(UnsupportedModelError, match=f"'fused' is not possible here: {family}"):
+        load(folder, model_impl="fused")
+    with pytest.raises(UnsupportedModelError, match="'int8' is not possible here"):
+        load(folder, quantization="int8")
+
+
+def test_who_asks_for_transformers_gets_it(tmp_path: Path) -> None:
+    assert load(build_tiny_model(tmp_path, "llama"), model_impl="transformers").fused is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "obstacle"),
+    [
+        ({"hidden_act": "gelu"}, "activation gelu"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "of type dynamic"),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "rotated in part",
+        ),
+        ({"attention_bias": True}, "biases"),
+        ({"mlp_bias": True}, "biases"),
+        ({"head_dim": 15}, "odd widths"),
+    ],
+    ids=str,
+)
+def test_a_config_with_something_else_is_not_fused(
+    setting: dict[str, Any], obstacle: str, tmp_path: Path
+) -> None:
+    config = AutoConfig.from_pretrained(build_tiny_model(tmp_path, "llama"))
+    assert support.obstacle(config) is None
+    config.update(setting)
+    assert obstacle in str(support.obstacle(config))
+
+
+@pytest.mark.parametrize("setting", ["attention_bias", "mlp_bias"])
+def test_a_layer_with_a_parameter_too_many_is_seen(setting: str, tmp_path: Path) -> None:
+    config = AutoConfig.from_pretrained(build_tiny_model(tmp_path, "llama"), **{setting: True})
+    model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ValueError, match=r"layer 0 has .*bias"):
+        fuse(model, ops.REFERENCE.decoder_step, "float32", 64)
+
+
+def test_windows_are_those_of_each_layer(tmp_path: Path) -> None:
+    def windows(family: str, **settings: Any) -> tuple[int, ...]:
+        config = AutoConfig.from_pretrained(build_tiny_model(tmp_path / family, family))
+        config.update(settings)
+        return support.windows(config)
+
+    assert windows("llama") == (0, 0, 0)
+    assert set(windows("mistral", sliding_window=8)) == {8}
+    types = ["full_attention", "sliding_attention", "full_attention"]
+    assert windows("qwen3", sliding_window=8, layer_types=types) == (0, 8, 0)
