@@ -18,7 +18,7 @@ BLOCK_SIZE = 16
 NUM_BLOCKS = 24
 MAX_POSITIONS = 128
 FORMATS = ["float32", "bfloat16", "int8"]
-TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "int8": 0.12}  # of logits of about 1
+TOLERANCE = {"float32": 2e-5, "bfloat16": 5e-2, "int8": 0.12}  # of logits of about 1
 
 pytestmark = pytest.mark.skipif(not ops.load_library(), reason="csrc is not built: no compiler")
 
