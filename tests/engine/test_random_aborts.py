@@ -211,7 +211,7 @@ def engine(folder: Path) -> Iterator[AsyncLLM]:
             num_gpu_blocks_override=200,
             max_num_seqs=16,
             threads=1,
-            pace=400,  # an answer of 300 tokens must not end before its abort
+            pace=100,  # an answer of 300 tokens must not end before its abort
         )
     )
     yield engine
