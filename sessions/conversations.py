@@ -125,8 +125,11 @@ class Conversations(UserSessions):
     async def session(self, uid: str | None, session_id: str) -> Session:
         """The session as it is now; `uid` None skips the owner check. Raises `SessionNotFound`."""
         check_session_id(session_id)
-        reply = await self.client.call(*self._read_session(session_id))
-        return _own_session(uid, decode_session(session_id, reply))
+        values = await self.client.call(*self._read_session(session_id))
+        check_owner(uid, values[0])  # before the rest is read, which would take time that tells
+        session = decode_session(session_id, values)
+        assert session is not None
+        return session
 
     async def update_session(
         self,
@@ -344,13 +347,6 @@ class Conversations(UserSessions):
         if after == int(values[1]) and not events:
             return []
         return events if events and events[0].offset == after + 1 else None
-
-
-def _own_session(uid: str | None, session: Session | None) -> Session:
-    """The session if there is one and it is this user's."""
-    if session is None or owner_argument(uid) not in ("", session.uid):
-        raise SessionNotFound
-    return session
 
 
 def _given(**values: Any) -> dict[str, Any]:
