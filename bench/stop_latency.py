@@ -1,7 +1,9 @@
 """`python -m bench.stop_latency`: from `stop` to `response.done`, at the owner and through another.
 
 Several chats at a time ask, wait for a random moment and stop; every stop is at the worker that
-writes the answer in the first part, and at another worker in the second.
+writes the answer in the first part, and at another worker in the second. Each chat begins a new
+session after ten questions. The model is paced as it is served; `--pace 0` is a machine with
+nothing left to do a stop with.
 """
 
 import argparse
@@ -17,12 +19,14 @@ from bench.report import Figure, latencies, report
 from bench.servers import running_server
 from bench.socket_client import BenchSocket
 from engine import demo_model
+from server.config import DEMO_PACE
 from tests.end_to_end.harness import Server
 
 PROMPT = "Please tell me a very long story."
 MAX_BEHIND_STEP_MS = 10.0
 MAX_ELSEWHERE_MS = 100.0
 NUM_CHATS = 4
+QUESTIONS_PER_SESSION = 10
 MAX_WAIT_SECONDS = 0.15
 
 
@@ -30,8 +34,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.stop_latency", description=__doc__)
     parser.add_argument("--model", type=Path, default=demo_model(), help="folder of a checkpoint")
     parser.add_argument("--stops", type=int, default=1000, help="of each kind")
+    parser.add_argument("--pace", type=float, default=DEMO_PACE, help="tokens/s of each answer")
     arguments = parser.parse_args()
-    with running_server(arguments.model, PARLEY_WORKERS="2") as server:
+    pace = f"{arguments.pace:g}"
+    with running_server(arguments.model, PARLEY_WORKERS="2", PARLEY_PACE=pace) as server:
         before = step_figures(server)
         owner = uvloop.run(stops(server, arguments.stops, elsewhere=False))
         after = step_figures(server)
@@ -66,13 +72,16 @@ async def chat(
 ) -> list[float]:
     asker, replica = await connected(server)
     stopper = asker
-    session = await asker.new_session()
     if elsewhere:
         stopper, _ = await connected(server, besides=replica)
-        stopper.send("session.subscribe", session_id=session)
-        await stopper.next("session.subscribed")
-    latencies = []
-    for _ in range(num_stops):
+    session = ""
+    latencies: list[float] = []
+    for number in range(num_stops):
+        if number % QUESTIONS_PER_SESSION == 0:
+            session = await asker.new_session()
+            if elsewhere:
+                stopper.send("session.subscribe", session_id=session)
+                await stopper.next("session.subscribed")
         response = await asker.ask(session, PROMPT)
         await asyncio.sleep(chance.uniform(0.0, MAX_WAIT_SECONDS))
         started = time.monotonic()
