@@ -45,7 +45,7 @@ class LoadedModel:
     vocab_size: int
     max_positions: int
     eos_token_ids: list[int]
-    fused: FusedDecoder | None = None  # computes in the place of `model`, which has no weights then
+    fused: FusedDecoder | None = None  # in the place of `model`, whose layers it has emptied
 
 
 def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
@@ -72,8 +72,11 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
     if is_fused:
         format = config.quantization or str(dtype).removeprefix("torch.")
         num_positions = min(config.max_model_len or max_positions, max_positions)
-        with torch.inference_mode():
-            fused = fuse(model, ops.decoder_step, format, num_positions)
+        try:
+            with torch.inference_mode():
+                fused = fuse(model, ops.decoder_step, format, num_positions)
+        except (ValueError, OSError) as error:  # parameters of another model, or no memory
+            raise UnsupportedModelError(f"{folder}: {_one_line(error)}") from None
     else:
         if ops.name == "cpu":
             linear.pack_layers(model, ops)
@@ -132,9 +135,9 @@ def _choose_device(name: str) -> torch.device:
 
 def _choose_fused(config: EngineConfig, hf_config: Any, device: torch.device, ops: Ops) -> bool:
     """Whether `engine/fused` computes the model; `UnsupportedModelError` if it must and cannot."""
-    if config.model_impl == "transformers":
-        return False
     obstacle = support.obstacle(hf_config)
+    if config.model_impl == "transformers":
+        obstacle = "model_impl is 'transformers'"
     if obstacle is None and config.dtype == "float16":
         obstacle = "float16 weights"
     if obstacle is None and ops.name != "cpu":

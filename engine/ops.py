@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from csrc import build
 
-PANEL_OUTPUTS = 16  # outputs of a packed linear layer that lie side by side (csrc/cpu/linear.h)
+PANEL_OUTPUTS = 16  # outputs of a packed linear layer that lie side by side (csrc/cpu/product.h)
 
 
 @dataclass(frozen=True, slots=True)

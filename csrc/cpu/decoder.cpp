@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
+#include <limits>
 #include <memory>
 
 #include "attention.h"
@@ -25,8 +27,9 @@ class Buffer {
   T* get(int64_t count) {
     const size_t size = static_cast<size_t>(count) * sizeof(T) + 64;
     if (size > size_) {
+      size_ = 0;  // also if there is no memory
       memory_.reset(static_cast<std::byte*>(std::aligned_alloc(64, (size + 63) / 64 * 64)));
-      STD_TORCH_CHECK(memory_ != nullptr, "there is no memory for ", size, " bytes of a step");
+      STD_TORCH_CHECK(memory_ != nullptr, "can't allocate memory: ", size, " bytes for a step");
       size_ = size;
     }
     return reinterpret_cast<T*>(memory_.get());
@@ -59,7 +62,7 @@ struct Stack {
 };
 
 Stack read_stack(
-    const Tensor& panels, const std::optional<Tensor>& scales, int64_t num_outputs,
+    const Tensor& panels, const std::optional<Tensor>& scales, int64_t num_layers, int64_t num_outputs,
     const std::optional<Tensor>& bias = std::nullopt) {
   Stack stack{};
   const ScalarType type = panels.scalar_type();
@@ -68,7 +71,8 @@ Stack read_stack(
       "weights are float32, bfloat16 or uint8");
   const int64_t interleaved = type == ScalarType::Float ? 1 : type == ScalarType::BFloat16 ? 2 : 4;
   STD_TORCH_CHECK(
-      panels.dim() == 5 && panels.is_contiguous() && panels.size(3) == kPanel &&
+      panels.dim() == 5 && panels.is_contiguous() && panels.size(0) == num_layers &&
+          panels.size(3) == kPanel &&
           panels.size(4) == interleaved && panels.size(1) == (num_outputs + kPanel - 1) / kPanel,
       "panels are [layers][panels][inputs / ", interleaved, "][16][", interleaved, "]");
   Weight& weight = stack.first;
@@ -98,6 +102,21 @@ Stack read_stack(
   return stack;
 }
 
+// As check_cache, for caches of all layers: [layers, blocks, 16, heads, dim].
+void check_stacked_cache(const Tensor& keys, const Tensor& values) {
+  STD_TORCH_CHECK(
+      keys.size(2) == kBlockSize && keys.stride(2) == 1 && keys.stride(4) == kBlockSize &&
+          values.stride(4) == 1,
+      "keys lie as [layer][block][head][dim][token], values as [layer][block][head][token][dim]");
+  for (int64_t dim = 0; dim < 5; ++dim) {
+    STD_TORCH_CHECK(keys.size(dim) == values.size(dim), "caches differ in dimension ", dim);
+  }
+  STD_TORCH_CHECK(
+      keys.scalar_type() == values.scalar_type() && (keys.scalar_type() == ScalarType::Float ||
+                                                     keys.scalar_type() == ScalarType::BFloat16),
+      "caches are float32 or bfloat16");
+}
+
 const float* read_floats(const Tensor& tensor, int64_t count, const char* name) {
   STD_TORCH_CHECK(
       tensor.scalar_type() == ScalarType::Float && tensor.is_contiguous() && tensor.numel() == count,
@@ -105,13 +124,16 @@ const float* read_floats(const Tensor& tensor, int64_t count, const char* name) 
   return static_cast<const float*>(tensor.const_data_ptr());
 }
 
-const int64_t* read_indices(const Tensor& tensor, int64_t limit, const char* name) {
+const int64_t* read_indices(
+    const Tensor& tensor, int64_t count, int64_t least, int64_t limit, const char* name) {
   STD_TORCH_CHECK(
-      tensor.scalar_type() == ScalarType::Long && tensor.dim() == 1 && tensor.is_contiguous(), name,
-      " is a row of int64");
+      tensor.scalar_type() == ScalarType::Long && tensor.dim() == 1 && tensor.is_contiguous() &&
+          tensor.size(0) == count,
+      name, " is a row of ", count, " int64");
   const auto* const indices = static_cast<const int64_t*>(tensor.const_data_ptr());
   for (int64_t i = 0; i < tensor.size(0); ++i) {
-    STD_TORCH_CHECK(indices[i] < limit, name, " has ", indices[i], ", the limit is ", limit);
+    STD_TORCH_CHECK(
+        least <= indices[i] && indices[i] < limit, name, " has ", indices[i], ", the limit is ", limit);
   }
   return indices;
 }
@@ -314,15 +336,17 @@ void decoder_step_cpu(
   s.num_kv_heads = key_cache.size(3);
   s.head_dim = key_cache.size(4);
   s.num_gated = gate_up.size(1) / 2 * kPanel;
+  STD_TORCH_CHECK(num_heads % s.num_kv_heads == 0, "key-value heads do not divide the heads");
   s.epsilon = static_cast<float>(epsilon);
   s.norms = read_floats(norms, (2 * s.num_layers + 1) * s.hidden_size, "norms");
   s.qk_norms = qk_norms ? read_floats(*qk_norms, s.num_layers * 2 * s.head_dim, "qk_norms") : nullptr;
   s.rotary = read_floats(rotary, rotary.size(0) * s.head_dim, "rotary");
-  s.qkv = read_stack(qkv, qkv_scales, s.heads_size(), qkv_bias);
-  s.attention_out = read_stack(attention_out, attention_out_scales, s.hidden_size);
-  s.gate_up = read_stack(gate_up, gate_up_scales, 2 * s.num_gated);
-  s.down = read_stack(down, down_scales, s.hidden_size);
-  s.head = read_stack(head, head_scales, logits.size(1));
+  const int64_t layers = s.num_layers;
+  s.qkv = read_stack(qkv, qkv_scales, layers, s.heads_size(), qkv_bias);
+  s.attention_out = read_stack(attention_out, attention_out_scales, layers, s.hidden_size);
+  s.gate_up = read_stack(gate_up, gate_up_scales, layers, 2 * s.num_gated);
+  s.down = read_stack(down, down_scales, layers, s.hidden_size);
+  s.head = read_stack(head, head_scales, 1, logits.size(1));
   STD_TORCH_CHECK(
       s.qkv.first.num_inputs == s.hidden_size && s.head.first.num_inputs == s.hidden_size &&
           s.attention_out.first.num_inputs == s.num_heads * s.head_dim &&
@@ -332,15 +356,34 @@ void decoder_step_cpu(
       logits.scalar_type() == ScalarType::Float && logits.is_contiguous() &&
           logits_rows.size(0) == s.num_logits,
       "logits are contiguous float32, one row for each of logits_rows");
-  s.input_ids = read_indices(input_ids, s.head.first.num_outputs, "input_ids");
-  s.positions = read_indices(positions, rotary.size(0), "positions");
-  s.slots = read_indices(slot_mapping, key_cache.size(1) * kBlockSize, "slot_mapping");
-  s.logits_rows = read_indices(logits_rows, s.num_rows, "logits_rows");
+  constexpr int64_t kAny = std::numeric_limits<int64_t>::min();
+  const int64_t rows = s.num_rows, num_slots = key_cache.size(1) * kBlockSize;
+  STD_TORCH_CHECK(s.num_logits <= rows, "there are more logits_rows than rows");
+  s.input_ids = read_indices(input_ids, rows, 0, s.head.first.num_outputs, "input_ids");
+  s.positions = read_indices(positions, rows, 0, rotary.size(0), "positions");
+  s.slots = read_indices(slot_mapping, rows, kAny, num_slots, "slot_mapping");
+  s.logits_rows = read_indices(logits_rows, s.num_logits, 0, rows, "logits_rows");
   s.logits = static_cast<float*>(logits.mutable_data_ptr());
   if (embeddings) {
+    STD_TORCH_CHECK(
+        embeddings->is_contiguous() && embeddings->size(0) >= logits.size(1) &&
+            embeddings->size(1) == s.hidden_size &&
+            (embeddings->scalar_type() == ScalarType::Float ||
+             embeddings->scalar_type() == ScalarType::BFloat16),
+        "embeddings are contiguous [vocab, hidden] in float32 or bfloat16");
     s.embeddings = embeddings->const_data_ptr();
     s.embeddings_are_floats = embeddings->scalar_type() == ScalarType::Float;
   }
+  check_stacked_cache(key_cache, value_cache);
+  for (const Tensor* indices : {&block_tables, &cu_seqlens_q, &seq_lens}) {
+    STD_TORCH_CHECK(
+        indices->scalar_type() == ScalarType::Int && indices->is_contiguous(),
+        "block_tables, cu_seqlens_q and seq_lens are contiguous int32");
+  }
+  STD_TORCH_CHECK(
+      block_tables.dim() == 2 && block_tables.size(0) == seq_lens.size(0) &&
+          cu_seqlens_q.size(0) == seq_lens.size(0) + 1,
+      "block_tables, cu_seqlens_q and seq_lens differ in sequences");
   s.cache_is_floats = key_cache.scalar_type() == ScalarType::Float;
   const int64_t size = s.cache_is_floats ? 4 : 2;
   s.key_cache = static_cast<std::byte*>(key_cache.mutable_data_ptr());
@@ -374,8 +417,12 @@ void decoder_step_cpu(
   p.value_block = value_cache.stride(1), p.value_token = value_cache.stride(2);
   p.value_head = value_cache.stride(3);
   p.scale = static_cast<float>(scale);
+  const int64_t num_seqs = seq_lens.size(0);
+  STD_TORCH_CHECK(
+      p.cu_seqlens_q[0] == 0 && p.cu_seqlens_q[num_seqs] <= rows, "cu_seqlens_q ends at ",
+      p.cu_seqlens_q[num_seqs], " of ", rows, " rows");
   double work = 0;
-  s.units = make_units(p, seq_lens.size(0), key_cache.size(1), &work);
+  s.units = make_units(p, num_seqs, key_cache.size(1), &work);
   s.next_unit = std::vector<std::atomic<size_t>>(s.num_layers);
 
   Team& team = Team::of_size(static_cast<int>(torch::stable::get_num_threads()));

@@ -51,22 +51,25 @@ PARLEY_INLINE void quantize_row(
   auto* const out = static_cast<Quantized*>(values);
   for (int64_t begin = 0; begin < size; begin += kGroup) {
     const int64_t end = std::min(begin + kGroup, size);
-    float largest = 0;
+    float largest = 0, nothing = 0;  // the latter is NaN where some number is none, or infinite
     for (int64_t i = begin; i < end; ++i) {
       const float magnitude = x[i] < 0 ? -x[i] : x[i];
       largest = magnitude > largest ? magnitude : largest;
+      nothing += x[i] * 0.0f;
     }
-    const float factor = largest > 0 ? 127.0f / largest : 0.0f;
+    const bool is_finite = nothing == 0.0f && largest >= 1e-30f;
+    const float factor = is_finite ? 127.0f / largest : 0.0f;
     int32_t sum = 0;
     for (int64_t i = begin; i < end; ++i) {
-      const float shifted = x[i] * factor + 12582912.0f;  // its low bits: the nearest whole number
+      const float scaled = is_finite ? x[i] * factor : 0.0f;
+      const float shifted = scaled + 12582912.0f;  // its low bits: the nearest whole number
       int32_t bits;
       std::memcpy(&bits, &shifted, sizeof(bits));
       const int32_t number = bits - 0x4b400000;
       out[place_of(i)] = static_cast<Quantized>(number);
       sum += number;
     }
-    scales[begin / kGroup] = largest / 127.0f;
+    scales[begin / kGroup] = largest / 127.0f + nothing;  // what is no number stays none
     offsets[begin / kGroup] = -128 * sum;  // weights are stored with 128 added
   }
 }

@@ -2,7 +2,6 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 
 #if defined(__linux__)
 #include <pthread.h>
@@ -70,6 +69,7 @@ Team::Team(int size) : size_(size) {
 }
 
 void Team::run(const std::function<void(int)>& work) {
+  const std::lock_guard<std::mutex> lock(turn_);
   if (size_ > 1) {
     work_ = &work;
     round_.fetch_add(1, std::memory_order_release);

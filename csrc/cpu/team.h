@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -22,7 +23,7 @@ class Team {
   int size() const { return size_; }
 
   // Calls work(0) here and work(1) to work(size - 1) on the others; returns when all are done. Work must
-  // not throw. One caller at a time.
+  // not throw. Callers take turns.
   void run(const std::function<void(int)>& work);
 
   // Within work: waits until all have come here. What they wrote before is seen behind it.
@@ -33,6 +34,7 @@ class Team {
   void serve(int thread);
 
   const int size_;
+  std::mutex turn_;
   const std::function<void(int)>* work_ = nullptr;
   alignas(64) std::atomic<uint32_t> round_{0};    // counts calls of run
   alignas(64) std::atomic<uint32_t> arrived_{0};  // at the barrier

@@ -98,7 +98,7 @@ class FusedDecoder:
             batch.block_tables,
             batch.cu_seqlens_q,
             batch.seq_lens,
-            batch.logits_rows,
+            batch.logits_rows[: batch.num_sampled],
             self.key_cache,
             self.value_cache,
             weights.embeddings,

@@ -43,6 +43,10 @@ def obstacle(config: Any) -> str | None:
         return f"rotary positions of type {rope_type}"
     if rope.get("partial_rotary_factor", 1) != 1:
         return "heads that are rotated in part"
+    if getattr(config, "quantization_config", None):
+        return "weights that are quantized already"
+    if config.num_attention_heads % config.num_key_value_heads:
+        return "key-value heads that do not divide the heads"
     width = head_dim(config)
     if width % 2 or config.hidden_size % 4 or width * config.num_attention_heads % 4:
         return "odd widths"  # inputs are packed by fours
@@ -64,10 +68,14 @@ def head_dim(config: Any) -> int:
 
 
 def windows(config: Any) -> tuple[int, ...]:
-    """How many tokens each layer sees, 0 = all. Without `layer_types` they are all alike."""
+    """How many tokens each layer sees, 0 = all: from where transformers takes it."""
+    num_layers: int = config.num_hidden_layers
     window = getattr(config, "sliding_window", None) or 0
-    types = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
-    return tuple(window if kind == "sliding_attention" else 0 for kind in types)
+    if config.model_type == "llama":  # has no windows, whatever its config says
+        return (0,) * num_layers
+    if config.model_type == "mistral":  # looks at no layer's type
+        return (window,) * num_layers
+    return tuple(window if kind == "sliding_attention" else 0 for kind in config.layer_types)
 
 
 def _whole(names: set[str], group: frozenset[str]) -> frozenset[str]:

@@ -41,7 +41,10 @@ def test_others_are_transformers(family: str, tmp_path: Path) -> None:
 
 
 def test_who_asks_for_transformers_gets_it(tmp_path: Path) -> None:
-    assert load(build_tiny_model(tmp_path, "llama"), model_impl="transformers").fused is None
+    folder = build_tiny_model(tmp_path, "llama")
+    assert load(folder, model_impl="transformers").fused is None
+    with pytest.raises(UnsupportedModelError, match="'int8' is not possible here: model_impl"):
+        load(folder, model_impl="transformers", quantization="int8")
 
 
 @pytest.mark.parametrize(
@@ -56,6 +59,8 @@ def test_who_asks_for_transformers_gets_it(tmp_path: Path) -> None:
         ({"attention_bias": True}, "biases"),
         ({"mlp_bias": True}, "biases"),
         ({"head_dim": 15}, "odd widths"),
+        ({"num_key_value_heads": 3}, "do not divide"),
+        ({"quantization_config": {"quant_method": "bitnet"}}, "quantized already"),
     ],
     ids=str,
 )
@@ -82,7 +87,7 @@ def test_windows_are_those_of_each_layer(tmp_path: Path) -> None:
         config.update(settings)
         return support.windows(config)
 
-    assert windows("llama") == (0, 0, 0)
-    assert set(windows("mistral", sliding_window=8)) == {8}
+    assert windows("llama", sliding_window=8) == (0, 0, 0)
+    assert windows("mistral", sliding_window=8, layer_types=["full_attention"] * 3) == (8, 8, 8)
     types = ["full_attention", "sliding_attention", "full_attention"]
     assert windows("qwen3", sliding_window=8, layer_types=types) == (0, 8, 0)

@@ -9,7 +9,7 @@ from engine import AsyncEngineArgs, AsyncLLMEngine, RequestOutput, SamplingParam
 async def main() -> list[RequestOutput]:
     engine_args = AsyncEngineArgs(model=sys.argv[1], tensor_parallel_size=1)
     engine = AsyncLLMEngine.from_engine_args(engine_args)
-    sampling_params = SamplingParams(temperature=0.8, max_tokens=20, ignore_eos=True)
+    sampling_params = SamplingParams(temperature=0.8, max_tokens=400, ignore_eos=True)
     results = []
     async for output in engine.generate("Hello world", sampling_params, "req-001"):
         results.append(output)
