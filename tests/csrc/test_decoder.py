@@ -20,6 +20,7 @@ MAX_POSITIONS = 128
 FORMATS = ["float32", "bfloat16", "int8"]
 TOLERANCE = {"float32": 2e-5, "bfloat16": 5e-2, "int8": 0.12}  # of logits of about 1
 
+# Parley runs without a compiler, on the references, and so do its tests; CI installs one.
 pytestmark = pytest.mark.skipif(not ops.load_library(), reason="csrc is not built: no compiler")
 
 

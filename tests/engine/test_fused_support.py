@@ -16,6 +16,7 @@ from tests.tiny_model import build_tiny_model
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
+    # Without a compiler every model is transformers': then there is no choice to test.
     pytest.mark.skipif(not ops.load_library(), reason="csrc is not built: no compiler"),
 ]
 
