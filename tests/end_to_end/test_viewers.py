@@ -55,6 +55,20 @@ async def begin(client: Client, text: str = oracle_word(0), **settings: Any) -> 
     return session, str(answer["response"]["id"])
 
 
+async def in_the_engines_queue(client: Client, response: str) -> dict[str, Any]:
+    """The frame that says so."""
+
+    def place() -> dict[str, Any] | None:
+        for frame in client.frames:
+            if (frame["type"], frame.get("response_id")) == ("response.queued", response):
+                return frame
+        return None
+
+    queued: dict[str, Any] = await client.wait(place, "a place in the queue")
+    assert queued["reason"] == "engine"
+    return queued
+
+
 def message_of(server: Server, session: str) -> dict[str, Any]:
     """The newest message."""
     page = server.get_json(f"/v1/sessions/{session}/messages")
@@ -266,10 +280,7 @@ async def test_a_users_answers_are_counted_over_all_workers(limited: Server) -> 
             assert refused["error"]["code"] == "rate_limited"
             assert refused["error"]["retry_after_ms"] > 0
         # The third is accepted, but the engine decodes two: it waits, and is told how long.
-        queued = await one.wait(
-            lambda: next((f for f in one.frames if f["type"] == "response.queued"), None), "a place"
-        )
-        assert (queued["response_id"], queued["reason"]) == (begun[2][1], "engine")
+        queued = await in_the_engines_queue(one, begun[2][1])
         assert (queued["position"], queued["ahead_tokens"]) == (0, 0)
         for client, (_, response) in zip((one, other, one), begun, strict=True):
             await client.send("stop", response_id=response)
@@ -313,6 +324,7 @@ async def test_only_admins_have_priority_and_theirs_comes_first(limited: Server)
         _, later = await begin(user, max_output_tokens=5)
         session = await admin.new_session()
         urgent = await admin.ask(session, oracle_word(4), settings=LONG, priority=-5)
+        await in_the_engines_queue(admin, urgent)  # or the freed seat may be taken before it comes
         await user.send("stop", response_id=running[0])
         started = []
         for client, response in ((admin, urgent), (user, later), (admin, running[1])):
