@@ -23,6 +23,7 @@ from engine.chat_template import FALLBACK_STOP, FALLBACK_TEMPLATE, ChatTemplate,
 from engine.content_guard import ContentGuard, ControlTokens, Twin
 from engine.encoding import TEMPLATE_OPTIONS, Encoding, encoding_of, refuse_options
 from engine.errors import ValidationError, check_text, refuse
+from engine.piecewise_encoding import PiecewiseEncoder
 
 # Encoding a shorter text takes less time on the event loop than a trip to another thread.
 INLINE_CHARACTERS = 512
@@ -283,28 +284,48 @@ class Tokenizer:
         return self._render(conversation, variables)
 
     def chat_token_ids(
-        self, messages: Sequence[Message], answer: str = "", **variables: Any
+        self,
+        messages: Sequence[Message],
+        answer: str = "",
+        *,
+        owner: str | None = None,
+        **variables: Any,
     ) -> list[int]:
         """The prompt that asks for the next answer in a conversation, as ids.
 
-        `answer` is what that answer says already: the model goes on behind it.
+        `answer` is what that answer says already: the model goes on behind it. What was encoded for
+        the same `owner` before, such as the earlier turns, is remembered; None remembers nothing.
         """
-        return self._encode_chat(messages, {"add_generation_prompt": True, **variables}, answer)
+        variables.setdefault("add_generation_prompt", True)
+        return self._encode_chat(messages, variables, answer, owner)
 
     async def apply_chat_template_async(
-        self, messages: Sequence[Message], answer: str = "", **variables: Any
+        self,
+        messages: Sequence[Message],
+        answer: str = "",
+        *,
+        owner: str | None = None,
+        **variables: Any,
     ) -> list[int]:
         """As `chat_token_ids`, in another thread."""
-        return await self._in_thread(lambda: self.chat_token_ids(messages, answer, **variables))
+        return await self._in_thread(
+            lambda: self.chat_token_ids(messages, answer, owner=owner, **variables)
+        )
 
     def _encode_chat(
-        self, messages: Sequence[Message], variables: Mapping[str, Any], answer: str = ""
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any],
+        answer: str = "",
+        owner: str | None = None,
     ) -> list[int]:
         guard = ContentGuard(self._control, [*messages, {"role": "assistant", "content": answer}])
         *protected, begun = guard.messages
         text = self._render(protected, variables) + begun["content"]
         add_special_tokens = not self.has_chat_template  # templates write their own
         if not guard.is_needed:
+            if owner is not None and not add_special_tokens:
+                return self._piecewise.encode(text, owner)
             return _encode(self._backend, text, add_special_tokens)
         text = guard.restore(self._twin.mark(text))
         return _encode(self._twin.backend, text, add_special_tokens)
@@ -315,6 +336,10 @@ class Tokenizer:
     @cached_property
     def _twin(self) -> Twin:
         return Twin(self._backend, self._control)
+
+    @cached_property
+    def _piecewise(self) -> PiecewiseEncoder:
+        return PiecewiseEncoder(self._backend)
 
     async def _in_thread(self, function: Callable[[], list[int]]) -> list[int]:
         if self._executor is None:

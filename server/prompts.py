@@ -60,7 +60,7 @@ class PromptBuilder:
         Raises `ApiError` `context_length_exceeded` when system text and message alone do not fit.
         """
         max_model_len = self._engine.model_config.max_model_len
-        alone = await self._render(system, [], text, base)
+        alone = await self._render(uid, system, [], text, base)
         if len(alone) >= max_model_len:
             raise ApiError(
                 "context_length_exceeded",
@@ -76,7 +76,7 @@ class PromptBuilder:
         while True:
             ids = alone
             if start < len(history):
-                ids = await self._render(system, history[start:], text, base)
+                ids = await self._render(uid, system, history[start:], text, base)
             if len(ids) <= room or start >= len(history):
                 break
             # The estimate was too low: one more turn goes.
@@ -131,7 +131,7 @@ class PromptBuilder:
         return len(await tokenizer.encode_async(text)) + MESSAGE_OVERHEAD_TOKENS
 
     async def _render(
-        self, system: str, history: Sequence[Message], text: str, base: str
+        self, uid: str, system: str, history: Sequence[Message], text: str, base: str
     ) -> list[int]:
         messages: list[ChatMessage] = []
         if system:
@@ -144,7 +144,7 @@ class PromptBuilder:
                 messages.append({"role": role, "content": content})
         tokenizer = self._engine.get_tokenizer()
         try:
-            return await tokenizer.apply_chat_template_async(messages, answer=base)
+            return await tokenizer.apply_chat_template_async(messages, answer=base, owner=uid)
         except ValidationError as error:  # some templates know no system role, for instance
             param = "settings.system" if system else "input"
             raise invalid_field(param, "the model's chat template refuses this") from error

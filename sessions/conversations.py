@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -291,12 +290,9 @@ class Conversations(UserSessions):
         if not shown:
             return MessagePage((), has_more=bool(ids))
         bodies = await self.client.call("HMGET", self.keys.session(session_id, "msg"), *shown)
-        siblings = children_of(parents)
-        messages = [decode_body(body) for body in bodies if body is not None]
+        children = children_of(parents)
         return MessagePage(
-            tuple(
-                replace(message, sibling_ids=siblings[message.parent_id]) for message in messages
-            ),
+            tuple(decode_body(body, children) for body in bodies if body is not None),
             has_more=len(ids) > len(shown),
         )
 

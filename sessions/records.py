@@ -222,7 +222,7 @@ class Message:
         return self if parent_id == self.parent_id else replace(self, parent_id=parent_id)
 
     @staticmethod
-    def from_wire(data: Mapping[str, Any]) -> Message:
+    def from_wire(data: Mapping[str, Any], sibling_ids: tuple[str, ...] = ()) -> Message:
         """The message of a whole protocol object; unknown fields are ignored."""
         return Message(
             id=data["id"],
@@ -237,6 +237,7 @@ class Message:
             timings=data.get("timings"),
             model=data.get("model"),
             status_details=data.get("status_details"),
+            sibling_ids=sibling_ids,
         )
 
 

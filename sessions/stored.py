@@ -132,9 +132,12 @@ def encode_body(message: Message) -> bytes:
     return b"z" + len(body).to_bytes(4, "big") + zlib.compress(body, 1)
 
 
-def decode_body(body: bytes) -> Message:
-    """The message of a stored body."""
-    return Message.from_wire(orjson.loads(zlib.decompress(body[5:]) if body[:1] == b"z" else body))
+def decode_body(
+    body: bytes, children: Mapping[str | None, tuple[str, ...]] | None = None
+) -> Message:
+    """The message of a stored body; its siblings are filled in when `children` are given."""
+    data = orjson.loads(zlib.decompress(body[5:]) if body[:1] == b"z" else body)
+    return Message.from_wire(data, children[data["parent_id"]] if children else ())
 
 
 def size_of_body(body: bytes) -> int:

@@ -91,7 +91,7 @@ class ScriptedEngine:
         return [int(number) for number in re.findall(r"t(\d{5}) ?", text)] or [0]
 
     async def apply_chat_template_async(
-        self, messages: Sequence[dict[str, str]], answer: str = ""
+        self, messages: Sequence[dict[str, str]], answer: str = "", owner: str | None = None
     ) -> list[int]:
         return await self.encode_async(messages[-1]["content"] + answer)
 

@@ -27,7 +27,7 @@ class SlowTemplate(ScriptedEngine):
         self.prompts: dict[str, list[int]] = {}
 
     async def apply_chat_template_async(
-        self, messages: Sequence[dict[str, str]], answer: str = ""
+        self, messages: Sequence[dict[str, str]], answer: str = "", owner: str | None = None
     ) -> list[int]:
         if self.rendered is not None:
             go_on = asyncio.Event()

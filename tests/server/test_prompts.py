@@ -29,7 +29,7 @@ class WordTokenizer:
         return [100] * len(text.split())
 
     async def apply_chat_template_async(
-        self, messages: list[dict[str, str]], answer: str = ""
+        self, messages: list[dict[str, str]], answer: str = "", owner: str | None = None
     ) -> list[int]:
         ids: list[int] = []
         for message in messages:
@@ -250,7 +250,7 @@ async def test_what_a_user_types_never_becomes_a_control_token(folder: Path, tex
 
 class RefusingTokenizer(WordTokenizer):
     async def apply_chat_template_async(
-        self, messages: list[dict[str, str]], answer: str = ""
+        self, messages: list[dict[str, str]], answer: str = "", owner: str | None = None
     ) -> list[int]:
         raise ValidationError("the chat template refuses these messages: at /models/x", "messages")
 
