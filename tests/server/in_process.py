@@ -22,7 +22,7 @@ from engine import AsyncLLM, CompletionOutput, RequestOutput
 from engine.connection import CoreState
 from engine.outputs import RequestProgress
 from server.app import AppConfig, Worker
-from server.intervals import SHORTENED
+from server.intervals import SHORTENED, Intervals
 from server.limits import Limits
 from sessions.store import SessionStore
 from tests.end_to_end.client import ChatClient
@@ -182,13 +182,19 @@ class HesitantStore(SessionStore):
 
 @contextlib.asynccontextmanager
 async def running_workers(
-    url: str, prefix: str, folder: Path, engine: ScriptedEngine, dice: Dice, count: int
+    url: str,
+    prefix: str,
+    folder: Path,
+    engine: ScriptedEngine,
+    dice: Dice,
+    count: int,
+    intervals: Intervals = SHORTENED,
 ) -> AsyncIterator[list[Worker]]:
     """So many workers on one Redis and one engine; `folder` stands for the checkpoint."""
     async with contextlib.AsyncExitStack() as stack:
         workers = []
         for number in range(count):
-            store = await HesitantStore.open(url, prefix=prefix, lease_seconds=SHORTENED.lease)
+            store = await HesitantStore.open(url, prefix=prefix, lease_seconds=intervals.lease)
             store.hesitate(dice)
             config = AppConfig(
                 replica=f"w{number}",
@@ -197,7 +203,7 @@ async def running_workers(
                 token=TOKEN,
                 admin_token="admin-" + TOKEN,
                 limits=Limits(messages_per_s=0),
-                intervals=SHORTENED,
+                intervals=intervals,
                 check_host=False,
             )
             worker = Worker(config, store, cast("AsyncLLM", engine))
