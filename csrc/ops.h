@@ -72,4 +72,14 @@ void decoder_step_cpu(
     std::vector<int64_t> windows,  // of each layer, 0 = all
     int64_t num_heads, double scale, double epsilon);
 
+void choose_tokens_cpu(
+    const Tensor& logits,        // [num_rows, vocab] float32
+    const Tensor& temperatures,  // [num_rows] float64, as the next two and `uniforms`; 0 = the best token
+    const Tensor& min_p,
+    const Tensor& top_p,         // 1 = all
+    const Tensor& top_k,         // [num_rows] int64, at least 1; the vocabulary's size = all
+    const Tensor& uniforms,      // in [0, 1)
+    const Tensor& tokens         // [num_rows] int64, written; -1 where the maximum is not finite
+);
+
 }  // namespace parley

@@ -20,6 +20,9 @@ STABLE_TORCH_LIBRARY(parley, ops) {
       "Tensor? attention_out_scales, Tensor gate_up, Tensor? gate_up_scales, Tensor down, "
       "Tensor? down_scales, Tensor head, Tensor? head_scales, Tensor(c!) logits, int[] windows, "
       "int num_heads, float scale, float epsilon) -> ()");
+  ops.def(
+      "choose_tokens(Tensor logits, Tensor temperatures, Tensor min_p, Tensor top_p, Tensor top_k, "
+      "Tensor uniforms, Tensor(a!) tokens) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(parley, CPU, ops) {
@@ -27,4 +30,5 @@ STABLE_TORCH_LIBRARY_IMPL(parley, CPU, ops) {
   ops.impl("paged_attention", TORCH_BOX(&parley::paged_attention_cpu));
   ops.impl("linear", TORCH_BOX(&parley::linear_cpu));
   ops.impl("decoder_step", TORCH_BOX(&parley::decoder_step_cpu));
+  ops.impl("choose_tokens", TORCH_BOX(&parley::choose_tokens_cpu));
 }

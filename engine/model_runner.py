@@ -36,7 +36,7 @@ class ModelRunner:
         self.loaded = loaded
         self.config = resolve_sizes(config, loaded)
         self._context = loaded.context
-        self._sampler = Sampler()
+        self._sampler = Sampler(loaded.context.ops.choose_tokens)
         _allocate_cache(loaded, self.config)
         if loaded.fused is None:
             model: Any = loaded.model

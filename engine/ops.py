@@ -20,8 +20,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from csrc import build
+from engine.token_choice import choose_tokens_reference
 
 PANEL_OUTPUTS = 16  # outputs of a packed linear layer that lie side by side (csrc/cpu/product.h)
+
+
+NAMES = ("store_kv", "paged_attention", "linear", "decoder_step", "choose_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class Ops:
     ]
     linear: Callable[[Tensor, Tensor, Tensor | None, Tensor], None]
     decoder_step: Callable[..., None]  # as engine/fused/reference.py declares it
+    choose_tokens: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
 
 def store_kv_reference(
@@ -132,6 +137,7 @@ REFERENCE = Ops(
     paged_attention_reference,
     linear_reference,
     decoder_step_reference,
+    choose_tokens_reference,
 )
 
 
@@ -146,7 +152,7 @@ def choose(backend: str) -> Ops:
         raise ValueError(f"attn_backend {backend!r} is none of auto, cpu, torch")
     if load_library():
         built = torch.ops.parley
-        return Ops("cpu", built.store_kv, built.paged_attention, built.linear, built.decoder_step)
+        return Ops("cpu", *(getattr(built, name) for name in NAMES))
     if backend == "cpu":
         raise ValueError("attn_backend 'cpu' was asked for, but csrc could not be built")
     return REFERENCE
@@ -160,12 +166,7 @@ def load_library() -> bool:
         return False
     load: Callable[[Path], None] = torch.ops.load_library
     load(path)
-    for name in (
-        "store_kv",
-        "paged_attention",
-        "linear",
-        "decoder_step",
-    ):  # they return nothing, so nothing has a shape
+    for name in NAMES:  # they return nothing, so nothing has a shape
         torch.library.register_fake(f"parley::{name}", lambda *args: None)
     return True
 

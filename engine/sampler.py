@@ -3,16 +3,13 @@
 A random choice has no state: the number that decides it is Philox-4x32-10 of (seed, position in
 the answer), so batching, chunking, preemption and resuming cannot shift it. One uniform number
 picks a token by inverting the cumulative distribution. The alternative, Gumbel noise per token,
-would need a random number for every word of the vocabulary at every step. Weights are summed in
-float64, so that the order of a sum does not decide on which side of a border the number falls.
-
-Rows cost what they ask for: greedy rows only the maximum, plain random rows one pass over the
-vocabulary, top-k and top-p rows the best few candidates unless those do not hold enough weight.
+would need a random number for every word of the vocabulary at every step. How the number picks is
+`token_choice.py`'s, the reference of csrc's `choose_tokens`.
 """
 
 import logging
-import math
 import secrets
+from collections.abc import Callable
 from collections.abc import Sequence as Collection
 
 import numpy as np
@@ -22,14 +19,15 @@ from torch import Tensor
 
 from engine.sampling_params import SamplingParams
 from engine.sequence import SampledToken, Sequence
+from engine.token_choice import choose_tokens_reference
 
 logger = logging.getLogger(__name__)
 
-NUM_CANDIDATES = 128  # looked at first for top-k and top-p; rows that need more are sorted whole
 NUM_UNIFORMS = 32  # random numbers made at once for one sequence
 # What a request's own parameters can bring about. A RuntimeError of torch is the whole step's.
 ROW_FAULTS = (LookupError, ValueError, TypeError, ArithmeticError)
 
+ChooseTokens = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
 Uints = npt.NDArray[np.uint64]
 
 _MASK = np.uint64(0xFFFFFFFF)
@@ -74,7 +72,6 @@ class RowState:
 
     def __init__(self, params: SamplingParams) -> None:
         self.is_greedy = params.is_greedy
-        self.is_truncated = params.top_k > 0 or params.top_p < 1
         self.has_penalties = bool(
             params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
         )
@@ -139,6 +136,9 @@ class RowState:
 class Sampler:
     """Chooses one token per row. Stateless: what it remembers lies in `sequence.sampler_state`."""
 
+    def __init__(self, choose_tokens: ChooseTokens = choose_tokens_reference) -> None:
+        self._choose_tokens = choose_tokens
+
     def sample(self, logits: Tensor, sequences: Collection[Sequence]) -> list[SampledToken]:
         """Choose the next token of each sequence; row i of `logits` [n, vocab] float32 is its own.
 
@@ -157,27 +157,10 @@ class Sampler:
                 except ROW_FAULTS as error:
                     logger.exception("%r: its logits could not be edited", sequences[row])
                     errors[row] = f"{type(error).__name__} in the sampler"
-        maxima, best = edited.max(dim=-1)
-        tokens: list[int] = best.tolist()
-        for row, maximum in enumerate(maxima.tolist()):
-            if not math.isfinite(maximum):
+        tokens = self._choose(edited, sequences)
+        for row, token in enumerate(tokens):
+            if token < 0:
                 errors.setdefault(row, "the model gave no finite logits")
-        for truncated in (False, True):
-            rows = [
-                row
-                for row, state in enumerate(states)
-                if not state.is_greedy and state.is_truncated is truncated and row not in errors
-            ]
-            if rows:
-                whole = len(rows) == len(states)
-                chosen = _choose(
-                    edited if whole else edited[rows],
-                    maxima if whole else maxima[rows],
-                    [sequences[row] for row in rows],
-                    truncated,
-                )
-                for row, token in zip(rows, chosen, strict=True):
-                    tokens[row] = token
         return [
             SampledToken(-1, error=errors[row])
             if row in errors
@@ -185,77 +168,24 @@ class Sampler:
             for row, sequence in enumerate(sequences)
         ]
 
-
-def _choose(
-    logits: Tensor,  # [n, vocab] float32
-    maxima: Tensor,  # [n]
-    sequences: list[Sequence],
-    truncated: bool,
-) -> list[int]:
-    """One random token per row, of all or only of the best."""
-    vocab = logits.shape[1]
-    numbers = torch.tensor(
-        [
-            (
-                _state_of(sequence).uniform(sequence.num_output_tokens),
-                sequence.params.temperature,
-                sequence.params.min_p,
-                sequence.params.top_p,
-                sequence.params.top_k if sequence.params.top_k > 0 else vocab,
-            )
-            for sequence in sequences
-        ],
-        dtype=torch.float64,
-    )
-    uniform, temperature, min_p, top_p, top_k = numbers.T.contiguous().unsqueeze(2)  # [n, 1]
-    weights = (logits - maxima.unsqueeze(1)).div_(temperature.float()).exp_()  # the best is 1
-    if any(sequence.params.min_p for sequence in sequences):
-        weights.masked_fill_(weights < min_p, 0)
-    if truncated:
-        return choose_truncated(weights, top_k, top_p, uniform)
-    cumulative = weights.cumsum(-1, dtype=torch.float64)
-    chosen: list[int] = _invert(cumulative, cumulative[:, -1:], uniform).squeeze(1).tolist()
-    return chosen
-
-
-def choose_truncated(
-    weights: Tensor,  # [n, vocab] float32, not negative
-    top_k: Tensor,  # [n, 1] whole numbers, the vocabulary's size is "off"
-    top_p: Tensor,  # [n, 1] float64, 1 is "off"
-    uniform: Tensor,  # [n, 1] float64
-    num_candidates: int = NUM_CANDIDATES,
-) -> list[int]:
-    """Keep the `top_k` heaviest tokens, of these the fewest that hold `top_p` of the weight; draw.
-
-    Only `num_candidates` tokens are sorted. A row that would need more is done again with all of
-    them, which depends on this row alone, so that its result does not depend on the batch.
-    """
-    vocab = weights.shape[1]
-    num_candidates = min(num_candidates, vocab)
-    heaviest, ids = weights.topk(num_candidates, dim=-1)  # [n, num_candidates], descending
-    kept = heaviest.double().masked_fill_(torch.arange(num_candidates) >= top_k, 0)
-    cumulative = kept.cumsum(-1)
-    border = top_p * torch.where(
-        top_k <= num_candidates,
-        cumulative[:, -1:],
-        weights.sum(-1, keepdim=True, dtype=torch.float64),
-    )
-    num_kept = (cumulative < border).sum(-1, keepdim=True).add_(1).clamp_(max=num_candidates)
-    choice = _invert(cumulative, cumulative.gather(1, num_kept - 1), uniform)
-    tokens: list[int] = ids.gather(1, choice).squeeze(1).tolist()
-    if num_candidates < vocab:
-        needs_more = (top_k > num_candidates) & ((cumulative[:, -1:] < border) | (top_k < vocab))
-        rows = needs_more.squeeze(1).nonzero().squeeze(1)
-        if len(rows):
-            again = choose_truncated(weights[rows], top_k[rows], top_p[rows], uniform[rows], vocab)
-            for row, token in zip(rows.tolist(), again, strict=True):
-                tokens[row] = token
-    return tokens
-
-
-def _invert(cumulative: Tensor, total: Tensor, uniform: Tensor) -> Tensor:
-    """The first index of each row whose cumulative weight is above `uniform * total`. [n, 1]"""
-    return torch.searchsorted(cumulative, uniform * total, right=True)
+    def _choose(self, logits: Tensor, sequences: Collection[Sequence]) -> list[int]:
+        """The token of each row; -1 where there is no finite maximum."""
+        vocab, device = logits.shape[1], logits.device
+        numbers = []
+        for sequence in sequences:
+            state, params = _state_of(sequence), sequence.params
+            is_greedy = state.is_greedy
+            temperature = 0.0 if is_greedy else params.temperature
+            uniform = 0.0 if is_greedy else state.uniform(sequence.num_output_tokens)
+            numbers.append((temperature, params.min_p, params.top_p, uniform))
+        columns = torch.tensor(numbers, dtype=torch.float64, device=device).T.contiguous()
+        temperatures, min_p, top_p, uniforms = columns.unbind()
+        counts = [sequence.params.top_k for sequence in sequences]
+        top_k = torch.tensor([k if 0 < k < vocab else vocab for k in counts], device=device)
+        tokens = torch.empty(len(numbers), dtype=torch.int64, device=device)
+        self._choose_tokens(logits, temperatures, min_p, top_p, top_k, uniforms, tokens)
+        chosen: list[int] = tokens.tolist()
+        return chosen
 
 
 def _completing(words: list[list[int]], sequence: Sequence) -> list[int]:

@@ -5,6 +5,7 @@
 
 #include "attention.h"
 #include "product.h"
+#include "sampling.h"
 
 namespace parley {
 
@@ -27,6 +28,9 @@ struct Kernels {
   void (*prepare_row)(
       const Weight& weight, const float* x, void* values, float* scales, int32_t* offsets);
   void (*unpack_output)(const Weight& weight, int64_t output, float* out);
+
+  // One token of one row of logits.
+  Choose choose;
 };
 
 // Of the best set that this machine has, or of the lesser one that PARLEY_CPU_LEVEL names.

@@ -6,6 +6,7 @@
 #include "attention_kernel.h"
 #include "decoder_kernel.h"
 #include "product_kernel.h"
+#include "sampling_kernel.h"
 
 namespace parley::PARLEY_ISA {
 
@@ -27,6 +28,7 @@ const Kernels kKernels = {
     .prepared_size = prepared_size,
     .prepare_row = prepare_row,
     .unpack_output = unpack_output,
+    .choose = choose,
 };
 
 }  // namespace parley::PARLEY_ISA

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.sampler import RowState, Sampler, choose_truncated, philox_4x32, uniforms
+from engine.sampler import RowState, Sampler, philox_4x32, uniforms
 from engine.sampling_params import SamplingParams
 from engine.sequence import SampledToken, Sequence
 
@@ -118,17 +118,6 @@ def test_only_tokens_of_the_nucleus_come_in_their_proportions(
     assert found.nonzero().squeeze(1).tolist() == support
     expected = logits[support].softmax(-1)
     assert (found[support] - expected).abs().max() < 0.05
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_few_candidates_give_what_all_give(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    weights = (torch.randn(40, VOCAB, generator=generator) * 2).exp()
-    top_k = torch.randint(1, VOCAB + 1, (40, 1), generator=generator)
-    top_p = torch.rand((40, 1), generator=generator, dtype=torch.float64)
-    uniform = torch.rand((40, 1), generator=generator, dtype=torch.float64)
-    arguments = (weights, top_k, top_p, uniform)
-    assert choose_truncated(*arguments, 8) == choose_truncated(*arguments, VOCAB)
 
 
 MIXED: list[dict[str, Any]] = [
@@ -276,11 +265,3 @@ def test_r32_a_row_whose_parameters_fail_ends_alone(monkeypatch: pytest.MonkeyPa
     tokens = Sampler().sample(logits, rows)
     assert [token.error for token in tokens] == [None, "IndexError in the sampler", None]
     assert tokens[2] == Sampler().sample(logits[2:], rows[2:])[0]
-
-
-def test_an_extreme_uniform_number_stays_within_the_nucleus() -> None:
-    weights = torch.tensor([[0.3, 0.5, 0.2, 0.0]])
-    ones = torch.tensor([[1 - 2.0**-48]], dtype=torch.float64)
-    off_k, off_p = torch.tensor([[4]]), torch.tensor([[1.0]], dtype=torch.float64)
-    assert choose_truncated(weights, off_k, off_p, ones) == [2]
-    assert choose_truncated(weights, off_k, off_p, torch.zeros_like(ones)) == [1]

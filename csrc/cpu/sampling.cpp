@@ -1,0 +1,63 @@
+// choose_tokens: one token for each row of logits.
+#include <atomic>
+
+#include "common.h"
+#include "kernels.h"
+#include "team.h"
+
+#include <torch/csrc/stable/ops.h>
+
+namespace parley {
+namespace {
+
+template <typename T>
+const T* read_column(const Tensor& tensor, ScalarType type, int64_t count, const char* name) {
+  STD_TORCH_CHECK(
+      tensor.scalar_type() == type && tensor.dim() == 1 && tensor.is_contiguous() &&
+          tensor.size(0) == count,
+      name, " has one ", type == ScalarType::Long ? "int64" : "float64", " for each row");
+  return static_cast<const T*>(tensor.const_data_ptr());
+}
+
+}  // namespace
+
+void choose_tokens_cpu(
+    const Tensor& logits, const Tensor& temperatures, const Tensor& min_p, const Tensor& top_p,
+    const Tensor& top_k, const Tensor& uniforms, const Tensor& tokens) {
+  STD_TORCH_CHECK(
+      logits.dim() == 2 && logits.scalar_type() == ScalarType::Float && logits.stride(1) == 1,
+      "logits are float32 [rows, vocab], contiguous in a row");
+  const int64_t num_rows = logits.size(0), vocab = logits.size(1), stride = logits.stride(0);
+  STD_TORCH_CHECK(vocab > 0, "there is no token to choose");
+  const auto* const values = static_cast<const float*>(logits.const_data_ptr());
+  const auto* const temperature =
+      read_column<double>(temperatures, ScalarType::Double, num_rows, "temperatures");
+  const auto* const least = read_column<double>(min_p, ScalarType::Double, num_rows, "min_p");
+  const auto* const share = read_column<double>(top_p, ScalarType::Double, num_rows, "top_p");
+  const auto* const best = read_column<int64_t>(top_k, ScalarType::Long, num_rows, "top_k");
+  const auto* const uniform = read_column<double>(uniforms, ScalarType::Double, num_rows, "uniforms");
+  read_column<int64_t>(tokens, ScalarType::Long, num_rows, "tokens");
+  auto* const chosen = static_cast<int64_t*>(tokens.mutable_data_ptr());
+  for (int64_t row = 0; row < num_rows; ++row) {
+    STD_TORCH_CHECK(
+        temperature[row] >= 0 && best[row] >= 1 && 0 <= uniform[row] && uniform[row] < 1,
+        "temperatures are not negative, top_k is at least 1, uniforms are in [0, 1)");
+  }
+
+  const Choose choose = kernels().choose;
+  const auto choose_row = [&](int64_t row, ChoiceScratch& scratch) {
+    const Choice choice{
+        .logits = values + row * stride, .vocab = vocab,
+        .temperature = static_cast<float>(temperature[row]), .min_p = least[row],
+        .top_p = share[row], .top_k = best[row], .uniform = uniform[row]};
+    chosen[row] = choose(choice, scratch);
+  };
+  static thread_local ChoiceScratch scratch;
+  if (num_rows == 1) return choose_row(0, scratch);
+  std::atomic<int64_t> next{0};
+  Team::of_size(static_cast<int>(torch::stable::get_num_threads())).run([&](int) {
+    for (int64_t row; (row = next++) < num_rows;) choose_row(row, scratch);
+  });
+}
+
+}  // namespace parley
