@@ -58,6 +58,7 @@ class Handlers:
         self._services = services
         self._store = services.store
         self._hub = services.hub
+        self._catch_up = services.hub.catch_up
         self._runs = services.runs
         self._beginnings = services.beginnings
         self._subscriptions: dict[str, Subscription] = {}
@@ -191,13 +192,7 @@ class Handlers:
         # What was published between attaching and going live is behind the cursors: fetch it.
         for response_id in active:
             if response_id in subscription.cursors:
-                self._catch_up(subscription, response_id)
-
-    def _catch_up(self, subscription: Subscription, response_id: str) -> None:
-        if (run := self._runs.local(response_id)) is not None:
-            subscription.catch_up(response_id, run.log)
-        else:
-            self._hub.sync(subscription.session_id, response_id)
+                self._catch_up.fill_gap(subscription, response_id)
 
     async def _prepare(
         self, subscription: Subscription, response_id: str, position: ResponsePosition | None
@@ -206,9 +201,9 @@ class Handlers:
         try:
             await self._fence(response_id, subscription.uid)  # it exists, and is theirs
             if position is None:
-                return await self._hub.prepare(subscription, response_id, 0)
+                return await self._catch_up.prepare(subscription, response_id, 0)
             after = position.after_sequence_number
-            return await self._hub.prepare(subscription, response_id, after, position.fence)
+            return await self._catch_up.prepare(subscription, response_id, after, position.fence)
         except ResponseNotFound:
             return lambda: None
 
@@ -330,7 +325,7 @@ class Handlers:
         created = {**getattr(log[0], "data", {}), "sequence_number": 1, "fence": fence}
         self._reply({**created, "replayed": True}, frame.event_id)
         if response_id not in subscription.cursors:
-            await self._hub.attach(subscription, response_id, 1)
+            await self._catch_up.attach(subscription, response_id, 1)
 
     async def _resume(self, frame: ResumeResponse) -> None:
         check_response_id(frame.response_id)
@@ -348,7 +343,7 @@ class Handlers:
         if subscription.only is not None:
             subscription.only.add(frame.response_id)
         after = frame.after_sequence_number
-        await self._hub.attach(subscription, frame.response_id, after, frame.fence)
+        await self._catch_up.attach(subscription, frame.response_id, after, frame.fence)
 
 
 async def delete_session(

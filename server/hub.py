@@ -1,9 +1,9 @@
-"""Who on this worker watches which session, and what each of them was already sent.
+"""`Hub`: who on this worker watches which session; what happens there goes to their outboxes.
 
 A room is a session with at least one viewer here. Answers that this worker runs are fed to it from
 memory; everything else comes through the session's channel in Redis. Both may bring the same event,
-or one may be late, so each subscription counts: it drops what it has, and fetches what it lacks
-from the log. That is what makes "nothing lost, nothing doubled" one rule in one place.
+or one may be late, so each subscription counts: it drops what it has, and `CatchUp` fetches what it
+lacks from the log. That is what makes "nothing lost, nothing doubled" one rule in one place.
 """
 
 import asyncio
@@ -12,14 +12,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
-import structlog
-
-from server.frames import created_frame, session_event_frame
+from server.catch_up import SESSION_LOG, CatchUp
+from server.frames import created_frame
 from server.losses import Losses
-from server.response_log import ResponseLog, read_log
+from server.response_log import ResponseLog
 from server.subscription import Subscription, Watcher
 from server.viewers import Viewers
-from sessions.errors import ResponseNotFound, SessionNotFound, StoreUnavailable
+from sessions.errors import StoreUnavailable
 from sessions.follow import LiveFeed
 from sessions.keys import Keys
 from sessions.records import (
@@ -32,10 +31,6 @@ from sessions.records import (
     session_of,
 )
 from sessions.store import SessionStore
-
-logger = structlog.get_logger("server")
-
-RESYNC_RETRY_SECONDS = 0.5
 
 
 class LocalRun(Protocol):
@@ -60,7 +55,7 @@ class Room:
         self.offset = offset
         self.subscriptions: set[Subscription] = set()
         self.early: dict[int, dict[str, Any]] = {}  # events that came before their predecessors
-        # Response ids, or "" for the session's own log → whether that was asked for once more.
+        # Logs that are being read (`CatchUp.sync_room`) → whether that was asked for once more.
         self.syncing: dict[str, bool] = {}
 
 
@@ -88,14 +83,21 @@ class Hub:
         self.watchers: dict[str, set[Watcher]] = {}  # by user
         self.local_runs: dict[str, LocalRun] = {}  # by response id
         self.claimed: set[str] = set()  # answers that this worker tells about, before and after
+        self.catch_up = CatchUp(self, store)
         self.losses = Losses(self, store)
         self.viewers = Viewers(store, replica, local=self._num_viewers, tell=self._show_viewers)
-        feed.on_resync(self._resync_all)
+        feed.on_resync(self.catch_up.sync_all)
 
     @property
     def hears_others(self) -> bool:
         """Whether what other workers publish arrives here."""
         return self._feed.is_connected
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something that nobody waits for; `close` cancels what is left."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -226,56 +228,7 @@ class Hub:
             if not subscription.joining and subscription.only is None:
                 subscription.outbox.put(frame)
 
-    def sync(self, session_id: str, response_id: str) -> None:
-        """Fetch from the log what a room's subscriptions lack of an answer."""
-        if (room := self.rooms.get(session_id)) is not None:
-            self._sync(room, response_id)
-
-    async def attach(
-        self,
-        subscription: Subscription,
-        response_id: str,
-        position: int = 0,
-        fence: int | None = None,
-    ) -> None:
-        """Send what the subscription lacks of one answer; live events then follow by number.
-
-        A `position` counts only in the log of the `fence` that it was told with; None: in any.
-        Raises `ResponseNotFound`, `StoreUnavailable`.
-        """
-        (await self.prepare(subscription, response_id, position, fence))()
-
-    async def prepare(
-        self,
-        subscription: Subscription,
-        response_id: str,
-        position: int,
-        fence: int | None = None,
-    ) -> Callable[[], None]:
-        """Read what `attach` sends; what is returned sends it, and cannot fail. Raises likewise."""
-        run = self.local_runs.get(response_id)
-        log = (
-            run.log
-            if run is not None
-            else await read_log(self._store, subscription.uid, response_id)
-        )
-
-        def put() -> None:
-            subscription.thaw(response_id)
-            run = self.local_runs.get(response_id)  # it may have begun here, or gone on, meanwhile
-            now = log if run is None else run.log
-            # What was shown under an older fence may have other numbers than what was stored.
-            is_known = fence in (None, now.fence)
-            subscription.put_log(response_id, now, position if is_known else 0)
-
-        return put
-
-    # ---- events ---------------------------------------------------------------------------------
-
-    def publish_session(self, session_id: str, offset: int, frame: dict[str, Any]) -> None:
-        """A session event that this worker caused, as its frame."""
-        if (room := self.rooms.get(session_id)) is not None:
-            self._put_in_order(room, offset, {**frame, "session_id": session_id, "offset": offset})
+    # ---- answers --------------------------------------------------------------------------------
 
     def publish_events(self, response_id: str, fence: int, first: int, events: list[Event]) -> None:
         """Entries of an answer's log: from the run itself, or from another worker's."""
@@ -286,7 +239,7 @@ class Hub:
             if subscription.joining or not subscription.wants(response_id):
                 continue
             if not subscription.put_events(response_id, fence, first, events):
-                self._sync(room, response_id)
+                self.catch_up.sync_room(room, response_id)
 
     def show_again(self, response_id: str, log: ResponseLog) -> None:
         """An answer of this worker is still its own: its viewers get what they had to wait for."""
@@ -310,6 +263,15 @@ class Hub:
                 subscription.doubt(response_id)
         return True
 
+    def disown(self, response_id: str) -> None:
+        """An answer of this worker is another's now: its viewers get the log's text instead."""
+        self.claimed.discard(response_id)
+        self.local_runs.pop(response_id, None)
+        if (room := self.rooms.get(session_of(response_id))) is not None:
+            for subscription in room.subscriptions:
+                subscription.doubt(response_id, is_lost=True)
+            self.catch_up.resend(room, response_id)
+
     def put_unnumbered(self, response_id: str, frame: dict[str, Any]) -> None:
         """A frame about an answer that is not in its log, such as `response.queued`."""
         room = self.rooms.get(session_of(response_id))
@@ -327,6 +289,31 @@ class Hub:
         with contextlib.suppress(StoreUnavailable):  # nobody is told twice, and nothing is lost
             envelope = {"origin": self._replica, "frame": frame}
             await self._store.publish_session_frame(session_id, envelope)
+
+    # ---- session events -------------------------------------------------------------------------
+
+    def publish_session(self, session_id: str, offset: int, frame: dict[str, Any]) -> None:
+        """A session event that this worker caused, as its frame."""
+        if (room := self.rooms.get(session_id)) is not None:
+            self.put_in_order(room, offset, {**frame, "session_id": session_id, "offset": offset})
+
+    def put_in_order(self, room: Room, offset: int, frame: dict[str, Any]) -> None:
+        """Send a session event, as its frame, behind all that come before it; fetch what lacks."""
+        if offset <= room.offset:
+            return
+        room.early[offset] = frame
+        while (due := room.early.pop(room.offset + 1, None)) is not None:
+            room.offset += 1
+            for subscription in room.subscriptions:
+                subscription.put_session_event(room.offset, due)
+                if (awaited := subscription.awaited) is not None and awaited not in self.claimed:
+                    self.catch_up.sync_room(room, awaited)
+                if due["type"] == "session.evicted" and not subscription.observes:
+                    subscription.watcher.evict(due["reason"])
+        if room.early:
+            self.catch_up.sync_room(room, SESSION_LOG)
+
+    # ---- what other workers publish -------------------------------------------------------------
 
     def _on_live(self, payload: LivePayload) -> None:
         if isinstance(payload, LiveResponseEvents):
@@ -355,125 +342,13 @@ class Hub:
             if offset <= room.offset or self._is_own(data):
                 continue
             if data["type"] in ("session.created", "session.updated"):
-                self._sync(room, "")  # the frame holds the whole session: read it
+                # The frame holds the whole session: read it.
+                self.catch_up.sync_room(room, SESSION_LOG)
                 return
-            self._put_in_order(
+            self.put_in_order(
                 room, offset, {**data, "session_id": room.session_id, "offset": offset}
             )
 
     def _is_own(self, data: dict[str, Any]) -> bool:
         """An event that its producer here is about to publish, in its place among the others."""
         return data.get("message", {}).get("response_id") in self.claimed
-
-    def _put_in_order(self, room: Room, offset: int, frame: dict[str, Any]) -> None:
-        if offset <= room.offset:
-            return
-        room.early[offset] = frame
-        while (due := room.early.pop(room.offset + 1, None)) is not None:
-            room.offset += 1
-            for subscription in room.subscriptions:
-                subscription.put_session_event(room.offset, due)
-                if (awaited := subscription.awaited) is not None and awaited not in self.claimed:
-                    self._sync(room, awaited)
-                if due["type"] == "session.evicted" and not subscription.observes:
-                    subscription.watcher.evict(due["reason"])
-        if room.early:
-            self._sync(room, "")
-
-    def disown(self, response_id: str) -> None:
-        """An answer of this worker is another's now: its viewers get the log's text instead."""
-        self.claimed.discard(response_id)
-        self.local_runs.pop(response_id, None)
-        if (room := self.rooms.get(session_of(response_id))) is not None:
-            for subscription in room.subscriptions:
-                subscription.doubt(response_id, is_lost=True)
-            self.spawn(self._resend(room, response_id))
-
-    async def _resend(self, room: Room, response_id: str) -> None:
-        while room.subscriptions:
-            try:
-                log = await read_log(self._store, None, response_id)
-            except StoreUnavailable:
-                await asyncio.sleep(RESYNC_RETRY_SECONDS)
-                continue
-            except ResponseNotFound:
-                for subscription in room.subscriptions:
-                    subscription.cursors.pop(response_id, None)
-                self._give_up_end(room, response_id)
-                return
-            for subscription in room.subscriptions:
-                if not subscription.joining and subscription.wants(response_id):
-                    subscription.put_log(response_id, log, 0)
-            return
-
-    # ---- catching up from the log ---------------------------------------------------------------
-
-    def _resync_all(self) -> None:
-        """The feed was away: whatever it should have brought is read from the logs."""
-        for room in self.rooms.values():
-            self._sync(room, "")
-            for response_id in {rid for s in room.subscriptions for rid in s.cursors}:
-                if response_id not in self.local_runs:
-                    self._sync(room, response_id)
-
-    def _sync(self, room: Room, response_id: str) -> None:
-        if response_id in room.syncing:
-            room.syncing[response_id] = True  # what is being read may be older than what we heard
-        else:
-            room.syncing[response_id] = False
-            self.spawn(self._run_sync(room, response_id))
-
-    async def _run_sync(self, room: Room, response_id: str) -> None:
-        try:
-            while room.subscriptions:
-                room.syncing[response_id] = False
-                try:
-                    if response_id:
-                        await self._sync_response(room, response_id)
-                    else:
-                        await self._sync_session(room)
-                except StoreUnavailable:
-                    await asyncio.sleep(RESYNC_RETRY_SECONDS)
-                    continue
-                except SessionNotFound:
-                    await self.losses.look_at(room.session_id)
-                    return
-                except ResponseNotFound:
-                    self._give_up_end(room, response_id)
-                    return
-                if not room.syncing[response_id]:
-                    return
-        finally:
-            del room.syncing[response_id]
-
-    def _give_up_end(self, room: Room, response_id: str) -> None:
-        for subscription in room.subscriptions:
-            subscription.give_up_end(response_id)
-
-    async def _sync_session(self, room: Room) -> None:
-        await self.losses.verify(room.session_id)  # new events may hide that others were lost
-        epoch = room.epoch
-        events = await self._store.session_events(room.session_id, after=room.offset, epoch=epoch)
-        if events is None:
-            await self.losses.look_at(room.session_id, lacking=epoch)
-            return
-        session = await self._store.session(None, room.session_id)
-        for event in events:
-            frame = session_event_frame(session, event.offset, event.data)
-            self._put_in_order(room, event.offset, frame)
-
-    async def _sync_response(self, room: Room, response_id: str) -> None:
-        record = await self._store.run(None, response_id)
-        events = [event for _, event in await self._store.events(response_id)]
-        for subscription in list(room.subscriptions):
-            # Who is joining is sent the end with the state, if there is one.
-            if not subscription.joining and subscription.wants(response_id):
-                subscription.put_events(response_id, record.fence, 1, events)
-                if not record.is_live:
-                    subscription.give_up_end(response_id)
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something that nobody waits for; `close` cancels what is left."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

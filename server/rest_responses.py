@@ -228,12 +228,9 @@ class ResponseOperations:
         """What the caller lacks, and then whatever comes."""
         assert subscription.only is not None
         subscription.only.add(response_id)
-        await self._hub.attach(subscription, response_id, after, fence)
+        await self._hub.catch_up.attach(subscription, response_id, after, fence)
         subscription.end_join(0)
-        if (run := self._runs.local(response_id)) is not None:
-            subscription.catch_up(response_id, run.log)
-        else:
-            self._hub.sync(subscription.session_id, response_id)
+        self._hub.catch_up.fill_gap(subscription, response_id)
 
     # ---- stop -----------------------------------------------------------------------------------
 

@@ -1,13 +1,17 @@
-"""Fixtures: one redis-server for all tests here, a store under a fresh prefix on it."""
+"""Fixtures: one redis-server for all tests here; a store under a fresh prefix, a hub on it."""
 
 from collections.abc import AsyncIterator, Iterator
+from typing import cast
 
 import pytest
 from hypothesis import settings
 
+from server.hub import Hub
 from sessions.embedded import EmbeddedRedis
+from sessions.follow import LiveFeed
 from sessions.store import SessionStore
 from tests.redis_server import fresh_prefix, redis_binaries, running_redis
+from tests.server.watching import SilentFeed
 from tests.sessions.chat import Chat
 
 BINARIES = redis_binaries()
@@ -36,3 +40,16 @@ async def store(redis_server: EmbeddedRedis) -> AsyncIterator[SessionStore]:
 async def chat(store: SessionStore) -> Chat:
     """A fresh session of user `alice`."""
     return await Chat.create(store)
+
+
+@pytest.fixture
+def feed() -> SilentFeed:
+    return SilentFeed()
+
+
+@pytest.fixture
+async def hub(store: SessionStore, feed: SilentFeed) -> AsyncIterator[Hub]:
+    """That of worker `w1`, which hears what the test tells `feed` to deliver."""
+    hub = Hub(store, cast("LiveFeed", feed), store.keys, "w1")
+    yield hub
+    await hub.close()

@@ -1,22 +1,13 @@
 """What viewers are told when Redis has lost sessions, or the last writes to them."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from server.hub import Hub
 from server.subscription import Subscription
-from sessions.store import SessionStore
-from tests.server.watching import PATIENCE, SilentFeed, Viewer
+from tests.server.watching import PATIENCE, Viewer
 from tests.sessions.chat import Chat
-
-
-@pytest.fixture
-async def hub(store: SessionStore) -> Any:
-    hub = Hub(store, SilentFeed(), store.keys, "w1")  # type: ignore[arg-type]
-    yield hub
-    await hub.close()
 
 
 class Rejoining(Subscription):
@@ -77,7 +68,7 @@ async def test_a_log_that_no_longer_reaches_back_is_made_up_for_by_a_snapshot(
     epoch = hub.rooms[chat.session_id].epoch
     await chat.store.update_session("alice", chat.session_id, title="missed")
     await lose(chat, "log")
-    hub._resync_all()
+    hub.catch_up.sync_all()
     await asyncio.wait_for(subscription.is_rejoined.wait(), PATIENCE)
     assert hub.rooms[chat.session_id].epoch == epoch
 

@@ -445,7 +445,7 @@ async def test_text_that_was_queued_in_time_is_not_sent_too_late(
     newcomer = Viewer()
     subscription = Subscription(newcomer, answering.chat.session_id)
     await answering.hub.join(subscription)
-    await answering.hub.attach(subscription, answering.rid)
+    await answering.hub.catch_up.attach(subscription, answering.rid)
     subscription.end_join(subscription.offset)
     assert await newcomer.sent() == []
     outage.lasts = False

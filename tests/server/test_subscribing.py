@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server import hub
+from server import catch_up
 from server.response_log import ResponseLog, read_log
 from sessions.embedded import EmbeddedRedis
 from sessions.errors import StoreUnavailable
@@ -38,7 +38,7 @@ async def test_a_subscription_that_fails_in_the_middle_was_never_confirmed(
             response = await asker.ask(session, oracle_word(5), settings={"max_output_tokens": 6})
             engine.requests[response].is_held.add("mid")
             await engine.requests[response].reached["mid"].wait()
-            monkeypatch.setattr(hub, "read_log", read)
+            monkeypatch.setattr(catch_up, "read_log", read)
             refused = await viewer.reply("session.subscribe", session_id=session)
             assert refused["error"]["code"] == "store_unavailable"
             assert "session.subscribed" not in {frame["type"] for frame in viewer.frames}

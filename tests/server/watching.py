@@ -7,8 +7,11 @@ from typing import Any
 
 import orjson
 
+from server.hub import Hub
 from server.outbox import Outbox
+from server.subscription import Subscription
 from sessions.records import LivePayload
+from tests.sessions.chat import Chat
 
 PATIENCE = 5.0  # seconds until a test gives up; nothing waits for it when all is well
 
@@ -73,3 +76,23 @@ class SilentFeed:
 
     def deliver(self, channel: str, payload: LivePayload) -> None:
         self.channels[channel](payload)
+
+
+async def join(hub: Hub, chat: Chat, viewer: Viewer) -> Subscription:
+    """A subscription that has its snapshot."""
+    subscription = Subscription(viewer, chat.session_id)
+    await hub.join(subscription)
+    session = await chat.store.session(chat.uid, chat.session_id)
+    subscription.end_join(session.offset)
+    return subscription
+
+
+def publish(hub: Hub, chat: Chat, offset: int) -> None:
+    """A session event of this worker."""
+    hub.publish_session(chat.session_id, offset, {"type": "message.created", "n": offset})
+
+
+def kinds(frames: list[dict[str, Any]]) -> list[str]:
+    return [
+        frame["type"].removeprefix("response.").removeprefix("output_text.") for frame in frames
+    ]

@@ -1,0 +1,28 @@
+"""Entries of an answer's log, as their tests show them."""
+
+from typing import Any
+
+from sessions.records import Event, ObjectEvent, TextEvent
+
+RESPONSE = "resp_" + "A" * 33
+CREATED = ObjectEvent({"type": "response.created"})
+DONE = ObjectEvent({"type": "response.done", "response": {"text_length": 14}})
+
+
+def texts(*parts: str) -> list[Event]:
+    """Text events at their offsets."""
+    events: list[Event] = []
+    length = 0
+    for part in parts:
+        events.append(TextEvent(length, part))
+        length += len(part)
+    return events
+
+
+LOG = [CREATED, *texts("one ", "two ", "three ")]
+
+
+def message_updated(offset: int, status: str = "completed") -> dict[str, Any]:
+    """The session event that may end the message of `RESPONSE`."""
+    message = {"response_id": RESPONSE, "status": status}
+    return {"type": "message.updated", "message": message, "offset": offset}
