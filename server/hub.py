@@ -81,6 +81,7 @@ class Hub:
         self._opening = WeakValueDictionary[str, asyncio.Lock]()  # kept by who holds or awaits
         self.rooms: dict[str, Room] = {}
         self.watchers: dict[str, set[Watcher]] = {}  # by user
+        self._heard: set[str] = set()  # users whose channel is subscribed
         self.local_runs: dict[str, LocalRun] = {}  # by response id
         self.claimed: set[str] = set()  # answers that this worker tells about, before and after
         self.catch_up = CatchUp(self, store)
@@ -108,16 +109,19 @@ class Hub:
 
     async def add_watcher(self, watcher: Watcher) -> None:
         """From now on the connection gets its user's session.* frames."""
-        watchers = self.watchers.setdefault(watcher.uid, set())
-        watchers.add(watcher)
-        if len(watchers) == 1:
-            await self._feed.subscribe(self._keys.user_channel(watcher.uid), self._on_user_frame)
+        uid = watcher.uid
+        self.watchers.setdefault(uid, set()).add(watcher)
+        if uid not in self._heard:  # not only the first: it may fail, and what then of the others?
+            await self._feed.subscribe(self._keys.user_channel(uid), self._on_user_frame)
+            self._heard.add(uid)
 
     async def remove_watcher(self, watcher: Watcher) -> None:
-        watchers = self.watchers.get(watcher.uid, set())
+        uid = watcher.uid
+        watchers = self.watchers.get(uid, set())
         watchers.discard(watcher)
-        if not watchers and self.watchers.pop(watcher.uid, None) is not None:
-            await self._feed.unsubscribe(self._keys.user_channel(watcher.uid))
+        if not watchers and self.watchers.pop(uid, None) is not None:
+            self._heard.discard(uid)
+            await self._feed.unsubscribe(self._keys.user_channel(uid))
 
     def broadcast(self, frame: dict[str, Any]) -> None:
         """Queue a frame for every connection of this worker."""

@@ -8,7 +8,7 @@ import pytest
 
 from server.hub import Hub
 from server.subscription import Subscription
-from sessions.errors import SessionNotFound
+from sessions.errors import SessionNotFound, StoreUnavailable
 from sessions.records import LiveFrame, LiveResponseEvents, LiveSessionEvents, TextEvent
 from sessions.store import SessionStore
 from tests.server.entries import CREATED
@@ -148,5 +148,26 @@ async def test_the_last_connection_of_a_user_unsubscribes_theirs(
     await hub.remove_watcher(first)
     hub.broadcast({"type": "connection.degraded"})
     assert (await first.sent(), kinds(await second.sent())) == ([], ["connection.degraded"])
+    await hub.remove_watcher(second)
+    assert (feed.channels, hub.watchers) == ({}, {})
+
+
+async def test_a_connection_hears_its_user_though_the_one_before_it_could_not(
+    hub: Hub, store: SessionStore, feed: SilentFeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis confirms no subscription for a moment, in which two tabs of a user come."""
+
+    async def subscribe(channel: str, callback: Any) -> None:
+        monkeypatch.undo()
+        await asyncio.sleep(0)
+        raise StoreUnavailable
+
+    monkeypatch.setattr(feed, "subscribe", subscribe)
+    first, second = Viewer(), Viewer()
+    adding = [hub.add_watcher(first), hub.add_watcher(second)]
+    refused, accepted = await asyncio.gather(*adding, return_exceptions=True)
+    assert isinstance(refused, StoreUnavailable) and accepted is None
+    await hub.remove_watcher(first)
+    assert list(feed.channels) == [store.keys.user_channel("alice")]
     await hub.remove_watcher(second)
     assert (feed.channels, hub.watchers) == ({}, {})
