@@ -13,6 +13,7 @@ from server.frames import session_event_frame
 from server.response_log import read_log
 from server.subscription import Subscription
 from sessions.errors import ResponseNotFound, SessionNotFound, StoreUnavailable
+from sessions.records import session_of
 from sessions.store import SessionStore
 
 if TYPE_CHECKING:
@@ -63,11 +64,15 @@ class CatchUp:
         def put() -> None:
             subscription.thaw(response_id)
             # It may have begun here, or gone on, meanwhile.
-            run = self._hub.local_runs.get(response_id)
-            now = log if run is None else run.log
+            present = self._hub.local_runs.get(response_id)
+            now = log if present is None else present.log
             # What was shown under an older fence may have other numbers than what was stored.
             is_known = fence in (None, now.fence)
             subscription.put_log(response_id, now, position if is_known else 0)
+            if present is None and run is not None and run.is_disowned:
+                # Lost since it was read: this may be more than is stored.
+                subscription.doubt(response_id, is_lost=True)
+                self.resend(response_id)
 
         return put
 
@@ -144,9 +149,10 @@ class CatchUp:
 
     # ---- an answer was lost to another worker ---------------------------------------------------
 
-    def resend(self, room: "Room", response_id: str) -> None:
-        """Send the answer as it is stored to all of a room, whatever they were shown of it."""
-        self._hub.spawn(self._resend(room, response_id))
+    def resend(self, response_id: str) -> None:
+        """Send the answer as it is stored to those of its room who were shown another one."""
+        if (room := self._hub.rooms.get(session_of(response_id))) is not None:
+            self._hub.spawn(self._resend(room, response_id))
 
     async def _resend(self, room: "Room", response_id: str) -> None:
         while room.subscriptions:
@@ -161,8 +167,11 @@ class CatchUp:
                 _give_up_end(room, response_id)
                 return
             for subscription in room.subscriptions:
-                if not subscription.joining and subscription.wants(response_id):
+                # Who is joining is sent the log with the state; who joined meanwhile was.
+                is_due = subscription.doubts(response_id) and subscription.wants(response_id)
+                if is_due and not subscription.joining:
                     subscription.put_log(response_id, log, 0)
+            self.sync_room(room, response_id)  # what came live meanwhile was dropped
             return
 
 

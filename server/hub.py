@@ -43,6 +43,7 @@ class LocalRun(Protocol):
     def log(self) -> ResponseLog: ...
 
     is_held: bool
+    is_disowned: bool
     must_be_silent: Callable[[], bool]
 
 
@@ -271,10 +272,10 @@ class Hub:
         """An answer of this worker is another's now: its viewers get the log's text instead."""
         self.claimed.discard(response_id)
         self.local_runs.pop(response_id, None)
-        if (room := self.rooms.get(session_of(response_id))) is not None:
-            for subscription in room.subscriptions:
-                subscription.doubt(response_id, is_lost=True)
-            self.catch_up.resend(room, response_id)
+        room = self.rooms.get(session_of(response_id))
+        for subscription in room.subscriptions if room else ():
+            subscription.doubt(response_id, is_lost=True)
+        self.catch_up.resend(response_id)
 
     def put_unnumbered(self, response_id: str, frame: dict[str, Any]) -> None:
         """A frame about an answer that is not in its log, such as `response.queued`."""

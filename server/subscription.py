@@ -142,7 +142,7 @@ class Subscription:
 
         Where text was left out, somebody else brings the end.
         """
-        if response_id not in self._frozen and self.cursors.get(response_id) != DOUBTED:
+        if response_id not in self._frozen and not self.doubts(response_id):
             self.close(response_id)
 
     def freeze(
@@ -165,9 +165,9 @@ class Subscription:
     def lacks_text(self, response_id: str, log: ResponseLog) -> bool:
         """Whether text of the log was left out here, or has not come yet."""
         frozen = self._frozen.get(response_id)
-        cursor = self.cursors.get(response_id, 0)
-        if cursor == DOUBTED or (frozen is not None and frozen.has_skipped):
+        if self.doubts(response_id) or (frozen is not None and frozen.has_skipped):
             return True
+        cursor = self.cursors.get(response_id, 0)
         return any(isinstance(event, TextEvent) for event in log.events[cursor:])
 
     def put_end(self, response_id: str, log: ResponseLog) -> None:
@@ -271,9 +271,13 @@ class Subscription:
             frozen.text, frozen.end = lambda: None, None
             frozen.ended.clear()
 
+    def doubts(self, response_id: str) -> bool:
+        """Whether only a whole log of that answer may be sent next."""
+        return self.cursors.get(response_id) == DOUBTED
+
     def catch_up(self, response_id: str, log: ResponseLog) -> None:
         """Queue what is missing of an answer that may be shown."""
-        if self.cursors.get(response_id) == DOUBTED:
+        if self.doubts(response_id):
             self.put_log(response_id, log, 0)
         else:
             self.put_events(response_id, log.fence, 1, log.events)

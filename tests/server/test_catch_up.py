@@ -10,7 +10,7 @@ from server.response_log import ResponseLog
 from server.subscription import Subscription
 from sessions.errors import ResponseNotFound
 from sessions.records import Event, LiveResponseEvents, TextEvent
-from tests.server.entries import CREATED, RESPONSE, message_updated, texts
+from tests.server.entries import CREATED, DONE, RESPONSE, message_updated, texts
 from tests.server.watching import SilentFeed, Viewer, join, kinds, publish
 from tests.sessions.chat import Chat
 
@@ -182,3 +182,74 @@ async def test_a_feed_that_was_away_costs_no_event(hub: Hub, chat: Chat, feed: S
     feed.resync()
     frames = [await viewer.next() for _ in range(4)]
     assert sorted(kinds(frames)) == ["created", "delta", "message.created", "message.created"]
+
+
+async def test_an_answer_that_is_lost_while_a_state_is_read_is_sent_as_it_is_stored(
+    hub: Hub, chat: Chat
+) -> None:
+    viewer = Viewer()
+    subscription = Subscription(viewer, chat.session_id)
+    await hub.join(subscription)
+    rid = (await chat.begin()).response_id
+    await chat.append(rid, 2, "one ")
+    log = ResponseLog(1, [CREATED, *texts("one ", "two ")])  # `two` is not stored
+    run = SimpleNamespace(log=log, must_be_silent=lambda: False, is_disowned=False)
+    hub.local_runs[rid] = cast("Any", run)
+    put = await hub.catch_up.prepare(subscription, rid, 0)
+    await chat.store.reap(rid, new_owner="w2", exited_owner="w1")
+    run.is_disowned = True
+    hub.disown(rid)
+    put()
+    subscription.end_join(0)
+    frame = await viewer.next()
+    while frame["type"] != "response.output_text.snapshot":
+        frame = await viewer.next()
+    assert (frame["text"], frame["fence"]) == ("one ", 2)
+
+
+async def test_an_end_that_comes_while_a_lost_answer_is_read_reaches_who_follows_it_alone(
+    hub: Hub, chat: Chat, feed: SilentFeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rid = (await chat.begin()).response_id
+    viewer = Viewer()
+    subscription = Subscription(viewer, chat.session_id, only={rid})
+    await hub.join(subscription)
+    subscription.end_join(0)
+    subscription.put_events(rid, 1, 1, [CREATED, *texts("one ", "two ")])  # `two` is not stored
+    await chat.append(rid, 2, "one ")
+    await chat.store.reap(rid, new_owner="w2", exited_owner="w1")
+    read, channel = chat.store.run, chat.store.keys.session_channel(chat.session_id)
+
+    async def read_when_it_has_ended(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        await chat.finish(rid, 3, fence=2)
+        feed.deliver(channel, LiveResponseEvents(rid, 2, 3, 3, (DONE,)))
+        return await read(*arguments)
+
+    monkeypatch.setattr(chat.store, "run", read_when_it_has_ended)
+    assert kinds(await viewer.sent()) == ["created", "delta"]
+    hub.disown(rid)
+    frames = [await viewer.next(), await viewer.next()]
+    assert kinds(frames) == ["snapshot", "done"]
+
+
+async def test_who_comes_while_a_lost_answer_is_read_is_told_its_end_once(
+    hub: Hub, chat: Chat
+) -> None:
+    shown, newcomer = Viewer(), Viewer()
+    subscription = await join(hub, chat, shown)
+    rid = (await chat.begin()).response_id
+    subscription.put_events(rid, 1, 1, [CREATED, *texts("one ", "two ")])  # `two` is not stored
+    await chat.append(rid, 2, "one ")
+    await chat.store.reap(rid, new_owner="w2", exited_owner="w1")
+    await chat.finish(rid, 3, fence=2)
+    joined = Subscription(newcomer, chat.session_id)
+    await hub.join(joined)
+    put = await hub.catch_up.prepare(joined, rid, 0)
+    hub.disown(rid)
+    put()
+    joined.end_join(0)
+    while (await shown.next())["type"] != "response.done":
+        pass
+    told = [frame for frame in await newcomer.sent() if frame["type"].startswith("response.")]
+    assert kinds(told) == ["snapshot", "done"]
