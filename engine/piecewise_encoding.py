@@ -2,11 +2,13 @@
 
 A tokenizer cuts its text at the added tokens before it looks at anything else, so what stands
 between two of them has the same ids in every text. Each question of a chat repeats all that was
-said before, piece by piece; those pieces are remembered. The ids are those of the whole text.
+said before, piece by piece; the ids of those pieces are remembered, under a digest of their text.
+What comes out are the ids of the whole text.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import threading
 from array import array
@@ -15,18 +17,18 @@ from itertools import pairwise
 
 import tokenizers
 
-MAX_CHARACTERS = 4 * 2**20  # of remembered pieces
-ENTRY_CHARACTERS = 256  # what an entry costs besides its text, counted as characters
+MAX_BYTES = 8 * 2**20  # of remembered ids
+ENTRY_BYTES = 256  # what an entry costs besides its ids
 
 
 class PiecewiseEncoder:
     """Encodes texts with one tokenizer; may be called from any thread."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, max_characters: int = MAX_CHARACTERS) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, max_bytes: int = MAX_BYTES) -> None:
         self._backend = backend
-        self._max_characters = max_characters
-        self._known: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
-        self._num_characters = 0
+        self._max_bytes = max_bytes
+        self._known: OrderedDict[bytes, array[int]] = OrderedDict()
+        self._num_bytes = 0
         self._lock = threading.Lock()
         added = backend.get_added_tokens_decoder().values()
         # Normalized ones are looked for later, in what these have left.
@@ -48,18 +50,19 @@ class PiecewiseEncoder:
         what another has written.
         """
         pieces = self._cut(text)
+        keys = [_digest(owner, piece) for piece in pieces]
         with self._lock:
-            found = [self._find((owner, piece)) for piece in pieces]
-        missing = [piece for piece, ids in zip(pieces, found, strict=True) if ids is None]
-        # A batch would spread over all processors, which are the engine's.
-        encoded = [self._encode_piece(piece) for piece in missing]
-        new = iter(encoded)
+            found = [self._find(key) for key in keys]
         ids: list[int] = []
-        for known in found:
-            ids.extend(next(new) if known is None else known)
+        new: list[tuple[bytes, array[int]]] = []
+        for piece, key, known in zip(pieces, keys, found, strict=True):
+            if known is None:
+                known = self._encode_piece(piece)
+                new.append((key, known))
+            ids.extend(known)
         with self._lock:
-            for piece, piece_ids in zip(missing, encoded, strict=True):
-                self._remember((owner, piece), piece_ids)
+            for key, piece_ids in new:
+                self._remember(key, piece_ids)
         return ids
 
     def _cut(self, text: str) -> list[str]:
@@ -69,20 +72,30 @@ class PiecewiseEncoder:
         return [text[start:end] for start, end in pairwise(ends)]
 
     def _encode_piece(self, piece: str) -> array[int]:
-        # The batch call lets other threads run meanwhile; `encode` keeps the interpreter lock.
+        # One at a time, for a batch would spread over all processors, which are the engine's. By
+        # the call for batches, for it lets other threads run; `encode` keeps the interpreter lock.
         (encoding,) = self._backend.encode_batch_fast([piece], add_special_tokens=False)
         return array("I", encoding.ids)
 
-    def _find(self, key: tuple[str, str]) -> array[int] | None:
+    def _find(self, key: bytes) -> array[int] | None:
         ids = self._known.get(key)
         if ids is not None:
             self._known.move_to_end(key)
         return ids
 
-    def _remember(self, key: tuple[str, str], ids: array[int]) -> None:
+    def _remember(self, key: bytes, ids: array[int]) -> None:
         if key not in self._known:
             self._known[key] = ids
-            self._num_characters += len(key[1]) + ENTRY_CHARACTERS
-        while self._num_characters > self._max_characters:
-            (_, piece), _ = self._known.popitem(last=False)
-            self._num_characters -= len(piece) + ENTRY_CHARACTERS
+            self._num_bytes += _size(ids)
+        while self._num_bytes > self._max_bytes:
+            _, oldest = self._known.popitem(last=False)
+            self._num_bytes -= _size(oldest)
+
+
+def _digest(owner: str, piece: str) -> bytes:
+    text = f"{len(owner)}:{owner}{piece}"
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _size(ids: array[int]) -> int:
+    return len(ids) * ids.itemsize + ENTRY_BYTES

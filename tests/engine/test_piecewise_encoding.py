@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from engine.piecewise_encoding import ENTRY_CHARACTERS, PiecewiseEncoder
+from engine.piecewise_encoding import ENTRY_BYTES, PiecewiseEncoder
 from tests.engine.small_tokenizers import BUILDERS, build_chatml, build_gemma
 
 FAMILIES = sorted(BUILDERS)
@@ -107,8 +107,8 @@ def test_nobody_is_served_from_what_another_wrote(backends: dict[str, Backend]) 
 
 def test_what_was_not_used_for_longest_is_forgotten_first(backends: dict[str, Backend]) -> None:
     counting = Counting(backends["chatml"])
-    room_for_two = 2 * (ENTRY_CHARACTERS + 1)
-    encoder = PiecewiseEncoder(counting, max_characters=room_for_two)  # type: ignore[arg-type]
+    room_for_two = 2 * (ENTRY_BYTES + 4)
+    encoder = PiecewiseEncoder(counting, max_bytes=room_for_two)  # type: ignore[arg-type]
     for text in "abacab":
         assert encoder.encode(text, "ana") == whole(backends["chatml"], text)
     assert "".join(counting.texts) == "abcb"
@@ -116,6 +116,6 @@ def test_what_was_not_used_for_longest_is_forgotten_first(backends: dict[str, Ba
 
 def test_a_piece_that_is_too_long_to_remember_is_encoded_all_the_same(tmp_path: Path) -> None:
     backend = Backend.from_file(str(build_chatml(tmp_path / "model") / "tokenizer.json"))
-    encoder = PiecewiseEncoder(backend, max_characters=10)
+    encoder = PiecewiseEncoder(backend, max_bytes=10)
     for _ in range(2):
         assert encoder.encode("<|im_start|>user", "ana") == whole(backend, "<|im_start|>user")
