@@ -18,7 +18,7 @@ from server.errors import invalid_field
 from server.http_objects import MessagePage
 from server.operations import Access, Call, Operation, json_response
 from server.protocol import to_struct
-from server.rest_messages import PathQuery
+from server.rest_messages import PathQuery, messages_response
 from server.rest_sessions import Limit
 from server.translate import check_message_id, check_response_id, check_session_id
 from sessions.errors import ResponseNotFound, SessionNotFound
@@ -184,9 +184,7 @@ class AdminSessionOperations:
             None, session_id, limit=query.limit, leaf=query.leaf, before=query.before
         )
         await self._admin.auditor.note(actor_of(call), "session.read", session_id)
-        return json_response(
-            {"messages": [message.wire() for message in page.messages], "has_more": page.has_more}
-        )
+        return messages_response(page)
 
     async def stop(self, call: Call) -> Response:
         session_id = call.path("session_id")

@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import orjson
 import structlog
 
 from server.beginnings import clean_title
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
 
 logger = structlog.get_logger("server")
 
-MAX_SNAPSHOT_BYTES = 192 * 1024
+MAX_SNAPSHOT_BYTES = 192 * 1024  # of its messages
+MAX_REPLY_BYTES = 248 * 1024  # of messages and session, whose system text may be long
 
 
 class Handlers:
@@ -390,15 +392,17 @@ async def delete_session(
 
 
 def snapshot(session: Session, page: MessagePage) -> dict[str, Any]:
-    """The newest messages, cut at `MAX_SNAPSHOT_BYTES` from the old end.
+    """The newest messages, cut from the old end so that the frame stays small.
 
     The newest is there in any case; without its content, if that alone is more.
     """
-    shown = page.cut(MAX_SNAPSHOT_BYTES)
+    about = session.wire()
+    room = min(MAX_SNAPSHOT_BYTES, MAX_REPLY_BYTES - len(orjson.dumps(about)))
+    shown = page.cut(room)
     return {
-        "session": session.wire(),
+        "session": about,
         "messages": [
-            message.wire() if message.wire_bytes <= MAX_SNAPSHOT_BYTES else message.event_wire()
+            message.wire() if message.wire_bytes <= room else message.event_wire()
             for message in shown.messages
         ],
         "has_more": shown.has_more,

@@ -31,6 +31,7 @@ class PendingDelta:
     text_offset: int
     parts: list[str]
     characters: int
+    num_bytes: int  # of the text
     logprobs: list[dict[str, Any]]
 
     def encode(self) -> bytes:
@@ -106,6 +107,7 @@ class Outbox:
         logprobs: Sequence[dict[str, Any]] = (),
     ) -> None:
         """Add text event `number`; it joins the one before it if that is still waiting."""
+        size = len(delta) if delta.isascii() else len(delta.encode("utf-8", "replace"))
         pending = self._deltas.get(response_id)
         if pending is not None and (
             pending.characters > MAX_DELTA_CHARACTERS
@@ -115,15 +117,17 @@ class Outbox:
             self._close_delta(response_id)
             pending = None
         if pending is None:
+            parts, more = [delta], [*logprobs]
             self._deltas[response_id] = PendingDelta(
-                response_id, number, number, fence, text_offset, [delta], len(delta), [*logprobs]
+                response_id, number, number, fence, text_offset, parts, len(delta), size, more
             )
         else:
             pending.last = number
             pending.parts.append(delta)
             pending.characters += len(delta)
+            pending.num_bytes += size
             pending.logprobs += logprobs
-        self._count(len(delta) + LOGPROB_BYTES * len(logprobs))
+        self._count(size + LOGPROB_BYTES * len(logprobs))
 
     def withhold(self, response_id: str) -> bool:
         """Take back what shows entries of an answer's log; False if all of that was sent."""
@@ -201,7 +205,7 @@ class Outbox:
 
     def _close_delta(self, response_id: str) -> None:
         if (pending := self._deltas.pop(response_id, None)) is not None:
-            size = pending.characters + LOGPROB_BYTES * len(pending.logprobs)
+            size = pending.num_bytes + LOGPROB_BYTES * len(pending.logprobs)
             self._ready.append((pending, size, response_id))
 
     def _count(self, size: int) -> None:

@@ -11,6 +11,7 @@ import re
 from typing import Annotated, Any, Literal
 
 import msgspec
+import orjson
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from server.errors import ApiError, invalid_field
@@ -272,10 +273,15 @@ def field_error(error: msgspec.ValidationError) -> ApiError:
 
 
 def check_system(settings: Settings | None) -> None:
-    """Raise `ApiError` for a system prompt that is too long in bytes."""
+    """Raise `ApiError` for a system prompt that is too long in bytes, or in the JSON of lists."""
     system = settings.system if settings is not None else None
-    if system is not None and len(system.encode()) > MAX_SYSTEM_BYTES:
+    if system is None:
+        return
+    if len(system.encode()) > MAX_SYSTEM_BYTES:
         raise invalid_field("settings.system", f"system is longer than {MAX_SYSTEM_BYTES} bytes")
+    if len(orjson.dumps(system)) > 2 * MAX_SYSTEM_BYTES:
+        problem = f"system is longer than {2 * MAX_SYSTEM_BYTES} bytes with its escapes"
+        raise invalid_field("settings.system", problem)
 
 
 def check_purpose(frame: CreateResponse) -> None:

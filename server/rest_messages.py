@@ -8,6 +8,7 @@ from server.operations import Access, Call, Doors, Operation, json_response
 from server.rest_sessions import Limit
 from server.server_frames import MessageObject
 from server.translate import check_message_id, check_session_id
+from sessions.records import MessagePage as Page
 
 MAX_PAGE_BYTES = 2 * 1024 * 1024  # of texts: a larger answer would hold up the others' frames
 
@@ -55,13 +56,18 @@ class MessageOperations:
         page = await self._store.path(
             call.uid, session_id, limit=query.limit, leaf=query.leaf, before=query.before
         )
-        shown = page.cut(MAX_PAGE_BYTES)
-        return json_response(
-            {"messages": [message.wire() for message in shown.messages], "has_more": shown.has_more}
-        )
+        return messages_response(page)
 
     async def read(self, call: Call) -> Response:
         session_id, message_id = call.path("session_id"), call.path("message_id")
         check_session_id(session_id)
         message = await self._store.message(call.uid, session_id, message_id)
         return json_response(message.wire())
+
+
+def messages_response(page: Page) -> Response:
+    """The newest of these messages that fit into one answer."""
+    shown = page.cut(MAX_PAGE_BYTES)
+    return json_response(
+        {"messages": [message.wire() for message in shown.messages], "has_more": shown.has_more}
+    )

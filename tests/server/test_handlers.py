@@ -9,13 +9,13 @@ from sessions.records import Message, MessagePage, Session, new_message_id, new_
 MAX_FRAME_BYTES = 256 * 1024
 
 
-def build_session() -> Session:
+def build_session(system: str = "") -> Session:
     return Session(
         id=new_session_id(),
         uid="alice",
         title="",
         model="m",
-        settings={},
+        settings={"system": system},
         revision=1,
         created_at=1,
         updated_at=1,
@@ -37,6 +37,17 @@ def test_a_newest_message_that_fits_no_frame_comes_without_its_content(text: str
     (shown,) = frame["messages"]
     assert shown["content_omitted"] is True
     assert shown["text_length"] == message.text_length
+    assert frame["has_more"] is True
+
+
+def test_a_long_system_text_leaves_room_for_fewer_messages() -> None:
+    session = build_session("\n" * 32 * 1024)
+    messages = tuple(
+        Message(new_message_id(), None, "user", "x" * 20_000, "completed", 1) for _ in range(12)
+    )
+    frame = snapshot(session, MessagePage(messages, has_more=False))
+    assert len(orjson.dumps(frame)) < MAX_FRAME_BYTES
+    assert [message["id"] for message in frame["messages"]] == [m.id for m in messages[-9:]]
     assert frame["has_more"] is True
 
 

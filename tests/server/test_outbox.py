@@ -236,6 +236,13 @@ async def test_getting_can_be_cancelled_without_losing_a_frame(outbox: Outbox) -
     assert await sent(outbox) == [{"type": "pong"}]
 
 
+async def test_what_waits_is_counted_in_bytes(outbox: Outbox, overflow: Overflow) -> None:
+    outbox.put_delta("A", 3, 1, 0, "日" * (MAX_BYTES // 3))
+    assert overflow.times == 0
+    outbox.put_delta("A", 4, 1, MAX_BYTES // 3, "本")
+    assert overflow.times == 1
+
+
 async def test_entries_of_one_answer_can_be_taken_back(outbox: Outbox, overflow: Overflow) -> None:
     outbox.put({"type": "response.created"}, "A")
     outbox.put({"type": "response.output_text.snapshot"}, "A", is_entry=True)

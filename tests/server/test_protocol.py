@@ -84,6 +84,12 @@ def test_a_null_seed_is_kept_because_it_asks_for_another_one() -> None:
     assert Settings().given() == {}
 
 
+@pytest.mark.parametrize("system", ["x" * 32_769, "ö" * 16_385, "\x01" * 20_000])
+def test_a_system_text_is_counted_in_bytes_and_with_its_escapes(system: str) -> None:
+    error = refusal(json.dumps({**CREATE, "settings": {"system": system}}))
+    assert (error.code, error.param) == ("invalid_field", "settings.system")
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
