@@ -36,15 +36,7 @@ void check_arguments(
   STD_TORCH_CHECK(
       (query.stride(2) == 1 || query.size(2) == 1) && (out.stride(2) == 1 || out.size(2) == 1),
       "the last dimension must be contiguous");
-  for (const Tensor* indices : {&block_tables, &cu_seqlens_q, &seq_lens}) {
-    STD_TORCH_CHECK(
-        indices->scalar_type() == ScalarType::Int && indices->is_contiguous(),
-        "block_tables, cu_seqlens_q and seq_lens are contiguous int32");
-  }
-  STD_TORCH_CHECK(
-      block_tables.dim() == 2 && block_tables.size(0) == seq_lens.size(0) &&
-          cu_seqlens_q.size(0) == seq_lens.size(0) + 1,
-      "block_tables, cu_seqlens_q and seq_lens differ in sequences");
+  check_sequences(block_tables, cu_seqlens_q, seq_lens);
 }
 
 }  // namespace
@@ -52,6 +44,7 @@ void check_arguments(
 std::vector<Unit> make_units(const Problem& p, int64_t num_seqs, int64_t num_blocks, double* work) {
   std::vector<Unit> units;
   const int64_t step = std::max<int64_t>(1, kUnitQueries / p.group);
+  STD_TORCH_CHECK(p.cu_seqlens_q[0] == 0, "cu_seqlens_q begins at ", p.cu_seqlens_q[0], ", not 0");
   for (int64_t sequence = 0; sequence < num_seqs; ++sequence) {
     const int64_t chunk = p.cu_seqlens_q[sequence + 1] - p.cu_seqlens_q[sequence];
     const int64_t length = p.seq_lens[sequence];

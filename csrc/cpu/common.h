@@ -42,4 +42,18 @@ inline void check_cache(const Tensor& key_cache, const Tensor& value_cache) {
       name_of(value_cache.scalar_type()));
 }
 
+// Types and sizes of what says which blocks a sequence reads; their numbers are checked by make_units.
+inline void check_sequences(
+    const Tensor& block_tables, const Tensor& cu_seqlens_q, const Tensor& seq_lens) {
+  for (const Tensor* indices : {&block_tables, &cu_seqlens_q, &seq_lens}) {
+    STD_TORCH_CHECK(
+        indices->scalar_type() == ScalarType::Int && indices->is_contiguous(),
+        "block_tables, cu_seqlens_q and seq_lens are contiguous int32");
+  }
+  STD_TORCH_CHECK(
+      block_tables.dim() == 2 && block_tables.size(0) == seq_lens.size(0) &&
+          cu_seqlens_q.size(0) == seq_lens.size(0) + 1,
+      "block_tables, cu_seqlens_q and seq_lens differ in sequences");
+}
+
 }  // namespace parley

@@ -375,15 +375,7 @@ void decoder_step_cpu(
     s.embeddings_are_floats = embeddings->scalar_type() == ScalarType::Float;
   }
   check_stacked_cache(key_cache, value_cache);
-  for (const Tensor* indices : {&block_tables, &cu_seqlens_q, &seq_lens}) {
-    STD_TORCH_CHECK(
-        indices->scalar_type() == ScalarType::Int && indices->is_contiguous(),
-        "block_tables, cu_seqlens_q and seq_lens are contiguous int32");
-  }
-  STD_TORCH_CHECK(
-      block_tables.dim() == 2 && block_tables.size(0) == seq_lens.size(0) &&
-          cu_seqlens_q.size(0) == seq_lens.size(0) + 1,
-      "block_tables, cu_seqlens_q and seq_lens differ in sequences");
+  check_sequences(block_tables, cu_seqlens_q, seq_lens);
   s.cache_is_floats = key_cache.scalar_type() == ScalarType::Float;
   const int64_t size = s.cache_is_floats ? 4 : 2;
   s.key_cache = static_cast<std::byte*>(key_cache.mutable_data_ptr());
@@ -419,8 +411,8 @@ void decoder_step_cpu(
   p.scale = static_cast<float>(scale);
   const int64_t num_seqs = seq_lens.size(0);
   STD_TORCH_CHECK(
-      p.cu_seqlens_q[0] == 0 && p.cu_seqlens_q[num_seqs] <= rows, "cu_seqlens_q ends at ",
-      p.cu_seqlens_q[num_seqs], " of ", rows, " rows");
+      p.cu_seqlens_q[num_seqs] <= rows, "cu_seqlens_q ends at ", p.cu_seqlens_q[num_seqs], " of ", rows,
+      " rows");
   double work = 0;
   s.units = make_units(p, num_seqs, key_cache.size(1), &work);
   s.next_unit = std::vector<std::atomic<size_t>>(s.num_layers);

@@ -241,6 +241,7 @@ def test_opcheck(format: str) -> None:
         (1, torch.tensor([0, 1]), "positions is a row of 1 int64"),
         (3, torch.zeros(1, 4), "are contiguous int32"),
         (4, torch.tensor([0, 2], dtype=torch.int32), "ends at 2 of 1 rows"),
+        (4, torch.tensor([-1, 1], dtype=torch.int32), "begins at -1, not 0"),
         (5, torch.tensor([1, 1], dtype=torch.int32), "differ in sequences"),
         (6, torch.tensor([1]), "logits_rows has 1"),
         (7, torch.zeros(2, NUM_BLOCKS, 16, 2, 16), "keys lie as"),

@@ -244,6 +244,24 @@ def test_wrong_arguments_are_named() -> None:
         case.attend(ops.choose("cpu"))
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("block_tables", torch.zeros(1, 2), "are contiguous int32"),
+        ("cu_seqlens_q", torch.tensor([0, 1, 1], dtype=torch.int32), "differ in sequences"),
+        ("cu_seqlens_q", torch.tensor([-1, 1], dtype=torch.int32), "begins at -1, not 0"),
+        ("cu_seqlens_q", torch.tensor([0, 2], dtype=torch.int32), "ends at 2 of 1 tokens"),
+        ("seq_lens", torch.tensor([20]), "are contiguous int32"),
+    ],
+    ids=str,
+)
+def test_sequences_that_do_not_fit_are_refused(name: str, value: Tensor, problem: str) -> None:
+    case = Case([20], [1], (4, 2, 24, 24), torch.float32)
+    setattr(case, name, value)
+    with pytest.raises(RuntimeError, match=problem):
+        case.attend(ops.choose("cpu"))
+
+
 @DTYPES
 def test_schemas_and_fake_kernels_pass_opcheck(dtype: torch.dtype) -> None:
     case = Case([20, 33], [2, 1], (4, 2, 24, 16), dtype)
