@@ -6,11 +6,15 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace parley {
 
 using torch::stable::Tensor;
+
+// The instruction set that all ops use; throws if PARLEY_CPU_LEVEL names none of this machine.
+std::string cpu_level();
 
 constexpr int64_t kBlockSize = 16;  // tokens of a cache block: one vector of scores
 

@@ -4,6 +4,7 @@
 #include "ops.h"
 
 STABLE_TORCH_LIBRARY(parley, ops) {
+  ops.def("cpu_level() -> str");
   ops.def(
       "store_kv(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
       "Tensor slot_mapping) -> ()");
@@ -23,6 +24,10 @@ STABLE_TORCH_LIBRARY(parley, ops) {
   ops.def(
       "choose_tokens(Tensor logits, Tensor temperatures, Tensor min_p, Tensor top_p, Tensor top_k, "
       "Tensor uniforms, Tensor(a!) tokens) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(parley, CompositeExplicitAutograd, ops) {  // without a tensor, no device
+  ops.impl("cpu_level", TORCH_BOX(&parley::cpu_level));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(parley, CPU, ops) {

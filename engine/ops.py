@@ -145,6 +145,7 @@ def choose(backend: str) -> Ops:
     """The ops of `EngineConfig.attn_backend`: "cpu" as built, "torch" as written here.
 
     "auto" takes what was built and falls back to the reference; "cpu" raises ValueError instead.
+    Likewise if PARLEY_CPU_LEVEL names an instruction set that this machine does not have.
     """
     if backend == "torch":
         return REFERENCE
@@ -152,10 +153,20 @@ def choose(backend: str) -> Ops:
         raise ValueError(f"attn_backend {backend!r} is none of auto, cpu, torch")
     if load_library():
         built = torch.ops.parley
+        _check_cpu_level()
         return Ops("cpu", *(getattr(built, name) for name in NAMES))
     if backend == "cpu":
         raise ValueError("attn_backend 'cpu' was asked for, but csrc could not be built")
     return REFERENCE
+
+
+def _check_cpu_level() -> None:
+    """Now, because the ops themselves would say it within the first step."""
+    try:
+        torch.ops.parley.cpu_level()
+    except RuntimeError as error:  # torch puts the place in our code before our words
+        message = str(error)
+        raise ValueError(message[message.index("PARLEY_CPU_LEVEL") :]) from None
 
 
 @functools.cache

@@ -59,4 +59,6 @@ const Kernels& kernels() {
   return chosen;
 }
 
+std::string cpu_level() { return kernels().level; }
+
 }  // namespace parley

@@ -1,5 +1,9 @@
 """Which ops are chosen, the cache's layout, and the references against torch's own attention."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -53,3 +57,18 @@ def test_without_a_compiler_auto_falls_back_and_cpu_says_so(
     assert ops.choose("auto") is ops.REFERENCE
     with pytest.raises(ValueError, match="csrc could not be built"):
         ops.choose("cpu")
+
+
+@pytest.mark.skipif(not ops.load_library(), reason="csrc is not built: no compiler")
+@pytest.mark.parametrize("backend", ["auto", "cpu"])
+def test_a_cpu_level_that_the_machine_lacks_is_told_when_ops_are_chosen(backend: str) -> None:
+    program = (
+        "from engine import ops\n"
+        f"try: ops.choose({backend!r})\n"
+        "except ValueError as error: print(error)"
+    )
+    environment = {**os.environ, "PARLEY_CPU_LEVEL": "sse9"}  # read once in a process
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.stdout.startswith("PARLEY_CPU_LEVEL is sse9, this machine has"), done.stderr
+    assert done.stdout.endswith(" baseline\n")
