@@ -1,5 +1,6 @@
 #include "team.h"
 
+#include <exception>
 #include <map>
 #include <memory>
 
@@ -7,6 +8,8 @@
 #include <pthread.h>
 #include <sched.h>
 #endif
+
+#include "common.h"
 
 namespace parley {
 namespace {
@@ -63,18 +66,30 @@ Team& Team::of_size(int size) {
 }
 
 Team::Team(int size) : size_(size) {
-  for (int thread = 1; thread < size; ++thread) {
-    std::thread([this, thread] { serve(thread); }).detach();
+  std::vector<std::thread> helpers;
+  try {
+    helpers.reserve(size);
+    for (int thread = 1; thread < size; ++thread) {
+      helpers.emplace_back([this, thread] { serve(thread); });
+    }
+  } catch (const std::exception& error) {
+    start_round(nullptr);
+    for (std::thread& helper : helpers) helper.join();  // they look at this team, which goes
+    STD_TORCH_CHECK(
+        false, "thread ", helpers.size() + 2, " of ", size, " could not be started: ", error.what());
   }
+  for (std::thread& helper : helpers) helper.detach();
+}
+
+void Team::start_round(const std::function<void(int)>* work) {
+  work_ = work;
+  round_.fetch_add(1, std::memory_order_release);
+  round_.notify_all();
 }
 
 void Team::run(const std::function<void(int)>& work) {
   const std::lock_guard<std::mutex> lock(turn_);
-  if (size_ > 1) {
-    work_ = &work;
-    round_.fetch_add(1, std::memory_order_release);
-    round_.notify_all();
-  }
+  if (size_ > 1) start_round(&work);
   work(0);
   meet();
 }
@@ -85,6 +100,7 @@ void Team::serve(int thread) {
   while (true) {
     wait_for_change(round_, round, kIdleSpins);
     ++round;
+    if (work_ == nullptr) return;
     (*work_)(thread);
     meet();
   }

@@ -17,7 +17,8 @@ namespace parley {
 class Team {
  public:
   // The process' team of this size, made when it is first asked for. It is never destroyed: its threads
-  // sleep between steps and end with the process.
+  // sleep between steps and end with the process. Throws if the system gives no more threads, with none
+  // left behind, so that it may be asked for again.
   static Team& of_size(int size);
 
   int size() const { return size_; }
@@ -32,10 +33,11 @@ class Team {
  private:
   explicit Team(int size);
   void serve(int thread);
+  void start_round(const std::function<void(int)>* work);
 
   const int size_;
   std::mutex turn_;
-  const std::function<void(int)>* work_ = nullptr;
+  const std::function<void(int)>* work_ = nullptr;  // null in a round: the helpers end
   alignas(64) std::atomic<uint32_t> round_{0};    // counts calls of run
   alignas(64) std::atomic<uint32_t> arrived_{0};  // at the barrier
   alignas(64) std::atomic<uint32_t> passed_{0};   // counts barriers

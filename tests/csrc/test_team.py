@@ -1,0 +1,56 @@
+"""The team of threads: where they run, and what is left of it when one cannot be started.
+
+Each test asks in a process of its own, because a team is made once and stays.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+from engine import ops
+
+# Parley runs without a compiler, on the references, and so do its tests; CI installs one.
+pytestmark = pytest.mark.skipif(not ops.load_library(), reason="csrc is not built: no compiler")
+
+
+def run(program: str) -> str:
+    """What a program prints that has `model`, and `step(num_threads)` for its logits."""
+    beginning = """
+import os, resource, torch
+from engine import ops
+from tests.csrc.test_decoder import STEPS, Model
+
+model = Model("float32")
+
+def step(num_threads):
+    torch.set_num_threads(num_threads)
+    return model.run("cpu", *STEPS)
+
+def threads():
+    return set(map(int, os.listdir("/proc/self/task")))
+
+expected = step(1)
+"""
+    command = [sys.executable, "-c", beginning + program]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_thread_that_cannot_be_started_is_an_error_and_the_others_end() -> None:
+    """There is room for the stacks of some threads, and not of all."""
+    output = run("""
+before = threads()
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 20 * 2**20, resource.RLIM_INFINITY))
+try:
+    step(12)
+except RuntimeError as error:
+    print(error)
+assert threads() == before
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+assert torch.equal(step(12), expected)
+assert len(threads() - before) == 11
+""")
+    assert " of 12 could not be started: " in output
