@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from engine.ops import Ops, pack_weight
+from engine.fused.packing import pack_weight
+from engine.ops import Ops
 
 
 class PackedLinear(nn.Module):

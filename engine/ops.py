@@ -22,8 +22,6 @@ from torch.nn import functional
 from csrc import build
 from engine.token_choice import choose_tokens_reference
 
-PANEL_OUTPUTS = 16  # outputs of a packed linear layer that lie side by side (csrc/cpu/product.h)
-
 
 NAMES = ("store_kv", "paged_attention", "linear", "decoder_step", "choose_tokens")
 
@@ -108,20 +106,13 @@ def paged_attention_reference(
 
 def linear_reference(
     rows: Tensor,  # [num_rows, num_inputs]
-    panels: Tensor,  # [num_panels, num_inputs, 16], as `pack_weight` makes them
+    panels: Tensor,  # [num_panels, num_inputs, 16], as fused/packing.py makes them
     bias: Tensor | None,  # [num_outputs]
     out: Tensor,  # [num_rows, num_outputs], written
 ) -> None:
     """A linear layer. The built op gives a row the same bits however many rows there are."""
     weight = panels.transpose(1, 2).flatten(0, 1)[: out.shape[1]]
     out.copy_(functional.linear(rows, weight, bias))
-
-
-def pack_weight(weight: Tensor) -> Tensor:
-    """[num_outputs, num_inputs] → [ceil(num_outputs / 16), num_inputs, 16], padded with zeros."""
-    num_outputs, num_inputs = weight.shape
-    padded = functional.pad(weight, (0, 0, 0, -num_outputs % PANEL_OUTPUTS))
-    return padded.view(-1, PANEL_OUTPUTS, num_inputs).transpose(1, 2).contiguous()
 
 
 def decoder_step_reference(*args: Any) -> None:

@@ -1,4 +1,4 @@
-"""Weights as `torch.ops.parley.decoder_step` reads them: panels of 16 outputs (csrc/cpu/product.h).
+"""Weights as `linear` and `decoder_step` of csrc read them: panels of 16 outputs (cpu/product.h).
 
 A format is named by how it stores a weight: "float32", "bfloat16", or "int8" with one scale for
 every 128 inputs of an output.
@@ -42,16 +42,12 @@ class PackedWeight:
 
     def fill(self, layer: int, weight: Tensor) -> None:
         """Pack the weight of one layer, [num_outputs, num_inputs]."""
-        _, num_panels, num_steps, _, n = self.panels.shape
-        panels = functional.pad(
-            weight, (0, num_steps * n - weight.shape[1], 0, -len(weight) % PANEL_OUTPUTS)
-        )
-        panels = panels.view(num_panels, PANEL_OUTPUTS, num_steps * n)
+        zero, interleaved = 0, self.panels.shape[-1]
         if self.scales is not None:
-            panels, scales = quantize(panels)
-            self.scales[layer] = scales.transpose(1, 2)
-        interleaved = panels.view(num_panels, PANEL_OUTPUTS, num_steps, n).transpose(1, 2)
-        self.panels[layer] = interleaved
+            weight, scales = quantize(weight)
+            zero = INT8_ZERO
+            self.scales[layer] = _to_panels(scales, 1).squeeze(-1)
+        self.panels[layer] = _to_panels(weight, interleaved, zero)
 
     def unpack(self, layer: int) -> Tensor:
         """[outputs, inputs] float32, both with their padding."""
@@ -61,6 +57,23 @@ class PackedWeight:
             scales = self.scales[layer].transpose(1, 2).repeat_interleave(GROUP_INPUTS, -1)
             panels = (panels - INT8_ZERO) * scales[..., : num_steps * n]
         return panels.flatten(0, 1)
+
+
+def pack_weight(weight: Tensor) -> Tensor:
+    """For `linear`: [num_outputs, num_inputs] → [ceil(num_outputs / 16), num_inputs, 16]."""
+    return _to_panels(weight, 1).squeeze(-1).contiguous()
+
+
+def _to_panels(weight: Tensor, interleaved: int, zero: int = 0) -> Tensor:
+    """[num_outputs, num_inputs] → [panels, inputs / interleaved, 16, interleaved], as a view.
+
+    Outputs are padded to whole panels and inputs to whole steps, both with `zero`.
+    """
+    num_outputs, num_inputs = weight.shape
+    padding = (0, -num_inputs % interleaved, 0, -num_outputs % PANEL_OUTPUTS)
+    padded = functional.pad(weight, padding, value=zero)
+    num_steps = padded.shape[1] // interleaved
+    return padded.view(-1, PANEL_OUTPUTS, num_steps, interleaved).transpose(1, 2)
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:

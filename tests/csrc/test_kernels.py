@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from engine import ops
+from engine.fused.packing import pack_weight
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 80
@@ -188,7 +189,7 @@ LINEAR_SHAPES = [(1, 1), (16, 7), (17, 512), (50, 513), (64, 1500), (130, 96)]  
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None, which: ops.Ops) -> Tensor:
     out = torch.full((len(rows), len(weight)), torch.nan)
-    which.linear(rows, ops.pack_weight(weight), bias, out)
+    which.linear(rows, pack_weight(weight), bias, out)
     return out
 
 
@@ -274,6 +275,6 @@ def test_schemas_and_fake_kernels_pass_opcheck(dtype: torch.dtype) -> None:
     for sinks in (None, torch.randn(4).to(dtype)):
         args = (case.query, *caches, *indices, out, 0.2, 0, 0.0, sinks)
         torch.library.opcheck(torch.ops.parley.paged_attention.default, args)
-    panels = ops.pack_weight(torch.randn(20, 8))
+    panels = pack_weight(torch.randn(20, 8))
     tensors = (torch.randn(3, 8), panels, torch.randn(20), torch.empty(3, 20))
     torch.library.opcheck(torch.ops.parley.linear.default, tensors)

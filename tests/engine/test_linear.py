@@ -6,6 +6,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from engine import ops
+from engine.fused.packing import pack_weight
 from engine.linear import PackedLinear, pack_layers
 
 
@@ -52,7 +53,7 @@ def test_a_packed_weight_has_a_shape_and_no_memory() -> None:
 @pytest.mark.parametrize("num_outputs", [1, 16, 33])
 def test_packing_loses_nothing_and_pads_with_zeros(num_outputs: int) -> None:
     weight = torch.randn(num_outputs, 5)
-    panels = ops.pack_weight(weight)
+    panels = pack_weight(weight)
     flat = panels.transpose(1, 2).flatten(0, 1)
     assert torch.equal(flat[:num_outputs], weight)
     assert not flat[num_outputs:].any()
