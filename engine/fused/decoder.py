@@ -34,6 +34,7 @@ class DecoderShape:
     epsilon: float  # of the norms
     scale: float  # of the scores
     windows: tuple[int, ...]  # of each layer, 0 = all
+    cache_dtype: torch.dtype  # float32 or bfloat16: the model's, also where weights have 8 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +66,18 @@ class FusedDecoder:
         self._step = step
 
     @property
-    def cache_dtype(self) -> torch.dtype:
-        is_float32 = self.weights.qkv.panels.dtype == torch.float32
-        return torch.float32 if is_float32 else torch.bfloat16
-
-    @property
     def cache_bytes_per_token(self) -> int:
         """In all layers together."""
         shape = self.shape
-        return (
-            2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * self.cache_dtype.itemsize
-        )
+        num_elements = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+        return num_elements * shape.cache_dtype.itemsize
 
     def allocate_cache(self, num_blocks: int) -> None:
         """Memory is taken page by page when it is first used. MemoryError if the system refuses."""
         shape = self.shape
         sizes = (shape.num_layers * num_blocks, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
-        keys = allocate_cache(*sizes, self.cache_dtype, is_key=True)
-        values = allocate_cache(*sizes, self.cache_dtype, is_key=False)
+        keys = allocate_cache(*sizes, shape.cache_dtype, is_key=True)
+        values = allocate_cache(*sizes, shape.cache_dtype, is_key=False)
         self.key_cache = stack_layers(keys, shape.num_layers)
         self.value_cache = stack_layers(values, shape.num_layers)
 
@@ -151,6 +146,7 @@ def _shape(config: Any, layers: Any) -> DecoderShape:
         epsilon=config.rms_norm_eps,
         scale=attention.scaling,
         windows=windows(config),
+        cache_dtype=attention.q_proj.weight.dtype,
     )
 
 

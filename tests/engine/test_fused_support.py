@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine import ops
@@ -72,6 +73,20 @@ def test_a_config_with_something_else_is_not_fused(
     assert support.obstacle(config) is None
     config.update(setting)
     assert obstacle in str(support.obstacle(config))
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_cache_has_the_dtype_that_was_asked_for(
+    dtype: str, quantization: str | None, tmp_path: Path
+) -> None:
+    folder = build_tiny_model(tmp_path, "llama")
+    fused = load(folder, dtype=dtype, quantization=quantization).fused
+    assert fused is not None
+    assert fused.cache_bytes_per_token == 2 * 3 * 2 * 16 * (4 if dtype == "float32" else 2)
+    fused.allocate_cache(2)
+    assert fused.key_cache is not None and fused.value_cache is not None
+    assert fused.key_cache.dtype == fused.value_cache.dtype == getattr(torch, dtype)
 
 
 @pytest.mark.parametrize("setting", ["attention_bias", "mlp_bias"])
