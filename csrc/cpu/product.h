@@ -13,7 +13,7 @@
 namespace parley {
 
 constexpr int64_t kPanel = 16;   // outputs that grow side by side in one vector
-constexpr int64_t kGroup = 128;  // inputs summed before they join the total; int8: with one scale
+constexpr int64_t kGroup = 128;  // int8: inputs with one scale; float: summed before they join the total
 
 enum class Format { kFloat32, kBFloat16, kInt8 };
 

@@ -1,7 +1,8 @@
 // Pieces [begin, end) of a product, for all rows.
 //
-// Each output is summed over the inputs in order, kGroup of them at a time, in a lane of its own: so its
-// bits do not depend on how many rows there are, on which of them it belongs to, or on threads.
+// Each output is summed over the inputs in order, in a lane of its own: so its bits do not depend on how
+// many rows there are, on which of them it belongs to, or on threads. float_tile and int8_tile sum kGroup
+// inputs at a time and add these up; dot_tile has one sum from the first pair of inputs to the last.
 #pragma once
 
 #include "vectors.h"
