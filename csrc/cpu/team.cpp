@@ -36,12 +36,15 @@ void wait_for_change(std::atomic<uint32_t>& value, uint32_t seen, int spins) {
   value.wait(seen, std::memory_order_acquire);
 }
 
-// Each helper keeps to a processor of its own: a new thread otherwise begins on its starter's.
-void keep_to_processor(int thread) {
+// Each helper keeps to a processor of its own: a new thread otherwise begins on its starter's. Only where
+// the team has all processors that we may use: on fewer of them, teams of several processes would all
+// choose the first ones, and what else runs there could not be evaded.
+void keep_to_processor(int thread, int size) {
 #if defined(__linux__)
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
   if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
+  if (CPU_COUNT(&allowed) != size) return;
   int place = 0;
   for (int processor = 0; processor < CPU_SETSIZE; ++processor) {
     if (!CPU_ISSET(processor, &allowed) || place++ != thread) continue;
@@ -95,7 +98,7 @@ void Team::run(const std::function<void(int)>& work) {
 }
 
 void Team::serve(int thread) {
-  keep_to_processor(thread);
+  keep_to_processor(thread, size_);
   uint32_t round = 0;
   while (true) {
     wait_for_change(round_, round, kIdleSpins);

@@ -3,6 +3,8 @@
 Each test asks in a process of its own, because a team is made once and stays.
 """
 
+import json
+import os
 import subprocess
 import sys
 
@@ -54,3 +56,18 @@ assert torch.equal(step(12), expected)
 assert len(threads() - before) == 11
 """)
     assert " of 12 could not be started: " in output
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="not Linux")
+def test_helpers_are_pinned_only_where_the_team_has_all_processors() -> None:
+    output = run("""
+allowed = os.sched_getaffinity(0)
+for num_threads in (len(allowed), len(allowed) + 1):
+    before = threads()
+    step(num_threads)
+    print([len(os.sched_getaffinity(thread)) for thread in threads() - before])
+print(len(allowed))
+""")
+    whole, larger, count = map(json.loads, output.splitlines())
+    assert whole == [1] * (count - 1)
+    assert larger == [count] * count
