@@ -41,8 +41,9 @@ void check_arguments(
 
 }  // namespace
 
-std::vector<Unit> make_units(const Problem& p, int64_t num_seqs, int64_t num_blocks, double* work) {
-  std::vector<Unit> units;
+void make_units(
+    const Problem& p, int64_t num_seqs, int64_t num_blocks, std::vector<Unit>& units, double* work) {
+  units.clear();
   const int64_t step = std::max<int64_t>(1, kUnitQueries / p.group);
   STD_TORCH_CHECK(p.cu_seqlens_q[0] == 0, "cu_seqlens_q begins at ", p.cu_seqlens_q[0], ", not 0");
   for (int64_t sequence = 0; sequence < num_seqs; ++sequence) {
@@ -65,10 +66,9 @@ std::vector<Unit> make_units(const Problem& p, int64_t num_seqs, int64_t num_blo
     *work += static_cast<double>(chunk) * length * p.num_kv_heads * p.group *
              (p.key_dim + p.value_dim);
   }
-  return units;
 }
 
-Scratch::Scratch(const Problem& p) {
+void Scratch::fit(const Problem& p) {
   const int64_t num_queries = std::max(kUnitQueries, p.group);
   queries.resize(num_queries * p.key_dim);
   scores.resize(num_queries * kSpan);
@@ -111,7 +111,8 @@ void paged_attention_cpu(
   p.softcap = static_cast<float>(softcap);
 
   double work = 0;
-  const std::vector<Unit> units = make_units(p, seq_lens.size(0), key_cache.size(0), &work);
+  std::vector<Unit> units;
+  make_units(p, seq_lens.size(0), key_cache.size(0), units, &work);
   STD_TORCH_CHECK(
       p.cu_seqlens_q[seq_lens.size(0)] == query.size(0), "cu_seqlens_q ends at ",
       p.cu_seqlens_q[seq_lens.size(0)], " of ", query.size(0), " tokens");
@@ -119,7 +120,8 @@ void paged_attention_cpu(
                                                                      : kernels().attend_bfloat16;
   std::atomic<size_t> next{0};
   const auto worker = [&](int64_t, int64_t) {  // a thread takes units until there are none
-    Scratch scratch(p);
+    Scratch scratch;
+    scratch.fit(p);
     for (size_t unit; (unit = next++) < units.size();) attend(p, units[unit], scratch);
   };
   const int64_t num_workers = work < kSerialWork ? 1 : torch::stable::get_num_threads();

@@ -24,8 +24,9 @@ struct Unit {
   int32_t sequence, kv_head, token, num_tokens;  // token: first one, counted within this step
 };
 
+// What a thread needs to attend to a unit. It may be kept: nothing in it outlives the unit.
 struct Scratch {
-  explicit Scratch(const Problem& p);
+  void fit(const Problem& p);
 
   std::vector<float> queries;  // [queries][key_dim], scaled
   std::vector<float> scores;   // [queries][kSpan]
@@ -35,7 +36,8 @@ struct Scratch {
 
 // Cut the batch into units; later tokens first, which see most, so that threads end together. Adds up the
 // multiplications in `work`. Throws where lengths, chunks or block tables contradict each other.
-std::vector<Unit> make_units(const Problem& p, int64_t num_seqs, int64_t num_blocks, double* work);
+void make_units(
+    const Problem& p, int64_t num_seqs, int64_t num_blocks, std::vector<Unit>& units, double* work);
 
 using AttendUnit = void (*)(const Problem&, const Unit&, Scratch&);
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <iterator>
 #include <limits>
 #include <memory>
 
@@ -45,6 +46,19 @@ class Buffer {
 
 struct Buffers {
   Buffer hidden, normalized, heads, attended, gated, values, scales, offsets;
+  std::vector<Unit> units;
+  std::vector<std::atomic<size_t>> next_unit;  // one for each layer
+  std::vector<Scratch> scratches;              // one for each thread
+
+  void start_layers(int64_t num_layers) {
+    if (std::ssize(next_unit) < num_layers) next_unit = std::vector<std::atomic<size_t>>(num_layers);
+    for (auto& next : next_unit) next.store(0, std::memory_order_relaxed);
+  }
+
+  void fit_scratches(const Problem& p, int num_threads) {
+    if (std::ssize(scratches) < num_threads) scratches.resize(num_threads);
+    for (Scratch& scratch : scratches) scratch.fit(p);
+  }
 };
 
 // A weight of all layers, or of the output layer.
@@ -149,7 +163,6 @@ struct Step {
   Stack qkv, attention_out, gate_up, down, head;
   std::vector<int64_t> windows;
   Problem attention;
-  std::vector<Unit> units;
   std::byte *key_cache, *value_cache;
   int64_t key_layer, value_layer;  // bytes from layer to layer
   float* logits;
@@ -158,7 +171,7 @@ struct Step {
   std::byte* values;  // prepared rows
   float* scales;
   int32_t* offsets;
-  std::vector<std::atomic<size_t>> next_unit;  // one for each layer
+  Buffers* buffers;
 
   int64_t heads_size() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
 
@@ -253,19 +266,20 @@ struct Step {
     team.meet();
   }
 
-  void attend(int64_t layer, Scratch& scratch) {
+  void attend(int64_t layer, Scratch& scratch) const {
     Problem p = attention;
     p.window = windows[layer];
     p.key_cache = key_cache + layer * key_layer;
     p.value_cache = value_cache + layer * value_layer;
     const AttendUnit attend_unit = cache_is_floats ? k.attend_float : k.attend_float_over_bfloat16;
-    for (size_t unit; (unit = next_unit[layer]++) < units.size();) {
+    const std::vector<Unit>& units = buffers->units;
+    for (size_t unit; (unit = buffers->next_unit[layer]++) < units.size();) {
       attend_unit(p, units[unit], scratch);
     }
   }
 
   // What one thread does.
-  void run(Team& team, int thread, Scratch& scratch) {
+  void run(Team& team, int thread) {
     const int64_t attended_size = num_heads * head_dim;
     share(team, thread, num_rows, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) embed(row);
@@ -280,7 +294,7 @@ struct Step {
         for (int64_t row = begin; row < end; ++row) finish_heads(layer, row);
       });
       team.meet();
-      attend(layer, scratch);
+      attend(layer, buffers->scratches[thread]);
       team.meet();
       multiply(
           team, thread, attention_out.layer(layer), attended, num_rows, attended_size, Epilogue::kAdd,
@@ -384,6 +398,7 @@ void decoder_step_cpu(
   s.windows = std::move(windows);
 
   static thread_local Buffers buffers;
+  s.buffers = &buffers;
   s.hidden = buffers.hidden.get<float>(s.num_rows * s.hidden_size);
   s.normalized = buffers.normalized.get<float>(s.num_rows * s.hidden_size);
   s.heads = buffers.heads.get<float>(s.num_rows * s.heads_size());
@@ -414,12 +429,12 @@ void decoder_step_cpu(
       p.cu_seqlens_q[num_seqs] <= rows, "cu_seqlens_q ends at ", p.cu_seqlens_q[num_seqs], " of ", rows,
       " rows");
   double work = 0;
-  s.units = make_units(p, num_seqs, key_cache.size(1), &work);
-  s.next_unit = std::vector<std::atomic<size_t>>(s.num_layers);
+  make_units(p, num_seqs, key_cache.size(1), buffers.units, &work);
+  buffers.start_layers(s.num_layers);
 
   Team& team = Team::of_size(static_cast<int>(torch::stable::get_num_threads()));
-  std::vector<Scratch> scratches(team.size(), Scratch(p));
-  team.run([&](int thread) { s.run(team, thread, scratches[thread]); });
+  buffers.fit_scratches(p, team.size());
+  team.run([&](int thread) { s.run(team, thread); });  // so small that std::function keeps it in itself
 }
 
 }  // namespace parley
