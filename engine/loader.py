@@ -71,10 +71,9 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
     fused = None
     if is_fused:
         format = config.quantization or str(dtype).removeprefix("torch.")
-        num_positions = min(config.max_model_len or max_positions, max_positions)
         try:
             with torch.inference_mode():
-                fused = fuse(model, ops.decoder_step, format, num_positions)
+                fused = fuse(model, ops.decoder_step, format)
         except (ValueError, OSError) as error:  # parameters of another model, or no memory
             raise UnsupportedModelError(f"{folder}: {_one_line(error)}") from None
     else:

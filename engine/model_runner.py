@@ -104,7 +104,7 @@ def _allocate_cache(loaded: LoadedModel, config: EngineConfig) -> None:
     assert config.num_blocks is not None
     num_bytes = config.num_blocks * config.block_size * _bytes_per_token(loaded)
     try:
-        _allocate_layers(loaded, config.num_blocks, config.block_size)
+        _allocate_layers(loaded, config)
     except MemoryError:
         raise UnsupportedModelError(
             f"there is no memory for {config.num_blocks} blocks of the KV cache: "
@@ -112,11 +112,12 @@ def _allocate_cache(loaded: LoadedModel, config: EngineConfig) -> None:
         ) from None
 
 
-def _allocate_layers(loaded: LoadedModel, num_blocks: int, block_size: int) -> None:
+def _allocate_layers(loaded: LoadedModel, config: EngineConfig) -> None:
+    assert config.num_blocks is not None and config.max_model_len is not None
     if loaded.fused is not None:
-        loaded.fused.allocate_cache(num_blocks)
+        loaded.fused.allocate_cache(config.num_blocks, config.max_model_len)
         return
-    sizes = (num_blocks, block_size)
+    sizes = (config.num_blocks, config.block_size)
     for layer in loaded.layers:
         shape = layer.shapes[0]
         heads, dtype = shape.num_kv_heads, shape.dtype

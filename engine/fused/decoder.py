@@ -39,12 +39,11 @@ class DecoderShape:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All weights, packed. Norms, biases and rotations are float32."""
+    """All weights, packed. Norms and biases are float32."""
 
     embeddings: Tensor | None  # [vocab, hidden]; None: the output layer's are used
     norms: Tensor  # [2 * layers + 1, hidden]
     qk_norms: Tensor | None  # [layers, 2, head_dim]
-    rotary: Tensor  # [positions, 2, head_dim / 2]
     qkv: PackedWeight
     qkv_bias: Tensor | None  # [layers, outputs]
     attention_out: PackedWeight
@@ -54,15 +53,24 @@ class DecoderWeights:
 
 
 class FusedDecoder:
-    """A model's weights and its forward pass; the KV cache is the runner's to allocate."""
+    """A model's weights and its forward pass; the KV cache is the runner's to allocate.
+
+    `rotate` is transformers' module that gives the cosines and sines of positions.
+    """
 
     def __init__(
-        self, shape: DecoderShape, weights: DecoderWeights, step: Callable[..., None]
+        self,
+        shape: DecoderShape,
+        weights: DecoderWeights,
+        rotate: nn.Module,
+        step: Callable[..., None],
     ) -> None:
         self.shape = shape
         self.weights = weights
         self.key_cache: Tensor | None = None  # [layers, num_blocks, 16, num_kv_heads, head_dim]
         self.value_cache: Tensor | None = None
+        self.rotary: Tensor | None = None  # [num_positions, 2, head_dim / 2] float32
+        self._rotate = rotate
         self._step = step
 
     @property
@@ -72,14 +80,19 @@ class FusedDecoder:
         num_elements = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
         return num_elements * shape.cache_dtype.itemsize
 
-    def allocate_cache(self, num_blocks: int) -> None:
-        """Memory is taken page by page when it is first used. MemoryError if the system refuses."""
+    def allocate_cache(self, num_blocks: int, num_positions: int) -> None:
+        """The KV cache, and rotations for sequences of `num_positions` tokens at most.
+
+        The cache takes memory page by page when it is first used. MemoryError if the system
+        refuses.
+        """
         shape = self.shape
         sizes = (shape.num_layers * num_blocks, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
         keys = allocate_cache(*sizes, shape.cache_dtype, is_key=True)
         values = allocate_cache(*sizes, shape.cache_dtype, is_key=False)
         self.key_cache = stack_layers(keys, shape.num_layers)
         self.value_cache = stack_layers(values, shape.num_layers)
+        self.rotary = _rotary(self._rotate, num_positions)
 
     def forward(self, batch: Batch) -> Tensor:
         """One pass; the logits of the sampled rows, [num_sampled, vocab] float32."""
@@ -99,7 +112,7 @@ class FusedDecoder:
             weights.embeddings,
             weights.norms,
             weights.qk_norms,
-            weights.rotary,
+            self.rotary,
             weights.qkv.panels,
             weights.qkv.scales,
             weights.qkv_bias,
@@ -120,7 +133,7 @@ class FusedDecoder:
         return logits
 
 
-def fuse(model: Any, step: Callable[..., None], format: str, num_positions: int) -> FusedDecoder:
+def fuse(model: Any, step: Callable[..., None], format: str) -> FusedDecoder:
     """Pack a loaded transformers model, whose layers lose their weights one by one.
 
     Raises ValueError if a layer has other parameters than those that are computed.
@@ -130,8 +143,8 @@ def fuse(model: Any, step: Callable[..., None], format: str, num_positions: int)
         if unknown := unknown_parameters(layer):
             raise ValueError(f"layer {index} has {min(unknown)}, or lacks it")
     shape = _shape(config, layers)
-    weights = _pack(model, shape, format, num_positions)
-    return FusedDecoder(shape, weights, step)
+    weights = _pack(model, shape, format)
+    return FusedDecoder(shape, weights, model.model.rotary_emb, step)
 
 
 def _shape(config: Any, layers: Any) -> DecoderShape:
@@ -150,7 +163,7 @@ def _shape(config: Any, layers: Any) -> DecoderShape:
     )
 
 
-def _pack(model: Any, shape: DecoderShape, format: str, num_positions: int) -> DecoderWeights:
+def _pack(model: Any, shape: DecoderShape, format: str) -> DecoderWeights:
     layers, head = model.model.layers, model.get_output_embeddings().weight
     first, count = layers[0], shape.num_layers
     num_gated = first.mlp.gate_proj.weight.shape[0]
@@ -166,7 +179,6 @@ def _pack(model: Any, shape: DecoderShape, format: str, num_positions: int) -> D
         embeddings=None if embeddings is head else embeddings.detach().contiguous(),
         norms=torch.empty((2 * count + 1, hidden)),
         qk_norms=torch.empty((count, 2, shape.head_dim)) if has_norms else None,
-        rotary=_rotary(model.model.rotary_emb, num_positions),
         qkv=PackedWeight.allocate(count, num_qkv, hidden, format),
         qkv_bias=torch.empty((count, num_qkv)) if has_bias else None,
         attention_out=PackedWeight.allocate(count, hidden, attended, format),

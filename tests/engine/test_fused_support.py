@@ -13,6 +13,7 @@ from engine.config import EngineConfig
 from engine.fused import support
 from engine.fused.decoder import fuse
 from engine.loader import LoadedModel, load_model
+from engine.model_runner import ModelRunner
 from tests.tiny_model import build_tiny_model
 
 pytestmark = [
@@ -84,9 +85,30 @@ def test_the_cache_has_the_dtype_that_was_asked_for(
     fused = load(folder, dtype=dtype, quantization=quantization).fused
     assert fused is not None
     assert fused.cache_bytes_per_token == 2 * 3 * 2 * 16 * (4 if dtype == "float32" else 2)
-    fused.allocate_cache(2)
+    fused.allocate_cache(2, 32)
     assert fused.key_cache is not None and fused.value_cache is not None
     assert fused.key_cache.dtype == fused.value_cache.dtype == getattr(torch, dtype)
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_positions"),
+    [({"num_blocks": 4}, 64), ({"num_blocks": 400}, 6400), ({"max_model_len": 100}, 100)],
+    ids=str,
+)
+def test_rotations_are_kept_for_as_many_positions_as_a_sequence_can_have(
+    settings: dict[str, Any], num_positions: int, tmp_path: Path
+) -> None:
+    """The config speaks of a million, a table of which takes 64 MB even in this tiny model."""
+    folder = build_tiny_model(tmp_path, "llama")
+    hf_config = AutoConfig.from_pretrained(folder)
+    hf_config.max_position_embeddings = 1_000_000
+    hf_config.save_pretrained(folder)
+    config = EngineConfig(model=str(folder), address="", served_model_name="", **settings)
+    runner = ModelRunner(load_model(config, ops.choose("auto")), config)
+    assert runner.config.max_model_len == num_positions
+    fused = runner.loaded.fused
+    assert fused is not None and fused.rotary is not None
+    assert fused.rotary.shape == (num_positions, 2, 8)
 
 
 @pytest.mark.parametrize("setting", ["attention_bias", "mlp_bias"])
@@ -94,7 +116,7 @@ def test_a_layer_with_a_parameter_too_many_is_seen(setting: str, tmp_path: Path)
     config = AutoConfig.from_pretrained(build_tiny_model(tmp_path, "llama"), **{setting: True})
     model = AutoModelForCausalLM.from_config(config)
     with pytest.raises(ValueError, match=r"layer 0 has .*bias"):
-        fuse(model, ops.REFERENCE.decoder_step, "float32", 64)
+        fuse(model, ops.REFERENCE.decoder_step, "float32")
 
 
 def test_windows_are_those_of_each_layer(tmp_path: Path) -> None:
