@@ -67,10 +67,10 @@ class FusedDecoder:
     ) -> None:
         self.shape = shape
         self.weights = weights
+        self.rotate = rotate
         self.key_cache: Tensor | None = None  # [layers, num_blocks, 16, num_kv_heads, head_dim]
         self.value_cache: Tensor | None = None
         self.rotary: Tensor | None = None  # [num_positions, 2, head_dim / 2] float32
-        self._rotate = rotate
         self._step = step
 
     @property
@@ -92,7 +92,7 @@ class FusedDecoder:
         values = allocate_cache(*sizes, shape.cache_dtype, is_key=False)
         self.key_cache = stack_layers(keys, shape.num_layers)
         self.value_cache = stack_layers(values, shape.num_layers)
-        self.rotary = _rotary(self._rotate, num_positions)
+        self.rotary = _rotary(self.rotate, num_positions)
 
     def forward(self, batch: Batch) -> Tensor:
         """One pass; the logits of the sampled rows, [num_sampled, vocab] float32."""

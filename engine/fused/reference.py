@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.fused.packing import PANEL_OUTPUTS, PackedWeight
+from engine.fused.packing import GROUP_INPUTS, PANEL_OUTPUTS, PackedWeight
 from engine.ops import paged_attention_reference, store_kv_reference
 
 
@@ -41,13 +41,14 @@ def decoder_step_reference(
     scale: float,
     epsilon: float,
 ) -> None:
-    """One forward pass in float32. int8 weights are used as they are; the rows are not rounded."""
+    """One forward pass in float32. Rows that int8 weights multiply are rounded likewise."""
     num_kv_heads, head_dim = key_cache.shape[-2:]
     num_rows, hidden_size = len(input_ids), norms.shape[1]
 
     def multiply(rows: Tensor, panels: Tensor, scales: Tensor | None, layer: int) -> Tensor:
         weight = PackedWeight(panels, scales).unpack(layer)
-        return functional.linear(functional.pad(rows, (0, weight.shape[1] - rows.shape[1])), weight)
+        rows = functional.pad(rows, (0, weight.shape[1] - rows.shape[1]))
+        return functional.linear(rows if scales is None else round_rows(rows), weight)
 
     def normalize(rows: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(rows, weight.shape, weight, epsilon)
@@ -90,3 +91,13 @@ def decoder_step_reference(
         hidden = hidden + multiply(gated[:, :num_inputs], down, down_scales, layer)[:, :hidden_size]
     rows = normalize(hidden[logits_rows[: len(logits)]], norms[-1])
     logits.copy_(multiply(rows, head, head_scales, 0)[:, : logits.shape[1]])
+
+
+def round_rows(rows: Tensor) -> Tensor:
+    """[num_rows, inputs] → the same in 255 steps from the largest of each group to its opposite."""
+    num_inputs = rows.shape[1]
+    padded = functional.pad(rows, (0, -num_inputs % GROUP_INPUTS))
+    groups = padded.view(len(rows), padded.shape[1] // GROUP_INPUTS, GROUP_INPUTS)
+    largest = groups.abs().amax(-1, keepdim=True)
+    numbers = (groups * (127 / largest.clamp(min=1e-30))).round()
+    return (numbers * (largest / 127)).flatten(1)[:, :num_inputs]

@@ -4,6 +4,8 @@ Each comparison runs the real scheduler, so prompts are prefilled in chunks of f
 sequences join late, share steps, and are preempted for want of blocks.
 """
 
+import dataclasses
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,16 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from engine import ops
+from engine.batch import build_batch
 from engine.checkpoint import UnsupportedModelError
 from engine.config import EngineConfig
+from engine.fused.decoder import FusedDecoder
+from engine.fused.reference import decoder_step_reference
+from engine.invariance import RowInvariance
 from engine.loader import load_model
 from engine.model_runner import ModelRunner, resolve_sizes
+from engine.sampling_params import SamplingParams
+from engine.sequence import ScheduledSequence, Sequence
 from tests.engine.stepped_engine import SteppedEngine
 from tests.tiny_model import build_tiny_model
 
@@ -153,6 +161,67 @@ def test_seeded_answers_are_alike_alone_batched_and_resumed(folders: Folders) ->
     engine.add("resumed", prompts[2], resume_token_ids=answer[:10], **params)
     engine.run()
     assert engine.tokens["resumed"] == answer[10:]
+
+
+def eight_bit_logits(engine: SteppedEngine, ids: list[int]) -> Tensor:
+    """Behind each token, of the readable decoder with the engine's packed weights."""
+    fused = engine.runner.loaded.fused
+    assert fused is not None
+    reference = FusedDecoder(fused.shape, fused.weights, fused.rotate, decoder_step_reference)
+    sequence = Sequence("", "reference", ids, SamplingParams())
+    sequence.block_table = array("i", range(-(-len(ids) // 16)))
+    reference.allocate_cache(len(sequence.block_table), len(ids))
+    batch = build_batch([ScheduledSequence(sequence, len(ids))], 16, torch.device("cpu"))
+    rows = torch.arange(len(ids))
+    return reference.forward(dataclasses.replace(batch, logits_rows=rows, num_sampled=len(ids)))
+
+
+@pytest.mark.skipif(not ops.load_library(), reason="csrc is not built: no compiler")
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_eight_bit_answers_equal_the_reference_with_the_same_weights(
+    family: str, folders: Folders
+) -> None:
+    """Chunks of five beside decodes. Where a sum ends between two steps of a row's numbers, the
+    order of its summands decides which is nearer: few logits differ for that reason, by little.
+    """
+    engine = SteppedEngine(
+        folders(family), keeps_logits=True, quantization="int8", max_num_batched_tokens=5
+    )
+    prompts = make_prompts()
+    for number, prompt in enumerate(prompts):
+        engine.add(str(number), prompt, max_tokens=NUM_TOKENS)
+    engine.run()
+    differences = []
+    for number, prompt in enumerate(prompts):
+        answer = engine.tokens[str(number)]
+        expected = eight_bit_logits(engine, prompt + answer[:-1])[len(prompt) - 1 :]
+        assert answer == expected.argmax(-1).tolist()
+        difference = (torch.stack(engine.logits[str(number)]) - expected).abs().amax(-1)
+        differences += difference.tolist()
+    assert len(differences) == NUM_TOKENS * len(prompts)
+    assert sum(difference < 1e-4 for difference in differences) > 0.9 * len(differences)
+    assert max(differences) < 0.1
+
+
+@pytest.mark.skipif(not ops.load_library(), reason="csrc is not built: no compiler")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_eight_bit_answers_are_the_same_to_the_last_bit_alone_and_batched(
+    dtype: str, folders: Folders
+) -> None:
+    settings: dict[str, Any] = {"keeps_logits": True, "quantization": "int8", "dtype": dtype}
+    prompts = make_prompts()
+    together = SteppedEngine(folders("llama"), max_num_batched_tokens=5, **settings)
+    assert together.runner.invariance == RowInvariance(row_multiple=1, is_proven=True)
+    for number, prompt in enumerate(prompts):
+        together.add(str(number), prompt)
+    together.run()
+    engine = SteppedEngine(folders("llama"), **settings)
+    for number, prompt in enumerate(prompts):
+        name = str(number)
+        engine.add(name, prompt)
+        engine.run()
+        assert engine.tokens[name] == together.tokens[name]
+        assert torch.equal(torch.stack(engine.logits[name]), torch.stack(together.logits[name]))
 
 
 def test_sizes_are_clamped_to_positions_and_cache(folders: Folders) -> None:
