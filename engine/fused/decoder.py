@@ -134,7 +134,7 @@ class FusedDecoder:
 
 
 def fuse(model: Any, step: Callable[..., None], format: str) -> FusedDecoder:
-    """Pack a loaded transformers model, whose layers lose their weights one by one.
+    """Pack a loaded transformers model, which loses its weights thereby, layer by layer.
 
     Raises ValueError if a layer has other parameters than those that are computed.
     """
@@ -164,7 +164,8 @@ def _shape(config: Any, layers: Any) -> DecoderShape:
 
 
 def _pack(model: Any, shape: DecoderShape, format: str) -> DecoderWeights:
-    layers, head = model.model.layers, model.get_output_embeddings().weight
+    layers = model.model.layers
+    output, table = model.get_output_embeddings(), model.get_input_embeddings()
     first, count = layers[0], shape.num_layers
     num_gated = first.mlp.gate_proj.weight.shape[0]
     padded = 2 * (num_gated + -num_gated % 16)
@@ -174,9 +175,9 @@ def _pack(model: Any, shape: DecoderShape, format: str) -> DecoderWeights:
         first.self_attn.q_proj.bias is not None,
         hasattr(first.self_attn, "q_norm"),
     )
-    embeddings = model.get_input_embeddings().weight
+    is_tied = table.weight is output.weight
     weights = DecoderWeights(
-        embeddings=None if embeddings is head else embeddings.detach().contiguous(),
+        embeddings=None if is_tied else table.weight.detach().clone(),
         norms=torch.empty((2 * count + 1, hidden)),
         qk_norms=torch.empty((count, 2, shape.head_dim)) if has_norms else None,
         qkv=PackedWeight.allocate(count, num_qkv, hidden, format),
@@ -186,10 +187,13 @@ def _pack(model: Any, shape: DecoderShape, format: str) -> DecoderWeights:
         down=PackedWeight.allocate(count, hidden, num_gated, format),
         head=PackedWeight.allocate(1, shape.vocab_size, hidden, format),
     )
+    if not is_tied:
+        _drop_weights(table)
     for index, layer in enumerate(layers):
         _pack_layer(weights, index, layer)
     weights.norms[-1] = model.model.norm.weight
-    weights.head.fill(0, head)
+    weights.head.fill(0, output.weight)
+    _drop_weights(model)
     return weights
 
 
@@ -207,9 +211,14 @@ def _pack_layer(weights: DecoderWeights, index: int, layer: Any) -> None:
     weights.attention_out.fill(index, attention.o_proj.weight)
     weights.gate_up.fill(index, join_gate_up(mlp.gate_proj.weight, mlp.up_proj.weight))
     weights.down.fill(index, mlp.down_proj.weight)
-    for module in layer.modules():  # two copies of a large model may not fit
-        if isinstance(module, nn.Linear):
-            module.weight = nn.Parameter(module.weight.to("meta"), requires_grad=False)
+    _drop_weights(layer)  # two copies of a large model may not fit
+
+
+def _drop_weights(module: nn.Module) -> None:
+    """Leave only shapes. The smallest weight that stays would keep its whole file mapped."""
+    for child in module.modules():
+        for name, weight in list(child.named_parameters(recurse=False)):
+            setattr(child, name, nn.Parameter(weight.to("meta"), requires_grad=False))
 
 
 def _rotary(module: nn.Module, num_positions: int) -> Tensor:

@@ -90,6 +90,24 @@ def test_the_cache_has_the_dtype_that_was_asked_for(
     assert fused.key_cache.dtype == fused.value_cache.dtype == getattr(torch, dtype)
 
 
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("is_tied", [False, True], ids=["untied", "tied"])
+def test_only_packed_weights_and_embeddings_that_are_not_tied_are_kept(
+    is_tied: bool, quantization: str | None, tmp_path: Path
+) -> None:
+    folder = build_tiny_model(tmp_path, "llama")
+    if is_tied:
+        model = AutoModelForCausalLM.from_pretrained(folder, tie_word_embeddings=True)
+        model.tie_weights()
+        model.save_pretrained(folder)
+    loaded = load(folder, quantization=quantization)
+    assert loaded.fused is not None
+    assert (loaded.fused.weights.embeddings is None) is is_tied
+    assert all(parameter.is_meta for parameter in loaded.model.parameters())
+    maps = Path("/proc/self/maps").read_text()
+    assert f"{folder}/model.safetensors\n" not in maps  # nor is the file that they came from
+
+
 @pytest.mark.parametrize(
     ("settings", "num_positions"),
     [({"num_blocks": 4}, 64), ({"num_blocks": 400}, 6400), ({"max_model_len": 100}, 100)],

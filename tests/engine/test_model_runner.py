@@ -245,9 +245,11 @@ def test_logits_that_are_not_numbers_end_their_own_sequence_only(folders: Folder
     prompts = make_prompts()
     prompts[1] = [383, *prompts[1]]
     engine = SteppedEngine(folders("llama"), keeps_logits=True)
-    model: Any = engine.runner.loaded.model
-    with torch.no_grad():
-        model.model.embed_tokens.weight[383] = torch.nan
+    loaded: Any = engine.runner.loaded
+    fused, general = loaded.fused, loaded.model.model
+    table = fused.weights.embeddings if fused else general.embed_tokens.weight
+    with torch.inference_mode():
+        table[383] = torch.nan
     for number, prompt in enumerate(prompts):
         engine.add(str(number), prompt)
     engine.run()
