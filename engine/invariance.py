@@ -179,7 +179,8 @@ class RowProbe:
         device, multiple = self._loaded.device, self._loaded.context.row_multiple
         batch = build_batch(scheduled, self._block_size, device, multiple)
         rows = torch.arange(len(batch.input_ids), device=device)
-        return self._forward(dataclasses.replace(batch, logits_rows=rows, num_sampled=end - start))
+        batch = dataclasses.replace(batch, logits_rows=rows, num_sampled=end - start)
+        return self._forward(batch).clone()  # the next pass may write over them
 
 
 def _weights(module: nn.Module) -> list[Tensor]:

@@ -57,7 +57,10 @@ class ModelRunner:
         return [next(tokens) if item.is_sampled else None for item in scheduled]
 
     def forward(self, batch: Batch) -> Tensor:
-        """One pass over the model; the logits of its sampled rows, [num_sampled, vocab] float32."""
+        """One pass over the model; the logits of its sampled rows, [num_sampled, vocab] float32.
+
+        The next pass may write over them.
+        """
         if self.loaded.fused is not None:
             return self.loaded.fused.forward(batch)
         self._context.batch = batch

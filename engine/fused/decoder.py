@@ -68,6 +68,7 @@ class FusedDecoder:
         self.shape = shape
         self.weights = weights
         self.rotate = rotate
+        self._logits = torch.empty((0, shape.vocab_size))  # grows to the most rows of a step
         self.key_cache: Tensor | None = None  # [layers, num_blocks, 16, num_kv_heads, head_dim]
         self.value_cache: Tensor | None = None
         self.rotary: Tensor | None = None  # [num_positions, 2, head_dim / 2] float32
@@ -95,10 +96,15 @@ class FusedDecoder:
         self.rotary = _rotary(self.rotate, num_positions)
 
     def forward(self, batch: Batch) -> Tensor:
-        """One pass; the logits of the sampled rows, [num_sampled, vocab] float32."""
+        """One pass; the logits of the sampled rows, [num_sampled, vocab] float32.
+
+        They are the caller's until the next pass, which writes over them.
+        """
         assert self.key_cache is not None and self.value_cache is not None
         weights, shape = self.weights, self.shape
-        logits = torch.empty((batch.num_sampled, shape.vocab_size))
+        if len(self._logits) < batch.num_sampled:
+            self._logits = torch.empty((batch.num_sampled, shape.vocab_size))
+        logits = self._logits[: batch.num_sampled]
         self._step(
             batch.input_ids,
             batch.positions,

@@ -8,12 +8,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine import ops
+from engine.batch import Batch
 from engine.checkpoint import UnsupportedModelError
 from engine.config import EngineConfig
 from engine.fused import support
 from engine.fused.decoder import fuse
 from engine.loader import LoadedModel, load_model
 from engine.model_runner import ModelRunner
+from tests.engine.stepped_engine import SteppedEngine
 from tests.tiny_model import build_tiny_model
 
 pytestmark = [
@@ -135,6 +137,24 @@ def test_a_layer_with_a_parameter_too_many_is_seen(setting: str, tmp_path: Path)
     model = AutoModelForCausalLM.from_config(config)
     with pytest.raises(ValueError, match=r"layer 0 has .*bias"):
         fuse(model, ops.REFERENCE.decoder_step, "float32")
+
+
+def test_logits_of_every_step_lie_in_the_same_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = SteppedEngine(build_tiny_model(tmp_path, "llama"))
+    forward, places = engine.runner.forward, set()
+
+    def noted(batch: Batch) -> torch.Tensor:
+        logits = forward(batch)
+        places.add(logits.data_ptr())
+        return logits
+
+    monkeypatch.setattr(engine.runner, "forward", noted)
+    for name in ("one", "other"):
+        engine.add(name, [5, 6, 7], max_tokens=5)
+    engine.run()
+    assert len(places) == 1
 
 
 def test_windows_are_those_of_each_layer(tmp_path: Path) -> None:
