@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html.parser
 import json
+import posixpath
 import re
 import shutil
 import subprocess
@@ -49,6 +50,27 @@ def page(request: pytest.FixtureRequest) -> PageParser:
     parser = PageParser()
     parser.feed((STATIC / request.param).read_text())
     return parser
+
+
+@pytest.mark.parametrize("name", ["index.html", "admin.html"])
+def test_each_module_that_a_page_imports_is_asked_for_at_once(name: str) -> None:
+    """Otherwise a module is asked for when the one that imports it has come, five levels deep."""
+    markup = (STATIC / name).read_text()
+    (import_map,) = re.findall(r'<script type="importmap">(.*?)</script>', markup, re.DOTALL)
+    places: dict[str, str] = json.loads(import_map)["imports"]
+    (entry,) = re.findall(r'<script type="module" src="([^"]+)"', markup)
+    reached: set[str] = set()
+    todo = [entry]
+    while todo:
+        address = todo.pop()
+        if address not in reached:
+            reached.add(address)
+            source = (STATIC / address.removeprefix("/static/")).read_text()
+            for wanted in re.findall(r'(?:from|import)\s*"([^"]+)"', source):
+                beside = posixpath.join(posixpath.dirname(address), wanted)
+                todo.append(places.get(wanted) or posixpath.normpath(beside))
+    preloaded = re.findall(r'<link rel="modulepreload" href="([^"]+)"', markup)
+    assert sorted(preloaded) == sorted(reached - {entry})
 
 
 def test_both_pages_have_the_import_map_that_the_policy_allows() -> None:
