@@ -1,0 +1,1 @@
+"""`make bench-peers`: Parley beside the engines that one could pick in its place, on this CPU."""

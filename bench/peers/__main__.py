@@ -1,0 +1,388 @@
+"""`make bench-peers`: Parley beside other engines on this machine, each by its own server.
+
+Engines take turns within each round, because a shared machine changes by the minute: what counts is
+the ratio of two figures of the same round. Before each turn the speed of the memory is measured,
+and after it how much of the machine something else has used.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+import bench
+from bench.peers import models
+from bench.peers.bandwidth import Bandwidth
+from bench.peers.environments import Environments, Unavailable, cache_folder
+from bench.peers.figures import (
+    PARLEY,
+    Comparison,
+    Row,
+    Summary,
+    compare,
+    floor_rate,
+    summaries,
+)
+from bench.peers.llama_cpp import LlamaCpp, LlamaCppSplit
+from bench.peers.openvino import OpenVINO
+from bench.peers.parley import Parley
+from bench.peers.processes import Foreign
+from bench.peers.prompts import Prompts
+from bench.peers.servers import Peer, Running, Site
+from bench.peers.transformers_serve import Transformers
+from bench.peers.vllm import VLLM
+from bench.peers.workloads import FULL, QUICK, WORKLOADS, Reading, Sizes, Turn, Workload, warm_up
+from bench.report import RESULTS
+
+ROOT = Path(bench.__file__).resolve().parent.parent
+PEERS: tuple[type[Peer], ...] = (Parley, LlamaCpp, LlamaCppSplit, OpenVINO, VLLM, Transformers)
+ENGINES = (
+    "parley:bf16 parley:int8 llama.cpp:bf16 llama.cpp:f16 llama.cpp:q8_0 llama.cpp-split:f16 "
+    "llama.cpp-split:q8_0 openvino:fp16 openvino:int8 vllm:bf16 transformers:bf16"
+)
+RECORD = ROOT / "docs" / "peers.json"
+LEFT_FREE_BYTES = 2 << 30  # by all servers together, or they would be measured while paging
+console = Console()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    if arguments.show:
+        recorded = json.loads(arguments.show.read_text())
+        show([Row(**row) for row in recorded["rows"]], recorded["models"])
+        return
+    environments = Environments(cache_folder(), arguments.jobs)
+    if arguments.plot:
+        plot(environments, arguments.plot)
+        return
+    run = Run(arguments, environments)
+    try:
+        for name in arguments.model:
+            run.measure(name)
+    except KeyboardInterrupt:
+        console.print("interrupted: what was measured so far is kept")
+    run.finish()
+
+
+def parse_arguments() -> argparse.Namespace:
+    known = [f"{peer.name}:{precision}" for peer in PEERS for precision in peer.precisions]
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.peers",
+        description=__doc__,
+        epilog=f"Engines: {' '.join(known)}. What they need is built in $PARLEY_PEERS_DIR "
+        "(by default ~/.cache/parley/peers), from the package index.",
+    )
+    parser.add_argument(
+        "--model",
+        nargs="+",
+        default=["m1", "m2"],
+        help="m1 (Qwen3-0.6B's shape), m2 (a llama of 0.1B), tiny, or folders of checkpoints",
+    )
+    parser.add_argument("--engines", nargs="+", default=ENGINES.split(), metavar="ENGINE")
+    parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=WORKLOADS)
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each engine")
+    parser.add_argument("--threads", type=int, default=2, help="of each engine")
+    parser.add_argument("--jobs", type=int, default=2, help="of a compilation")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it works")
+    parser.add_argument(
+        "--one-by-one",
+        action="store_true",
+        help="start each server for its turn only, in place of all before the first",
+    )
+    parser.add_argument("--prepare", action="store_true", help="build and convert, and end")
+    parser.add_argument(
+        "--record",
+        nargs="?",
+        type=Path,
+        const=RECORD,
+        help=f"keep the rows here, and plots beside it [{RECORD.relative_to(ROOT)}]",
+    )
+    parser.add_argument("--show", type=Path, help="print the table of a recorded run, and end")
+    parser.add_argument("--plot", type=Path, help="draw the plots of a recorded run, and end")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.engines) - set(known):
+        parser.error(f"unknown engines: {' '.join(sorted(unknown))}; known: {' '.join(known)}")
+    return arguments
+
+
+class Run:
+    """Rows of all models, and what was left out and why."""
+
+    def __init__(self, arguments: argparse.Namespace, environments: Environments) -> None:
+        self._arguments = arguments
+        self._environments = environments
+        self._sizes: Sizes = QUICK if arguments.quick else FULL
+        self._bandwidth = Bandwidth(environments.cache, arguments.threads)
+        self._rows: list[Row] = []
+        self._models: dict[str, Any] = {}
+        self._versions: dict[str, str] = {}
+        self._left_out: list[str] = []
+
+    def measure(self, model: str) -> None:
+        """All engines with one model."""
+        console.rule(f"{model}: preparing")
+        checkpoint = models.checkpoint(model, self._environments.cache)
+        site = Site(self._environments, checkpoint, self._arguments.threads)
+        peers = self._prepare(site)
+        name = checkpoint.name
+        self._models[name] = {
+            "num_weights": checkpoint.num_weights,
+            "kv_values": checkpoint.kv_values,
+            "weight_bytes": {peer.engine: peer.precisions[peer.precision] for peer in peers},
+        }
+        if self._arguments.prepare:
+            return
+        with contextlib.ExitStack() as stack:
+            servers = self._start(peers, stack)
+            for number in range(self._arguments.rounds):
+                console.rule(f"{name}: round {number + 1} of {self._arguments.rounds}")
+                # Fresh words in each round; every engine of a round is asked with the same ones.
+                for workload in self._arguments.workloads:
+                    for peer in list(servers):
+                        self._turn(peer, servers, number, workload)
+
+    def _prepare(self, site: Site) -> list[Peer]:
+        kinds = {peer.name: peer for peer in PEERS}
+        ready = []
+        for engine in self._arguments.engines:
+            name, _, precision = engine.partition(":")
+            peer = kinds[name](site, precision)
+            try:
+                self._versions[engine] = peer.prepare()
+                ready.append(peer)
+            except Unavailable as reason:
+                self._leave_out(engine, str(reason))
+        return ready
+
+    def _start(self, peers: list[Peer], stack: contextlib.ExitStack) -> dict[Peer, Running | None]:
+        """All servers that start and leave memory for the others; None starts at its turn."""
+        servers: dict[Peer, Running | None] = {}
+        for peer in peers:
+            if self._arguments.one_by_one:
+                servers[peer] = None
+                continue
+            if psutil.virtual_memory().available < LEFT_FREE_BYTES:
+                self._leave_out(peer.engine, "no memory beside the others: try --one-by-one")
+                continue
+            try:
+                servers[peer] = stack.enter_context(self._running(peer))
+            except Unavailable as reason:
+                self._leave_out(peer.engine, str(reason))
+        return servers
+
+    @contextlib.contextmanager
+    def _running(self, peer: Peer) -> Iterator[Running]:
+        started = time.monotonic()
+        with peer.running() as server:
+            prompts = self._prompts(peer, -1)
+            uvloop.run(warm_up(Turn(server, prompts, self._sizes)))
+            seconds = time.monotonic() - started
+            console.print(f"{peer.engine}: up and warm after {seconds:.0f} s")
+            yield server
+
+    def _prompts(self, peer: Peer, seed: int) -> Prompts:
+        return Prompts(peer.site.checkpoint.folder, seed)
+
+    def _turn(
+        self, peer: Peer, servers: dict[Peer, Running | None], number: int, workload: str
+    ) -> None:
+        """One workload of one engine. What fails is told, and the others go on."""
+        try:
+            if (server := servers[peer]) is not None:
+                self._measure(peer, server, number, workload)
+            else:
+                with self._running(peer) as server:
+                    self._measure(peer, server, number, workload)
+        except Exception as error:  # of a server that we know nothing about
+            what = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            self._leave_out(f"{peer.engine} {workload}, round {number + 1}", what)
+
+    def _measure(self, peer: Peer, server: Running, number: int, workload: str) -> None:
+        seed = 1000 * list(WORKLOADS).index(workload) + number
+        turn = Turn(server, self._prompts(peer, seed), self._sizes)
+        bandwidth = self._bandwidth.measure()
+        with Foreign(server.pid) as foreign:
+            readings = uvloop.run(carry_out(WORKLOADS[workload], turn))
+        for reading in readings:
+            self._rows.append(
+                Row(
+                    number,
+                    peer.site.checkpoint.name,
+                    peer.name,
+                    peer.precision,
+                    **asdict(reading),
+                    bandwidth=bandwidth,
+                    foreign_cores=round(foreign.cores, 2),
+                )
+            )
+            memory = "" if bandwidth is None else f", memory {bandwidth:.0f} GB/s"
+            noise = f", others used {foreign.cores:.2f} cores" if foreign.cores > 0.1 else ""
+            shown = f"{reading.value:8.4g} {reading.unit}"
+            console.print(f"{peer.engine:22} {reading.case:26} {shown}{memory}{noise}")
+
+    def _leave_out(self, what: str, reason: str) -> None:
+        self._left_out.append(f"{what}: {reason}")
+        console.print(f"left out: {what}: {reason}", style="yellow", markup=False)
+
+    def finish(self) -> None:
+        """Print everything once more in order, and keep it."""
+        for line in self._left_out:
+            console.print(f"left out: {line}", style="yellow", markup=False)
+        if self._arguments.prepare:
+            console.print("prepared: " + ", ".join(self._versions))
+            return
+        if not self._rows:
+            raise SystemExit("nothing was measured")
+        show(self._rows, self._models)
+        if path := self._arguments.record:
+            self._save(path)
+            plot(self._environments, path)
+        else:
+            RESULTS.mkdir(exist_ok=True)
+            self._save(RESULTS / time.strftime("peers-%Y%m%d-%H%M%S.json"))
+
+    def _save(self, path: Path) -> None:
+        notes = {f"{peer.name}": peer.note for peer in PEERS if peer.note}
+        recorded = {
+            "machine": machine(),
+            "threads": self._arguments.threads,
+            "date": time.strftime("%Y-%m-%d"),
+            "sizes": asdict(self._sizes),
+            "versions": self._versions,
+            "notes": notes,
+            "left_out": self._left_out,
+            "models": self._models,
+            "rows": [asdict(row) for row in self._rows],
+        }
+        path.write_text(json.dumps(recorded, indent=1, ensure_ascii=False) + "\n")
+        console.print(f"saved {path}")
+
+
+async def carry_out(workload: Workload, turn: Turn) -> list[Reading]:
+    return await workload(turn)
+
+
+def show(rows: list[Row], known: dict[str, Any]) -> None:
+    """What each engine did, then Parley beside the best of the others."""
+    for model in dict.fromkeys(row.model for row in rows):
+        show_engines(model, [row for row in rows if row.model == model], known.get(model))
+        show_ratios(model, [row for row in rows if row.model == model])
+
+
+def show_engines(model: str, rows: list[Row], known: dict[str, Any] | None) -> None:
+    found = summaries(rows)
+    cases = {row.case: row for row in rows}
+    table = Table(title=f"{model}: medians, and the range of the rounds")
+    table.add_column("engine")
+    table.add_column("case")
+    for heading in ("median", "range", "rounds", "of the floor"):
+        table.add_column(heading, justify="right")
+    for engine in dict.fromkeys(row.engine for row in rows):
+        for case, row in cases.items():
+            if (summary := found.get((model, case, engine))) is None:
+                continue
+            share = share_of_floor(rows, engine, case, known)
+            table.add_row(
+                engine,
+                case,
+                f"{summary.median:.4g} {row.unit}",
+                f"{summary.low:.4g} – {summary.high:.4g}",
+                str(summary.count),
+                "" if share is None else f"{100 * share:.0f} %",
+            )
+        table.add_section()
+    console.print(table)
+
+
+def share_of_floor(
+    rows: list[Row], engine: str, case: str, known: dict[str, Any] | None
+) -> float | None:
+    """How near a decode rate comes to what the memory of that moment allows; the median's."""
+    prefix, _, context = case.partition("@")
+    if known is None or prefix != "decode":
+        return None
+    shares = []
+    for row in rows:
+        if (row.engine, row.case) == (engine, case) and row.bandwidth:
+            middle = int(context) + row.details["output_tokens"] // 2
+            weight = known["weight_bytes"][engine]
+            shape = (known["num_weights"], weight, known["kv_values"], middle)
+            shares.append(row.value / floor_rate(row.bandwidth, *shape))
+    return Summary.of(shares).median if shares else None
+
+
+def show_ratios(model: str, rows: list[Row]) -> None:
+    table = Table(title=f"{model}: Parley beside the best of the others")
+    table.add_column("case")
+    table.add_column("Parley", justify="right")
+    table.add_column("best peer", justify="right")
+    for heading in ("ratio", "of the rounds", "target", ""):
+        table.add_column(heading, justify="right")
+    for one in compare(rows):
+        table.add_row(
+            f"{one.case}, {one.own_engine.removeprefix(f'{PARLEY}:')}",
+            f"{one.own.median:.4g} {one.unit}",
+            "" if one.rival is None else f"{one.rival.median:.4g} {one.rival_engine}",
+            "" if one.ratio is None else f"{one.ratio.median:.2f}",
+            "" if one.ratio is None else f"{one.ratio.low:.2f} – {one.ratio.high:.2f}",
+            wanted(one),
+            one.verdict,
+        )
+    console.print(table)
+
+
+def wanted(one: Comparison) -> str:
+    """A target as text."""
+    if one.target is None:
+        return ""
+    if one.target.is_absolute:
+        return f"≤ {one.target.limit:g} {one.unit}"
+    sign = "≥" if one.wants_more else "≤"
+    rival = f" {one.target.rival}" if one.target.rival else ""
+    return f"{sign} {one.target.limit:g}×{rival}"
+
+
+def plot(environments: Environments, path: Path) -> None:
+    """PNG files beside the recorded run."""
+    try:
+        python = environments.program("plots", "python")
+    except Unavailable as reason:
+        console.print(f"no plots: {reason}", style="yellow", markup=False)
+        return
+    command = [str(python), "-m", "bench.peers.plots", str(path), str(path.parent)]
+    if subprocess.run(command, cwd=ROOT).returncode:
+        console.print("no plots: see above", style="yellow")
+
+
+def machine() -> str:
+    names = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    level = [f for f in ("avx512_bf16", "avx512f", "avx2") if f in flags()][:1]
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} CPUs, {' '.join(level)}"
+
+
+def flags() -> set[str]:
+    """Of the processor."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            return set(line.partition(":")[2].split())
+    return set()
+
+
+if __name__ == "__main__":
+    main()

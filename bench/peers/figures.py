@@ -1,0 +1,196 @@
+"""Rows of readings → medians, spreads, ratios of Parley to the best peer, beside their targets.
+
+Knows nothing of engines: it works on rows of a running program and on those of a file alike.
+"""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+PARLEY = "parley"
+EIGHT_BITS = ("int8", "q8_0")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One reading of one engine, and the state of the machine in that turn."""
+
+    round: int
+    model: str
+    peer: str
+    precision: str
+    case: str
+    value: float
+    unit: str
+    bandwidth: float | None = None  # GB/s, just before
+    foreign_cores: float = 0.0
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def engine(self) -> str:
+        return f"{self.peer}:{self.precision}"
+
+    @property
+    def family(self) -> str:
+        """Weights in 8 bits are compared with each other; in 16 and 32 bits likewise."""
+        return "int8" if self.precision in EIGHT_BITS else "bf16"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One engine in one case, over the rounds."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Summary":
+        return cls(statistics.median(values), min(values), max(values), len(values))
+
+    @property
+    def spread(self) -> float:
+        """Between the lowest and the highest, as a share of the median."""
+        return (self.high - self.low) / self.median if self.median else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What Parley must reach, as a ratio to a rival, or with `is_absolute` by itself."""
+
+    model: str
+    case: str
+    family: str
+    limit: float
+    rival: str | None = None  # a peer's name; None is the best of all
+    is_absolute: bool = False
+
+
+def both(case: str, bf16: float, int8: float) -> list[Target]:
+    return [Target("m1", case, "bf16", bf16), Target("m1", case, "int8", int8)]
+
+
+TARGETS = [
+    *both("decode@128", 1.1, 1.5),
+    *both("decode@2048", 1.05, 1.5),
+    *both("burst@4", 1.15, 1.7),
+    *both("burst@8", 1.35, 1.7),
+    *both("burst@16", 1.5, 1.7),
+    *both("burst@32", 1.5, 1.7),
+    *both("prefill@1024", 1.15, 1.3),
+    *both("chat@8x4", 0.65, 0.55),
+    *both("first of turn 4@8x4", 0.5, 0.5),
+    Target("m2", "decode@128", "bf16", 1.1, rival="llama.cpp"),
+    Target("m2", "burst@16", "bf16", 1.5, rival="vllm"),
+    *(
+        Target(model, case, family, limit, is_absolute=True)
+        for model in ("m1", "m2")
+        for case, limit in (
+            ("gap beside 1024", 3.0),
+            ("quiet behind one step", 5.0),
+            ("lost by websocket@16", 5.0),
+            ("lost by events@16", 5.0),
+        )
+        for family in ("bf16", "int8")
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Parley in one case and family; `ratio` is the median of the rounds' ratios."""
+
+    model: str
+    case: str
+    family: str
+    unit: str
+    own: Summary
+    own_engine: str
+    rival: Summary | None
+    rival_engine: str | None
+    ratio: Summary | None
+    target: Target | None
+
+    @property
+    def wants_more(self) -> bool:
+        return self.unit == "tok/s"
+
+    @property
+    def verdict(self) -> str:
+        if self.target is None:
+            return ""
+        reached = self.own if self.target.is_absolute else self.ratio
+        if reached is None:
+            return "no rival"
+        limit = self.target.limit
+        is_reached = reached.median <= limit
+        if self.wants_more and not self.target.is_absolute:
+            is_reached = reached.median >= limit
+        return "reached" if is_reached else "MISSED"
+
+
+def summaries(rows: Iterable[Row]) -> dict[tuple[str, str, str], Summary]:
+    """(model, case, engine) → its values."""
+    values: dict[tuple[str, str, str], list[float]] = {}
+    for row in rows:
+        values.setdefault((row.model, row.case, row.engine), []).append(row.value)
+    return {key: Summary.of(found) for key, found in values.items()}
+
+
+def compare(rows: Sequence[Row], targets: Sequence[Target] = TARGETS) -> list[Comparison]:
+    """Every case that Parley has, in the order in which it came."""
+    cases = dict.fromkeys((row.model, row.case, row.family) for row in rows if row.peer == PARLEY)
+    return [
+        compare_case([row for row in rows if (row.model, row.case, row.family) == case], targets)
+        for case in cases
+    ]
+
+
+def compare_case(rows: Sequence[Row], targets: Sequence[Target]) -> Comparison:
+    """All rows are of one model, case and family."""
+    one = rows[0]
+    wanted = (one.model, one.case, one.family)
+    target = next((t for t in targets if (t.model, t.case, t.family) == wanted), None)
+    wants_more = one.unit == "tok/s"
+    own_engine, own = best([row for row in rows if row.peer == PARLEY], wants_more)
+    name = target.rival if target else None
+    rivals = [
+        row
+        for row in rows
+        if row.peer != PARLEY and (name is None or row.peer.removesuffix("-split") == name)
+    ]
+    if not rivals:
+        return Comparison(*wanted, one.unit, own, own_engine, None, None, None, target)
+    rival_engine, rival = best(rivals, wants_more)
+    ratios = ratios_by_round(rows, own_engine, rival_engine)
+    ratio = Summary.of(ratios) if ratios else None
+    return Comparison(*wanted, one.unit, own, own_engine, rival, rival_engine, ratio, target)
+
+
+def best(rows: Sequence[Row], wants_more: bool) -> tuple[str, Summary]:
+    """The engine with the best median."""
+    engines = {engine: summary for (_, _, engine), summary in summaries(rows).items()}
+    choose = max if wants_more else min
+    name = choose(engines, key=lambda engine: engines[engine].median)
+    return name, engines[name]
+
+
+def ratios_by_round(rows: Sequence[Row], own: str, rival: str) -> list[float]:
+    """Of rounds in which both had a turn: what changes by the minute is in both."""
+    by_round: dict[int, dict[str, float]] = {}
+    for row in rows:
+        by_round.setdefault(row.round, {})[row.engine] = row.value
+    pairs = [(found.get(own), found.get(rival)) for found in by_round.values()]
+    return [a / b for a, b in pairs if a is not None and b]
+
+
+def floor_rate(
+    bandwidth: float, num_weights: int, weight_bytes: float, kv_values: int, context: int
+) -> float:
+    """Tokens/s of one stream if a step took as long as reading weights and keys and values does.
+
+    Keys and values are counted with 16 bits, whatever an engine makes of them.
+    """
+    return bandwidth * 1e9 / (num_weights * weight_bytes + 2 * kv_values * context)

@@ -1,0 +1,166 @@
+"""Checkpoints to measure with: real dimensions, random weights, a folder that every engine loads.
+
+Speed depends on shapes, not on what the weights say, so nothing has to be downloaded. The tokenizer
+is not trained either: its tokens are all words of one, two, three letters and so many of four as
+fit, which makes prompts of an exact length easy and answers that show a text for each token.
+"""
+
+import itertools
+import json
+import shutil
+import string
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# As Qwen2 splits words, because the converter of llama.cpp must be told a splitting that it knows.
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPACE = "Ġ"  # how byte-level vocabularies write a space
+END_SCALE = 0.01  # of the rows of the tokens that would end an answer: no maximum is ever there
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a made checkpoint has of its original: every dimension, and nothing of its weights."""
+
+    family: str  # a `model_type`
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    rope_theta: float
+    rms_norm_eps: float
+    seed: int
+
+
+SHAPES = {
+    "m1": Shape("qwen3", 1024, 3072, 28, 16, 8, 128, 151_936, 40_960, 1e6, 1e-6, 1),  # 0.6B
+    "m2": Shape("llama", 768, 2048, 12, 12, 4, 64, 32_000, 8_192, 5e5, 1e-5, 2),  # 0.1B
+    "tiny": Shape("qwen3", 64, 128, 2, 4, 2, 16, 2_048, 4_096, 1e6, 1e-6, 3),  # to try the harness
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A folder that every engine loads, and what its steps must read from memory."""
+
+    name: str
+    folder: Path
+    num_weights: int  # that a step reads: an embedding that is no head is looked up, not read
+    kv_values: int  # keys and values of one token
+
+    @classmethod
+    def open(cls, name: str, folder: Path) -> "Checkpoint":
+        """Count from the shapes that config.json gives. Raises OSError, KeyError or ValueError."""
+        config = json.loads((folder / "config.json").read_text())
+        hidden = config["hidden_size"]
+        heads = config["num_attention_heads"]
+        kv_heads = config.get("num_key_value_heads") or heads
+        width = config.get("head_dim") or hidden // heads
+        layers = config["num_hidden_layers"]
+        attention = hidden * width * (2 * heads + 2 * kv_heads)
+        mlp = 3 * hidden * config["intermediate_size"]
+        weights = layers * (attention + mlp) + config["vocab_size"] * hidden
+        return cls(name, folder, weights, 2 * layers * kv_heads * width)
+
+
+def checkpoint(model: str, cache: Path) -> Checkpoint:
+    """One of `SHAPES`, made in `cache` where it is not there yet, or a folder that exists."""
+    if model not in SHAPES:
+        return Checkpoint.open(Path(model).name, Path(model))
+    folder = cache / "models" / model
+    if not (folder / "config.json").exists():
+        part = folder.with_name(f"{model}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        make(SHAPES[model], part)
+        part.rename(folder)
+    return Checkpoint.open(model, folder)
+
+
+def make(shape: Shape, folder: Path) -> None:
+    """Write a bfloat16 checkpoint with seeded random weights."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder.mkdir(parents=True)
+    end = SPECIAL_TOKENS.index("<|im_end|>")
+    config = AutoConfig.for_model(
+        shape.family,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_hidden_layers,
+        num_attention_heads=shape.num_attention_heads,
+        num_key_value_heads=shape.num_key_value_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocab_size,
+        max_position_embeddings=shape.max_position_embeddings,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        rms_norm_eps=shape.rms_norm_eps,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=end,
+        pad_token_id=0,
+    )
+    torch.manual_seed(shape.seed)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    with torch.no_grad():
+        model.get_output_embeddings().weight[: len(SPECIAL_TOKENS)] *= END_SCALE
+    model.generation_config.do_sample = False
+    model.save_pretrained(folder)
+    path = folder / "config.json"
+    # Other readers look for these two where earlier versions of transformers wrote them.
+    earlier = {"rope_theta": shape.rope_theta, "torch_dtype": "bfloat16"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | earlier, indent=2))
+    write_tokenizer(shape.vocab_size, folder)
+
+
+def write_tokenizer(vocab_size: int, folder: Path) -> None:
+    """A byte-level BPE tokenizer of exactly so many tokens."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = list(itertools.islice(word_merges(), vocab_size - len(SPECIAL_TOKENS) - len(alphabet)))
+    names = [*SPECIAL_TOKENS, *alphabet, *("".join(pair) for pair in merges)]
+    assert len(names) == len(set(names)) == vocab_size
+    vocab = {name: number for number, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocab, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL_TOKENS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
+
+
+def word_merges() -> Iterator[tuple[str, str]]:
+    """Space and one letter, then one letter more, shortest words first: each word is one token."""
+    letters = string.ascii_lowercase
+    for length in itertools.count():
+        for head in itertools.product(letters, repeat=length):
+            for letter in letters:
+                yield SPACE + "".join(head), letter

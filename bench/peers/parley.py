@@ -1,0 +1,272 @@
+"""Parley as users run it, and three doors to it: websocket, server-sent events, the engine alone.
+
+The engine alone is the core of the same running server, joined by this program directly: the same
+weights and the same memory, without sessions, Redis and a worker in between.
+"""
+
+import contextlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import aclosing
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+import psutil
+import uvloop
+
+from bench.peers.environments import Unavailable
+from bench.peers.load import Answer, Conversation, LoadError, Until, events
+from bench.peers.prompts import Prompt
+from bench.peers.servers import MAX_CHATS, MAX_MODEL_LEN, Peer, Running
+from bench.servers import running_server, user_tokens
+from bench.socket_client import BenchSocket, random_key
+from engine import AsyncLLM, RequestOutputKind, SamplingParams
+from engine.inputs import TokensPrompt
+from tests.end_to_end.harness import Server
+
+DELTA, DONE = "response.output_text.delta", "response.done"
+
+
+class Parley(Peer):
+    name = "parley"
+    precisions: ClassVar[dict[str, float]] = {"bf16": 2.0, "fp32": 4.0, "int8": 1.0 + 4 / 128}
+
+    def prepare(self) -> str:
+        return "of this checkout"
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Running]:
+        dtypes = {"bf16": "bfloat16", "fp32": "float32", "int8": "bfloat16"}
+        settings = {
+            "OMP_NUM_THREADS": str(self.site.threads),
+            "PARLEY_DTYPE": dtypes[self.precision],
+            "PARLEY_MAX_MODEL_LEN": str(min(MAX_MODEL_LEN, self._positions())),
+            "PARLEY_KV_CACHE_MEMORY_BYTES": str(self.site.kv_cache_bytes),
+        }
+        if self.precision == "int8":
+            settings["PARLEY_QUANTIZE"] = "int8"
+        if level := os.environ.get("PARLEY_CPU_LEVEL"):
+            settings["PARLEY_CPU_LEVEL"] = level
+        with contextlib.ExitStack() as stack:
+            try:
+                folder = self.site.checkpoint.folder
+                server = stack.enter_context(running_server(folder, Server, **settings))
+            except AssertionError as error:  # what its log says at the end
+                raise Unavailable(str(error).strip().splitlines()[-1]) from None
+            assert server.process is not None
+            # Everybody hears of what their own tabs do, so each chat is somebody else's.
+            users = Users(uvloop.run(user_tokens(server, MAX_CHATS)))
+            yield Running(
+                server.process.pid,
+                {
+                    "websocket": WebsocketDoor(server, users),
+                    "events": EventsDoor(server, users),
+                    "engine": EngineDoor(core_address(server), str(folder)),
+                },
+            )
+
+    def _positions(self) -> int:
+        config = json.loads((self.site.checkpoint.folder / "config.json").read_text())
+        return int(config.get("max_position_embeddings", MAX_MODEL_LEN))
+
+
+class Users:
+    """Tokens of users, one after the other."""
+
+    def __init__(self, tokens: list[str]) -> None:
+        self._tokens = tokens
+        self._count = 0
+
+    def next(self) -> str:
+        self._count += 1
+        return self._tokens[self._count % len(self._tokens)]
+
+
+def core_address(server: Server) -> str:
+    """Where the core of a running server listens."""
+    (core,) = server.children("engine.core")
+    sockets = psutil.Process(core.pid).net_connections("unix")
+    path = next(one.laddr for one in sockets if str(one.laddr).endswith("core.sock"))
+    return f"ipc://{path}"
+
+
+def settings_for(num_tokens: int) -> dict[str, Any]:
+    return {"temperature": 0, "max_output_tokens": num_tokens}
+
+
+def enter_usage(answer: Answer, frame: dict[str, Any]) -> None:
+    """What `response.done` says. Raises `LoadError` for an answer that failed."""
+    response = frame["response"]
+    if response["status"] == "failed":
+        raise LoadError(f"failed: {response.get('status_details')}")
+    usage = response["usage"]
+    answer.num_tokens = usage["output_tokens"]
+    answer.prompt_tokens = usage["input_tokens"]
+    answer.cached_tokens = usage.get("cached_tokens") or 0
+
+
+# ---- the websocket ------------------------------------------------------------------------------
+
+
+class WebsocketDoor:
+    """Each answer in a new session, on a connection that is open before the clock runs."""
+
+    def __init__(self, server: Server, users: Users) -> None:
+        self._server = server
+        self._users = users
+
+    async def answer(self, prompt: Prompt, num_tokens: int, until: Until | None = None) -> Answer:
+        return await self._converse().say(prompt.message, num_tokens, until)
+
+    def conversation(self) -> Conversation:
+        return self._converse()
+
+    def _converse(self) -> "WebsocketConversation":
+        return WebsocketConversation(self._server, self._users.next())
+
+
+class WebsocketConversation:
+    def __init__(self, server: Server, token: str) -> None:
+        self._server = server
+        self._token = token
+        self._session = ""
+
+    async def say(self, message: str, num_tokens: int, until: Until | None = None) -> Answer:
+        socket = await BenchSocket.open(self._server, self._token)
+        try:
+            if not self._session:
+                self._session = await socket.new_session()
+            else:
+                socket.send("session.subscribe", session_id=self._session)
+                await socket.next("session.subscribed")
+            return await self._ask(socket, message, num_tokens, until)
+        finally:
+            socket.close()
+
+    async def _ask(
+        self, socket: BenchSocket, message: str, num_tokens: int, until: Until | None
+    ) -> Answer:
+        answer = Answer(time.monotonic())
+        response = await socket.ask(self._session, message, **settings_for(num_tokens))
+        while True:
+            frame = await socket.next(DELTA, DONE)
+            if f'"type":"{DONE}"'.encode() in frame.payload:
+                break
+            answer.arrivals.append(frame.at)
+            if until is not None and until(answer):
+                socket.send("stop", response_id=response)
+                answer.ended = time.monotonic()
+                answer.num_tokens = len(answer.arrivals)
+                return answer
+        answer.ended = frame.at
+        enter_usage(answer, frame.body)
+        return answer
+
+
+# ---- server-sent events -------------------------------------------------------------------------
+
+
+class EventsDoor:
+    """The same over HTTP: `POST …/responses`, followed as it is written."""
+
+    def __init__(self, server: Server, users: Users) -> None:
+        self._server = server
+        self._users = users
+
+    async def answer(self, prompt: Prompt, num_tokens: int, until: Until | None = None) -> Answer:
+        return await self._converse().say(prompt.message, num_tokens, until)
+
+    def conversation(self) -> Conversation:
+        return self._converse()
+
+    def _converse(self) -> "EventsConversation":
+        return EventsConversation(self._server, self._users.next())
+
+
+class EventsConversation:
+    def __init__(self, server: Server, token: str) -> None:
+        self._port = urlsplit(server.url).port or 80
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._session = ""
+
+    async def say(self, message: str, num_tokens: int, until: Until | None = None) -> Answer:
+        if not self._session:
+            self._session = await self._new_session()
+        answer = Answer(time.monotonic())
+        path = f"/v1/sessions/{self._session}/responses"
+        body = {"input": message, "settings": settings_for(num_tokens)}
+        async with aclosing(self._post(path, body)) as stream:
+            async for at, data in stream:
+                frame = json.loads(data)
+                if frame["type"] == DONE:
+                    enter_usage(answer, frame)
+                elif frame["type"] == DELTA:
+                    answer.arrivals.append(at)
+                    if until is not None and until(answer):
+                        await self._cancel(frame["response_id"])
+                        answer.num_tokens = len(answer.arrivals)
+                        break
+        answer.ended = time.monotonic()
+        return answer
+
+    async def _new_session(self) -> str:
+        made = [json.loads(data) async for _, data in self._post("/v1/sessions", {})]
+        return str(made[0]["id"])
+
+    async def _cancel(self, response_id: str) -> None:
+        async for _ in self._post(f"/v1/responses/{response_id}/cancel", {}):
+            pass
+
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        headers = {**self._headers, "Idempotency-Key": random_key().strip("=")}
+        return events(self._port, path, body, headers)
+
+
+# ---- the engine alone ---------------------------------------------------------------------------
+
+
+class EngineDoor:
+    """The server's own core, joined for each answer's event loop."""
+
+    def __init__(self, address: str, folder: str) -> None:
+        self._address = address
+        self._folder = folder
+        self._engine: AsyncLLM | None = None
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[None]:
+        """One client for all answers within; without it each answer joins anew."""
+        self._engine = AsyncLLM.connect(self._address, model=self._folder)
+        try:
+            yield
+        finally:
+            self._engine.shutdown()
+            self._engine = None
+
+    async def answer(self, prompt: Prompt, num_tokens: int, until: Until | None = None) -> Answer:
+        if self._engine is None:
+            with self.joined():
+                return await self.answer(prompt, num_tokens, until)
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=num_tokens,
+            ignore_eos=True,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        answer = Answer(time.monotonic(), prompt_tokens=len(prompt.token_ids))
+        request = TokensPrompt(prompt_token_ids=prompt.token_ids)
+        stream = self._engine.generate(request, params, uuid.uuid4().hex)
+        async with aclosing(stream) as outputs:
+            async for output in outputs:
+                answer.arrivals.append(time.monotonic())
+                answer.num_tokens += len(output.outputs[0].token_ids)
+                if until is not None and until(answer):
+                    break
+        answer.ended = time.monotonic()
+        return answer
+
+    def conversation(self) -> Conversation:
+        raise NotImplementedError("the engine keeps no conversations")

@@ -1,0 +1,105 @@
+"""What every peer has: a name and a precision, something to prepare, and a server to start."""
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from bench.peers.environments import Environments
+from bench.peers.load import Door
+from bench.peers.models import Checkpoint
+from bench.peers.processes import free_port, running
+
+MAX_MODEL_LEN = 4096
+KV_TOKENS = 16_384  # what all chats of any workload need together, with room
+MAX_CHATS = 32
+START_SECONDS = 600.0  # vLLM compiles the model when it starts
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a run takes place, and what each engine is given."""
+
+    environments: Environments
+    checkpoint: Checkpoint
+    threads: int
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """For `KV_TOKENS`, in 16 bits."""
+        return KV_TOKENS * self.checkpoint.kv_values * 2
+
+    @property
+    def converted(self) -> Path:
+        """Where formats of other engines lie, behind this and a suffix."""
+        folder = self.environments.cache / "converted"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / self.checkpoint.name
+
+    def log(self, engine: str) -> Path:
+        return self.environments.cache / "logs" / f"server-{engine.replace(':', '-')}.log"
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that is up: its process, and the ways into it, the usual one first."""
+
+    pid: int
+    doors: dict[str, Door]
+
+    @property
+    def door(self) -> Door:
+        return next(iter(self.doors.values()))
+
+
+class Peer(ABC):
+    """One engine in one precision."""
+
+    name: ClassVar[str]
+    precisions: ClassVar[dict[str, float]]  # name → bytes that a weight takes in memory
+    note: ClassVar[str] = ""  # what its precision does not say
+
+    def __init__(self, site: Site, precision: str) -> None:
+        self.site = site
+        self.precision = precision
+
+    @property
+    def engine(self) -> str:
+        """As the command line and the tables name it."""
+        return f"{self.name}:{self.precision}"
+
+    @abstractmethod
+    def prepare(self) -> str:
+        """Build and convert what is missing; its version. Raises `Unavailable`."""
+
+    @abstractmethod
+    def running(self) -> AbstractContextManager[Running]:
+        """Its server, ready. Raises `Unavailable`."""
+
+    @contextlib.contextmanager
+    def _serve(
+        self,
+        command: list[str],
+        environment: dict[str, str],
+        port: int,
+        door: Door,
+        health: str = "/health",
+    ) -> Iterator[Running]:
+        """A server that is one command, and is entered over HTTP."""
+        url = f"http://127.0.0.1:{port}{health}"
+        threads = {"OMP_NUM_THREADS": str(self.site.threads), "HF_HUB_OFFLINE": "1"}
+        with running(
+            self.engine,
+            command,
+            {**threads, **environment},
+            url,
+            self.site.log(self.engine),
+            START_SECONDS,
+        ) as pid:
+            yield Running(pid, {"http": door})
+
+    def _port(self) -> int:
+        return free_port()

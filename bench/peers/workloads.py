@@ -1,0 +1,280 @@
+"""What is measured of every engine, each through one door of its server.
+
+A workload returns `Reading`s: one number each, with what else is worth keeping. Prompts are new
+each time, except where a chat repeats its own history.
+"""
+
+import asyncio
+import itertools
+import statistics
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.peers.load import Answer, Door
+from bench.peers.parley import EngineDoor
+from bench.peers.processes import busy_cores, quiet_after, sample_busy, tree
+from bench.peers.prompts import Prompts
+from bench.peers.servers import Running
+from bench.report import percentile
+
+STOP_LOOK_SECONDS = 2.5  # behind a stop: vLLM spins for a second
+IDLE_LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much of everything."""
+
+    contexts: tuple[tuple[int, int], ...] = ((128, 128), (2048, 64))  # and tokens to decode
+    chats: tuple[int, ...] = (4, 8, 16, 32)
+    burst: tuple[int, int] = (128, 128)  # tokens in and out
+    prefill: int = 1024
+    sessions: int = 8
+    turns: int = 4
+    turn: tuple[int, int] = (48, 64)
+    streams: int = 4
+    undisturbed_tokens: int = 24  # of each stream, before the long prompt comes
+    stops: int = 5
+    stop_tokens: int = 16  # before the stop
+    through_chats: int = 16
+
+
+FULL = Sizes()
+QUICK = Sizes(
+    contexts=((128, 16),),
+    chats=(4,),
+    burst=(32, 16),
+    prefill=256,
+    sessions=2,
+    turns=2,
+    turn=(24, 12),
+    streams=2,
+    undisturbed_tokens=8,
+    stops=2,
+    stop_tokens=6,
+    through_chats=4,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    case: str
+    value: float
+    unit: str  # tok/s: more is better; of everything else less
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One server's turn."""
+
+    server: Running
+    prompts: Prompts
+    sizes: Sizes
+
+    @property
+    def door(self) -> Door:
+        return self.server.door
+
+
+Workload = Callable[[Turn], Awaitable[list[Reading]]]
+
+
+async def warm_up(turn: Turn) -> None:
+    """What is slow only once; also a batch, for engines that compile by its size."""
+    await turn.door.answer(turn.prompts.draw(64), 16)
+    await turn.door.answer(turn.prompts.draw(300), 4)
+    await burst_of(turn, turn.door, 4, 32, 8)
+
+
+async def decode(turn: Turn) -> list[Reading]:
+    """One stream behind a context of so many tokens."""
+    readings = []
+    for context, num_tokens in turn.sizes.contexts:
+        answer = await turn.door.answer(turn.prompts.draw(context), num_tokens)
+        details = {"first_ms": ms(answer.first_seconds), **told(answer)}
+        rate = answer.tokens_per_second
+        readings.append(Reading(f"decode@{context}", rate, "tok/s", details))
+    return readings
+
+
+async def bursts(turn: Turn) -> list[Reading]:
+    """So many chats that ask at once, prompts included in the time."""
+    readings = []
+    for count in turn.sizes.chats:
+        rate, answers = await burst_of(turn, turn.door, count, *turn.sizes.burst)
+        first = [answer.first_seconds for answer in answers]
+        gaps = [gap for answer in answers for gap in answer.gaps]
+        details = {
+            "first_ms_p50": ms(percentile(first, 50)),
+            "first_ms_p95": ms(percentile(first, 95)),
+            "gap_ms_p50": ms(percentile(gaps, 50)),
+            "gap_ms_p95": ms(percentile(gaps, 95)),
+            **told(answers[0]),
+        }
+        readings.append(Reading(f"burst@{count}", rate, "tok/s", details))
+    return readings
+
+
+async def burst_of(
+    turn: Turn, door: Door, count: int, num_in: int, num_out: int
+) -> tuple[float, list[Answer]]:
+    """Tokens of all answers over the time from the first question to the last token."""
+    prompts = [turn.prompts.draw(num_in) for _ in range(count)]
+    answers = await asyncio.gather(*(door.answer(prompt, num_out) for prompt in prompts))
+    seconds = max(one.ended for one in answers) - min(one.asked for one in answers)
+    return sum(one.num_tokens for one in answers) / seconds, list(answers)
+
+
+async def prefill(turn: Turn) -> list[Reading]:
+    """Prompt tokens over the time to the first token."""
+    count = turn.sizes.prefill
+    answer = await turn.door.answer(turn.prompts.draw(count), 2)
+    details = {"first_ms": ms(answer.first_seconds), **told(answer)}
+    return [Reading(f"prefill@{count}", count / answer.first_seconds, "tok/s", details)]
+
+
+async def chat(turn: Turn) -> list[Reading]:
+    """Sessions side by side, each with several turns and a growing history."""
+    sizes = turn.sizes
+
+    async def session() -> list[Answer]:
+        conversation = turn.door.conversation()
+        num_in, num_out = sizes.turn
+        return [
+            await conversation.say(turn.prompts.text(num_in), num_out) for _ in range(sizes.turns)
+        ]
+
+    sessions = await asyncio.gather(*(session() for _ in range(sizes.sessions)))
+    answers = [answer for session in sessions for answer in session]
+    total = max(one.ended for one in answers) - min(one.asked for one in answers)
+    first = [
+        statistics.median(ms(session[number].first_seconds) for session in sessions)
+        for number in range(sizes.turns)
+    ]
+    details = {
+        "first_ms_by_turn": first,
+        "prompt_tokens_by_turn": [answer.prompt_tokens for answer in sessions[0]],
+        "cached_tokens_by_turn": [answer.cached_tokens for answer in sessions[0]],
+        "output_tokens": sum(answer.num_tokens for answer in answers),
+    }
+    shape = f"{sizes.sessions}x{sizes.turns}"
+    return [
+        Reading(f"chat@{shape}", total, "s", details),
+        Reading(f"first of turn {sizes.turns}@{shape}", first[-1], "ms", details),
+    ]
+
+
+async def gap(turn: Turn) -> list[Reading]:
+    """What a long prompt does to the streams that are running when it comes."""
+    sizes, running = turn.sizes, dict[int, Answer]()
+    is_over = False
+    many = asyncio.Event()
+
+    def until(answer: Answer) -> bool:
+        running[id(answer)] = answer
+        if len(running) == sizes.streams and all(
+            len(one.arrivals) > sizes.undisturbed_tokens for one in running.values()
+        ):
+            many.set()
+        return is_over
+
+    length = 40 * sizes.undisturbed_tokens  # longer than any of this takes
+    async with asyncio.TaskGroup() as group:
+        for _ in range(sizes.streams):
+            group.create_task(turn.door.answer(turn.prompts.draw(128), length, until))
+        await many.wait()
+        long = await turn.door.answer(turn.prompts.draw(sizes.prefill), 2)
+        is_over = True
+    start, end = long.asked, long.arrivals[0]
+    before = [g for one in running.values() for g in gaps_in(one.arrivals[2:], 0, start)]
+    during = [g for one in running.values() for g in gaps_in(one.arrivals, start, end)]
+    undisturbed, disturbed = statistics.median(before), percentile(during, 95)
+    details = {
+        "undisturbed_ms_p50": ms(undisturbed),
+        "undisturbed_ms_p95": ms(percentile(before, 95)),
+        "disturbed_ms_p95": ms(disturbed),
+        "disturbed_ms_max": ms(max(during)),
+        "prefill_ms": ms(end - start),
+    }
+    return [Reading(f"gap beside {sizes.prefill}", disturbed / undisturbed, "x", details)]
+
+
+def gaps_in(arrivals: Sequence[float], start: float, end: float) -> list[float]:
+    """Gaps of a stream that overlap this time; those that began before it was over count whole."""
+    pairs = itertools.pairwise(arrivals)
+    if start <= 0:  # all that ended before `end`
+        return [b - a for a, b in pairs if b < end]
+    return [b - a for a, b in pairs if b > start and a < end]
+
+
+async def stop(turn: Turn) -> list[Reading]:
+    """From a stop in mid-answer until the server's processors are quiet."""
+    step = 1 / (await turn.door.answer(turn.prompts.draw(128), 32)).tokens_per_second
+    pids = [process.pid for process in tree(turn.server.pid)]
+    await asyncio.sleep(IDLE_LOOK_SECONDS)  # some engines spin for a while behind an answer
+    quiet: list[float] = []
+    for _ in range(turn.sizes.stops):
+        idle = busy_cores(await sample_busy(pids, IDLE_LOOK_SECONDS))
+        answer = await turn.door.answer(
+            turn.prompts.draw(128), 2000, lambda one: len(one.arrivals) >= turn.sizes.stop_tokens
+        )
+        samples = await sample_busy(pids, STOP_LOOK_SECONDS)
+        took = quiet_after(samples, idle)
+        late = samples[0][0] - answer.ended
+        quiet.append(STOP_LOOK_SECONDS if took is None else took + late)
+    step_ms, quiet_ms = ms(step), [ms(one) for one in quiet]
+    details = {"step_ms": step_ms, "quiet_ms": quiet_ms, "idle_cores": round(idle, 3)}
+    value = statistics.median(quiet_ms)
+    return [
+        Reading("quiet after a stop", value, "ms", details),
+        Reading("quiet behind one step", max(0.0, value - step_ms), "ms", details),
+    ]
+
+
+async def through(turn: Turn) -> list[Reading]:
+    """Parley's engine alone, and the same through its server: what the server costs."""
+    doors = turn.server.doors
+    engine = doors.get("engine")
+    if not isinstance(engine, EngineDoor):
+        return []
+    count, readings, rates = turn.sizes.through_chats, [], dict[str, float]()
+    for name, door in doors.items():
+        if door is engine:
+            with engine.joined():
+                rates[name], answers = await burst_of(turn, door, count, *turn.sizes.burst)
+        else:
+            rates[name], answers = await burst_of(turn, door, count, *turn.sizes.burst)
+        details = told(answers[0])
+        readings.append(Reading(f"{name} door@{count}", rates[name], "tok/s", details))
+    return readings + [
+        Reading(f"lost by {name}@{count}", 100 * (1 - rate / rates["engine"]), "%")
+        for name, rate in rates.items()
+        if name != "engine"
+    ]
+
+
+WORKLOADS: dict[str, Workload] = {
+    "decode": decode,
+    "prefill": prefill,
+    "burst": bursts,
+    "chat": chat,
+    "gap": gap,
+    "stop": stop,
+    "through": through,
+}
+
+
+def told(answer: Answer) -> dict[str, Any]:
+    """What shows whether the work was the one that was asked for."""
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "cached_tokens": answer.cached_tokens,
+        "output_tokens": answer.num_tokens,
+        "pieces": len(answer.arrivals),
+    }
+
+
+def ms(seconds: float) -> float:
+    return round(1e3 * seconds, 3)
