@@ -5,7 +5,7 @@ PYTHON ?= python3
 TEST_PROCESSES ?= 2
 BIN := .venv/bin
 
-.PHONY: help setup serve test test-slow check bench bench-server format demo-crash clean
+.PHONY: help setup serve test test-slow check bench bench-server bench-peers format demo-crash clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -36,6 +36,9 @@ demo-crash: setup ## kill -9 the worker of an answer, and watch it go on with th
 
 bench-server: setup ## sockets, stops, resume, relay, lists, refusals: achieved beside target
 	@for name in sockets stop_latency resume relay admin_list timing_leaks; do $(BIN)/python -m bench.$$name || exit 1; done
+
+bench-peers: setup ## vLLM, llama.cpp, OpenVINO, transformers and Parley in turns: hours; ARGS="--quick"
+	@$(BIN)/python -m bench.peers $(ARGS)
 
 clean:           ## remove the environment and built kernels; data/ stays
 	rm -rf .venv build

@@ -19,7 +19,6 @@ from typing import Any
 
 import psutil
 import uvloop
-from rich.console import Console
 from rich.table import Table
 
 import bench
@@ -41,6 +40,7 @@ from bench.peers.parley import Parley
 from bench.peers.processes import Foreign
 from bench.peers.prompts import Prompts
 from bench.peers.servers import Peer, Running, Site
+from bench.peers.terminal import console, say, warn
 from bench.peers.transformers_serve import Transformers
 from bench.peers.vllm import VLLM
 from bench.peers.workloads import FULL, QUICK, WORKLOADS, Reading, Sizes, Turn, Workload, warm_up
@@ -54,7 +54,6 @@ ENGINES = (
 )
 RECORD = ROOT / "docs" / "peers.json"
 LEFT_FREE_BYTES = 2 << 30  # by all servers together, or they would be measured while paging
-console = Console()
 
 
 def main() -> None:
@@ -72,7 +71,7 @@ def main() -> None:
         for name in arguments.model:
             run.measure(name)
     except KeyboardInterrupt:
-        console.print("interrupted: what was measured so far is kept")
+        say("interrupted: what was measured so far is kept")
     run.finish()
 
 
@@ -189,7 +188,7 @@ class Run:
             prompts = self._prompts(peer, -1)
             uvloop.run(warm_up(Turn(server, prompts, self._sizes)))
             seconds = time.monotonic() - started
-            console.print(f"{peer.engine}: up and warm after {seconds:.0f} s")
+            say(f"{peer.engine}: up and warm after {seconds:.0f} s")
             yield server
 
     def _prompts(self, peer: Peer, seed: int) -> Prompts:
@@ -230,18 +229,18 @@ class Run:
             memory = "" if bandwidth is None else f", memory {bandwidth:.0f} GB/s"
             noise = f", others used {foreign.cores:.2f} cores" if foreign.cores > 0.1 else ""
             shown = f"{reading.value:8.4g} {reading.unit}"
-            console.print(f"{peer.engine:22} {reading.case:26} {shown}{memory}{noise}")
+            say(f"{peer.engine:22} {reading.case:26} {shown}{memory}{noise}")
 
     def _leave_out(self, what: str, reason: str) -> None:
         self._left_out.append(f"{what}: {reason}")
-        console.print(f"left out: {what}: {reason}", style="yellow", markup=False)
+        warn(f"left out: {what}: {reason}")
 
     def finish(self) -> None:
         """Print everything once more in order, and keep it."""
         for line in self._left_out:
-            console.print(f"left out: {line}", style="yellow", markup=False)
+            warn(f"left out: {line}")
         if self._arguments.prepare:
-            console.print("prepared: " + ", ".join(self._versions))
+            say("prepared: " + ", ".join(self._versions))
             return
         if not self._rows:
             raise SystemExit("nothing was measured")
@@ -267,7 +266,7 @@ class Run:
             "rows": [asdict(row) for row in self._rows],
         }
         path.write_text(json.dumps(recorded, indent=1, ensure_ascii=False) + "\n")
-        console.print(f"saved {path}")
+        say(f"saved {path}")
 
 
 async def carry_out(workload: Workload, turn: Turn) -> list[Reading]:
@@ -359,11 +358,11 @@ def plot(environments: Environments, path: Path) -> None:
     try:
         python = environments.program("plots", "python")
     except Unavailable as reason:
-        console.print(f"no plots: {reason}", style="yellow", markup=False)
+        warn(f"no plots: {reason}")
         return
     command = [str(python), "-m", "bench.peers.plots", str(path), str(path.parent)]
     if subprocess.run(command, cwd=ROOT).returncode:
-        console.print("no plots: see above", style="yellow")
+        warn("no plots: see above")
 
 
 def machine() -> str:

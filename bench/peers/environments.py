@@ -15,8 +15,7 @@ import venv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
+from bench.peers.terminal import console, say
 from server.bootstrap import torch_index_options
 
 TORCH = "torch==2.13.0"
@@ -48,7 +47,6 @@ LLAMA_OPTIONS = (
     "-DLLAMA_BUILD_EXAMPLES=OFF",
 )
 NUM_REASON_LINES = 3  # of a failed command's output, for the reason
-console = Console()
 
 
 class Unavailable(Exception):
@@ -82,7 +80,7 @@ class Environments:
 
     def _install(self, name: str, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        console.print(f"{name}: making an environment in {folder}")
+        say(f"{name}: making an environment in {folder}")
         venv.create(folder, with_pip=True)
         pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--prefer-binary"]
         if name in NEED_TORCH:
@@ -130,7 +128,8 @@ class Environments:
         started = time.monotonic()
         log = self.cache / "logs" / f"{what.replace(': ', '-').replace(' ', '-')[:60]}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("w") as output, console.status(f"{what} … ({log})"):
+        say(f"{what} … ({log})")
+        with log.open("w") as output, console.status(what):
             done = subprocess.run(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -140,7 +139,7 @@ class Environments:
             )
         if done.returncode:
             raise Unavailable(f"{what} failed: {reason(log.read_text(errors='replace'))} ({log})")
-        console.print(f"{what}: done in {time.monotonic() - started:.0f} s")
+        say(f"{what}: done in {time.monotonic() - started:.0f} s")
 
 
 def reason(output: str) -> str:

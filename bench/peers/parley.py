@@ -4,12 +4,13 @@ The engine alone is the core of the same running server, joined by this program 
 weights and the same memory, without sessions, Redis and a worker in between.
 """
 
+import asyncio
 import contextlib
 import json
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -22,8 +23,8 @@ from bench.peers.load import Answer, Conversation, LoadError, Until, events
 from bench.peers.prompts import Prompt
 from bench.peers.servers import MAX_CHATS, MAX_MODEL_LEN, Peer, Running
 from bench.servers import running_server, user_tokens
-from bench.socket_client import BenchSocket, random_key
-from engine import AsyncLLM, RequestOutputKind, SamplingParams
+from bench.socket_client import ANSWER_SECONDS, BenchSocket, random_key
+from engine import AsyncLLM, CoreState, RequestOutputKind, SamplingParams
 from engine.inputs import TokensPrompt
 from tests.end_to_end.harness import Server
 
@@ -229,27 +230,33 @@ class EventsConversation:
 
 
 class EngineDoor:
-    """The server's own core, joined for each answer's event loop."""
+    """The server's own core; answers are asked for while it is `joined`."""
 
     def __init__(self, address: str, folder: str) -> None:
         self._address = address
         self._folder = folder
         self._engine: AsyncLLM | None = None
 
-    @contextlib.contextmanager
-    def joined(self) -> Iterator[None]:
-        """One client for all answers within; without it each answer joins anew."""
-        self._engine = AsyncLLM.connect(self._address, model=self._folder)
+    @contextlib.asynccontextmanager
+    async def joined(self) -> AsyncIterator[None]:
+        """One client of the core for all answers within. It belongs to the running event loop."""
+        is_ready = asyncio.Event()
+
+        def hear(state: CoreState, reason: str) -> None:
+            if state is CoreState.READY:
+                is_ready.set()
+
+        self._engine = AsyncLLM.connect(self._address, model=self._folder, on_core_state=hear)
         try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await is_ready.wait()
             yield
         finally:
             self._engine.shutdown()
             self._engine = None
 
     async def answer(self, prompt: Prompt, num_tokens: int, until: Until | None = None) -> Answer:
-        if self._engine is None:
-            with self.joined():
-                return await self.answer(prompt, num_tokens, until)
+        assert self._engine is not None, "it is not joined"
         params = SamplingParams(
             temperature=0,
             max_tokens=num_tokens,

@@ -9,6 +9,7 @@ from engine.tokenizer import Tokenizer
 
 WORD = re.compile("[Ġ▁][a-z]{2,9}")
 MAX_WORDS = 4000  # to draw from
+MAX_PROMPTS = 10_000  # of one seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ class Prompts:
                 self._words.append(name[1:])
         if not self._words:
             raise ValueError(f"{folder} has no tokens that are words")
-        self._beginnings = iter(self._random.sample(range(len(self._words) ** 2), 10_000))
+        pairs = range(len(self._words) ** 2)
+        self._beginnings = iter(self._random.sample(pairs, min(len(pairs), MAX_PROMPTS)))
         self._frame = len(self.templated(self.text(1))) - 1
 
     def draw(self, num_tokens: int) -> Prompt:

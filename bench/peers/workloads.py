@@ -242,7 +242,7 @@ async def through(turn: Turn) -> list[Reading]:
     count, readings, rates = turn.sizes.through_chats, [], dict[str, float]()
     for name, door in doors.items():
         if door is engine:
-            with engine.joined():
+            async with engine.joined():
                 rates[name], answers = await burst_of(turn, door, count, *turn.sizes.burst)
         else:
             rates[name], answers = await burst_of(turn, door, count, *turn.sizes.burst)

@@ -1,0 +1,91 @@
+"""Every workload, with tiny sizes, through the three doors of a real Parley server."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from bench.peers.environments import Environments
+from bench.peers.models import Checkpoint
+from bench.peers.parley import Parley
+from bench.peers.prompts import Prompts
+from bench.peers.servers import Running, Site
+from bench.peers.workloads import (
+    QUICK,
+    WORKLOADS,
+    Reading,
+    Turn,
+    decode,
+    gaps_in,
+    stop,
+    warm_up,
+)
+
+ALL = {
+    "decode": ["decode@128"],
+    "prefill": ["prefill@256"],
+    "burst": ["burst@4"],
+    "chat": ["chat@2x2", "first of turn 2@2x2"],
+    "gap": ["gap beside 256"],
+    "stop": ["quiet after a stop", "quiet behind one step"],
+    "through": [
+        "websocket door@4",
+        "events door@4",
+        "engine door@4",
+        "lost by websocket@4",
+        "lost by events@4",
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def server(
+    checkpoint_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Running, Prompts]]:
+    environments = Environments(tmp_path_factory.mktemp("cache"), jobs=1)
+    site = Site(environments, Checkpoint.open("small", checkpoint_folder), threads=1)
+    with Parley(site, "bf16").running() as running:
+        yield running, Prompts(checkpoint_folder, seed=0)
+
+
+@pytest.fixture
+def turn(server: tuple[Running, Prompts]) -> Turn:
+    return Turn(*server, QUICK)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_workload_reads_what_it_promises(turn: Turn, name: str) -> None:
+    readings = uvloop.run(read(turn, name))
+    assert [reading.case for reading in readings] == ALL[name]
+    assert all(reading.unit == "%" or reading.value >= 0 for reading in readings)
+
+
+async def read(turn: Turn, name: str) -> list[Reading]:
+    return await WORKLOADS[name](turn)
+
+
+def test_prompts_and_answers_have_the_lengths_that_were_asked_for(turn: Turn) -> None:
+    uvloop.run(warm_up(turn))
+    (reading,) = uvloop.run(decode(turn))
+    assert reading.details["prompt_tokens"] == 128
+    assert reading.details["output_tokens"] == 16
+    assert reading.details["cached_tokens"] == 0
+
+
+@pytest.mark.parametrize("name", ["websocket", "events"])
+def test_a_stop_ends_the_answer_at_every_door_of_the_server(
+    server: tuple[Running, Prompts], name: str
+) -> None:
+    running, prompts = server
+    one_door = Running(running.pid, {name: running.doors[name]})
+    first, _ = uvloop.run(stop(Turn(one_door, prompts, QUICK)))
+    assert max(first.details["quiet_ms"]) < 2000
+
+
+def test_gaps_of_a_time_are_those_that_overlap_it() -> None:
+    arrivals = [1.0, 2.0, 4.0, 8.0]
+    assert gaps_in(arrivals, 0, 4.5) == [1.0, 2.0]  # all that were over before
+    assert gaps_in(arrivals, 3.0, 5.0) == [2.0, 4.0]  # whole, though they began before or end later
+    assert gaps_in(arrivals, 4.5, 5.0) == [4.0]
+    assert gaps_in(arrivals, 9.0, 10.0) == []
