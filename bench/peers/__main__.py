@@ -145,6 +145,8 @@ class Run:
             return
         with contextlib.ExitStack() as stack:
             servers = self._start(peers, stack)
+            if not servers:
+                return
             for number in range(self._arguments.rounds):
                 console.rule(f"{name}: round {number + 1} of {self._arguments.rounds}")
                 # Fresh words in each round; every engine of a round is asked with the same ones.

