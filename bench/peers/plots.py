@@ -94,13 +94,14 @@ def panels(
     if not families:
         return
     figure, axes = pyplot.subplots(
-        1, len(families), figsize=(4.6 * len(families) + 0.6, 3.8), sharey=True, squeeze=False
+        1, len(families), figsize=(4.6 * len(families) + 0.6, 4.6), sharey=True, squeeze=False
     )
     for axis, family in zip(axes[0], families, strict=True):
         draw(axis, found[family])
         axis.set_title(FAMILIES[family])
         axis.set_xlabel(across)
     axes[0][0].set_ylabel(up)
+    axes[0][0].set_ylim(bottom=0)  # when both panels have their lines: they share the scale
     figure.tight_layout()
     figure.savefig(path, dpi=144, facecolor="white")
     pyplot.close(figure)
@@ -114,12 +115,12 @@ def draw(axis: Any, lines: dict[str, dict[float, Summary]]) -> None:
         number = used[peer] = used.get(peer, -1) + 1
         across = sorted(line)
         middle = [line[x].median for x in across]
-        below = [line[x].median - line[x].low for x in across]
-        above = [line[x].high - line[x].median for x in across]
+        lower = [line[x].median - line[x].low for x in across]
+        upper = [line[x].high - line[x].median for x in across]
         axis.errorbar(
             across,
             middle,
-            yerr=[below, above],
+            yerr=[lower, upper],
             label=f"{peer} {precision}",
             color=COLORS.get(peer, INK),
             marker=MARKERS[number % len(MARKERS)],
@@ -133,10 +134,10 @@ def draw(axis: Any, lines: dict[str, dict[float, Summary]]) -> None:
         axis.set_xscale("log", base=2)
     axis.set_xticks(ticks, [f"{x:,.0f}" for x in ticks])
     axis.xaxis.set_minor_locator(NullLocator())
-    axis.set_ylim(bottom=0)
     axis.grid(axis="y", color=FAINT, linewidth=0.8)
     axis.set_axisbelow(True)
-    axis.legend(fontsize=9)
+    below = (-0.02, -0.16)  # where no line can run through it
+    axis.legend(fontsize=9, ncols=2, loc="upper left", bbox_to_anchor=below)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import ClassVar
 
 from bench.peers.environments import Environments
+from bench.peers.figures import family
 from bench.peers.load import Door
 from bench.peers.models import Checkpoint
 from bench.peers.processes import free_port, running
 
 MAX_MODEL_LEN = 4096
-KV_TOKENS = 16_384  # what all chats of any workload need together, with room
+KV_TOKENS = 10_240  # what all chats of any workload need together, with room
 MAX_CHATS = 32
 START_SECONDS = 600.0  # vLLM compiles the model when it starts
+PROCESS_BYTES = 3 << 29  # of a server besides weights, keys and values, about
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,16 @@ class Peer(ABC):
     def engine(self) -> str:
         """As the command line and the tables name it."""
         return f"{self.name}:{self.precision}"
+
+    @property
+    def family(self) -> str:
+        return family(self.precision)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What its server takes, about."""
+        weights = self.site.checkpoint.num_weights * self.precisions[self.precision]
+        return int(weights) + self.site.kv_cache_bytes + PROCESS_BYTES
 
     @abstractmethod
     def prepare(self) -> str:

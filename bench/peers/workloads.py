@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.peers.load import Answer, Door
+from bench.peers.load import Answer, Door, LoadError
 from bench.peers.parley import EngineDoor
 from bench.peers.processes import busy_cores, quiet_after, sample_busy, tree
 from bench.peers.prompts import Prompts
@@ -94,7 +94,7 @@ async def decode(turn: Turn) -> list[Reading]:
     for context, num_tokens in turn.sizes.contexts:
         answer = await turn.door.answer(turn.prompts.draw(context), num_tokens)
         details = {"first_ms": ms(answer.first_seconds), **told(answer)}
-        rate = answer.tokens_per_second
+        rate = rate_of(answer)
         readings.append(Reading(f"decode@{context}", rate, "tok/s", details))
     return readings
 
@@ -109,8 +109,8 @@ async def bursts(turn: Turn) -> list[Reading]:
         details = {
             "first_ms_p50": ms(percentile(first, 50)),
             "first_ms_p95": ms(percentile(first, 95)),
-            "gap_ms_p50": ms(percentile(gaps, 50)),
-            "gap_ms_p95": ms(percentile(gaps, 95)),
+            "gap_ms_p50": ms(percentile(gaps, 50)) if gaps else None,
+            "gap_ms_p95": ms(percentile(gaps, 95)) if gaps else None,
             **told(answers[0]),
         }
         readings.append(Reading(f"burst@{count}", rate, "tok/s", details))
@@ -170,21 +170,27 @@ async def gap(turn: Turn) -> list[Reading]:
     """What a long prompt does to the streams that are running when it comes."""
     sizes, running = turn.sizes, dict[int, Answer]()
     is_over = False
-    many = asyncio.Event()
+    many = asyncio.get_running_loop().create_future()
 
     def until(answer: Answer) -> bool:
         running[id(answer)] = answer
-        if len(running) == sizes.streams and all(
+        is_enough = len(running) == sizes.streams and all(
             len(one.arrivals) > sizes.undisturbed_tokens for one in running.values()
-        ):
-            many.set()
+        )
+        if is_enough and not many.done():
+            many.set_result(None)
         return is_over
 
-    length = 40 * sizes.undisturbed_tokens  # longer than any of this takes
+    async def stream() -> None:
+        length = 40 * sizes.undisturbed_tokens  # longer than any of this takes
+        await turn.door.answer(turn.prompts.draw(128), length, until)
+        if not is_over:
+            raise LoadError("a stream was over before the long prompt was read")
+
     async with asyncio.TaskGroup() as group:
         for _ in range(sizes.streams):
-            group.create_task(turn.door.answer(turn.prompts.draw(128), length, until))
-        await many.wait()
+            group.create_task(stream())
+        await many
         long = await turn.door.answer(turn.prompts.draw(sizes.prefill), 2)
         is_over = True
     start, end = long.asked, long.arrivals[0]
@@ -211,7 +217,7 @@ def gaps_in(arrivals: Sequence[float], start: float, end: float) -> list[float]:
 
 async def stop(turn: Turn) -> list[Reading]:
     """From a stop in mid-answer until the server's processors are quiet."""
-    step = 1 / (await turn.door.answer(turn.prompts.draw(128), 32)).tokens_per_second
+    step = 1 / rate_of(await turn.door.answer(turn.prompts.draw(128), 32))
     pids = [process.pid for process in tree(turn.server.pid)]
     await asyncio.sleep(IDLE_LOOK_SECONDS)  # some engines spin for a while behind an answer
     quiet: list[float] = []
@@ -264,6 +270,13 @@ WORKLOADS: dict[str, Workload] = {
     "stop": stop,
     "through": through,
 }
+
+
+def rate_of(answer: Answer) -> float:
+    """Raises `LoadError` where a server streams in name only."""
+    if len(answer.arrivals) < 2:
+        raise LoadError("the whole answer came at once")
+    return answer.tokens_per_second
 
 
 def told(answer: Answer) -> dict[str, Any]:

@@ -26,9 +26,9 @@ def test_each_word_of_the_vocabulary_is_one_token(checkpoint_folder: Path) -> No
 
 def test_what_a_step_reads_is_counted_from_the_shape(checkpoint_folder: Path) -> None:
     found = Checkpoint.open("small", checkpoint_folder)
-    layer = 64 * 16 * (2 * 4 + 2 * 2) + 3 * 64 * 128
+    layer = 64 * 64 * (2 * 2 + 2 * 1) + 3 * 64 * 128
     assert found.num_weights == 2 * layer + 1200 * 64
-    assert found.kv_values == 2 * 2 * 2 * 16
+    assert found.kv_values == 2 * 2 * 1 * 64
 
 
 def test_m1_has_the_size_of_its_original() -> None:
