@@ -32,7 +32,7 @@ class LlamaCpp(Peer):
             arguments = [environments.llama_source(), more, self.site.checkpoint.folder, part]
             environments.run(
                 f"{self.engine}: writing {file.name}",
-                [sys.executable, str(CONVERTER), *map(str, arguments), self.precision],
+                [sys.executable, "-P", str(CONVERTER), *map(str, arguments), self.precision],
             )
             part.rename(file)
         assert server.exists()

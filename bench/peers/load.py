@@ -8,7 +8,6 @@ measures, and a client library takes more of them than it must.
 import asyncio
 import itertools
 import json
-import statistics
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -48,12 +47,13 @@ class Answer:
         return (self.num_tokens - 1) / seconds if seconds > 0 else 0.0
 
     @property
-    def gaps(self) -> list[float]:
-        return [b - a for a, b in itertools.pairwise(self.arrivals)]
+    def moments(self) -> list[float]:
+        """At which something came; pieces that were read together came together."""
+        return list(dict.fromkeys(self.arrivals))
 
     @property
-    def median_gap(self) -> float:
-        return statistics.median(self.gaps)
+    def gaps(self) -> list[float]:
+        return [b - a for a, b in itertools.pairwise(self.moments)]
 
 
 Until = Callable[[Answer], bool]  # asked at each piece: whether to stop here

@@ -40,7 +40,8 @@ class OpenVINO(Peer):
         port, site = self._port(), self.site
         cache_gib = max(1, -(-site.kv_cache_bytes // 2**30))
         command = [
-            *(str(site.environments.program("openvino", "python")), str(FRONT)),
+            # -P: beside the front lies this module, whose name is that of the package it imports.
+            *(str(site.environments.program("openvino", "python")), "-P", str(FRONT)),
             *(str(self._folder()), str(port), str(cache_gib), str(site.threads)),
         ]
         with self._serve(command, {}, port, OpenAIDoor(port, "m", ignore_eos=True)) as server:

@@ -20,6 +20,7 @@ from bench.report import percentile
 
 STOP_LOOK_SECONDS = 2.5  # behind a stop: vLLM spins for a second
 IDLE_LOOK_SECONDS = 0.5
+STREAM_TOKENS = 880  # lasts longer than a long prompt, and has room in 1,024 tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Sizes:
     turns: int = 4
     turn: tuple[int, int] = (48, 64)
     streams: int = 4
-    undisturbed_tokens: int = 24  # of each stream, before the long prompt comes
+    undisturbed: int = 24  # pieces of each stream before the long prompt comes
     stops: int = 5
     stop_tokens: int = 16  # before the stop
     through_chats: int = 16
@@ -50,7 +51,7 @@ QUICK = Sizes(
     turns=2,
     turn=(24, 12),
     streams=2,
-    undisturbed_tokens=8,
+    undisturbed=8,
     stops=2,
     stop_tokens=6,
     through_chats=4,
@@ -175,15 +176,14 @@ async def gap(turn: Turn) -> list[Reading]:
     def until(answer: Answer) -> bool:
         running[id(answer)] = answer
         is_enough = len(running) == sizes.streams and all(
-            len(one.arrivals) > sizes.undisturbed_tokens for one in running.values()
+            len(one.arrivals) > sizes.undisturbed for one in running.values()
         )
         if is_enough and not many.done():
             many.set_result(None)
         return is_over
 
     async def stream() -> None:
-        length = 40 * sizes.undisturbed_tokens  # longer than any of this takes
-        await turn.door.answer(turn.prompts.draw(128), length, until)
+        await turn.door.answer(turn.prompts.draw(128), STREAM_TOKENS, until)
         if not is_over:
             raise LoadError("a stream was over before the long prompt was read")
 
@@ -194,8 +194,12 @@ async def gap(turn: Turn) -> list[Reading]:
         long = await turn.door.answer(turn.prompts.draw(sizes.prefill), 2)
         is_over = True
     start, end = long.asked, long.arrivals[0]
-    before = [g for one in running.values() for g in gaps_in(one.arrivals[2:], 0, start)]
-    during = [g for one in running.values() for g in gaps_in(one.arrivals, start, end)]
+    streams = [one.moments for one in running.values()]
+    all_run = max(moments[1] for moments in streams)  # before that they read each other's prompts
+    before = [gap for moments in streams for gap in gaps_within(moments, all_run, start)]
+    during = [gap for moments in streams for gap in gaps_over(moments, start, end)]
+    if not before or not during:
+        raise LoadError("the streams showed no gaps")
     undisturbed, disturbed = statistics.median(before), percentile(during, 95)
     details = {
         "undisturbed_ms_p50": ms(undisturbed),
@@ -207,12 +211,14 @@ async def gap(turn: Turn) -> list[Reading]:
     return [Reading(f"gap beside {sizes.prefill}", disturbed / undisturbed, "x", details)]
 
 
-def gaps_in(arrivals: Sequence[float], start: float, end: float) -> list[float]:
-    """Gaps of a stream that overlap this time; those that began before it was over count whole."""
-    pairs = itertools.pairwise(arrivals)
-    if start <= 0:  # all that ended before `end`
-        return [b - a for a, b in pairs if b < end]
-    return [b - a for a, b in pairs if b > start and a < end]
+def gaps_within(moments: Sequence[float], start: float, end: float) -> list[float]:
+    """Gaps that began and ended in this time."""
+    return [b - a for a, b in itertools.pairwise(moments) if start <= a and b <= end]
+
+
+def gaps_over(moments: Sequence[float], start: float, end: float) -> list[float]:
+    """Gaps that overlap this time: whole, also where they began before it or end behind it."""
+    return [b - a for a, b in itertools.pairwise(moments) if start < b and a < end]
 
 
 async def stop(turn: Turn) -> list[Reading]:
@@ -274,7 +280,7 @@ WORKLOADS: dict[str, Workload] = {
 
 def rate_of(answer: Answer) -> float:
     """Raises `LoadError` where a server streams in name only."""
-    if len(answer.arrivals) < 2:
+    if len(answer.moments) < 2:
         raise LoadError("the whole answer came at once")
     return answer.tokens_per_second
 

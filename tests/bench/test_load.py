@@ -61,7 +61,7 @@ def test_text_of_completions_and_of_chats_is_noted_with_its_moment() -> None:
     assert take(answer, 12.0, choices=[{"delta": {"reasoning_content": " b"}}])
     assert take(answer, 14.0, choices=[{"text": " c"}])
     assert (answer.text, answer.arrivals) == (" a b c", [11.0, 12.0, 14.0])
-    assert (answer.first_seconds, answer.gaps, answer.median_gap) == (1.0, [1.0, 2.0], 1.5)
+    assert (answer.first_seconds, answer.gaps) == (1.0, [1.0, 2.0])
 
 
 def test_tokens_are_counted_as_the_server_does() -> None:
@@ -74,6 +74,11 @@ def test_tokens_are_counted_as_the_server_does() -> None:
     assert not take(answer, 3.0, choices=[], usage=usage)
     assert (answer.prompt_tokens, answer.num_tokens, answer.cached_tokens) == (128, 9, 64)
     assert answer.tokens_per_second == 4.0
+
+
+def test_pieces_that_came_together_have_no_gap_between_them() -> None:
+    answer = Answer(asked=0.0, arrivals=[1.0, 1.0, 2.0, 2.0, 4.0])
+    assert (answer.moments, answer.gaps) == ([1.0, 2.0, 4.0], [1.0, 2.0])
 
 
 def test_an_error_within_a_stream_is_raised() -> None:

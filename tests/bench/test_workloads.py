@@ -17,7 +17,8 @@ from bench.peers.workloads import (
     Reading,
     Turn,
     decode,
-    gaps_in,
+    gaps_over,
+    gaps_within,
     stop,
     warm_up,
 )
@@ -83,9 +84,12 @@ def test_a_stop_ends_the_answer_at_every_door_of_the_server(
     assert max(first.details["quiet_ms"]) < 2000
 
 
-def test_gaps_of_a_time_are_those_that_overlap_it() -> None:
-    arrivals = [1.0, 2.0, 4.0, 8.0]
-    assert gaps_in(arrivals, 0, 4.5) == [1.0, 2.0]  # all that were over before
-    assert gaps_in(arrivals, 3.0, 5.0) == [2.0, 4.0]  # whole, though they began before or end later
-    assert gaps_in(arrivals, 4.5, 5.0) == [4.0]
-    assert gaps_in(arrivals, 9.0, 10.0) == []
+def test_gaps_within_a_time_begin_and_end_in_it() -> None:
+    assert gaps_within([1.0, 2.0, 4.0, 8.0], 1.5, 8.0) == [2.0, 4.0]
+
+
+def test_gaps_over_a_time_count_whole() -> None:
+    moments = [1.0, 2.0, 4.0, 8.0]
+    assert gaps_over(moments, 3.0, 5.0) == [2.0, 4.0]
+    assert gaps_over(moments, 4.5, 5.0) == [4.0]
+    assert gaps_over(moments, 9.0, 10.0) == []
