@@ -28,6 +28,7 @@ from engine import AsyncLLM, CoreState, RequestOutputKind, SamplingParams
 from engine.inputs import TokensPrompt
 from tests.end_to_end.harness import Server
 
+FLUSH_SECONDS = 0.001  # for a frame to leave before its connection is given up
 DELTA, DONE = "response.output_text.delta", "response.done"
 
 
@@ -161,6 +162,7 @@ class WebsocketConversation:
                 socket.send("stop", response_id=response)
                 answer.ended = time.monotonic()
                 answer.num_tokens = len(answer.arrivals)
+                await asyncio.sleep(FLUSH_SECONDS)
                 return answer
         answer.ended = frame.at
         enter_usage(answer, frame.body)

@@ -113,6 +113,7 @@ async def bursts(turn: Turn) -> list[Reading]:
             "gap_ms_p50": ms(percentile(gaps, 50)) if gaps else None,
             "gap_ms_p95": ms(percentile(gaps, 95)) if gaps else None,
             **told(answers[0]),
+            "output_tokens": sum(answer.num_tokens for answer in answers),
         }
         readings.append(Reading(f"burst@{count}", rate, "tok/s", details))
     return readings
