@@ -15,7 +15,6 @@ from server.errors import ApiError, invalid_field
 from server.protocol import (
     MAX_INPUT_BYTES,
     MAX_INTEGER,
-    Count,
     Settings,
     Title,
     check_system,
@@ -25,7 +24,9 @@ from sessions.copies import Draft
 from sessions.records import Message, new_message_id
 
 MAX_ANSWER_BYTES = 512 * 1024  # more than the longest answer in the longest tokens
+MAX_USAGE_TOKENS = 10_000_000  # of one answer: more than any context, and no sum gets out of hand
 Label = Annotated[str, Meta(min_length=1, max_length=128)]
+Tokens = Annotated[int, Meta(ge=0, le=MAX_USAGE_TOKENS)]
 
 
 class ImportedText(Struct, frozen=True):
@@ -38,9 +39,9 @@ class ImportedText(Struct, frozen=True):
 class ImportedUsage(Struct, frozen=True):
     """Tokens of an answer."""
 
-    input_tokens: Count = 0
-    cached_tokens: Count = 0
-    output_tokens: Count = 0
+    input_tokens: Tokens = 0
+    cached_tokens: Tokens = 0
+    output_tokens: Tokens = 0
 
 
 class ImportedMessage(Struct, frozen=True):

@@ -39,7 +39,7 @@ from sessions.records import (
     new_message_id,
     new_session_id,
 )
-from sessions.stored import decode_body, encode_body, size_of_body
+from sessions.stored import MAX_COUNT, decode_body, encode_body, size_of_body
 from sessions.tree import parents_of, path_to
 
 PART_MESSAGES: Final = 200
@@ -224,8 +224,8 @@ class Copies(Conversations):
             for stored in part:
                 usage = stored.message.usage or {}
                 counters["bytes"] += size_of_body(stored.body)
-                counters["input_tokens"] += usage.get("input_tokens", 0)
-                counters["output_tokens"] += usage.get("output_tokens", 0)
+                for name in ("input_tokens", "output_tokens"):
+                    counters[name] = min(counters[name] + usage.get(name, 0), MAX_COUNT)
             if most and counters["bytes"] > most:
                 raise QuotaExceeded("bytes in a session", most)
             await self._write_part(session_id, call_id, place, part)

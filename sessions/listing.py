@@ -18,7 +18,7 @@ from sessions.indexes import Indexes, local_ms
 from sessions.keys import INDEX_GRACE_MS, SHARDS, Keys
 from sessions.pages import Place, cursor_of, newest_after, parse_cursor
 from sessions.records import LIVE_STATUSES, Message, RunRecord, session_of
-from sessions.stored import decode_body, decode_run
+from sessions.stored import decode_body, decode_count, decode_run
 
 MAX_EXAMINED: Final = 2000  # sessions that one page looks at for a filter that no index answers
 VIEWERS_MS: Final = 60_000  # a worker repeats its count of viewers well within that
@@ -348,8 +348,8 @@ def _listed_session(
         created_at=int(values["created_at"]),
         updated_at=int(values["updated_at"]),
         message_count=int(values["message_count"]),
-        input_tokens=int(values["input_tokens"]),
-        output_tokens=int(values["output_tokens"]),
+        input_tokens=decode_count(values["input_tokens"]),
+        output_tokens=decode_count(values["output_tokens"]),
         pinned=values["pinned"] == "1",
         locked=values["locked"],
         viewers=row.viewers,

@@ -29,6 +29,9 @@ from sessions.records import (
 )
 
 MAX_PLAIN_BYTES: Final = 2048  # below it zlib saves little and costs a third of the write
+# A count of tokens stays there: JavaScript cannot count further, Redis not beyond 2^63. The scripts
+# know it too (sessions/lua/prelude.lua).
+MAX_COUNT: Final = 2**53
 
 SESSION_FIELDS: Final = (
     "uid",
@@ -70,13 +73,18 @@ def decode_session(session_id: str, values: Sequence[bytes | None]) -> Session |
         offset=int(row["offset"]),
         head=row["head"] or None,
         message_count=int(row["message_count"]),
-        input_tokens=int(row["input_tokens"]),
-        output_tokens=int(row["output_tokens"]),
+        input_tokens=decode_count(row["input_tokens"]),
+        output_tokens=decode_count(row["output_tokens"]),
         active_response_id=row["active_response_id"] or None,
         pinned=row["pinned"] == "1",
         locked=row["locked"] != "",
         revision_offset=int(row["revision_offset"] or 0),
     )
+
+
+def decode_count(text: str) -> int:
+    """A session's count of tokens; one that grew without a bound makes no list unreadable."""
+    return min(int(text), MAX_COUNT)
 
 
 _RUN_TEXTS: Final = ("uid", "status", "owner", "message_id", "model", "cancel_by", "cancel_reason")

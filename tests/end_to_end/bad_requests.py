@@ -113,6 +113,7 @@ def _imports() -> Iterator[BadRequest]:
         "child first": ([answer, question], "invalid_field", (400,)),
         "twice": ([question, question], "invalid_field", (400,)),
         "running": ([{**question, "status": "in_progress"}], "invalid_field", (400,)),
+        "tokens": ([{**question, "usage": {"input_tokens": 2**53}}], "invalid_field", (400,)),
         "long": ([long], "message_too_large", (413,)),
         "too many": (
             [{**question, "id": str(n)} for n in range(20_001)],

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from server.errors import ApiError
-from server.imports import MAX_ANSWER_BYTES, parse_import
+from server.imports import MAX_ANSWER_BYTES, MAX_USAGE_TOKENS, parse_import
 from server.protocol import MAX_INPUT_BYTES
 
 QUESTION: dict[str, Any] = {
@@ -64,6 +64,8 @@ def test_an_empty_file_is_an_empty_conversation() -> None:
         ([{**QUESTION, "content": [{"type": "image", "text": "x"}]}], "messages[0].content"),
         ([{**QUESTION, "created_at": -1}], "messages[0].created_at"),
         ([{**QUESTION, "created_at": 2**60}], "messages[0].created_at"),
+        ([{**QUESTION, "usage": {"input_tokens": 2**53}}], "messages[0].usage.input_tokens"),
+        ([{**QUESTION, "usage": {"output_tokens": -1}}], "messages[0].usage.output_tokens"),
         ([{**QUESTION, "id": ""}], "messages[0].id"),
         ([7], "messages[0]"),
     ],
@@ -81,6 +83,15 @@ def test_b48_texts_have_the_limits_of_the_live_path() -> None:
         first = [] if message is QUESTION else [QUESTION]
         assert len(parse_import(file(*first, within), "m").messages) == len(first) + 1
         assert refusal(file(*first, beyond)).code == "message_too_large"
+
+
+def test_b48_an_answer_may_have_used_more_tokens_than_any_context_holds() -> None:
+    usage = dict.fromkeys(("input_tokens", "cached_tokens", "output_tokens"), MAX_USAGE_TOKENS)
+    draft = parse_import(file(QUESTION, {**ANSWER, "usage": usage}), "m")
+    assert draft.messages[1].usage == usage
+    for name in usage:
+        error = refusal(file(QUESTION, {**ANSWER, "usage": {name: MAX_USAGE_TOKENS + 1}}))
+        assert (error.code, error.param) == ("invalid_field", f"messages[1].usage.{name}")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from sessions.errors import (
 from sessions.quotas import Quotas
 from sessions.records import CreatedSession, Message, new_message_id, new_session_id
 from sessions.store import SessionStore
-from sessions.stored import decode_body, encode_body, size_of_body
+from sessions.stored import MAX_COUNT, decode_body, encode_body, size_of_body
 from tests.sessions.chat import Chat, assistant_message, user_message
 
 
@@ -284,6 +284,17 @@ async def test_the_session_quota_counts_copies(small_store: SessionStore) -> Non
         await small_store.import_session("alice", draft(1))
     assert len((await small_store.sessions("alice")).sessions) == 2
     await small_store.import_session("bob", draft(1))
+
+
+async def test_the_tokens_of_a_copy_are_counted_within_bounds(store: SessionStore) -> None:
+    usage = {"input_tokens": MAX_COUNT // 2 + 1, "output_tokens": 7}
+    plain = draft(3)
+    whole = replace(plain, messages=[replace(m, usage=usage) for m in plain.messages])
+    session = (await store.import_session("alice", whole)).session
+    assert (session.input_tokens, session.output_tokens) == (MAX_COUNT, 21)
+    stored = await store.path("alice", session.id)
+    fork = await store.fork_session("alice", session.id, stored.messages[-1].id)
+    assert (fork.session.input_tokens, fork.session.output_tokens) == (MAX_COUNT, 21)
 
 
 async def test_messages_are_read_out_for_their_owner_alone(chat: Chat) -> None:

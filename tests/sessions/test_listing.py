@@ -13,6 +13,7 @@ from sessions.errors import InvalidCursor, SessionNotFound
 from sessions.listing import Listed, Listing
 from sessions.records import new_session_id
 from sessions.store import SessionStore
+from sessions.stored import MAX_COUNT
 from sessions.users import Users
 from tests.redis_server import running_redis
 from tests.sessions.chat import Chat
@@ -64,6 +65,18 @@ async def test_a_row_says_what_is_going_on(store: SessionStore, listing: Listing
     assert row.run.first_token_at is not None
     assert row.run.tokens_per_s(row.run.first_token_at + 1000) == 2.0
     assert row.run.tokens_per_s(row.run.first_token_at) is None
+
+
+async def test_a_count_of_tokens_without_bound_makes_no_list_unreadable(
+    store: SessionStore, listing: Listing
+) -> None:
+    chat = await Chat.create(store)
+    key = store.keys.session(chat.session_id, "m")
+    await store.client.call("HSET", key, "input_tokens", 2**64, "output_tokens", 2**70)
+    (row,) = (await listing.sessions()).sessions
+    (session,) = (await store.sessions("alice")).sessions
+    for shown in (row, session):
+        assert (shown.input_tokens, shown.output_tokens) == (MAX_COUNT, MAX_COUNT)
 
 
 async def test_a_user_and_a_model_can_be_asked_for(store: SessionStore, listing: Listing) -> None:
