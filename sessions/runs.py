@@ -236,7 +236,7 @@ class Runs(Budgets):
             raise RunGone
         reply = await self.client.script(
             "reap",
-            [self.keys.run(session_of(response_id), response_id)],
+            self._run_keys(session_of(response_id), response_id)[:2],
             (new_owner, self._lease_ms, exited_owner or "", secrets.token_urlsafe(6)),
         )
         if reply[0] == b"ok":

@@ -23,8 +23,11 @@ if r[1] ~= ARGV[4] then return {'lost', tonumber(r[1]), r[5]} end
 if first ~= r[3] + 1 then return {'gap', tonumber(r[3])} end
 if r[4] == '1' and ARGV[6] ~= 'cancelled' then return {'cancelled', r[8] or '', r[9] or '', r[10] or ''} end
 
-local m = redis.call('HMGET', KEYS[1], 'active_response_id', 'epoch')
+local m = redis.call('HMGET', KEYS[1], 'active_response_id', 'epoch', 'input_tokens', 'output_tokens')
 if not m[2] then return {'gone'} end -- nothing of a session is re-created half
+local input_tokens, output_tokens = grown(m[3], ARGV[12]), grown(m[4], ARGV[13])
+
+drop_uncounted(KEYS[5], tonumber(r[3]))
 
 local now = now_ms()
 redis.call('PEXPIRE', KEYS[4], ARGV[14])
@@ -49,9 +52,7 @@ else
 end
 put_message(KEYS[1], KEYS[2], ARGV[9], ARGV[10])
 if ARGV[15] ~= '' then redis.call('HSET', KEYS[9], ARGV[9], ARGV[15]) end
-redis.call('HSET', KEYS[1], 'updated_at', now)
-redis.call('HINCRBY', KEYS[1], 'input_tokens', ARGV[12])
-redis.call('HINCRBY', KEYS[1], 'output_tokens', ARGV[13])
+redis.call('HSET', KEYS[1], 'updated_at', now, 'input_tokens', input_tokens, 'output_tokens', output_tokens)
 local offset = log_event(KEYS[1], KEYS[3], ARGV[16], ARGV[18], ARGV[19])
 redis.call('HSET', KEYS[4], 'status', ARGV[6], 'reason', ARGV[7], 'engine', ARGV[8], 'sequence_number', last,
   'text_length', ARGV[11], 'done_at', now, 'done_offset', offset, 'next', next_rid)

@@ -1,6 +1,7 @@
 -- Stands in front of every script. A script is atomic and may be sent twice: when a reply is lost, the repeat must
 -- find its own traces and answer as the first try did.
 -- ARGV of every script that publishes: 1 PUBLISH or SPUBLISH, 2 the session's channel.
+-- What can fail comes before the first write: Redis takes no write back, and a repeat would meet half of a script.
 -- A reply is an array whose first element is a word. Lua cuts floats in replies and prints 14 digits with `..`.
 
 -- Redis' clock in ms: workers' clocks are never compared with each other.
@@ -36,6 +37,16 @@ local function publish_response(rid, fence, first, last, lines)
   redis.call(ARGV[1], ARGV[2], 'r ' .. rid .. ' ' .. fence .. ' ' .. first .. ' ' .. last .. '\n' .. lines)
 end
 
+-- Entries that their run does not count are of a script that failed half-way. Nobody was told of them, and a stream
+-- takes no number twice: without them the run can go on and end.
+local function drop_uncounted(log, last)
+  local newest = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
+  if not newest or tonumber(string.match(newest[1], '^%d+')) <= last then return end
+  local counted = redis.call('XRANGE', log, '-', last .. '-0')
+  redis.call('UNLINK', log)
+  for _, entry in ipairs(counted) do redis.call('XADD', log, entry[1], unpack(entry[2])) end
+end
+
 -- The newest calls that have changed a session, 8 characters each: a repeat finds its own although others came between.
 local function is_among(calls, call_id)
   return string.find(calls or '', call_id, 1, true) ~= nil
@@ -58,10 +69,15 @@ local function let_go(idle_ms, keys)
   for place, key in ipairs(keys) do redis.call('PEXPIRE', key, idle_ms + (place > 1 and 1000 or 0)) end
 end
 
+-- A count of tokens grows to 2^53 and stays there: HINCRBY would fail at 2^63, and fails for ever on what is beyond.
+local function grown(count, more)
+  return string.format('%.0f', math.min((tonumber(count) or 0) + tonumber(more), 9007199254740992))
+end
+
 -- How long a message's body is when it is not compressed: `z`, four bytes of length, zlib.
 local function size_of(body)
   if not body then return 0 end
-  if string.sub(body, 1, 1) ~= 'z' then return #body end
+  if string.sub(body, 1, 1) ~= 'z' or #body < 5 then return #body end
   return struct.unpack('>I4', body, 2)
 end
 

@@ -1,6 +1,6 @@
 -- Takes a run over: its lease must have ended, or its owner must be known to have exited. The fence grows by one.
 -- A lease more than twice its length ahead counts as ended: Redis' clock has jumped back.
--- KEYS r
+-- KEYS r e
 -- ARGV 1 new_owner 2 lease_ms 3 exited_owner or '' 4 call_id
 -- ok fence sequence_number status cancel seen old_owner lease_until | live ms_left owner lease_until
 -- ended status reason sequence_number engine text_length fence | gone
@@ -20,6 +20,7 @@ else
     return {'live', lease_until - now, owner, lease_until}
   end
   lease_until = now + ARGV[2]
+  drop_uncounted(KEYS[2], tonumber(r[3]))
   fence = redis.call('HINCRBY', KEYS[1], 'fence', 1)
   redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'lease_until', lease_until, 'last_call', ARGV[4], 'old_owner', owner)
 end

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from redis.exceptions import ResponseError
 
 from sessions.errors import (
     CancelPending,
@@ -23,7 +24,15 @@ from sessions.records import (
     new_session_id,
 )
 from sessions.store import SessionStore
+from sessions.stored import MAX_COUNT
 from tests.sessions.chat import DONE, Chat, assistant_message
+
+
+async def add_uncounted(chat: Chat, rid: str, number: int) -> None:
+    """An entry of a script that failed before it could count it."""
+    log = chat.store.keys.events(chat.session_id, rid)
+    await chat.store.client.call("XADD", log, f"{number}-0", "d", "{}")
+
 
 # ---- append --------------------------------------------------------------------------------------
 
@@ -274,6 +283,45 @@ async def test_finish_is_refused_for_gap_fence_and_unknown_run(chat: Chat) -> No
     assert (await chat.store.run(None, rid)).status == "queued"
 
 
+@pytest.mark.parametrize("stored", [2**53 - 1, 2**63 - 1, 2**64])
+async def test_a_session_that_can_count_no_further_takes_the_end_of_its_answer(
+    chat: Chat, stored: int
+) -> None:
+    rid = (await chat.begin()).response_id
+    session = chat.store.keys.session(chat.session_id, "m")
+    await chat.store.client.call("HSET", session, "input_tokens", stored)
+    await chat.finish(rid, 2)
+    assert (await chat.store.run(None, rid)).status == "completed"
+    counted = await chat.store.client.call("HMGET", session, "input_tokens", "output_tokens")
+    assert counted == [b"%d" % MAX_COUNT, b"5"]
+
+
+async def test_what_a_script_wrote_before_it_failed_is_not_in_the_way_of_the_end(
+    chat: Chat,
+) -> None:
+    rid = (await chat.begin()).response_id
+    await add_uncounted(chat, rid, 2)
+    await chat.finish(rid, 2)
+    assert await chat.store.events(rid, after=1) == [(2, DONE)]
+
+
+async def test_an_end_that_redis_cannot_write_leaves_nothing_behind(chat: Chat) -> None:
+    """It is refused as a whole, so that it can be written once the reason is gone."""
+    rid = (await chat.begin()).response_id
+    keys, call = chat.store.keys, chat.store.client.call
+    log = keys.events(chat.session_id, rid)
+    await call("RENAME", log, f"{log}:away")
+    await call("SET", log, "no stream")
+    with pytest.raises(ResponseError):
+        await chat.finish(rid, 2, token_ids=[1])
+    await call("RENAME", f"{log}:away", log)
+    run = await chat.store.run(None, rid)
+    assert (run.status, run.num_tokens) == ("queued", 0)
+    assert await call("PTTL", keys.run(chat.session_id, rid)) == -1
+    await chat.finish(rid, 2, token_ids=[1])
+    assert await chat.store.token_ids(rid) == [1]
+
+
 # ---- reap and the index of runs ------------------------------------------------------------------
 
 
@@ -307,6 +355,21 @@ async def test_a_run_of_an_exited_owner_is_taken_over_at_once(chat: Chat) -> Non
     reaped = await chat.store.reap(rid, new_owner="w2", exited_owner="w1")
     assert reaped.fence == 2
     assert (await chat.store.run(None, rid)).owner == "w2"
+
+
+async def test_what_a_script_wrote_before_it_failed_does_not_keep_the_next_owner_from_the_end(
+    chat: Chat,
+) -> None:
+    rid = (await chat.begin()).response_id
+    await chat.append(rid, 2, "a", "b")
+    counted = await chat.store.events(rid)
+    await add_uncounted(chat, rid, 4)
+    await add_uncounted(chat, rid, 5)
+    await chat.store.reap(rid, new_owner="w2", exited_owner="w1")
+    assert await chat.store.events(rid) == counted
+    await chat.append(rid, 4, "c", fence=2)
+    await chat.finish(rid, 5, fence=2)
+    assert [number for number, _ in await chat.store.events(rid)] == [1, 2, 3, 4, 5]
 
 
 async def test_one_of_many_reapers_wins_and_the_fence_grows_by_one(
