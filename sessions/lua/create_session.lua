@@ -18,9 +18,9 @@ local now = now_ms()
 redis.call('HSET', KEYS[1], 'uid', ARGV[3], 'epoch', ARGV[4], 'offset', 0, 'revision', 1, 'revision_offset', 1,
   'created_at', now, 'updated_at', now, 'message_count', 0, 'bytes', 0, 'input_tokens', 0, 'output_tokens', 0,
   'server', server_id(), 'head', '', 'active_response_id', '', 'locked', '', 'pinned', 0, unpack(ARGV, 11))
-if ARGV[9] == '' then -- what is left of a session of this id that has just expired
-  redis.call('UNLINK', KEYS[2], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9])
-end
+-- What is left of a session of this id that has expired: its log stays longest, and takes no number twice.
+redis.call('UNLINK', KEYS[2], KEYS[7], KEYS[8], KEYS[9])
+if ARGV[9] == '' then redis.call('UNLINK', KEYS[4], KEYS[5], KEYS[6]) end
 local offset = log_event(KEYS[1], KEYS[2], ARGV[5], ARGV[6], ARGV[7])
 for place = 4, 6 do redis.call('PERSIST', KEYS[place]) end
 redis.call('UNLINK', KEYS[10])

@@ -12,13 +12,13 @@ if not m[1] then
 end
 if ARGV[3] ~= '' and m[1] ~= ARGV[3] then return {'not_found'} end
 if ARGV[8] ~= '' and m[4] ~= ARGV[8] then return {'conflict', tonumber(m[4])} end
+local offset = m[3] + 1
 local rids = redis.call('ZRANGE', KEYS[6], 0, -1)
 redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6], KEYS[7], KEYS[8], KEYS[9])
 redis.call('UNLINK', ARGV[6] .. 'v')
 for _, rid in ipairs(rids) do
   redis.call('UNLINK', ARGV[6] .. 'r:' .. rid, ARGV[6] .. 'e:' .. rid, ARGV[6] .. 'tok:' .. rid)
 end
-local offset = m[3] + 1
 redis.call('SET', KEYS[5], ARGV[4] .. ' ' .. m[1] .. ' ' .. offset, 'PX', ARGV[7])
 publish_session(m[2], offset, ARGV[5])
 return {'ok', m[1], offset, rids}

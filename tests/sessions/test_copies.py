@@ -277,6 +277,16 @@ async def test_what_is_too_much_is_refused_and_leaves_nothing(small_store: Sessi
     assert keys == []
 
 
+async def test_a_copy_that_has_expired_is_made_anew_under_its_key(store: SessionStore) -> None:
+    first = (await store.import_session("alice", draft(2), idempotency_key="k")).session
+    await store.update_session("alice", first.id, title="renamed")
+    key = store.keys.session(first.id, "m")
+    await store.client.call("DEL", key)  # the first to go; its log may stay for an hour
+    again = await store.import_session("alice", draft(3), idempotency_key="k")
+    assert not again.replayed and (again.session.id, again.session.message_count) == (first.id, 3)
+    assert await texts(store, "alice", first.id) == ["x 0", "x 1", "x 2"]
+
+
 async def test_the_session_quota_counts_copies(small_store: SessionStore) -> None:
     for _ in range(2):
         await small_store.import_session("alice", draft(1))
