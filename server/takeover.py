@@ -9,6 +9,7 @@ it has.
 import asyncio
 import random
 import time
+from collections.abc import Sequence
 
 import structlog
 
@@ -19,14 +20,15 @@ from server.peers import Peers
 from server.response_log import read_base
 from server.run import End, Run, Stop
 from server.runs import Runs
-from sessions.errors import SessionError, StoreUnavailable
+from sessions.errors import SessionError, SessionNotFound, StoreUnavailable
 from sessions.index_sweep import IndexSweep
-from sessions.records import Event, ObjectEvent, Reaped, RunRecord
+from sessions.records import Message, ObjectEvent, Reaped, RunRecord
 from sessions.store import SessionStore
 
 logger = structlog.get_logger("server")
 
 MAX_FENCE = 3  # an answer that outlived so many owners may be what kills them
+GIVEN_UP = End("failed", "owner_lost", "unknown")
 LOG_GONE = End("failed", "store_lost", "unknown")  # of one whose log somebody has removed
 
 
@@ -89,29 +91,43 @@ class Takeover:
     async def take_over(self, response_id: str, exited_owner: str | None = None) -> None:
         """Go on with an answer whose owner is gone, or end it; a no-op for any other.
 
-        Raises `StoreUnavailable`; what was reaped by then is found again when its lease ends.
+        Raises `StoreUnavailable` alone, so that whatever is wrong with one answer keeps no other
+        one waiting. What was reaped by then is found again when its lease ends.
         """
         if self._runs.draining or self._runs.local(response_id) is not None:
             return
         try:
-            reaped = await self._store.reap(
-                response_id, new_owner=self._replica, exited_owner=exited_owner
-            )
+            await self._take_over(response_id, exited_owner)
         except StoreUnavailable:
             raise
         except SessionError:
-            return  # alive, ended by somebody else, or deleted
+            pass  # alive, ended by somebody else, or deleted
+        except Exception:
+            logger.exception("run cannot be taken over", response_id=response_id)
+
+    async def _take_over(self, response_id: str, exited_owner: str | None) -> None:
+        reaped = await self._store.reap(
+            response_id, new_owner=self._replica, exited_owner=exited_owner
+        )
         self._metrics.count_reaped()
         self._hub.claimed.add(response_id)
+        goes_on = False
         try:
-            run, record, is_whole = await self._load(response_id, reaped)
-        except Exception as error:
-            self._hub.claimed.discard(response_id)
-            if isinstance(error, StoreUnavailable):
+            goes_on = await self._resume(response_id, reaped)
+        except StoreUnavailable:
+            raise
+        except Exception:
+            if reaped.fence <= MAX_FENCE:
                 raise
-            if not isinstance(error, SessionError):  # else it was deleted meanwhile
-                logger.exception("run cannot be read", response_id=response_id)
-            return
+            logger.exception("run cannot be ended as it is", response_id=response_id)
+            await self._give_up(response_id, reaped)
+        finally:
+            if not goes_on:
+                self._hub.claimed.discard(response_id)
+
+    async def _resume(self, response_id: str, reaped: Reaped) -> bool:
+        """Go on with what was reaped, or end it with all that is stored of it: False."""
+        run, record, is_whole = await self._load(response_id, reaped)
         end = self._end_of(run, record, reaped) if is_whole else LOG_GONE
         logger.warning(
             "run taken over",
@@ -124,11 +140,36 @@ class Takeover:
         )
         if end is None:
             await self._runs.go_on(run)
-            return
+            return True
+        await self._runs.finish(run, end)
+        return False
+
+    async def _give_up(self, response_id: str, reaped: Reaped) -> None:
+        """End an answer without its log and its tokens: something in them lets no owner end it.
+
+        Otherwise it would be taken over for ever, and its session would take no other answer.
+        """
+        record = await self._store.run(None, response_id)
+        run = _bare_run(record, await self._message_of(record), reaped)
+        await self._runs.finish(run, self._end_of(run, record, reaped) or GIVEN_UP)
+
+    async def _message_of(self, record: RunRecord) -> Message:
+        """The answer's message, an empty one if that is what cannot be read."""
         try:
-            await self._runs.finish(run, end)
-        finally:
-            self._hub.claimed.discard(response_id)
+            return await self._store.message(None, record.session_id, record.message_id)
+        except (StoreUnavailable, SessionNotFound):
+            raise
+        except Exception:
+            return Message(
+                record.message_id,
+                record.parent_id,
+                "assistant",
+                "",
+                "in_progress",
+                record.created_at,
+                response_id=record.response_id,
+                model=record.model,
+            )
 
     async def _load(self, response_id: str, reaped: Reaped) -> tuple[Run, RunRecord, bool]:
         """The run as its old owner had stored it; False if entries of its log are gone.
@@ -139,10 +180,10 @@ class Takeover:
         record = await store.run(None, response_id)
         events = [event for _, event in await store.events(response_id)]
         message = await store.message(None, record.session_id, record.message_id)
-        if is_whole := len(events) == record.sequence_number:
-            base = await read_base(store, record, events)
-        else:
-            base, events = message.text, [_created(record)] * record.sequence_number
+        if len(events) != record.sequence_number:
+            tokens = await store.token_ids(response_id)
+            return _bare_run(record, message, reaped, tokens), record, False
+        base = await read_base(store, record, events)
         created = events[0]
         assert isinstance(created, ObjectEvent)
         run = Run(
@@ -157,7 +198,7 @@ class Takeover:
         run.lease_until = reaped.lease_until
         if record.parent_id is not None:
             run.user_message = await store.message(None, record.session_id, record.parent_id)
-        return run, record, is_whole
+        return run, record, True
 
     def _end_of(self, run: Run, record: RunRecord, reaped: Reaped) -> End | None:
         """How the answer ends instead of going on, if it must."""
@@ -169,11 +210,29 @@ class Takeover:
         if record.model != self._model or fingerprint not in ("", self._runs.model_fingerprint):
             return End("incomplete", "owner_lost", "unknown")
         if run.fence > MAX_FENCE:
-            return End("failed", "owner_lost", "unknown")
+            return GIVEN_UP
         return None
 
 
-def _created(record: RunRecord) -> Event:
+def _bare_run(
+    record: RunRecord, message: Message, reaped: Reaped, token_ids: Sequence[int] = ()
+) -> Run:
+    """A run that can only be ended: it has what its message has, and nothing of its log."""
+    created = _created(record)
+    run = Run(
+        created.data["response"],
+        message,
+        uid=record.uid,
+        fence=reaped.fence,
+        created=created,
+        base=message.text,
+    )
+    run.restore([created] * record.sequence_number, token_ids, record)
+    run.lease_until = reaped.lease_until
+    return run
+
+
+def _created(record: RunRecord) -> ObjectEvent:
     """Stands for entries of a log that is gone: what the run itself says of its beginning."""
     response = {
         "id": record.response_id,

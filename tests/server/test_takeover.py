@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.exceptions import ResponseError
 
 from server import stops
 from server.app import Worker
@@ -151,6 +153,52 @@ async def test_answer_that_outlived_too_many_owners_fails(survivor: Survivor) ->
     record, text = await survivor.end_of(response_id)
     assert (record.status, record.reason) == ("failed", "owner_lost")
     assert (record.fence, text) == (MAX_FENCE + 1, oracle_answer(FIRST, NUM_STORED))
+
+
+async def test_answer_that_nobody_can_read_is_ended_without_its_text(survivor: Survivor) -> None:
+    response_id = await survivor.orphan()
+    store, owner = survivor.worker.store, "dead"
+    log = store.keys.events(session_of(response_id), response_id)
+    await store.client.call("XADD", log, f"{NUM_STORED + 3}-0", "d", "no JSON")
+    run = store.keys.run(session_of(response_id), response_id)
+    await store.client.call("HSET", run, "sequence_number", NUM_STORED + 3)
+    for number in range(MAX_FENCE - 1):
+        await store.reap(response_id, new_owner=f"dead{number}", exited_owner=owner)
+        owner = f"dead{number}"
+    await survivor.worker.takeover.adopt(owner)
+    record, text = await survivor.end_of(response_id)
+    assert (record.status, record.reason, text) == ("failed", "owner_lost", "")
+    assert (await store.live_responses(record.session_id)).active is None
+    assert response_id not in survivor.worker.hub.claimed
+
+
+@pytest.mark.parametrize("way", ["adopt", "sweep"])
+async def test_one_answer_that_cannot_be_ended_keeps_no_other_one_waiting(
+    survivor: Survivor, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    bad, *good = [await survivor.orphan() for _ in range(3)]
+    store = survivor.worker.store
+    await store.request_cancel("local", bad)
+    finish = store.finish_response
+
+    async def refuse(response_id: str, **arguments: Any) -> Any:
+        if response_id == bad:
+            raise ResponseError("a script failed")
+        return await finish(response_id, **arguments)
+
+    monkeypatch.setattr(store, "finish_response", refuse)
+    # The bad one is the first to be tried: its lease was the first to end.
+    monkeypatch.setattr(random, "shuffle", lambda ids: ids.sort(key=lambda found: found != bad))
+    if way == "adopt":
+        await survivor.worker.takeover.adopt("dead")
+    else:
+        await survivor.worker.takeover.take_over(bad, "dead")  # raises nothing, and so in a sweep
+    for response_id in good:
+        record, text = await survivor.end_of(response_id)
+        assert (record.fence, text) == (2, oracle_answer(FIRST, NUM_TOKENS))
+    assert (await store.run(None, bad)).is_live
+    monkeypatch.undo()
+    assert (await survivor.end_of(bad))[0].status == "cancelled"
 
 
 async def test_answer_whose_tokens_say_another_text_is_not_made_worse(
