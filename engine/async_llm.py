@@ -274,6 +274,7 @@ class AsyncLLM(EngineControl):
         prompt_text: str | None = None,
         resume_token_ids: Sequence[int] | None = None,
         priority: int = 0,
+        is_admitted: bool = False,
         on_progress: ProgressCallback | None = None,
         lora_request: LoRARequest | None = None,
         prompt_adapter_request: Any = None,
@@ -289,7 +290,8 @@ class AsyncLLM(EngineControl):
 
         The id is taken at once and free again after the end or an `abort`. Cancelling this call
         leaves nothing behind; letting go of what it returns aborts the request. With
-        `resume_token_ids` the answer goes on behind tokens that an earlier run has shown. The last
+        `resume_token_ids` the answer goes on behind tokens that an earlier run has shown. With
+        `is_admitted` it is queued however many wait: `check_admission` was asked before. The last
         six arguments are vLLM's, and without effect. Raises
         `ValidationError` for wrong arguments, `RetryableRequestError` while there is no core,
         `QueueOverflowError` and `MaxQueuedTokensError` when too much is waiting.
@@ -310,7 +312,7 @@ class AsyncLLM(EngineControl):
             raise NotImplementedError("prompt_adapter_request is not implemented")
         if params.n > 1 and resume_token_ids:
             raise ValidationError("resume_token_ids need n = 1", "n", params.n)
-        self._client.check_admission(params.n)
+        self._client.check_admission(params.n, may_wait=is_admitted)
         self._client.attach()
         params = self._complete_params(params)
         collector = RequestOutputCollector(params.output_kind, request_id)

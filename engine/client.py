@@ -116,13 +116,15 @@ class CoreClient:
 
     # ---- requests
 
-    def check_admission(self, num_requests: int = 1) -> None:
-        """Raise if so many more requests cannot be taken now."""
+    def check_admission(self, num_requests: int = 1, *, may_wait: bool = False) -> None:
+        """Raise if so many more requests cannot be taken now; `may_wait`: however many wait."""
         if self.has_died:
             raise self.dead_error or EngineDeadError()
         ready, stats = self.connection.ready, self.stats
         if ready is None:
             raise RetryableRequestError("the engine core is not ready")
+        if may_wait:
+            return
         num_running = stats.num_running if stats else 0
         num_waiting = stats.num_waiting if stats else 0
         num_free_seats = max(0, ready.max_num_seqs - num_running)

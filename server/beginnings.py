@@ -85,6 +85,7 @@ class Beginnings:
         self._defaults = defaults
         self._limit = limit
         self._tasks = Tasks(store)
+        self._num_beginning = 0  # admitted, and not yet given to the engine
 
     async def create(
         self, uid: str, frame: CreateResponse, asker: Subscription
@@ -110,7 +111,11 @@ class Beginnings:
                 raise IdempotencyKeyReused(response_id)
             return response_id, True
         budget = await self._check_admission(uid)
-        begun = await self._begin(uid, session, frame, asker, budget)
+        self._num_beginning += 1
+        try:
+            begun = await self._begin(uid, session, frame, asker, budget)
+        finally:
+            self._num_beginning -= 1
         if budget is not None and not begun[1]:
             asker.outbox.put(rate_limits_frame(budget_entry(budget)))
         return begun
@@ -188,7 +193,7 @@ class Beginnings:
                 # Another worker may have said that all is ready while we were still joining.
                 with contextlib.suppress(TimeoutError):
                     await self._engine.wait_ready(ENGINE_GRACE_SECONDS)
-            self._engine.check_admission()
+            self._engine.check_admission(self._num_beginning + 1)
         except (RetryableRequestError, EngineDeadError) as error:
             raise ApiError("engine_unavailable", "the engine is away; try again shortly") from error
         except EngineError as error:

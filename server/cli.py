@@ -60,6 +60,7 @@ def serve(
     pace: Annotated[float | None, _option("pace")] = None,
     max_model_len: Annotated[int | None, _option("max_model_len")] = None,
     max_num_seqs: Annotated[int | None, _option("max_num_seqs")] = None,
+    max_num_queued_reqs: Annotated[int | None, _option("max_num_queued_reqs")] = None,
     kv_cache_memory_bytes: Annotated[int | None, _option("kv_cache_memory_bytes")] = None,
     dtype: Annotated[str | None, _option("dtype")] = None,
     quantize: Annotated[str | None, _option("quantize")] = None,

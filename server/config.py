@@ -73,6 +73,12 @@ class Settings(BaseSettings):
     max_num_seqs: int | None = Field(
         None, ge=1, le=4096, description="Answers decoded at once; more wait. [default: 64]"
     )
+    max_num_queued_reqs: int = Field(
+        256,
+        ge=0,
+        le=100_000,
+        description="Answers that wait for the engine; one more is refused. 0 = unlimited.",
+    )
     kv_cache_memory_bytes: int | None = Field(
         None, ge=1, description="Memory for keys and values. [default: the engine's choice]"
     )

@@ -147,6 +147,7 @@ class Producer:
                 run.response_id,
                 resume_token_ids=list(run.token_ids),
                 priority=run.response.get("priority", 0),
+                is_admitted=True,  # the answer was promised: a queue that is full by now takes it
                 on_progress=self._on_progress,
             )
             async for output in outputs:

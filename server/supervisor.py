@@ -172,6 +172,7 @@ class Supervisor:
             redis_url=redis_url,
             redis_secret=settings.redis_secret,
             engine_address=self._directory.address,
+            max_num_queued_reqs=settings.max_num_queued_reqs or None,
             model_folder=str(folder),
             model_name=self._model_name(),
             token=settings.token or read_or_create_secret(self._data / "token"),

@@ -40,6 +40,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     redis_url: str
     redis_secret: str | None = None
     engine_address: str
+    max_num_queued_reqs: int | None = None
     model_folder: str
     model_name: str
     token: str
@@ -69,6 +70,7 @@ async def run(config: WorkerConfig) -> int:
         config.engine_address,
         model=config.model_folder,
         served_model_name=config.model_name,
+        max_num_queued_reqs=config.max_num_queued_reqs,
         on_core_state=lambda state, _: worker.runs.tell_core_state(state),
     )
     worker = Worker(_app_config(config), store, engine)

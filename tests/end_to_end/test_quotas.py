@@ -117,6 +117,53 @@ async def test_what_is_left_of_the_day_is_told_with_each_answer(small: Server) -
         assert 0 < left["reset_seconds"] <= 86_400
 
 
+@pytest.fixture(scope="module")
+def narrow(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that writes one answer at a time, and lets two more wait for the engine."""
+    limits = {
+        "PARLEY_MAX_NUM_SEQS": "1",
+        "PARLEY_MAX_NUM_QUEUED_REQS": "2",
+        "PARLEY_PACE": "20",
+        "PARLEY_MAX_TOKENS_PER_DAY": "0",
+    }
+    server = Server(tmp_path_factory.mktemp("narrow") / "data", oracle_model, None, **limits)
+    try:
+        yield server.start()
+    finally:
+        server.close()
+
+
+async def test_p17_one_answer_more_than_may_wait_is_refused_until_a_place_is_free(
+    narrow: Server,
+) -> None:
+    settings = {"temperature": 0, "max_output_tokens": 16_000}
+    async with Client(narrow) as client, Http(narrow) as http:
+        running = await client.ask(await client.new_session(), oracle_word(1), settings=settings)
+        await client.deltas(running, 1)
+        last = await client.new_session()
+        waiting = [
+            await client.ask(await client.new_session(), oracle_word(2), settings=settings)
+            for _ in range(2)
+        ]
+        asking = {"session_id": last, "input": oracle_word(3), "settings": settings}
+        refused = await client.reply("response.create", idempotency_key="full", **asking)
+        assert refused["error"]["code"] == "queue_full"
+        path, body = f"/v1/sessions/{last}/responses", {"input": "x"}
+        assert code_of(await http.post(path, body, headers=fresh_key())) == (503, "queue_full")
+        assert (await http.get(f"/v1/sessions/{last}")).json()["message_count"] == 0
+        await client.send("stop", response_id=waiting.pop())
+        await client.next("response.done")
+        begun = await client.reply("response.create", idempotency_key="full", **asking)
+        assert begun["type"] == "response.created"
+        waiting.append(begun["response"]["id"])
+        again = {**asking, "session_id": await client.new_session()}
+        refused = await client.reply("response.create", idempotency_key="full-too", **again)
+        assert refused["error"]["code"] == "queue_full"
+        for response in [running, *waiting]:
+            await client.send("stop", response_id=response)
+            await client.done(response)
+
+
 async def test_quotas_are_shown_beside_what_is_used(small: Server) -> None:
     async with Http(small, admin_token(small)) as http:
         shown = (await http.get("/v1/admin/quotas")).json()

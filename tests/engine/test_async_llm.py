@@ -193,12 +193,13 @@ async def test_too_many_waiting_requests_are_refused(core: ScriptedCore, model: 
     with pytest.raises(QueueOverflowError) as caught:
         await engine.add_request("r", PROMPT, DELTA)
     assert caught.value.http_status == 503
+    streams.append(await engine.add_request("promised", PROMPT, DELTA, is_admitted=True))
     core.stats = SchedulerStats(8, 0, 101, 100, 100)
     core.emit((await receive(core, AddRequest)).request_id, A)
     await settle(lambda: engine.stats == core.stats)
     with pytest.raises(MaxQueuedTokensError):
         engine.check_admission()
-    assert len(streams) == 9
+    assert len(streams) == 10
     engine.shutdown()
 
 

@@ -101,7 +101,7 @@ class ScriptedEngine:
     async def wait_ready(self, timeout: float) -> None:
         pass
 
-    def check_admission(self) -> None:
+    def check_admission(self, num_requests: int) -> None:
         pass
 
     async def metrics(self) -> dict[str, float]:

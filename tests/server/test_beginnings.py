@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine import QueueOverflowError
 from sessions.embedded import EmbeddedRedis
 from sessions.errors import StoreUnavailable
 from tests.end_to_end.history import History
@@ -128,3 +129,42 @@ async def test_an_answer_whose_turn_comes_while_the_store_is_away_waits_for_it(
             assert answer.done["response"]["status"] == "incomplete"  # all its tokens
             assert num_refused >= 3
             assert answer.final == "".join(map(oracle_word, (21, 22, 23)))
+
+
+class FullQueue(ScriptedEngine):
+    """An engine for which so many answers may wait, of those that are on their way to it."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(Dice(0))
+        self.most = most
+
+    def check_admission(self, num_requests: int) -> None:
+        if num_requests > self.most:
+            raise QueueOverflowError("too many requests are waiting")
+
+
+async def test_p17_answers_that_begin_at_the_same_time_are_counted_before_the_engine_has_them(
+    redis_server: EmbeddedRedis, tmp_path: Path
+) -> None:
+    engine, settings = FullQueue(3), {"max_output_tokens": NUM_TOKENS}
+    url, prefix = redis_server.url, fresh_prefix()
+    async with running_workers(url, prefix, tmp_path, engine, Dice(0), 1) as (worker,):
+
+        async def ask(_: int = 0) -> str | None:
+            async with LocalClient(worker, History(lambda: None)) as client:  # frames wait in turn
+                frame = await client.reply(
+                    "response.create",
+                    session_id=await client.new_session(),
+                    input=oracle_word(10),
+                    settings=settings,
+                    idempotency_key="k",
+                )
+                if frame["type"] == "response.created":
+                    await client.done(frame["response"]["id"])
+                code: str | None = frame.get("error", {}).get("code")
+                return code
+
+        codes = await asyncio.gather(*map(ask, range(20)))
+        assert set(codes) == {None, "queue_full"}
+        assert codes.count(None) >= 3
+        assert await ask() is None

@@ -34,6 +34,12 @@ def test_defaults_listen_on_loopback_without_limits_per_user() -> None:
     assert limits.messages_per_s == 20
 
 
+def test_p17_a_queue_for_the_engine_has_a_bound_unless_it_is_taken_away() -> None:
+    assert load_settings({}).max_num_queued_reqs == 256
+    assert load_settings({"max_num_queued_reqs": 0}).max_num_queued_reqs == 0
+    assert "max_num_queued_reqs" in refused(max_num_queued_reqs=-1)
+
+
 def test_an_exposed_address_has_limits_and_what_is_set_counts() -> None:
     limits = load_settings({"host": "0.0.0.0", "max_connections_per_user": 0}).limits
     assert (limits.max_connections_per_user, limits.max_connections_per_address) == (0, 64)
