@@ -182,7 +182,7 @@ class SequenceGap(RunError):
     applied whole raises nothing. `num_tokens` token ids are stored with that log.
     """
 
-    def __init__(self, sequence_number: int, num_tokens: int = 0) -> None:
+    def __init__(self, sequence_number: int, num_tokens: int) -> None:
         super().__init__(f"the log ends at {sequence_number}")
         self.sequence_number = sequence_number
         self.num_tokens = num_tokens

@@ -6,9 +6,10 @@
 --      12 input_tokens 13 output_tokens 14 keep_ms 15 token ids to keep or '' 16 message.updated 17 token bytes
 --      18 log_entries 19 log_ms 20 idle_ms 21 number of field arguments 22.. field pairs, then entries (last: response.done)
 -- ok offset sequence_number next_rid uid now repeated | cancelled seen by reason
--- ended status reason sequence_number engine text_length fence | lost fence owner | gap sequence_number | gone
+-- ended status reason sequence_number engine text_length fence | lost fence owner | gap sequence_number num_tokens | gone
 local r = redis.call('HMGET', KEYS[4], 'fence', 'status', 'sequence_number', 'cancel', 'owner', 'reason', 'engine',
-  'seen_sequence_number', 'cancel_by', 'cancel_reason', 'text_length', 'uid', 'done_offset', 'done_at', 'next')
+  'seen_sequence_number', 'cancel_by', 'cancel_reason', 'text_length', 'uid', 'done_offset', 'done_at', 'next',
+  'num_tokens')
 if not r[1] then return {'gone'} end
 local num_fields = tonumber(ARGV[21])
 local first, start = tonumber(ARGV[5]), 22 + num_fields
@@ -20,7 +21,7 @@ if not is_live(r[2]) then
   return {'ended', r[2], r[6], tonumber(r[3]), r[7], tonumber(r[11]), tonumber(r[1])}
 end
 if r[1] ~= ARGV[4] then return {'lost', tonumber(r[1]), r[5]} end
-if first ~= r[3] + 1 then return {'gap', tonumber(r[3])} end
+if first ~= r[3] + 1 then return {'gap', tonumber(r[3]), tonumber(r[16])} end
 if r[4] == '1' and ARGV[6] ~= 'cancelled' then return {'cancelled', r[8] or '', r[9] or '', r[10] or ''} end
 
 local m = redis.call('HMGET', KEYS[1], 'active_response_id', 'epoch', 'input_tokens', 'output_tokens')

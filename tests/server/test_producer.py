@@ -21,6 +21,7 @@ from sessions.errors import StoreUnavailable
 from sessions.follow import LiveFeed
 from sessions.records import ObjectEvent, TextEvent
 from sessions.store import SessionStore
+from sessions.stored import encode_token_ids
 from tests.server.watching import SilentFeed, Viewer
 from tests.sessions.chat import CREATED, Chat
 
@@ -255,6 +256,37 @@ async def test_an_append_on_its_way_when_the_answer_ends_is_waited_for(
     assert await answering.stored() == (["one ", "two "], "one two ")
     record = await answering.store.run("alice", answering.rid)
     assert record.num_tokens == 2
+
+
+async def test_what_redis_lost_before_the_end_is_stored_with_it_and_no_token_twice_or_never(
+    answering: Answering,
+) -> None:
+    store, chat, rid = answering.store, answering.chat, answering.rid
+    call, keys = store.client.call, store.keys
+
+    async def is_stored(count: int) -> None:
+        while True:
+            if (await store.run("alice", rid)).num_tokens == count:
+                return
+            await asyncio.sleep(0.01)  # only the store tells
+
+    producing = answering.start()
+    answering.engine.say(output(rid, "one "))
+    await is_stored(1)
+    entries = await call("XRANGE", keys.events(chat.session_id, rid), "-", "+")
+    answering.engine.say(output(rid, "two "))
+    await is_stored(2)
+    await call("DEL", keys.events(chat.session_id, rid))
+    for name, fields in entries:
+        await call("XADD", keys.events(chat.session_id, rid), name, *fields)
+    await call("SET", keys.token_ids(chat.session_id, rid), encode_token_ids([1]))
+    earlier = ("sequence_number", len(entries), "num_tokens", 1)
+    await call("HSET", keys.run(chat.session_id, rid), *earlier)
+    answering.engine.say(output(rid, "three", "stop"))
+    await producing
+    assert await answering.stored() == (["one ", "two ", "three"], "one two three")
+    assert (await store.run("alice", rid)).num_tokens == 3
+    assert await store.token_ids(rid) == [1, 1, 1]
 
 
 @pytest.mark.parametrize("ends", [False, True])

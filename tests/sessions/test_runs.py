@@ -322,6 +322,15 @@ async def test_an_end_that_redis_cannot_write_leaves_nothing_behind(chat: Chat) 
     assert await chat.store.token_ids(rid) == [1]
 
 
+async def test_a_gap_tells_how_many_tokens_are_stored_whoever_finds_it(chat: Chat) -> None:
+    rid = (await chat.begin()).response_id
+    await chat.append(rid, 2, "a", token_ids=range(9))
+    for write in (chat.append(rid, 4, "c"), chat.finish(rid, 4)):
+        with pytest.raises(SequenceGap) as caught:
+            await write
+        assert (caught.value.sequence_number, caught.value.num_tokens) == (2, 9)
+
+
 # ---- reap and the index of runs ------------------------------------------------------------------
 
 
