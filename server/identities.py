@@ -125,6 +125,20 @@ class Identities:
             return user
         return await self._find(credential.digest, credential.kind, "the ticket is not valid")
 
+    async def confirm(self, user: User) -> None:
+        """Let in again whoever was let in when their request began.
+
+        The record is as young as for a new request. Raises `ApiError`, also when the user's rights
+        are others by now, and `StoreUnavailable`.
+        """
+        credential = user.credential
+        if credential is None or credential.digest in self._configured:
+            return
+        refusal = "the credential is not valid any more"
+        found = await self._find(credential.digest, credential.kind, refusal)
+        if _rights(found) != _rights(user):
+            raise _rights_changed()
+
     async def is_known(self, uid: str) -> bool:
         """Whether somebody has this id and may come in, by Redis and not by memory."""
         record = (await self._users.users([uid])).get(uid)
@@ -257,7 +271,7 @@ class Identities:
                 if isinstance(found, ApiError):
                     holder.end(found)
                 elif _rights(found) != _rights(holder.user):
-                    holder.end(ApiError("token_invalid", "the user's rights have changed"))
+                    holder.end(_rights_changed())
                 elif found.credential is not None and found.credential.kind == "cookie":
                     await self._touch(digest)
 
@@ -292,6 +306,10 @@ def _judge(credential: Credential | None, stored: Mapping[str, StoredUser]) -> U
 
 def _rights(user: User) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return user.roles, user.scopes
+
+
+def _rights_changed() -> ApiError:
+    return ApiError("token_invalid", "the user's rights have changed")
 
 
 def _expired() -> ApiError:

@@ -24,7 +24,7 @@ from server.errors import ApiError, invalid_field
 from server.event_stream import HttpViewer
 from server.guard import BodyRefused, error_response
 from server.health import Health
-from server.identities import User
+from server.identities import Identities, User
 from server.limits import TokenBucket
 from server.protocol import decode_object, to_struct
 from server.services import Services
@@ -63,6 +63,7 @@ class Call:
     request: Request
     user: User
     query: Any
+    identities: Identities
 
     @property
     def uid(self) -> str:
@@ -79,9 +80,24 @@ class Call:
             raise invalid_field(name, f"send one header {name}")
         return values[0] if values else None
 
+    async def confirm(self) -> None:
+        """Hold the caller's rights against now, after a wait. Raises `ApiError`."""
+        await self.identities.confirm(self.user)
+
+    async def data(self) -> bytes:
+        """The bytes of a JSON body. Raises `ApiError`.
+
+        A body may be half a minute on its way, and whoever sends it may be nobody by then. So the
+        caller is let in again behind every body. Behind one that came at once that finds what the
+        first look has read, and costs nothing.
+        """
+        data = await read_json(self.request)
+        await self.confirm()
+        return data
+
     async def body(self) -> dict[str, Any]:
         """The JSON object of the body; an empty body is an empty object. Raises `ApiError`."""
-        data = await read_json(self.request)
+        data = await self.data()
         if not data:
             return {}
         try:
@@ -134,7 +150,8 @@ class Operation:
             with translate_store_errors():
                 user = await self._let_in(doors, request)
                 query = None if self.query is None else read_query(request, self.query)
-                return await self.endpoint(Call(request, user, query))
+                identities = doors.services.identities
+                return await self.endpoint(Call(request, user, query, identities))
         except ApiError as error:
             doors.services.metrics.count_error(error.code)
             return error_response(error)

@@ -9,7 +9,7 @@ from starlette.responses import Response, StreamingResponse
 from server.errors import invalid_field
 from server.exports import as_json, as_markdown, attachment, breathing
 from server.imports import ImportBody, parse_import
-from server.operations import OPTIONAL_KEY, Access, Call, Doors, Operation, read_json
+from server.operations import OPTIONAL_KEY, Access, Call, Doors, Operation
 from server.protocol import to_struct
 from server.rest_sessions import session_response
 from server.server_frames import SessionObject
@@ -104,7 +104,7 @@ class CopyOperations:
     async def import_(self, call: Call) -> Response:
         key = _optional_key(call)
         async with self._importing:
-            data = await read_json(call.request)
+            data = await call.data()
             draft = await asyncio.to_thread(parse_import, data, self._services.model)
             del data
             made = await self._store.import_session(call.uid, draft, idempotency_key=key)

@@ -12,6 +12,7 @@ _CODES: dict[type[Exception], tuple[str, str, str | None]] = {
     errors.ResponseNotFound: ("response_not_found", "no such response", "response_id"),
     errors.ShareNotFound: ("not_found", "there is nothing at this address", None),
     errors.UserNotFound: ("not_found", "no such user", None),
+    errors.UserGone: ("forbidden", "an admin has disabled or removed this user", None),
     errors.InvalidCursor: ("invalid_field", "this is not a cursor of ours", "cursor"),
     errors.ResponseInProgress: (
         "response_in_progress",

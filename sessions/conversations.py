@@ -25,6 +25,7 @@ from sessions.errors import (
     RevisionConflict,
     SessionNotFound,
     StoreUnavailable,
+    UserGone,
 )
 from sessions.indexes import local_ms
 from sessions.keys import TOMBSTONE_MS
@@ -41,6 +42,7 @@ from sessions.records import (
 from sessions.stored import decode_body, decode_session, decode_session_events
 from sessions.tree import children_of, parents_of, path_to
 from sessions.user_sessions import UserSessions
+from sessions.users import is_user_id
 
 
 class Conversations(UserSessions):
@@ -58,7 +60,7 @@ class Conversations(UserSessions):
         """Make the session that this user and key name, or return it if it was made before.
 
         A repeat changes nothing, whatever its title. Raises `SessionNotFound` when the session was
-        made and deleted within the last hour, and `QuotaExceeded`.
+        made and deleted within the last hour, `QuotaExceeded`, and `UserGone`.
         """
         check_uid(uid)
         check_idempotency_key(idempotency_key)
@@ -104,7 +106,24 @@ class Conversations(UserSessions):
             raise SessionNotFound
         # Once more, because a reader may have dropped the entry while its session was not there.
         await self._indexes.settle(self._indexes.session(uid, session_id, session.updated_at))
+        if word == b"ok":
+            await self._check_user(uid, session_id)
         return CreatedSession(session, replayed=word == b"replayed")
+
+    async def _check_user(self, uid: str, session_id: str) -> None:
+        """Take a new session back if its user was disabled or removed. Raises `UserGone`.
+
+        Whoever removes a user disables them first and deletes their sessions then. So what was made
+        too late for that deletion was made behind the change of the record, and is found here; a
+        look before the session is made would miss what happens in between.
+        """
+        if not is_user_id(uid):  # those that are built in have no record
+            return
+        row = await self.client.call("HMGET", self.keys.user_record(uid), "created_at", "disabled")
+        if row[0] is None or row[1] == b"1":
+            with contextlib.suppress(SessionNotFound):
+                await self.delete_session(uid, session_id)
+            raise UserGone
 
     async def _reserve(self, uid: str, session_id: str) -> None:
         """Enter a session into its user's index. Raises `QuotaExceeded`."""

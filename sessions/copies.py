@@ -76,7 +76,8 @@ class Copies(Conversations):
 
         With a key, a repeat returns the session that it made. Raises `SessionNotFound`,
         `MessageNotFound`, `ResponseInProgress` for a message that is still being written,
-        `QuotaExceeded`, and `StoreUnavailable` while another call with this key is at work.
+        `QuotaExceeded`, `UserGone`, and `StoreUnavailable` while another call with this key is at
+        work.
         """
         if not is_message_id(message_id):
             raise MessageNotFound
@@ -92,7 +93,7 @@ class Copies(Conversations):
     async def import_session(
         self, uid: str, draft: Draft, *, idempotency_key: str | None = None
     ) -> CreatedSession:
-        """A new session of this user with these messages. Raises `QuotaExceeded`.
+        """A new session of this user with these messages. Raises `QuotaExceeded` and `UserGone`.
 
         With a key, a repeat returns the session that it made. Whoever calls has checked that the
         messages are a tree, with parents first.

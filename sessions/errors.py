@@ -6,7 +6,7 @@ SessionError
 ├── InvalidId, InvalidCursor    refused before Redis was asked
 ├── SessionNotFound, MessageNotFound, ResponseNotFound, SessionLocked, RevisionConflict
 ├── MessageChanged
-├── UserNotFound, ShareNotFound
+├── UserNotFound, UserGone, ShareNotFound
 ├── NoSlot                  one more answer than a user may have at once
 ├── QuotaExceeded           one more than a user may have; nothing was stored
 ├── ResponseInProgress, QueueFull, IdempotencyKeyReused     a response that may not begin
@@ -63,6 +63,10 @@ class ResponseNotFound(SessionError):
 
 class UserNotFound(SessionError):
     """No such user."""
+
+
+class UserGone(SessionError):
+    """The caller's user was removed or disabled meanwhile; nothing of the call stays."""
 
 
 class SessionLocked(SessionError):

@@ -13,7 +13,7 @@ from redis import Redis
 from tests.end_to_end.harness import Client, Server
 from tests.end_to_end.http_client import Http, admin_token, code_of
 from tests.end_to_end.operators import SETTINGS, answering, audit, new_user
-from tests.end_to_end.raw import ask, log_in, request
+from tests.end_to_end.raw import RawSocket, ask, log_in, request
 from tests.end_to_end.wiring import at_both
 from tests.tiny_model import oracle_word
 
@@ -188,6 +188,53 @@ async def test_c12_a_stream_over_http_ends_with_its_users_rights(
             last = [line async for line in lines if line.startswith("data: ")][-1]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "token_invalid"
     await admin.post(f"/v1/admin/sessions/{session_id}/stop")
+
+
+@pytest.mark.parametrize("change", ["revoke_all", "disable", "demote", "delete"])
+@pytest.mark.parametrize("path", ["/v1/admin/users", "/v1/sessions", "/v1/sessions/import"])
+async def test_c12_a_body_that_comes_behind_its_senders_rights_does_nothing(
+    two_workers: Server, admin: Http, path: str, change: str
+) -> None:
+    user = await new_user(admin, roles=["user", "admin"], scopes=["admin"])
+    one = f"/v1/admin/users/{user['id']}"
+    name = os.urandom(8).hex()
+    bodies = {
+        "/v1/admin/users": {"name": name, "roles": ["user", "admin"], "scopes": ["admin"]},
+        "/v1/sessions": {"title": name},
+        "/v1/sessions/import": {"format": "parley.session", "version": 1, "messages": []},
+    }
+    body = json.dumps(bodies[path]).encode()
+    headers = [
+        *(("Authorization", f"Bearer {user['token']}"), ("Content-Type", "application/json")),
+        *(("Content-Length", str(len(body))), ("Idempotency-Key", name)),
+        ("Expect", "100-continue"),
+    ]
+    async with (
+        at_both(two_workers, token=user["token"]) as sockets,
+        RawSocket(two_workers) as socket,
+    ):
+        waiting = await socket.ask(request(two_workers, "POST", path, headers))
+        assert waiting.status == 100  # let in, and its body is waited for
+        match change:
+            case "revoke_all":
+                answer = await admin.ask("DELETE", f"{one}/tokens")
+            case "disable":
+                answer = await admin.ask("PATCH", one, json={"disabled": True})
+            case "demote":
+                answer = await admin.ask("PATCH", one, json={"roles": ["user"]})
+            case "delete":
+                answer = await admin.ask("DELETE", one)
+        assert answer.status_code in (200, 204), answer.text
+        for other in sockets:  # by then each worker knows
+            await other.closed()
+        await socket.send(body)
+        refused = await socket.answer()
+    assert refused.status in (401, 403), refused
+    assert refused.error["code"] in ("token_invalid", "forbidden")
+    users = (await admin.get("/v1/admin/users?limit=200")).json()["users"]
+    assert name not in {user["name"] for user in users}
+    listed = (await admin.get(f"/v1/admin/sessions?user={user['id']}")).json()
+    assert listed["sessions"] == []
 
 
 async def test_an_expired_token_is_told_apart_and_closes_open_sockets(

@@ -99,6 +99,51 @@ async def test_c12_a_change_ends_open_connections_at_once(
         assert not await told.still_holds(user)
 
 
+@pytest.mark.parametrize("change", ["revoke", "disable", "demote", "forget", "expire"])
+async def test_c12_a_change_ends_a_request_whose_body_is_still_to_come(
+    told: Identities,
+    users: Users,
+    credentials: Credentials,
+    change: str,
+) -> None:
+    stored = await users.create("Ada", ("user", "admin"))
+    lifetime = 0.2 if change == "expire" else None
+    user = await told.of_token(
+        await credentials.create_token(stored.uid, lifetime, scopes=("admin",))
+    )
+    await told.confirm(user)
+    socket = Socket()
+    with told.holding(user, socket.end):  # tells when the change has come here
+        match change:
+            case "revoke":
+                await credentials.revoke_digest(digest(user))
+            case "disable":
+                await users.update(user.uid, disabled=True)
+            case "demote":
+                await users.update(user.uid, roles=("user",))
+            case "forget":
+                await users.forget(user.uid)
+        await socket.code()
+    with pytest.raises(ApiError) as refused:
+        await told.confirm(user)
+    codes = {"disable": "forbidden", "expire": "token_expired"}
+    assert refused.value.code == codes.get(change, "token_invalid")
+
+
+async def test_whose_rights_hold_is_confirmed_without_a_question(
+    identities: Identities, user: User, credentials: Credentials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object) -> None:
+        raise StoreUnavailable
+
+    monkeypatch.setattr(credentials, "lookup_digests", away)
+    await identities.confirm(user)
+    await identities.confirm(await identities.of_token(TOKEN))
+    monkeypatch.setattr(module, "CACHE_SECONDS", 0.0)
+    with pytest.raises(StoreUnavailable):
+        await identities.confirm(user)
+
+
 @pytest.mark.parametrize("change", ["revoke", "disable"])
 async def test_p8_a_change_that_nobody_announced_is_found_within_five_seconds(
     identities: Identities, user: User, store: SessionStore, change: str

@@ -51,6 +51,7 @@ def doors() -> Any:
     doors.services.limits = Limits(messages_per_s=0)
     doors.authenticator.user = AsyncMock(return_value=ALICE)
     doors.authenticator.admin = AsyncMock(side_effect=ApiError("forbidden", "no"))
+    doors.services.identities.confirm = AsyncMock()
     return doors
 
 
@@ -141,6 +142,23 @@ def test_a_body_is_json_in_plain_utf8(serve: Callable[..., TestClient]) -> None:
     for headers in ({"Content-Type": "text/plain"}, {**plain, "Content-Encoding": "gzip"}):
         answer = client.post("/x", content=b"{}", headers=headers)
         assert code(answer) == (415, "unsupported_media_type")
+
+
+def test_behind_its_body_a_request_is_let_in_again(
+    doors: Any, serve: Callable[..., TestClient]
+) -> None:
+    done = []
+
+    async def note(call: Call) -> Response:
+        done.append(await call.body())
+        return json_response({})
+
+    client = serve(operation("POST", endpoint=note))
+    refusal = ApiError("token_invalid", "the user's rights have changed")
+    doors.services.identities.confirm = AsyncMock(side_effect=refusal)
+    assert code(client.post("/x", json={"a": 1})) == (401, "token_invalid")
+    doors.services.identities.confirm.assert_awaited_once_with(ALICE)
+    assert done == []
 
 
 def test_requests_of_a_user_have_a_rate(doors: Any, serve: Callable[..., TestClient]) -> None:

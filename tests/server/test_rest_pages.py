@@ -47,7 +47,7 @@ async def log_in(pages: Pages, code: str, scheme: str = "http") -> Response:
         "query_string": f"code={code}".encode(),
         "headers": [],
     }
-    return await pages.login(Call(Request(scope), LOCAL_USER, None))
+    return await pages.login(Call(Request(scope), LOCAL_USER, None, MagicMock()))
 
 
 @pytest.mark.parametrize(("scheme", "name"), [("http", "parley"), ("https", "__Host-parley")])

@@ -7,15 +7,18 @@ from dataclasses import replace
 
 import pytest
 
+from sessions.copies import Draft
 from sessions.embedded import EmbeddedRedis
 from sessions.errors import (
     MessageNotFound,
     RevisionConflict,
     RunGone,
     SessionNotFound,
+    UserGone,
 )
 from sessions.records import new_message_id, new_response_id, new_session_id
 from sessions.store import SessionStore
+from sessions.users import Users
 from tests.sessions.chat import Chat, assistant_message
 
 
@@ -41,6 +44,27 @@ async def test_the_same_key_of_another_user_makes_another_session(store: Session
     first = await store.create_session("alice", idempotency_key="k1")
     second = await store.create_session("bob", idempotency_key="k1")
     assert first.session.id != second.session.id and not second.replayed
+
+
+@pytest.mark.parametrize("change", ["disable", "forget"])
+async def test_p31_a_session_that_comes_behind_the_end_of_its_user_does_not_stay(
+    store: SessionStore, change: str
+) -> None:
+    users = Users(store.client, store.keys)
+    uid = (await users.create("Ada")).uid
+    kept = await store.create_session(uid, idempotency_key="before")
+    if change == "disable":
+        await users.update(uid, disabled=True)
+    else:
+        await users.forget(uid)
+    draft = Draft("", "", {}, (), None)
+    with pytest.raises(UserGone):
+        await store.create_session(uid, idempotency_key="behind")
+    with pytest.raises(UserGone):
+        await store.import_session(uid, draft)
+    assert (await store.create_session(uid, idempotency_key="before")).session == kept.session
+    listed = (await store.sessions(uid)).sessions
+    assert [session.id for session in listed] == [kept.session.id]
 
 
 async def test_a_foreign_session_is_answered_like_an_unknown_one(chat: Chat) -> None:
