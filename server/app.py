@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route, WebSocketRoute
@@ -187,7 +188,14 @@ class Worker:
         self.app = self._build(doors)
 
     def _build(self, doors: Doors) -> ASGIApp:
-        starlette = Starlette(
+        index = STATIC / "index.html"
+        guard = Middleware(
+            Guard,
+            hosts=(*LOOPBACK_HOSTS, *self.origins.hosts) if self.config.check_host else None,
+            index=index.read_bytes() if index.exists() else b"",
+            count_error=self.metrics.count_error,
+        )
+        return Starlette(
             routes=[
                 *routes(doors),
                 WebSocketRoute("/v1/ws", self.websocket),
@@ -195,11 +203,10 @@ class Worker:
                 Mount("/static", Static(directory=STATIC)),
             ],
             lifespan=self._lifespan,
+            # Inside of Starlette, whose own handler would answer for what nobody has caught.
+            middleware=[guard],
             exception_handlers={HTTPException: http_error},
         )
-        hosts = (*LOOPBACK_HOSTS, *self.origins.hosts) if self.config.check_host else None
-        index = STATIC / "index.html"
-        return Guard(starlette, hosts=hosts, index=index.read_bytes() if index.exists() else b"")
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:

@@ -1,4 +1,5 @@
-"""The outermost ASGI layer: what is refused before any route sees it, and headers for every answer.
+"""Our outermost layer: what is refused before any route sees it, the answer to an exception that
+nobody has caught, and headers for every answer.
 
 Host names are checked against DNS rebinding, header and body sizes against memory, because neither
 uvicorn nor Starlette bounds them.
@@ -8,12 +9,13 @@ import asyncio
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any
 
 import orjson
 import structlog
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -39,10 +41,22 @@ class BodyRefused(Exception):
 
 
 class Guard:
-    """Wraps the application. `index` is the page whose import map the policy must allow."""
+    """Wraps the application.
 
-    def __init__(self, app: ASGIApp, *, hosts: Iterable[str] | None, index: bytes) -> None:
+    `index` is the page whose import map the policy must allow; `count_error` is told the code of
+    each refusal.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        hosts: Iterable[str] | None,
+        index: bytes,
+        count_error: Callable[[str], None],
+    ) -> None:
         self._app = app
+        self._count_error = count_error
         self._hosts = None if hosts is None else frozenset(hosts)
         self._headers = security_headers(index)
 
@@ -93,6 +107,8 @@ class Guard:
         try:
             check_announced_size(scope)
             await self._app(scope, body, send_with_headers)
+        except ClientDisconnect:  # in the middle of its body: there is nobody to answer
+            return
         except BodyRefused as refused:
             error = refused.error
         except Exception:
@@ -100,7 +116,8 @@ class Guard:
             error = ApiError("internal", "an internal error occurred")
         else:
             return
-        if not started:
+        self._count_error(error.code)
+        if not started:  # else the connection is cut, which tells that the answer is not whole
             answer = error_response(error)
             answer.headers["connection"] = "close"
             await answer(scope, receive, send_with_headers)

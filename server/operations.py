@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from server.auth import Authenticator
 from server.errors import ApiError, invalid_field
 from server.event_stream import HttpViewer
-from server.guard import BodyRefused, error_response
+from server.guard import error_response
 from server.health import Health
 from server.identities import Identities, User
 from server.limits import TokenBucket
@@ -145,7 +145,10 @@ class Operation:
     answers: Mapping[int, Any] = field(default_factory=dict)
 
     async def __call__(self, doors: Doors, request: Request) -> Response:
-        """Let the caller in or not; every refusal becomes the protocol's error object."""
+        """Let the caller in or not; every refusal becomes the protocol's error object.
+
+        Other exceptions are the guard's to answer.
+        """
         try:
             with translate_store_errors():
                 user = await self._let_in(doors, request)
@@ -155,10 +158,6 @@ class Operation:
         except ApiError as error:
             doors.services.metrics.count_error(error.code)
             return error_response(error)
-        except BodyRefused as refused:  # Starlette would make a 500 of it on its way to the guard
-            answer = error_response(refused.error)
-            answer.headers["Connection"] = "close"
-            return answer
 
     async def _let_in(self, doors: Doors, request: Request) -> User:
         if self.access is Access.PUBLIC:

@@ -11,6 +11,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+from structlog.testing import capture_logs
 
 from server import guard as guard_module
 from server.guard import MAX_BODY_BYTES, Guard, security_headers
@@ -35,6 +36,7 @@ class Answer:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.body = b""
+        self.codes: list[str] = []  # that were counted
 
     async def __call__(self, message: Message) -> None:
         if message["type"].endswith("response.start"):
@@ -67,7 +69,9 @@ async def ask(
         return await anext(messages)
 
     answer = Answer()
-    await Guard(app, hosts=["localhost", "[::1]"], index=INDEX)(scope, receive, answer)
+    count = answer.codes.append
+    guard = Guard(app, hosts=["localhost", "[::1]"], index=INDEX, count_error=count)
+    await guard(scope, receive, answer)
     return answer
 
 
@@ -115,18 +119,34 @@ async def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyP
 
     answer = Answer()
     scope = {"type": "http", "method": "POST", "path": "/", "headers": headers()}
-    await Guard(read, hosts=None, index=b"")(scope, silent, answer)
+    await Guard(read, hosts=None, index=b"", count_error=answer.codes.append)(scope, silent, answer)
     assert (answer.status, answer.code) == (408, "request_timeout")
+    assert answer.codes == ["request_timeout"]
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await ask(wait_for_more)
 
 
 async def test_an_exception_is_an_answer_without_its_words() -> None:
-    answer = await ask(broken)
+    with capture_logs() as logs:
+        answer = await ask(broken)
     assert (answer.status, answer.code) == (500, "internal")
+    assert [(entry["event"], entry["exc_info"]) for entry in logs] == [("request failed", True)]
+    assert answer.codes == ["internal"]
     assert b"secret" not in answer.body
     assert b"/some/path" not in answer.body
+
+
+async def test_who_leaves_in_the_middle_of_a_body_is_no_failure() -> None:
+    async def leave() -> Message:
+        return {"type": "http.disconnect"}
+
+    answer = Answer()
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": headers()}
+    guard = Guard(echo_length, hosts=None, index=b"", count_error=answer.codes.append)
+    with capture_logs() as logs:
+        await guard(scope, leave, answer)
+    assert (answer.status, answer.codes, logs) == (0, [], [])
 
 
 @pytest.mark.parametrize("kind", ["http", "websocket"])
