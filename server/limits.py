@@ -1,13 +1,17 @@
-"""How much one client may ask for: the configured limits, and a token bucket for messages."""
+"""How much one client may ask for: the configured limits, rates, and places that are few."""
 
+import contextlib
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from server.errors import ApiError
 from sessions.quotas import Budget, Quotas
 
 BURST_SECONDS = 2  # a bucket holds what two seconds bring
+PLACE_RETRY_MS = 2000  # for one who finds no place
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,40 @@ def budget_entry(budget: Budget) -> dict[str, Any]:
         "remaining": budget.remaining,
         "reset_seconds": budget.reset_ms / 1000,
     }
+
+
+class Places:
+    """How many may be at something at once on this worker: of one owner, and in all.
+
+    `what` are they, in words for whoever is refused.
+    """
+
+    def __init__(self, what: str, *, per_owner: int, in_all: int) -> None:
+        self._what = what
+        self._per_owner = per_owner
+        self._in_all = in_all
+        self._taken: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def one(self, owner: str) -> Iterator[None]:
+        """Have a place for as long as the context lasts.
+
+        Raises `ApiError`: `rate_limited` for an owner who has as many as one may have, `queue_full`
+        when there is none for anybody.
+        """
+        if self._taken[owner] >= self._per_owner:
+            message = f"only {self._per_owner} {self._what} of yours at once"
+            raise ApiError("rate_limited", message, retry_after_ms=PLACE_RETRY_MS)
+        if self._taken.total() >= self._in_all:
+            message = f"too many {self._what} at once"
+            raise ApiError("queue_full", message, retry_after_ms=PLACE_RETRY_MS)
+        self._taken[owner] += 1
+        try:
+            yield
+        finally:
+            self._taken[owner] -= 1
+            if not self._taken[owner]:
+                del self._taken[owner]
 
 
 @dataclass(slots=True)

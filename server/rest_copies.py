@@ -9,6 +9,7 @@ from starlette.responses import Response, StreamingResponse
 from server.errors import invalid_field
 from server.exports import as_json, as_markdown, attachment, breathing
 from server.imports import ImportBody, parse_import
+from server.limits import Places
 from server.operations import OPTIONAL_KEY, Access, Call, Doors, Operation
 from server.protocol import to_struct
 from server.rest_sessions import session_response
@@ -16,7 +17,11 @@ from server.server_frames import SessionObject
 from server.translate import check_message_id, check_session_id
 from sessions.records import CreatedSession, is_idempotency_key
 
-MAX_IMPORTS = 2  # parsed at once by one worker: each holds a file of up to 16 MiB
+# Of one worker. A file has up to 16 MiB and may be half a minute on its way, so what is still to
+# come takes no place of what is at work: 128 MiB of files at most, of which 32 are one user's.
+MAX_FILES = 8
+MAX_FILES_PER_USER = 2
+MAX_IMPORTS = 2  # parsed and stored at once, which takes several times the file
 
 
 class ForkBody(Struct, frozen=True):
@@ -38,6 +43,7 @@ class CopyOperations:
         self._services = doors.services
         self._store = doors.services.store
         self._hub = doors.services.hub
+        self._files = Places("imports", per_owner=MAX_FILES_PER_USER, in_all=MAX_FILES)
         self._importing = asyncio.Semaphore(MAX_IMPORTS)
 
     def operations(self) -> list[Operation]:
@@ -103,11 +109,13 @@ class CopyOperations:
 
     async def import_(self, call: Call) -> Response:
         key = _optional_key(call)
-        async with self._importing:
+        with self._files.one(call.uid):
             data = await call.data()
-            draft = await asyncio.to_thread(parse_import, data, self._services.model)
-            del data
-            made = await self._store.import_session(call.uid, draft, idempotency_key=key)
+            async with self._importing:
+                await call.confirm()  # it may have waited for others' files
+                draft = await asyncio.to_thread(parse_import, data, self._services.model)
+                del data
+                made = await self._store.import_session(call.uid, draft, idempotency_key=key)
         return await self._made(made)
 
     async def _made(self, made: CreatedSession) -> Response:

@@ -1,15 +1,20 @@
 """Forks, exports, imports and share links over HTTP."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
 from tests.end_to_end.harness import Client, Server
 from tests.end_to_end.http_client import Http, admin_token, ask_and_follow, code_of, fresh_key
+from tests.end_to_end.operators import new_user
+from tests.end_to_end.raw import Answer, RawSocket, request
 from tests.tiny_model import oracle_answer, oracle_word
 
+EMPTY = {"format": "parley.session", "version": 1, "messages": []}
 SHORT = {"temperature": 0, "max_output_tokens": 3}
 
 
@@ -173,6 +178,43 @@ async def test_a_shared_link_goes_with_its_session(server: Server, http: Http) -
     assert (await http.get(path)).json()["messages"] == []
     await http.ask("DELETE", f"/v1/sessions/{session}")
     assert code_of(await http.get(path)) == (404, "not_found")
+
+
+async def unfinished_import(stack: AsyncExitStack, server: Server, token: str) -> Answer:
+    """Begin to send a file and send no more: 100 while it is waited for, or the refusal."""
+    headers = [
+        *(("Authorization", f"Bearer {token}"), ("Content-Type", "application/json")),
+        *(("Content-Length", "1000"), ("Expect", "100-continue")),
+    ]
+    socket = await stack.enter_async_context(RawSocket(server))
+    return await socket.ask(request(server, "POST", "/v1/sessions/import", headers))
+
+
+async def test_files_that_do_not_come_keep_no_import_of_others_waiting(
+    server: Server, http: Http
+) -> None:
+    async with AsyncExitStack() as stack:
+        mine = [await unfinished_import(stack, server, admin_token(server)) for _ in range(12)]
+        assert [answer.status for answer in mine] == [100] * 2 + [429] * 10
+        assert mine[-1].error["code"] == "rate_limited"
+        async with asyncio.timeout(5):
+            assert (await http.post("/v1/sessions/import", EMPTY)).status_code == 201
+
+
+async def test_so_many_files_are_read_at_once_and_then_one_is_told_to_come_back(
+    server: Server, http: Http
+) -> None:
+    async with Http(server, admin_token(server)) as admin, AsyncExitStack() as stack:
+        for _ in range(4):
+            token = (await new_user(admin))["token"]
+            for _ in range(2):
+                assert (await unfinished_import(stack, server, token)).status == 100
+        refused = await http.post("/v1/sessions/import", EMPTY)
+        assert code_of(refused) == (503, "queue_full")
+        assert refused.headers["retry-after"] == "2"
+    async with asyncio.timeout(5):  # who goes away gives the place back, as soon as it is seen
+        while (await http.post("/v1/sessions/import", EMPTY)).status_code != 201:
+            pass
 
 
 async def test_an_import_of_sixteen_mebibytes_holds_nobody_up(server: Server, http: Http) -> None:

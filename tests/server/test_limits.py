@@ -1,9 +1,10 @@
-"""`TokenBucket` and `ConnectionCounter`, by a clock that the test moves."""
+"""`TokenBucket`, `Places` and `ConnectionCounter`, by a clock that the test moves."""
 
 import pytest
 
 from server import limits
-from server.limits import ConnectionCounter, Limits, TokenBucket
+from server.errors import ApiError
+from server.limits import ConnectionCounter, Limits, Places, TokenBucket
 
 
 class Clock:
@@ -119,3 +120,31 @@ def test_zero_is_unlimited() -> None:
     counter = ConnectionCounter(Limits())
     assert all(counter.allow_handshake("1.1.1.1") for _ in range(1000))
     assert all(counter.enter("alice", "1.1.1.1") for _ in range(1000))
+
+
+def refusal(places: Places, owner: str) -> str | None:
+    """The code for one more who comes and goes; None if there is a place."""
+    try:
+        with places.one(owner):
+            return None
+    except ApiError as error:
+        assert error.retry_after_ms
+        return error.code
+
+
+def test_one_owner_has_so_many_places_and_all_together_have_so_many() -> None:
+    places = Places("imports", per_owner=2, in_all=3)
+    with places.one("ada"), places.one("ada"):
+        assert refusal(places, "ada") == "rate_limited"
+        with places.one("bob"):
+            assert refusal(places, "bob") == refusal(places, "eve") == "queue_full"
+            assert refusal(places, "ada") == "rate_limited"  # theirs to mend comes first
+        assert refusal(places, "eve") is None
+    assert refusal(places, "ada") is None
+
+
+def test_a_place_is_given_back_however_its_work_ends() -> None:
+    places = Places("imports", per_owner=1, in_all=1)
+    with pytest.raises(RuntimeError), places.one("ada"):
+        raise RuntimeError
+    assert refusal(places, "bob") is None
