@@ -166,15 +166,15 @@ class Operation:
             user = await doors.authenticator.admin(request, self.scope)
         else:
             user = await doors.authenticator.user(request)
-        take_rate(doors, user)
+        take_rate(doors.rates, user.uid, doors.services.limits.messages_per_s)
         return user
 
 
-def take_rate(doors: Doors, user: User) -> None:
-    """Count a request against its user's rate. Raises `ApiError` `rate_limited`."""
-    if len(doors.rates) > MAX_RATES:
-        doors.rates.clear()  # forgetting is kinder than growing
-    bucket = doors.rates.setdefault(user.uid, TokenBucket(doors.services.limits.messages_per_s))
+def take_rate(rates: dict[str, TokenBucket], owner: str, per_s: float) -> None:
+    """Count a request against its owner's rate. Raises `ApiError` `rate_limited`."""
+    if len(rates) > MAX_RATES:
+        rates.clear()  # forgetting is kinder than growing
+    bucket = rates.setdefault(owner, TokenBucket(per_s))
     if not bucket.take():
         raise ApiError("rate_limited", "too many requests", retry_after_ms=bucket.retry_after_ms)
 

@@ -1,17 +1,30 @@
 """Share links: the owner makes and takes back, whoever has the link reads."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from html import escape
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
+from server.exports import breathing
 from server.http_objects import SharedSession, ShareLink
-from server.operations import Access, Call, Doors, Operation, json_response
+from server.limits import Places, TokenBucket
+from server.operations import Access, Call, Doors, Operation, json_response, take_rate
 from server.translate import check_session_id
+from sessions.errors import QuotaExceeded
 from sessions.shares import Share
 
+MAX_SHARED_BYTES = 2 * 1024 * 1024  # of text; on a page it may be six times that
+# Of one worker. A reader holds a packed snapshot and a message, some megabytes at worst.
+MAX_READERS = 16
+MAX_READERS_PER_ADDRESS = 4
+READS_PER_S = 10  # of one address
+READ_SECONDS = 120.0  # for the whole of it, or whoever reads slowly would keep a place for hours
 HEADERS = {"Cache-Control": "no-store", "X-Robots-Tag": "noindex, nofollow", "Vary": "Accept"}
 
 
@@ -20,6 +33,10 @@ class ShareOperations:
 
     def __init__(self, doors: Doors) -> None:
         self._store = doors.services.store
+        self._readers = Places(
+            "readers of links", per_owner=MAX_READERS_PER_ADDRESS, in_all=MAX_READERS
+        )
+        self._rates: dict[str, TokenBucket] = {}
 
     def operations(self) -> list[Operation]:
         path = "/v1/sessions/{session_id}/share"
@@ -54,11 +71,15 @@ class ShareOperations:
         session_id = call.path("session_id")
         check_session_id(session_id)
         session = await self._store.session(call.uid, session_id)
-        messages = [
-            message
-            async for message in self._store.messages_of(call.uid, session_id, whole_tree=False)
-            if message.status != "in_progress"
-        ]
+        messages = []
+        num_bytes = 0
+        async for message in self._store.messages_of(call.uid, session_id, whole_tree=False):
+            if message.status == "in_progress":
+                continue
+            messages.append(message)
+            num_bytes += len(message.text.encode())
+            if num_bytes > MAX_SHARED_BYTES:
+                raise QuotaExceeded("bytes in a shared conversation", MAX_SHARED_BYTES)
         share = await self._store.share_session(call.uid, session_id, session.title, messages)
         body = {"id": share.id, "path": f"/s/{share.id}", "shared_at": share.shared_at}
         return json_response(body, 201)
@@ -70,24 +91,56 @@ class ShareOperations:
         return Response(status_code=204, headers={"Cache-Control": "no-store"})
 
     async def read(self, call: Call) -> Response:
-        share = await self._store.share(call.path("share_id"))
-        if not _wants_page(call.request):
-            answer = await asyncio.to_thread(json_response, share.wire())
-            answer.headers.update(HEADERS)
-            return answer
-        html = await asyncio.to_thread(page, share)  # megabytes, perhaps
-        return Response(html, media_type="text/html; charset=utf-8", headers=HEADERS)
+        """Anybody may ask, and guess: each address so often, and so many times at once."""
+        address = call.request.client.host if call.request.client else ""
+        take_rate(self._rates, address, READS_PER_S)
+        with contextlib.ExitStack() as place:
+            place.enter_context(self._readers.one(address))
+            share = await self._store.share(call.path("share_id"))
+            is_page = _wants_page(call.request)
+            return HeldStream(
+                breathing(as_page(share) if is_page else as_json(share)),
+                media_type="text/html; charset=utf-8" if is_page else "application/json",
+                headers=HEADERS,
+                place=place.pop_all(),
+            )
+
+
+class HeldStream(StreamingResponse):
+    """Gives its place back when it has been sent, or can be sent no more."""
+
+    def __init__(self, *args: Any, place: contextlib.ExitStack, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._place = place
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._place:
+            try:
+                async with asyncio.timeout(READ_SECONDS):
+                    await super().__call__(scope, receive, send)
+            except TimeoutError:  # half of it is out: all that can be told is that it is no more
+                raise ClientDisconnect from None
 
 
 def _wants_page(request: Request) -> bool:
     return "text/html" in request.headers.get("accept", "").lower()
 
 
-def page(share: Share) -> str:
-    """A page without a script; everything that users wrote is escaped text."""
+async def as_json(share: Share) -> AsyncIterator[bytes]:
+    """A `SharedSession`, in parts."""
+    head = {"id": share.id, "title": share.title, "shared_at": share.shared_at}
+    yield orjson.dumps(head)[:-1] + b',"messages":['
+    separator = b""
+    for message in share.messages():
+        yield separator + message
+        separator = b","
+    yield b"]}"
+
+
+async def as_page(share: Share) -> AsyncIterator[bytes]:
+    """A page without a script, in parts; everything that users wrote is escaped text."""
     title = escape(share.title or "A conversation")
-    messages = "\n".join(_article(message) for message in share.messages)
-    return f"""<!doctype html>
+    yield f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -96,10 +149,10 @@ def page(share: Share) -> str:
 <link rel="stylesheet" href="/static/css/share.css">
 <main>
 <h1>{title}</h1>
-{messages}
-</main>
-</html>
-"""
+""".encode()
+    for message in share.messages():
+        yield _article(orjson.loads(message)).encode() + b"\n"
+    yield b"</main>\n</html>\n"
 
 
 def _article(message: dict[str, Any]) -> str:

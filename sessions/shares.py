@@ -1,8 +1,9 @@
 """The store's half for share links: a snapshot of one path, which whoever has the link may read.
 
-A snapshot may have megabytes, so it is packed and unpacked beside the loop. It is one of the
-session's own keys: it goes with the session. A share id carries its session's, so that any worker
-finds it without an index, and 22 random characters that nobody guesses.
+A snapshot may have megabytes, so it is packed beside the loop, and unpacked message by message for
+each reader. It is one of the session's own keys: it goes with the session. A share id carries its
+session's, so that any worker finds it without an index, and 22 random characters that nobody
+guesses.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import re
 import secrets
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,6 +24,8 @@ from sessions.errors import SessionNotFound, ShareNotFound
 from sessions.indexes import local_ms
 from sessions.records import Message
 
+PART_BYTES: Final = 64 * 1024  # unpacked at once
+
 _SHARE_ID: Final = re.compile(r"shr_[A-Za-z0-9_-]{44}\Z")
 
 
@@ -33,15 +36,19 @@ class Share:
     id: str
     title: str
     shared_at: int
-    messages: tuple[dict[str, Any], ...]
+    snapshot: bytes
 
-    def wire(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "title": self.title,
-            "shared_at": self.shared_at,
-            "messages": list(self.messages),
-        }
+    def messages(self) -> Iterator[bytes]:
+        """Each message as JSON; none is kept, since there may be many readers of megabytes."""
+        unpacker = zlib.decompressobj()
+        packed, rest = self.snapshot, b""
+        while not unpacker.eof:
+            part = unpacker.decompress(packed, PART_BYTES)
+            packed = unpacker.unconsumed_tail
+            if not (part or packed or unpacker.eof):
+                raise zlib.error("the snapshot has no end")
+            *lines, rest = (rest + part).split(b"\n")
+            yield from lines
 
 
 class Shares(StoreBase):
@@ -56,7 +63,7 @@ class Shares(StoreBase):
         """
         check_uid(uid)
         check_session_id(session_id)
-        shown, snapshot = await asyncio.to_thread(_pack, messages)
+        snapshot = await asyncio.to_thread(_pack, messages)
         shared_at = local_ms()
         reply = await self.client.script(
             "share_session",
@@ -72,7 +79,7 @@ class Shares(StoreBase):
         )
         if reply[0] != b"ok":
             raise SessionNotFound
-        return Share(reply[1].decode(), title, shared_at, shown)
+        return Share(reply[1].decode(), title, shared_at, snapshot)
 
     async def unshare_session(self, uid: str, session_id: str) -> None:
         """The link shows nothing from now on. Raises `SessionNotFound`, `ShareNotFound`."""
@@ -94,21 +101,16 @@ class Shares(StoreBase):
         row = await self.client.call("HMGET", key, "id", "title", "shared_at", "snapshot")
         if row[0] is None or not secrets.compare_digest(row[0], share_id.encode()):
             raise ShareNotFound
-        messages = await asyncio.to_thread(_unpack, row[3])
-        return Share(share_id, row[1].decode(), int(row[2]), messages)
+        return Share(share_id, row[1].decode(), int(row[2]), row[3])
 
 
 def _new_share_id(session_id: str) -> str:
     return f"shr_{session_id.removeprefix('ses_')}{secrets.token_urlsafe(16)}"
 
 
-def _pack(messages: Sequence[Message]) -> tuple[tuple[dict[str, Any], ...], bytes]:
-    shown = tuple(_shown(message) for message in messages)
-    return shown, zlib.compress(orjson.dumps(shown), 1)
-
-
-def _unpack(snapshot: bytes) -> tuple[dict[str, Any], ...]:
-    return tuple(orjson.loads(zlib.decompress(snapshot)))
+def _pack(messages: Sequence[Message]) -> bytes:
+    """A line of JSON for each message, which has no other line breaks."""
+    return zlib.compress(b"".join(orjson.dumps(_shown(m)) + b"\n" for m in messages), 1)
 
 
 def _shown(message: Message) -> dict[str, Any]:

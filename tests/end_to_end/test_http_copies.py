@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
+from urllib.parse import urlsplit
 
+import httpx2
 import pytest
 
 from tests.end_to_end.harness import Client, Server
@@ -15,6 +18,7 @@ from tests.end_to_end.raw import Answer, RawSocket, request
 from tests.tiny_model import oracle_answer, oracle_word
 
 EMPTY = {"format": "parley.session", "version": 1, "messages": []}
+SLOW_ADDRESS = "127.0.0.3"  # the other tests' rate is not used up
 SHORT = {"temperature": 0, "max_output_tokens": 3}
 
 
@@ -180,14 +184,70 @@ async def test_a_shared_link_goes_with_its_session(server: Server, http: Http) -
     assert code_of(await http.get(path)) == (404, "not_found")
 
 
+def long_file(num_messages: int) -> dict[str, Any]:
+    """So many questions of 125,000 characters, each of which is six on a page."""
+    content = [{"type": "text", "text": '"' * 125_000}]
+    messages = [
+        {"id": str(n), "parent_id": str(n - 1) if n else None, "role": "user", "content": content}
+        for n in range(num_messages)
+    ]
+    return {**EMPTY, "messages": messages}
+
+
+async def test_a_conversation_of_more_than_two_mebibytes_is_not_shared(http: Http) -> None:
+    session = (await http.post("/v1/sessions/import", long_file(17))).json()["id"]
+    refused = await http.post(f"/v1/sessions/{session}/share")
+    assert code_of(refused) == (429, "quota_exceeded")
+    await http.ask("DELETE", f"/v1/sessions/{session}")
+
+
+async def begin_to_read(stack: AsyncExitStack, server: Server, path: str) -> bytes:
+    """Ask for a page and read no more of it than the status."""
+    loop = asyncio.get_running_loop()
+    reader = stack.enter_context(socket.socket())
+    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    reader.setblocking(False)
+    reader.bind((SLOW_ADDRESS, 0))
+    address = urlsplit(server.url)
+    await loop.sock_connect(reader, (address.hostname, address.port))
+    headers = [("Accept", "text/html")]
+    await loop.sock_sendall(reader, request(server, path=path, headers=headers))
+    return (await loop.sock_recv(reader, 12))[-3:]
+
+
+async def test_who_does_not_read_a_shared_page_takes_little_room_and_keeps_no_one_out(
+    server: Server, http: Http
+) -> None:
+    session = (await http.post("/v1/sessions/import", long_file(16))).json()["id"]
+    path = (await http.post(f"/v1/sessions/{session}/share")).json()["path"]
+    (worker,) = server.children("server.worker")
+    there = httpx2.AsyncHTTPTransport(local_address=SLOW_ADDRESS)
+    elsewhere = httpx2.AsyncHTTPTransport(local_address="127.0.0.2")
+    async with AsyncExitStack() as stack:
+        before = worker.memory_info().rss
+        statuses = [await begin_to_read(stack, server, path) for _ in range(12)]
+        assert statuses == [b"200"] * 4 + [b"429"] * 8
+        async with httpx2.AsyncClient(transport=elsewhere, timeout=30) as reader:
+            page = await reader.get(server.url + path, headers={"Accept": "text/html"})
+            assert page.status_code == 200
+            assert page.text.count("&quot;") == 16 * 125_000
+            assert page.text.endswith("</main>\n</html>\n")
+        assert worker.memory_info().rss - before < 50_000_000  # five pages of 12 MB each
+    # Who goes away gives the place back, as soon as it is seen.
+    async with asyncio.timeout(10), httpx2.AsyncClient(transport=there, timeout=30) as again:
+        while (await again.get(server.url + path)).status_code != 200:
+            pass
+    await http.ask("DELETE", f"/v1/sessions/{session}")
+
+
 async def unfinished_import(stack: AsyncExitStack, server: Server, token: str) -> Answer:
     """Begin to send a file and send no more: 100 while it is waited for, or the refusal."""
     headers = [
         *(("Authorization", f"Bearer {token}"), ("Content-Type", "application/json")),
         *(("Content-Length", "1000"), ("Expect", "100-continue")),
     ]
-    socket = await stack.enter_async_context(RawSocket(server))
-    return await socket.ask(request(server, "POST", "/v1/sessions/import", headers))
+    raw = await stack.enter_async_context(RawSocket(server))
+    return await raw.ask(request(server, "POST", "/v1/sessions/import", headers))
 
 
 async def test_files_that_do_not_come_keep_no_import_of_others_waiting(

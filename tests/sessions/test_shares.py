@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import tracemalloc
+import zlib
 from dataclasses import replace
+from typing import Any
 
+import orjson
 import pytest
 
 from sessions.errors import SessionNotFound, ShareNotFound
-from sessions.records import new_session_id
+from sessions.records import Message, new_message_id, new_session_id
+from sessions.shares import PART_BYTES, Share
 from tests.sessions.chat import Chat
+
+
+def shown(share: Share) -> list[dict[str, Any]]:
+    return [orjson.loads(message) for message in share.messages()]
 
 
 async def shared(chat: Chat, text: str = "hello") -> str:
@@ -23,18 +33,19 @@ async def test_a_link_shows_the_snapshot_and_no_ids(chat: Chat) -> None:
     share_id = await shared(chat)
     share = await chat.store.share(share_id)
     assert (share.id, share.title) == (share_id, "Title")
-    assert [message["role"] for message in share.messages] == ["user", "assistant"]
-    assert share.messages[0]["content"] == [{"type": "text", "text": "hello"}]
-    assert all("id" not in message and "response_id" not in message for message in share.messages)
+    messages = shown(share)
+    assert [message["role"] for message in messages] == ["user", "assistant"]
+    assert messages[0]["content"] == [{"type": "text", "text": "hello"}]
+    assert all("id" not in message and "response_id" not in message for message in messages)
 
 
 async def test_later_messages_are_not_shown_until_it_is_shared_again(chat: Chat) -> None:
     share_id = await shared(chat)
     begun = await chat.begin("secret")
     await chat.finish(begun.response_id, 2)
-    assert len((await chat.store.share(share_id)).messages) == 2
+    assert len(shown(await chat.store.share(share_id))) == 2
     assert await shared(chat, "third") == share_id  # the link stays
-    assert len((await chat.store.share(share_id)).messages) == 6
+    assert len(shown(await chat.store.share(share_id))) == 6
 
 
 async def test_a_link_that_was_taken_back_shows_nothing(chat: Chat) -> None:
@@ -82,6 +93,29 @@ async def test_a_long_snapshot_is_stored_compressed(chat: Chat) -> None:
     messages = (await chat.store.path("alice", chat.session_id)).messages
     messages = tuple(replace(message, model=None) for message in messages)
     share = await chat.store.share_session("alice", chat.session_id, "", messages)
-    assert (await chat.store.share(share.id)).messages[0]["content"][0]["text"] == "word " * 10_000
+    first = shown(await chat.store.share(share.id))[0]
+    assert first["content"][0]["text"] == "word " * 10_000
     key = chat.store.keys.session(chat.session_id, "share")
     assert len(await chat.store.client.call("HGET", key, "snapshot")) < 2000
+
+
+async def test_a_snapshot_is_unpacked_a_part_at_a_time(chat: Chat) -> None:
+    empty = await chat.store.share_session("alice", chat.session_id, "", [])
+    assert shown(empty) == []
+    texts = ["", "\n<", "<" * PART_BYTES, os.urandom(PART_BYTES).hex(), *["<" * 100_000] * 100]
+    messages = [Message(new_message_id(), None, "user", text, "completed", 1) for text in texts]
+    share = await chat.store.share_session("alice", chat.session_id, "", messages)
+    tracemalloc.start()
+    try:
+        for text, message in zip(texts, share.messages(), strict=True):
+            assert orjson.loads(message)["content"][0]["text"] == text
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4_000_000  # of the 10 MB that there are
+
+
+def test_a_snapshot_that_was_cut_off_is_no_endless_one() -> None:
+    packed = zlib.compress(os.urandom(1000).hex().encode() + b"\n")
+    with pytest.raises(zlib.error):
+        list(Share("", "", 0, packed[:-100]).messages())
