@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.errors import ApiError
-from server.frames import error_frame
+from server.frames import error_frame, is_final
 from server.outbox import Outbox
 
 HEARTBEAT_SECONDS = 15.0  # proxies drop what is idle for 30
@@ -24,7 +24,6 @@ HEADERS = {
     "X-Accel-Buffering": "no",  # or nginx would collect the events
 }
 HEARTBEAT = b": hb\n\n"
-LAST_TYPES = ("response.done", "error")
 
 
 class HttpViewer:
@@ -60,7 +59,7 @@ class HttpViewer:
 
 
 class EventStream(Response):
-    """Sends a viewer's frames until the `response.done` of its answer.
+    """Sends a viewer's frames until the last `response.done` of its answer.
 
     `check` raises `ApiError` when there is nothing to read any more, `leave` is called once, at the
     end.
@@ -119,7 +118,7 @@ class EventStream(Response):
             if frame is not None:
                 heartbeat_at = now() + HEARTBEAT_SECONDS
                 yield encode_event(frame)
-                if frame["type"] in LAST_TYPES:
+                if _is_last(frame):
                     return
             elif now() >= heartbeat_at:
                 heartbeat_at = now() + HEARTBEAT_SECONDS
@@ -131,10 +130,19 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
+def _is_last(frame: dict[str, Any]) -> bool:
+    return frame["type"] == "error" or (frame["type"] == "response.done" and is_final(frame))
+
+
 def encode_event(frame: dict[str, Any]) -> bytes:
-    """One frame as an event. Its id, where it has one, is the position behind it."""
+    """One frame as an event. Its id, where it has one, is the position behind it.
+
+    An end that another one follows has none: who comes back behind it must be sent the other.
+    """
     lines = [b"event: " + frame["type"].encode(), b"data: " + orjson.dumps(frame)]
-    if "sequence_number" in frame and frame.get("part") == frame.get("parts"):
+    is_whole = frame.get("part") == frame.get("parts")
+    is_passing = frame["type"] == "response.done" and not is_final(frame)
+    if "sequence_number" in frame and is_whole and not is_passing:
         lines.append(f"id: {frame['fence']}.{frame['sequence_number']}".encode())
     return b"\n".join(lines) + b"\n\n"
 

@@ -1,6 +1,6 @@
 """The frames of `chat.v1`, outbound: where stored events and records become frames."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -74,6 +74,12 @@ def _parts_of(text: str) -> Iterator[str]:
         middle = len(text) // 2
         yield from _parts_of(text[:middle])
         yield from _parts_of(text[middle:])
+
+
+def is_final(done: Mapping[str, Any]) -> bool:
+    """Whether no other `response.done` follows: it is stored, or nothing ever will be."""
+    is_stored = done.get("durable", True)
+    return bool(is_stored or done["response"]["status_details"]["reason"] == "store_lost")
 
 
 def created_frame(session: Session, *, replayed: bool = False) -> dict[str, Any]:

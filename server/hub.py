@@ -253,6 +253,16 @@ class Hub:
             if not subscription.joining and subscription.wants(response_id):
                 subscription.catch_up(response_id, log)
 
+    def tell_end_again(self, response_id: str, log: ResponseLog) -> None:
+        """The end of an answer of this worker was told before it was stored, and now it is.
+
+        It may be another one: a stop that only the store had heard of has come first.
+        """
+        room = self.rooms.get(session_of(response_id))
+        for subscription in room.subscriptions if room else ():
+            if not subscription.joining and subscription.wants(response_id):
+                subscription.put_end_again(response_id, log)
+
     def _withholds(self, response_id: str) -> bool:
         """Asked for each entry just before it is sent: whether the answer may be another's by now.
 

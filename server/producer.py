@@ -394,9 +394,7 @@ class Producer:
             except (RunLost, RunEnded, RunGone) as error:
                 self._finish_lost(error)
                 return None
-        self._speak_again()
-        if not run.done.is_set():
-            self._publish_done(ending, durable=True)
+        self._settle(ending, durable=True)
         frame = {"type": "message.updated", "message": ending.message.event_wire()}
         self._hub.publish_session(run.session_id, finished.offset, frame)
         return finished
@@ -429,23 +427,40 @@ class Producer:
         run.done.set()
         if run.stopping is not None:
             self._metrics.observe_stop(time.monotonic() - run.stopping.at, run.num_discarded)
-        self._metrics.count_response(end.status, end.reason)
         logger.info(
             "response done", status=end.status, reason=end.reason, engine=end.engine, **self._ids()
         )
+
+    def _settle(self, ending: _Ending, *, durable: bool) -> None:
+        """The end is certain: tell it, once more to those who were told before it was.
+
+        What they were told may be another end. A stop that others had stored by then, and had
+        promised to its asker, counts.
+        """
+        run, end = self._run, ending.end
+        self._metrics.count_response(end.status, end.reason)
+        if not run.done.is_set():
+            self._speak_again()
+            self._publish_done(ending, durable=durable)
+            return
+        if run.status != end.status:
+            logger.warning("end was told and is another", status=end.status, **self._ids())
+        run.status = end.status
+        run.replace_end({**ending.done, "durable": durable})
+        self._speak_again()
+        self._hub.tell_end_again(run.response_id, run.log)
 
     def _finish_lost(self, error: Exception) -> None:
         """The run is somebody else's, or its session is gone: end it for the viewers here."""
         run = self._run
         self._lose(error)
         deleted = run.is_deleted
-        if isinstance(error, RunGone | SequenceGap) and not run.done.is_set():
+        if isinstance(error, RunGone | SequenceGap):
             if deleted:
                 end = End("cancelled", "session_deleted", "released", "user")
             else:
                 end = End("failed", "store_lost", "released")
-            self._speak_again()
-            self._publish_done(self._ending(end), durable=deleted)
+            self._settle(self._ending(end), durable=deleted)
             if deleted:
                 self._hub.spawn(self._tell_others_of_the_end())
             else:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from server.errors import ApiError, invalid_field
 from server.event_stream import EventStream, HttpViewer, parse_event_id
+from server.frames import is_final
 from server.operations import (
     IDEMPOTENCY_KEY,
     LAST_EVENT_ID,
@@ -164,7 +165,7 @@ class ResponseOperations:
             log = run.log
         else:
             log = await read_log(self._store, uid, response_id)
-        return log.has_ended and after == len(log.events)
+        return log.has_ended and is_final(log.end.data) and after == len(log.events)
 
     async def _fence(self, uid: str, response_id: str) -> int:
         run = self._runs.local(response_id)

@@ -284,6 +284,10 @@ class Run:
         self.changed.set()
         return event
 
+    def replace_end(self, data: dict[str, Any]) -> None:
+        """The last entry was told before it was stored, and this is what is stored."""
+        self.events[-1] = ObjectEvent(data)
+
     def text(self, until: int | None = None) -> str:
         """The message's text as of entry `until` (default: all of them)."""
         return self.base + text_of(self.events[:until])

@@ -10,7 +10,7 @@ import structlog
 from msgspec.structs import replace
 
 from server.errors import ApiError, invalid_field
-from server.frames import put_event
+from server.frames import is_final, put_event
 from server.outbox import Outbox
 from server.protocol import CancelResponse
 from server.response_log import ResponseLog, is_done, read_log
@@ -239,11 +239,16 @@ class Stops:
         # Its subscription has told it, unless another one took its place.
         present = self._watching(run.response_id)
         is_told = subscription is not None and present in (subscription, None)
+        lacks_final = False
         if (has_ended or not is_told) and is_done(run.events[-1]):
             self._put_end(run.response_id, run.log)
+            # A subscription hears by itself how that end is stored.
+            lacks_final = present is None and not is_final(run.log.end.data)
         await run.settled.wait()  # told before it was stored, it may yet be another worker's
         if run.is_disowned:
             await self._follow_to_the_end(run.response_id)
+        elif lacks_final:
+            self._put_end(run.response_id, run.log)
 
     async def _cancel_remote(
         self, response_id: str, frame: CancelResponse, *, follow: bool

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from server.frames import MAX_REPLAY_CHARACTERS, put_event, put_snapshot
+from server.frames import MAX_REPLAY_CHARACTERS, is_final, put_event, put_snapshot
 from server.outbox import Outbox
 from server.response_log import ResponseLog, is_done, text_of
 from sessions.records import Event, ObjectEvent, TextEvent
@@ -66,6 +66,7 @@ class Subscription:
         self.on_idle: Callable[[], object] = lambda: None  # the last answer of `only` has ended
         self.cursors: dict[str, int] = {}  # response id → last number that was queued
         self._open: set[str] = set()  # answers of which something was queued, and no end yet
+        self._told_early: set[str] = set()  # answers whose end was told before it was stored
         self._frozen: dict[str, _Frozen] = {}  # stopped from here
         self._replies: dict[str, str] = {}  # frame type → event id of the request it answers
         self._held: list[tuple[int, dict[str, Any]]] = []
@@ -140,9 +141,10 @@ class Subscription:
     def give_up_end(self, response_id: str) -> None:
         """The log has no end of that answer, so nobody here needs to wait for it.
 
-        Where text was left out, somebody else brings the end.
+        Where text was left out, or an end was told early, somebody else brings the end.
         """
-        if response_id not in self._frozen and not self.doubts(response_id):
+        is_another_s = response_id in self._frozen or response_id in self._told_early
+        if not is_another_s and not self.doubts(response_id):
             self.close(response_id)
 
     def freeze(
@@ -175,6 +177,11 @@ class Subscription:
         end = log.end_with_text if self.lacks_text(response_id, log) else log.end
         self._put_end(response_id, len(log.events), log.fence, end)
 
+    def put_end_again(self, response_id: str, log: ResponseLog) -> None:
+        """Queue the end as it is stored, if it was told here before that was certain."""
+        if response_id in self._told_early:
+            self.put_end(response_id, log)
+
     async def put_heard_end(self, response_id: str, seconds: float) -> bool:
         """Queue the end of a frozen answer as it came by; False if none comes within `seconds`.
 
@@ -195,7 +202,16 @@ class Subscription:
         put_event(self.outbox, response_id, number, fence, end)
         if (frozen := self._frozen.get(response_id)) is not None:
             frozen.ended.set()
-        self.close(response_id)
+        self._note_end(response_id, end)
+
+    def _note_end(self, response_id: str, end: ObjectEvent) -> None:
+        """An end was queued. The answer stays open while another one must follow."""
+        if is_final(end.data):
+            self._told_early.discard(response_id)
+            self.close(response_id)
+        else:
+            self._told_early.add(response_id)
+            self._open.add(response_id)
 
     def has_told_end(self, response_id: str) -> bool:
         """Whether all of that answer was sent here, and nothing of it may come any more."""
@@ -237,7 +253,7 @@ class Subscription:
         if frozen is None:
             put_event(self.outbox, response_id, number, fence, event)
             if end is not None:
-                self.close(response_id)
+                self._note_end(response_id, end)
         elif end is None:
             frozen.has_skipped |= isinstance(event, TextEvent)
         else:
@@ -265,6 +281,7 @@ class Subscription:
         self.outbox.withhold(response_id)
         if response_id in self.cursors:
             self.cursors[response_id] = DOUBTED
+            self._told_early.discard(response_id)
             if is_lost:
                 self._open.add(response_id)
         if is_lost and (frozen := self._frozen.get(response_id)) is not None:

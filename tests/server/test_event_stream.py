@@ -96,6 +96,24 @@ async def test_the_stream_ends_with_the_response() -> None:
     assert exchange.num_left == 1
 
 
+async def test_a_stream_goes_on_behind_an_end_that_is_not_stored_yet() -> None:
+    """Nor is that end a position to come back with: it would seem that nothing is missing."""
+    viewer = HttpViewer("alice")
+    response = {"status": "completed", "status_details": {"reason": "eos"}}
+    viewer.outbox.put({**DONE, "response": response, "durable": False})
+    viewer.outbox.put({**DONE, "response": response, "durable": True})
+    body = await Exchange(viewer).run()
+    assert body.count(b"event: response.done\n") == 2
+    assert body.count(b"\nid: 2.9\n") == 1
+
+
+async def test_a_stream_ends_with_what_will_never_be_stored() -> None:
+    viewer = HttpViewer("alice")
+    response = {"status": "failed", "status_details": {"reason": "store_lost"}}
+    viewer.outbox.put({**DONE, "response": response, "durable": False})
+    assert b"store_lost" in await Exchange(viewer).run()
+
+
 async def test_silence_is_broken_by_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_stream, "HEARTBEAT_SECONDS", 0.01)
     viewer = HttpViewer("alice")

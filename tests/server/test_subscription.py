@@ -4,6 +4,7 @@ import pytest
 
 from server.response_log import ResponseLog
 from server.subscription import Subscription
+from sessions.records import ObjectEvent
 from tests.server.entries import CREATED, DONE, LOG, RESPONSE, message_updated, texts
 from tests.server.watching import Viewer, kinds
 
@@ -158,3 +159,24 @@ async def test_the_end_of_a_deleted_answer_is_told_as_it_came_by() -> None:
     assert await subscription.put_heard_end(RESPONSE, 1.0)
     *_, done = await viewer.sent()
     assert (done["type"], done["sequence_number"]) == ("response.done", 5)
+
+
+async def test_an_end_that_is_not_stored_yet_leaves_its_answer_open() -> None:
+    """What ends the message waits, and who follows nothing else stays for the end that counts."""
+    told = ObjectEvent({**DONE.data, "durable": False})
+    told.data["response"] = {"text_length": 14, "status_details": {"reason": "eos"}}
+    for only in (None, {RESPONSE}):
+        viewer = Viewer()
+        subscription = Subscription(viewer, "ses", only)
+        subscription.end_join(4)
+        subscription.put_events(RESPONSE, 1, 1, [*LOG, told])
+        subscription.give_up_end(RESPONSE)
+        subscription.put_session_event(5, message_updated(5))
+        assert kinds(await viewer.sent())[-1] == "done"
+        assert subscription.open == [RESPONSE] and subscription.wants(RESPONSE)
+        stored = ResponseLog(1, [*LOG, DONE])
+        subscription.put_end_again(RESPONSE, stored)
+        subscription.put_end_again(RESPONSE, stored)
+        frames = kinds(await viewer.sent())
+        assert frames == (["done", "message.updated"] if only is None else ["done"])
+        assert subscription.open == []
