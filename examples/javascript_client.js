@@ -64,7 +64,9 @@ export function ask(url, question, { token, onText }) {
     [last, fence] = [number, frame.fence];
     resuming = frame.part < frame.parts;
     onText(text);
-    if (frame.type === "response.done") {
+    // An end that is not stored yet is followed by another, unless its session is lost with it.
+    const isLost = frame.response?.status_details?.reason === "store_lost";
+    if (frame.type === "response.done" && (frame.durable || isLost)) {
       ended = true;
       settle.resolve(frame.response);
       socket.close();

@@ -44,8 +44,8 @@ async def follow(socket: ClientConnection, question: str, known: dict[str, Any])
             resume = known["resume"] = {"type": "response.resume", "response_id": response_id}
         if resume is None or response_id != resume["response_id"] or number is None:
             continue  # another tab's answer, or no entry of this one's log
-        if kind == "response.done":  # after a stop, `text_length` may be a little less than is seen
-            return dict(frame["response"])
+        if kind == "response.done" and is_final(frame):
+            return dict(frame["response"])  # its `text_length` may be a little less than is seen
         if kind == "response.output_text.delta":
             print(frame["delta"], end="", flush=True)
             known["text"] += frame["delta"]
@@ -56,6 +56,11 @@ async def follow(socket: ClientConnection, question: str, known: dict[str, Any])
             print(snapshot[len(known["text"]) :], end="", flush=True)
             known["text"], snapshot = snapshot, ""
         resume |= {"fence": frame["fence"], "after_sequence_number": number}
+
+
+def is_final(done: dict[str, Any]) -> bool:
+    """Whether Redis has this end. Otherwise another follows, unless the session is lost with it."""
+    return bool(done["durable"]) or done["response"]["status_details"]["reason"] == "store_lost"
 
 
 async def stop_when(asked: asyncio.Event, socket: ClientConnection, known: dict[str, Any]) -> None:

@@ -14,6 +14,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
+from server.frames import is_final
+
 console = Console(highlight=False, soft_wrap=True)
 
 
@@ -107,6 +109,8 @@ class TerminalChat:
                 case "error":
                     console.print(f"[red]{frame['error']['message']}[/]")
                     return
+                case "response.done" if not is_final(frame):
+                    console.print("\n[dim]waiting until it is stored …[/]")
                 case "response.done":
                     console.print()
                     _show_end(frame["response"])

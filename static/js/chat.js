@@ -241,7 +241,7 @@ export class Chat {
   /** The end of a run comes first and settles the text; only a run we lost sight of is settled here. */
   #messageUpdated(conversation, wire) {
     const run = conversation.runs.get(wire.response_id);
-    const lost = wire.status !== "in_progress" && (!run || !run.ended);
+    const lost = wire.status !== "in_progress" && !run?.settled;
     const message = conversation.add(wire);
     if (!run?.stopping) message.frozenAt = null;
     message.durable = true;

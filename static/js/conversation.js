@@ -29,7 +29,7 @@ export class Conversation {
     for (const run of this.runs.values()) run.resuming = false; // the answer covers every open question
     const frame = { type: "session.subscribe", session_id: this.id };
     if (this.epoch === null || fresh) return frame;
-    const responses = [...this.runs.values()].filter((run) => !run.ended && run.last > 0);
+    const responses = [...this.runs.values()].filter((run) => !run.settled && run.last > 0);
     return {
       ...frame,
       after: { epoch: this.epoch, offset: this.offset },
@@ -92,6 +92,7 @@ export class Conversation {
       const message = this.find(wire.id);
       if (!message || wire.status === "in_progress") continue;
       message.frozenAt = null;
+      message.durable = true;
       message.update(wire);
       const run = this.runs.get(message.responseId);
       if (run) run.ended = true;
@@ -136,7 +137,7 @@ export class Conversation {
       const { content, ...rest } = wire;
       const writing = wire.status === "in_progress" && contentText(content).length <= message.text.length;
       message.update(writing ? rest : wire);
-      if (!message.streaming) message.frozenAt = null;
+      if (!message.streaming) [message.frozenAt, message.durable] = [null, true];
       return message;
     });
     this.hasMore = has_more ?? false;

@@ -3,7 +3,8 @@
  *
  * `last` is the number of the last event applied; `fence` is stored and sent back, never compared.
  * An event numbered `last + 1` is applied, an old one dropped; anything else is a gap, for which the
- * rest is asked once. A snapshot replaces, and the end is applied whatever is missing before it.
+ * rest is asked once. A snapshot replaces, and the end is applied whatever is missing before it. An
+ * end that was not stored yet is not the last word: another one follows, or a snapshot goes on.
  */
 
 const MAX_REBUILDS = 2; // a text that is wrong a third time will not become right by asking again
@@ -27,6 +28,11 @@ export class Run {
     this.queue = null;
     /** @type {{by: string, owner?: string, endsInMs?: number} | null} */
     this.stopping = null;
+  }
+
+  /** Whether the end is stored, so that nothing else can follow. */
+  get settled() {
+    return this.ended && this.message.durable;
   }
 
   /** Where this viewer stands: what `session.subscribe` and `response.resume` carry. */
@@ -101,7 +107,7 @@ export class Run {
   }
 
   #snapshot(frame) {
-    if (this.ended) return "dropped";
+    if (this.settled) return "dropped";
     if (frame.part === 1) this.#parts = [];
     this.#parts.push(frame);
     if (frame.part < frame.parts) return "noted";
@@ -110,6 +116,7 @@ export class Run {
     this.message.text = parts.map((part) => part.text).join("");
     this.message.reasoningText = parts.map((part) => part.reasoning_text ?? "").join("");
     this.message.version += 1;
+    if (this.ended) this.#goOn();
     this.#fresh = { text: false, reasoningText: false };
     this.#rebuilds = 0;
     this.resuming = false;
@@ -127,9 +134,17 @@ export class Run {
     return "noted";
   }
 
+  /** The end that was told was never stored: another worker goes on with the answer. */
+  #goOn() {
+    this.ended = false;
+    this.message.durable = true;
+    this.message.status = "in_progress";
+    this.message.reason = this.message.textLength = null;
+  }
+
   #done(frame) {
     const { response } = frame;
-    if (this.ended && frame.sequence_number <= this.last) return "dropped";
+    if (this.settled && frame.sequence_number <= this.last) return "dropped";
     const message = this.message;
     const text = frame.text ?? message.text;
     const length = response.text_length ?? text.length;

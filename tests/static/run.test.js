@@ -267,3 +267,27 @@ test("every order of duplicated deliveries gives the same text", () => {
     assert.equal(message.text, words.join(""));
   }
 });
+
+test("an end that was told before it was stored gives way to the one that is", () => {
+  const { run, message } = newRun();
+  run.receive(inProgress());
+  run.receive(delta(3, 0, "abcdef"));
+  assert.equal(run.receive(done(4, 6, { durable: false })), "ended");
+  assert.equal(message.durable, false);
+  const stored = done(4, 2, { status: "cancelled", reason: "client_cancelled" });
+  assert.equal(run.receive(stored), "ended");
+  assert.deepEqual([message.text, message.status, message.durable], ["ab", "interrupted", true]);
+  assert.equal(run.receive(done(4, 6)), "dropped");
+});
+
+test("an answer whose told end was never stored goes on from its snapshot", () => {
+  const { run, message } = newRun();
+  run.receive(inProgress());
+  run.receive(delta(3, 0, "abc"));
+  run.receive(done(4, 3, { durable: false }));
+  assert.equal(run.receive(snapshot(2, "a", { fence: 2 })), "replaced");
+  assert.equal(message.streaming, true);
+  assert.equal(run.receive(delta(3, 1, "x", { fence: 2 })), "applied");
+  assert.equal(run.receive(done(4, 2, { fence: 2 })), "ended");
+  assert.deepEqual([message.text, message.status], ["ax", "completed"]);
+});
