@@ -109,12 +109,6 @@ class EventStream(Response):
         heartbeat_at, check_at = now() + HEARTBEAT_SECONDS, now() + CHECK_SECONDS
         while not self._viewer.is_closing:
             frame = await self._viewer.next_frame(min(heartbeat_at, check_at) - now())
-            if now() >= check_at:
-                check_at = now() + CHECK_SECONDS
-                try:
-                    await self._check()
-                except ApiError as error:
-                    frame = error_frame(error.body())
             if frame is not None:
                 heartbeat_at = now() + HEARTBEAT_SECONDS
                 yield encode_event(frame)
@@ -123,6 +117,12 @@ class EventStream(Response):
             elif now() >= heartbeat_at:
                 heartbeat_at = now() + HEARTBEAT_SECONDS
                 yield HEARTBEAT
+            if now() >= check_at:
+                check_at = now() + CHECK_SECONDS
+                try:
+                    await self._check()
+                except ApiError as error:
+                    self._viewer.put_error(error)
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -212,7 +212,7 @@ class ResponseOperations:
             """The response may be gone together with its session."""
             assert subscription.only is not None
             with translate_store_errors(), contextlib.suppress(StoreUnavailable):
-                for response_id in subscription.only:
+                for response_id in list(subscription.only):  # its end may come meanwhile
                     await self._fence(call.uid, response_id)
 
         try:

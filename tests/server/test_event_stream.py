@@ -141,6 +141,21 @@ async def test_a_response_that_is_gone_ends_with_an_error(monkeypatch: pytest.Mo
     assert b"event: error\n" in body and b"response_not_found" in body
 
 
+async def test_what_was_taken_before_a_check_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "CHECK_SECONDS", 0.0)
+    viewer = HttpViewer("alice")
+    viewer.outbox.put({"type": "response.queued"})
+
+    async def check() -> None:
+        raise ApiError("response_not_found", "no such response")
+
+    body = await Exchange(viewer, check).run()
+    assert [line for line in body.split(b"\n") if line.startswith(b"event")] == [
+        b"event: response.queued",
+        b"event: error",
+    ]
+
+
 async def test_a_restart_tells_the_reader_to_come_again() -> None:
     viewer = HttpViewer("alice")
     exchange = Exchange(viewer)

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import orjson
 import pytest
-from starlette.types import Message
 
 from server.app import Worker
 from server.intervals import SHORTENED
@@ -22,60 +20,12 @@ from tests.end_to_end.client_model import Frame
 from tests.end_to_end.history import History
 from tests.end_to_end.stored_state import Stored, read_store
 from tests.redis_server import fresh_prefix
-from tests.server.in_process import TOKEN, Dice, LocalClient, ScriptedEngine, running_workers
+from tests.server.in_process import Dice, Http, LocalClient, ScriptedEngine, running_workers
 from tests.tiny_model import oracle_answer, oracle_word
 
 FIRST, NUM_TOKENS = 20, 5
 TEXT = oracle_answer(FIRST, NUM_TOKENS)
 PATIENT = msgspec.structs.replace(SHORTENED, lease=60.0, silence=48.0, heartbeat_life=60.0)
-
-
-class Http:
-    """One HTTP request to a worker of this process; `frames` are those of its answer so far."""
-
-    def __init__(self, worker: Worker, method: str, path: str, query: str = "") -> None:
-        self.frames: list[Frame] = []
-        self._requests: asyncio.Queue[Message] = asyncio.Queue()
-        self._requests.put_nowait({"type": "http.request", "body": b"{}", "more_body": False})
-        self._arrived = asyncio.Condition()
-        self._rest = b""
-        headers = {
-            "host": "localhost",
-            "authorization": f"Bearer {TOKEN}",
-            "content-type": "application/json",
-        }
-        scope = {
-            "type": "http",
-            "http_version": "1.1",
-            "method": method,
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": query.encode(),
-            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
-            "client": ("127.0.0.1", 1),
-            "server": ("127.0.0.1", 80),
-            "scheme": "http",
-        }
-        self.answered = asyncio.ensure_future(worker.app(scope, self._requests.get, self._take))
-
-    async def _take(self, message: Message) -> None:
-        *events, self._rest = (self._rest + message.get("body", b"")).split(b"\n\n")
-        async with self._arrived:
-            for event in events:
-                data = [line for line in event.split(b"\n") if line.startswith(b"data: ")]
-                self.frames += [orjson.loads(line.removeprefix(b"data: ")) for line in data]
-            self._arrived.notify_all()
-
-    async def first(self, kind: str) -> Frame:
-        """The first frame of that type, when it has come."""
-        async with asyncio.timeout(5), self._arrived:
-            await self._arrived.wait_for(lambda: any(f["type"] == kind for f in self.frames))
-        return next(frame for frame in self.frames if frame["type"] == kind)
-
-    async def body(self) -> Any:
-        """A whole answer that is no stream."""
-        await asyncio.wait_for(self.answered, 10)
-        return orjson.loads(self._rest)
 
 
 @dataclass

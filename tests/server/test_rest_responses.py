@@ -1,0 +1,45 @@
+"""Responses over HTTP: what a follower is sent, whatever happens while its stream looks around."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server import event_stream
+from sessions.embedded import EmbeddedRedis
+from tests.end_to_end.history import History
+from tests.redis_server import fresh_prefix
+from tests.server.in_process import Dice, Http, LocalClient, ScriptedEngine, running_workers
+from tests.tiny_model import oracle_word
+
+
+async def test_an_end_that_comes_during_a_check_is_sent(
+    redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer leaves the set of those that the check goes through."""
+    dice, prefix = Dice(3), fresh_prefix()
+    engine, history = ScriptedEngine(dice), History(lambda: None)
+    async with (
+        running_workers(redis_server.url, prefix, tmp_path, engine, dice, 2) as (first, second),
+        LocalClient(first, history) as asker,
+        LocalClient(second, history) as viewer,
+    ):
+        session = await asker.new_session()
+        await viewer.reply("session.subscribe", session_id=session)
+        response = await asker.ask(session, oracle_word(1), settings={"max_output_tokens": 3})
+        request = engine.requests[response]
+        request.is_held.add("last")
+        await request.reached["last"].wait()
+        monkeypatch.setattr(event_stream, "CHECK_SECONDS", 0.01)
+        events = Http(second, "GET", f"/v1/responses/{response}", "stream=true")
+        await events.first("response.output_text.snapshot")
+        run = second.store.run
+
+        async def end_meanwhile(*arguments: Any) -> Any:
+            request.released.set()
+            await viewer.done(response)
+            return await run(*arguments)
+
+        monkeypatch.setattr(second.store, "run", end_meanwhile)
+        await events.answered
+        assert events.frames[-1]["type"] == "response.done"
