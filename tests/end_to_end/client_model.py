@@ -23,6 +23,13 @@ def matches(one: str, other: str) -> bool:
     return len(first) == len(second) and first[unknown * 2 :] == second[unknown * 2 :]
 
 
+def is_final(done: Frame | None) -> bool:
+    """Whether that end is there and no other may follow it."""
+    if done is None:
+        return False
+    return bool(done["durable"]) or done["response"]["status_details"]["reason"] == "store_lost"
+
+
 @dataclass
 class Answer:
     """What one client knows of one response. `apply` raises AssertionError for a broken rule."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from tests.end_to_end.client_model import UNKNOWN, Answer, Frame, matches
+from tests.end_to_end.client_model import UNKNOWN, Answer, Frame, is_final, matches
 from tests.end_to_end.stored_state import Stored
 
 STOPS = ("stop", "response.cancel")
@@ -106,7 +106,8 @@ class _Watched:
 class ConnectionCheck:
     """I2, G1, G3 and I8 of one connection, and its texts against the log as far as it goes.
 
-    O1 is the first ordering rule: what ends a message comes behind the end of its answer.
+    O1 is the first ordering rule: what ends a message comes behind the end of its answer, the one
+    that is stored.
     """
 
     def __init__(
@@ -259,7 +260,8 @@ class ConnectionCheck:
         if watched.is_frozen and kind in TEXT_EVENTS:
             yield "G1 text behind response.cancelling, on the connection that asked"
         if kind == "response.done":
-            self._open.discard(response_id)
+            if is_final(frame):
+                self._open.discard(response_id)
             watched.num_dones += frame["durable"]
             if self.connection.knows_requests and watched.num_dones > 1 + watched.num_asks:
                 yield f"G3 response.done number {watched.num_dones}"

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tests.end_to_end.client_model import UNKNOWN, Frame, matches
+from tests.end_to_end.client_model import UNKNOWN, Frame, is_final, matches
 from tests.end_to_end.connection_check import (
     Connection,
     ConnectionCheck,
@@ -22,7 +22,7 @@ from tests.end_to_end.connection_check import (
     session_of,
 )
 from tests.end_to_end.store_check import check_store
-from tests.end_to_end.stored_state import Stored
+from tests.end_to_end.stored_state import Stored, StoredRun
 
 SETTLE_SECONDS = 6.0  # after the last end: engine idle, indexes clean, messages stored
 TOLD_SECONDS = 10.0
@@ -177,11 +177,27 @@ class History:
         return sorted(records, key=lambda record: record.time)
 
     def _check_stored_ends(self, checks: list[ConnectionCheck], stored: Stored) -> Iterator[str]:
-        """I1, G5: the text of each client that saw the end is the stored message, status too."""
+        """I1, I3, G2, G3, G5: the last end that each connection saw is the stored one, text too.
+
+        One that was told before it was stored counts where the connection is still there: nobody
+        may be left with it. Who went before the other could come was promised nothing.
+        """
+        for response_id in sorted(self._promised_stops()):
+            run = stored.run(response_id)
+            if run is not None and run.fields and not run.is_live and run.status != "cancelled":
+                yield f"G2 {response_id} was to be cancelled, and is stored as {run.status}"
         for check in checks:
             for response_id, answer in check.ended():
                 assert answer.done is not None
                 run = stored.run(response_id)
+                if not is_final(answer.done):
+                    if check.connection.closed_at is None:
+                        yield (
+                            f"G3 {check.connection.name}: {response_id} ended as "
+                            f"{end_of(answer.done)}, not stored, and no other end was told; "
+                            f"stored is {_stored_end(run)}"
+                        )
+                    continue
                 session = stored.sessions.get(session_of(response_id))
                 if session is None or not session.fields:
                     continue
@@ -190,6 +206,9 @@ class History:
                 if message is None:
                     yield f"I4 {name}: its message is not stored"
                     continue
+                if run is not None and run.fields and answer.done["durable"]:
+                    if (end := _stored_end(run)) != end_of(answer.done):
+                        yield f"I3 {name}: was told {end_of(answer.done)}, stored is {end}"
                 if answer.is_text_unknown:
                     continue
                 if message.get("response_id") == response_id:
@@ -198,11 +217,16 @@ class History:
                         yield f"I1 {name}: holds {_ends(answer.final)}, stored is {_ends(text)}"
                 if not matches(UNKNOWN * answer.done["response"]["text_length"], answer.final):
                     yield f"I1 {name}: holds {_ends(answer.final)} of {end_of(answer.done)}"
-                if run is None or not answer.done["durable"]:
-                    continue
-                end = run.fields["status"], int(run.fields["sequence_number"])
-                if end != end_of(answer.done)[:2]:
-                    yield f"I3 {name}: was told {end_of(answer.done)}, stored is {end}"
+
+    def _promised_stops(self) -> set[str]:
+        """Answers of which somebody heard that their stop is stored."""
+        return {
+            frame["response_id"]
+            for frame in (record.frame for record in self._received())
+            if frame["type"] == "response.cancelling"
+            and frame["durable"]
+            and frame["response_id"] is not None
+        }
 
     def _check_acknowledged(self, stored: Stored) -> Iterator[str]:
         """I4, I5: what was acknowledged is stored, once, under one response for each key."""
@@ -345,6 +369,14 @@ def end_of(done: Frame) -> tuple[object, ...]:
     response = done["response"]
     reason = response["status_details"]["reason"]
     return response["status"], done["sequence_number"], response["text_length"], reason
+
+
+def _stored_end(run: StoredRun | None) -> tuple[object, ...] | None:
+    """The same of what is stored; None where nothing is."""
+    if run is None or not run.fields:
+        return None
+    number, length = int(run.fields["sequence_number"]), int(run.fields["text_length"])
+    return run.status, number, length, run.fields.get("reason")
 
 
 def _ends(text: str) -> str:

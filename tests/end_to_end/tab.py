@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from websockets.exceptions import WebSocketException
 
 from tests.end_to_end.client import Closed
-from tests.end_to_end.client_model import Answer, Frame
+from tests.end_to_end.client_model import Answer, Frame, is_final
 from tests.end_to_end.connection_check import SESSION_EVENTS
 from tests.end_to_end.fault_proxy import FaultProxy
 from tests.end_to_end.harness import Client, Server
@@ -103,7 +103,11 @@ class Tab:
 
     @property
     def open(self) -> list[str]:
-        return [rid for rid in self.asked if (a := self.answers.get(rid)) is None or not a.done]
+        return [rid for rid in self.asked if not self._has_final_end(rid)]
+
+    def _has_final_end(self, response: str) -> bool:
+        answer = self.answers.get(response)
+        return answer is not None and is_final(answer.done)
 
     async def live(self) -> None:
         """Act until the round is over and every answer has ended."""
@@ -195,7 +199,8 @@ class Tab:
     def _note(self, client: Client) -> None:
         """Where the session's events are, and how answers ended."""
         for response, answer in self.answers.items():
-            if answer.done is not None and response in self.asked and response not in self.judged:
+            is_new = response in self.asked and response not in self.judged
+            if is_new and is_final(answer.done):
                 self._judge(response, answer)
         noted, self.num_noted = self.num_noted, len(client.frames)
         for frame in client.frames[noted:]:
@@ -323,12 +328,11 @@ class Tab:
         """Wait for the answer's end, or for the news that its session is gone."""
 
         def has_ended() -> bool:
-            answer = self.answers.get(response)
             news = client.frames[-20:]
             is_gone = any(
                 f["type"] == "session.deleted" and f["session_id"] == self.session for f in news
             )
-            return is_gone or (answer is not None and answer.done is not None)
+            return is_gone or self._has_final_end(response)
 
         await client.wait(has_ended, f"response.done of {response}")
 

@@ -219,6 +219,68 @@ def test_two_ends_of_one_response_are_found(world: World) -> None:
     assert "G3" in world.finds()
 
 
+UNSTORED: Frame = {"durable": False}  # of an end that was told and never stored
+
+
+def play_a_stop_that_came_first(world: World) -> None:
+    """Another worker stored a stop and promised it, while the owner told another end."""
+    world.play(CREATE, *WHOLE[:5], done(**UNSTORED))
+    other = world.history.connect()
+    end = done(status="cancelled")
+    world.play(*WHOLE[:5], STOP, cancelling(), end, client=other)
+
+
+def test_an_end_that_was_told_and_never_corrected_is_found() -> None:
+    world = World("cancelled")
+    play_a_stop_that_came_first(world)
+    assert "G3 connection 1" in world.finds()
+    assert "connection 2" not in world.finds()
+    with pytest.raises(HistoryViolated, match="not stored, and no other end was told"):
+        world.history.check()
+
+
+def test_an_end_that_is_told_again_as_it_is_stored_counts() -> None:
+    world = World("cancelled")
+    play_a_stop_that_came_first(world)
+    world.play(done(status="cancelled"))
+    world.history.check()
+
+
+def test_who_went_before_an_end_was_stored_was_promised_nothing() -> None:
+    world = World("cancelled")
+    play_a_stop_that_came_first(world)
+    world.client.closed(1006)
+    world.history.check()
+
+
+def test_a_promised_stop_that_is_stored_as_another_end_is_found(world: World) -> None:
+    world.play(CREATE, *WHOLE[:5], STOP, cancelling())
+    assert f"G2 {RESPONSE} was to be cancelled, and is stored as completed" in world.finds()
+
+
+def test_an_end_that_is_stored_neither_so_nor_otherwise_is_found(world: World) -> None:
+    """Of an answer that still runs, or should, for everybody."""
+    world.run.fields["status"] = "in_progress"
+    world.play(CREATE, *WHOLE[:5], done(**UNSTORED))
+    assert "G3 connection 1" in world.finds()
+
+
+def test_a_message_that_ends_before_the_end_that_is_stored_is_found(world: World) -> None:
+    subscribed = {"type": "session.subscribed", "session_id": SESSION, "recovered": False}
+    ended = {**message("msg_2", TEXT), "response_id": RESPONSE}
+    updated = {"type": "message.updated", "session_id": SESSION, "offset": 2, "message": ended}
+    unstored = done(**UNSTORED)
+    world.play({**subscribed, "offset": 1, "epoch": "e"}, CREATE, *WHOLE[:-1], unstored, updated)
+    assert "O1 message.updated before the response.done" in world.finds()
+
+
+@pytest.mark.parametrize("field", ["status", "sequence_number", "text_length", "reason"])
+def test_a_told_end_that_is_not_the_stored_one_is_found(world: World, field: str) -> None:
+    world.play(CREATE, *WHOLE)
+    world.run.fields[field] = {"status": "failed", "reason": "stop"}.get(field, "5")
+    assert "I3 connection 1" in world.finds()
+
+
 def test_a_second_response_for_one_key_is_found(world: World) -> None:
     second = created()
     second["response"] = {**second["response"], "id": RESPONSE[:-1] + "x"}
