@@ -22,7 +22,6 @@ from torch.nn import functional
 from csrc import build
 from engine.token_choice import choose_tokens_reference
 
-
 NAMES = ("store_kv", "paged_attention", "linear", "decoder_step", "choose_tokens")
 
 
