@@ -162,7 +162,7 @@ class BusyServer:
         frames: list[dict[str, Any]] = [
             {"type": "response.created", "response": response, "idempotency_key": key},
             {"type": "response.output_text.delta", "response_id": "resp_R"},
-            {"type": "response.done", "response": {**response, **done}},
+            {"type": "response.done", "response": {**response, **done}, "durable": True},
         ]
         frames[1] |= {"text_offset": 0, "delta": "Fine"}
         return [{**one, "sequence_number": n, "fence": 1} for n, one in enumerate(frames, 1)]
