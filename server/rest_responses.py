@@ -212,6 +212,8 @@ class ResponseOperations:
             """The response may be gone together with its session."""
             assert subscription.only is not None
             with translate_store_errors(), contextlib.suppress(StoreUnavailable):
+                if not subscription.only:  # its end, if there was one, is on its way already
+                    raise ResponseNotFound
                 for response_id in list(subscription.only):  # its end may come meanwhile
                     await self._fence(call.uid, response_id)
 

@@ -43,3 +43,28 @@ async def test_an_end_that_comes_during_a_check_is_sent(
         monkeypatch.setattr(second.store, "run", end_meanwhile)
         await events.answered
         assert events.frames[-1]["type"] == "response.done"
+
+
+async def test_a_stream_whose_end_was_given_up_ends_with_an_error(
+    redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer was lost to another worker, and has gone with its session by now."""
+    dice, prefix = Dice(4), fresh_prefix()
+    engine, history = ScriptedEngine(dice), History(lambda: None)
+    async with (
+        running_workers(redis_server.url, prefix, tmp_path, engine, dice, 1) as (worker,),
+        LocalClient(worker, history) as asker,
+    ):
+        session = await asker.new_session()
+        response = await asker.ask(session, oracle_word(1), settings={"max_output_tokens": 3})
+        request = engine.requests[response]
+        request.is_held.add("last")
+        await request.reached["last"].wait()
+        monkeypatch.setattr(event_stream, "CHECK_SECONDS", 0.01)
+        events = Http(worker, "GET", f"/v1/responses/{response}", "stream=true")
+        await events.first("response.output_text.snapshot")
+        hub = worker.services.hub
+        for subscription in hub.rooms[session].subscriptions:
+            subscription.give_up_end(response)
+        assert (await events.first("error"))["error"]["code"] == "response_not_found"
+        request.released.set()
