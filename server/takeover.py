@@ -139,6 +139,8 @@ class Takeover:
             ends=end.reason if end else None,
         )
         if end is None:
+            budget = await self._store.budget(run.uid)  # what the answer has used is not in it yet
+            run.tokens_left = None if budget is None else budget.remaining
             await self._runs.go_on(run)
             return True
         await self._runs.finish(run, end)

@@ -132,6 +132,9 @@ class ScriptedEngine:
             await request.at("queued", dice)
             on_progress(RequestProgress(0, 1, 0, 0, scheduled=False))
             await request.at("prefill", dice)
+            if num_left <= 0:
+                yield _output(response_id, "", [], "length")
+                return
             on_progress(RequestProgress(None, 1, 0, 1, scheduled=True))
             for number in range(num_left):
                 is_last = number == num_left - 1

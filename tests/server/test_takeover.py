@@ -24,6 +24,7 @@ from server.stops import Stops
 from server.takeover import MAX_FENCE
 from sessions.embedded import EmbeddedRedis
 from sessions.errors import RunLost, StoreUnavailable
+from sessions.quotas import Quotas
 from sessions.records import (
     Event,
     ObjectEvent,
@@ -207,6 +208,20 @@ async def test_answer_whose_tokens_say_another_text_is_not_made_worse(
     monkeypatch.setattr(survivor.engine, "resumed_text", lambda *_: "another text")
     record, text = await survivor.adopted(await survivor.orphan())
     assert (record.reason, text) == ("owner_lost", oracle_answer(FIRST, NUM_STORED))
+
+
+@pytest.mark.parametrize(("used", "num_tokens"), [(0, 5), (4, NUM_STORED), (9, NUM_STORED)])
+async def test_answer_that_is_taken_over_ends_where_its_users_day_ends(
+    survivor: Survivor, used: int, num_tokens: int
+) -> None:
+    store = survivor.worker.store
+    response_id = await survivor.orphan()
+    store.quotas = Quotas(tokens_per_day=6)  # one of them for the prompt
+    earlier = new_response_id(session_of(response_id))
+    await store.charge_tokens("local", earlier, used, await store.now_ms())
+    record, text = await survivor.adopted(response_id)
+    assert (record.status, record.reason) == ("incomplete", "quota")
+    assert text == oracle_answer(FIRST, num_tokens)
 
 
 async def test_answer_whose_log_is_gone_ends_and_the_next_one_may_begin(
