@@ -4,8 +4,9 @@ A token that was right before is never kept waiting, so somebody who guesses fro
 address cannot lock the admin out.
 """
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import structlog
@@ -38,37 +39,45 @@ class FailedAttempts:
         self._windows: dict[str, _Window] = {}
         self._trusted: set[str] = set()  # digests of tokens that were right
 
-    def begin(self, address: str, token: str) -> None:
-        """Somebody tries a token; it counts as wrong until `succeeded`.
+    @contextlib.contextmanager
+    def attempt(self, address: str, token: str) -> Iterator[None]:
+        """Somebody tries a token: a block that raises `ApiError` if it is wrong.
 
-        Raises `ApiError` `rate_limited` while the address has to wait.
+        It counts while the block runs, and stays counted if it was wrong. What ends without an
+        answer (the store is away, the client has left) is nobody's guess. Raises `ApiError`
+        `rate_limited` while the address has to wait.
         """
-        if digest_of(token) in self._trusted:
-            return
-        window = self._window(address)
+        digest = digest_of(token)
+        # A token that was right before fills nobody's window.
+        window = _Window(0) if digest in self._trusted else self._window(address)
         if window.num_attempts >= MAX_FAILURES:
             left_ms = (window.begin + WINDOW_SECONDS - self._clock()) * 1000
             raise ApiError(
                 "rate_limited", "too many wrong tokens", retry_after_ms=max(1, int(left_ms))
             )
         window.num_attempts += 1
+        try:
+            yield
+        except ApiError:
+            self._log_once(address)
+            raise
+        except BaseException:
+            window.num_attempts -= 1
+            raise
+        window.num_attempts -= 1
+        self._trust(digest)
 
-    def failed(self, address: str) -> None:
-        """The token was wrong. Only the first of a window is logged."""
+    def _log_once(self, address: str) -> None:
+        """Only the first of a window is logged."""
         window = self._window(address)
         if not window.is_logged:
             window.is_logged = True
             logger.warning("wrong admin token", address=address)
 
-    def succeeded(self, address: str, token: str) -> None:
-        """The token was right."""
-        digest = digest_of(token)
-        if digest in self._trusted:
-            return
+    def _trust(self, digest: str) -> None:
         if len(self._trusted) >= MAX_TRUSTED:
             self._trusted.clear()
         self._trusted.add(digest)
-        self._window(address).num_attempts -= 1
 
     def _window(self, address: str) -> _Window:
         now = self._clock()

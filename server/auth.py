@@ -77,13 +77,8 @@ class Authenticator:
         if not connection.headers.getlist("authorization"):
             raise ApiError("token_invalid", "send the admin's token as a bearer token")
         token = _authorization(connection)
-        self._attempts.begin(address, token)
-        try:
+        with self._attempts.attempt(address, token):
             user = await self.identities.of_token(token)
-        except ApiError:
-            self._attempts.failed(address)
-            raise
-        self._attempts.succeeded(address, token)
         if not user.may(scope):
             raise ApiError("forbidden", f"this needs the role admin and the scope {scope}")
         return user

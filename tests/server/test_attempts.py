@@ -1,9 +1,13 @@
 """Wrong admin credentials: ten in a minute, then that address waits for the minute to end."""
 
+import asyncio
+import contextlib
+
 import pytest
 
 from server.attempts import MAX_FAILURES, WINDOW_SECONDS, FailedAttempts
 from server.errors import ApiError
+from sessions.errors import StoreUnavailable
 
 
 class Clock:
@@ -19,12 +23,18 @@ def clock() -> Clock:
     return Clock()
 
 
+def try_wrong(attempts: FailedAttempts, address: str) -> str:
+    """The code that a wrong token is refused with."""
+    with pytest.raises(ApiError) as raised, attempts.attempt(address, "wrong"):
+        raise ApiError("token_invalid", "wrong")
+    return raised.value.code
+
+
 @pytest.fixture
 def attempts(clock: Clock) -> FailedAttempts:
     attempts = FailedAttempts(clock)
     for _ in range(MAX_FAILURES):
-        attempts.begin("1.2.3.4", "wrong")
-        attempts.failed("1.2.3.4")
+        assert try_wrong(attempts, "1.2.3.4") == "token_invalid"
     return attempts
 
 
@@ -33,7 +43,8 @@ def test_after_ten_failures_an_address_waits_for_the_rest_of_its_minute(
 ) -> None:
     clock.now += 20
     with pytest.raises(ApiError) as raised:
-        attempts.begin("1.2.3.4", "right, for the first time")
+        with attempts.attempt("1.2.3.4", "right, for the first time"):
+            pass
     assert raised.value.code == "rate_limited"
     assert raised.value.retry_after_ms == (WINDOW_SECONDS - 20) * 1000
 
@@ -42,27 +53,49 @@ def test_when_the_minute_is_over_the_address_may_try_again(
     attempts: FailedAttempts, clock: Clock
 ) -> None:
     clock.now += WINDOW_SECONDS
-    attempts.begin("1.2.3.4", "wrong")
+    assert try_wrong(attempts, "1.2.3.4") == "token_invalid"
 
 
 def test_another_address_does_not_wait(attempts: FailedAttempts) -> None:
-    attempts.begin("1.2.3.5", "wrong")
+    assert try_wrong(attempts, "1.2.3.5") == "token_invalid"
 
 
 def test_a_token_that_was_right_before_does_not_wait(attempts: FailedAttempts) -> None:
-    attempts.begin("1.2.3.5", "right")
-    attempts.succeeded("1.2.3.5", "right")
-    attempts.begin("1.2.3.4", "right")
+    for address in ("1.2.3.5", "1.2.3.4"):
+        with attempts.attempt(address, "right"):
+            pass
 
 
 def test_right_tokens_use_nothing_up(attempts: FailedAttempts) -> None:
     for number in range(2 * MAX_FAILURES):
-        attempts.begin("1.2.3.5", f"right {number}")
-        attempts.succeeded("1.2.3.5", f"right {number}")
+        with attempts.attempt("1.2.3.5", f"right {number}"):
+            pass
+
+
+@pytest.mark.parametrize("failure", [StoreUnavailable, asyncio.CancelledError])
+def test_what_ends_without_an_answer_uses_nothing_up(
+    attempts: FailedAttempts, failure: type[BaseException]
+) -> None:
+    for _ in range(2 * MAX_FAILURES):
+        with pytest.raises(failure), attempts.attempt("1.2.3.5", "unknown"):
+            raise failure
+    for _ in range(MAX_FAILURES):
+        assert try_wrong(attempts, "1.2.3.5") == "token_invalid"
+    assert try_wrong(attempts, "1.2.3.5") == "rate_limited"
 
 
 def test_attempts_at_the_same_time_count_before_they_have_failed(attempts: FailedAttempts) -> None:
+    with contextlib.ExitStack() as trying:
+        for number in range(MAX_FAILURES):
+            trying.enter_context(attempts.attempt("1.2.3.5", f"unknown {number}"))
+        assert try_wrong(attempts, "1.2.3.5") == "rate_limited"
+
+
+def test_an_attempt_that_outlives_its_minute_leaves_the_next_one_as_it_is(
+    attempts: FailedAttempts, clock: Clock
+) -> None:
+    with attempts.attempt("1.2.3.5", "right"):
+        clock.now += WINDOW_SECONDS
     for _ in range(MAX_FAILURES):
-        attempts.begin("1.2.3.5", "wrong")
-    with pytest.raises(ApiError):
-        attempts.begin("1.2.3.5", "wrong")
+        assert try_wrong(attempts, "1.2.3.5") == "token_invalid"
+    assert try_wrong(attempts, "1.2.3.5") == "rate_limited"

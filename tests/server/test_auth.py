@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 from starlette.requests import HTTPConnection
 
+from server.attempts import MAX_FAILURES
 from server.auth import Authenticator, Origins
 from server.errors import ApiError
 from server.identities import ADMIN_USER, LOCAL_USER, Identities, User
 from sessions.credentials import Credentials
+from sessions.errors import StoreUnavailable
 from sessions.store import SessionStore
 from sessions.users import Users
 
@@ -272,3 +274,19 @@ async def test_b58_an_address_that_keeps_guessing_waits_and_the_admin_does_not(
     logged = capsys.readouterr()
     assert (logged.out + logged.err).count("wrong admin token") == 1
     assert (await authenticator.admin(bearer(ADMIN_TOKEN))).is_admin
+
+
+async def test_an_admin_who_came_during_an_outage_does_not_wait_behind_it(
+    authenticator: Authenticator, identities: Identities, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking = connection("http", authorization=f"Bearer {ADMIN_TOKEN}")
+
+    async def fail(raw: str) -> User:
+        raise StoreUnavailable
+
+    with monkeypatch.context() as outage:
+        outage.setattr(identities, "of_token", fail)
+        for _ in range(2 * MAX_FAILURES):
+            with pytest.raises(StoreUnavailable):
+                await authenticator.admin(asking)
+    assert (await authenticator.admin(asking)).uid == ADMIN_USER.uid
