@@ -310,11 +310,13 @@ async def test_an_end_that_redis_cannot_write_leaves_nothing_behind(chat: Chat) 
     rid = (await chat.begin()).response_id
     keys, call = chat.store.keys, chat.store.client.call
     log = keys.events(chat.session_id, rid)
-    await call("RENAME", log, f"{log}:away")
+    ((number, fields),) = await call("XRANGE", log, "-", "+")
+    await call("UNLINK", log)
     await call("SET", log, "no stream")
     with pytest.raises(ResponseError):
         await chat.finish(rid, 2, token_ids=[1])
-    await call("RENAME", f"{log}:away", log)
+    await call("UNLINK", log)
+    await call("XADD", log, number, *fields)
     run = await chat.store.run(None, rid)
     assert (run.status, run.num_tokens) == ("queued", 0)
     assert await call("PTTL", keys.run(chat.session_id, rid)) == -1
