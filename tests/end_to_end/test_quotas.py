@@ -133,6 +133,17 @@ def narrow(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         server.close()
 
 
+async def waits_for_engine(client: Client, response: str) -> None:
+    """Return when the core has said so, so that it has counted the answer."""
+    expected = ("response.queued", response, "engine")
+
+    def is_queued() -> bool:
+        fields = ("type", "response_id", "reason")
+        return any(tuple(map(frame.get, fields)) == expected for frame in client.frames)
+
+    await client.wait(is_queued, "response.queued")
+
+
 async def test_p17_one_answer_more_than_may_wait_is_refused_until_a_place_is_free(
     narrow: Server,
 ) -> None:
@@ -141,10 +152,11 @@ async def test_p17_one_answer_more_than_may_wait_is_refused_until_a_place_is_fre
         running = await client.ask(await client.new_session(), oracle_word(1), settings=settings)
         await client.deltas(running, 1)
         last = await client.new_session()
-        waiting = [
-            await client.ask(await client.new_session(), oracle_word(2), settings=settings)
-            for _ in range(2)
-        ]
+        waiting = []
+        for _ in range(2):
+            session = await client.new_session()
+            waiting.append(await client.ask(session, oracle_word(2), settings=settings))
+            await waits_for_engine(client, waiting[-1])
         asking = {"session_id": last, "input": oracle_word(3), "settings": settings}
         refused = await client.reply("response.create", idempotency_key="full", **asking)
         assert refused["error"]["code"] == "queue_full"
@@ -156,6 +168,7 @@ async def test_p17_one_answer_more_than_may_wait_is_refused_until_a_place_is_fre
         begun = await client.reply("response.create", idempotency_key="full", **asking)
         assert begun["type"] == "response.created"
         waiting.append(begun["response"]["id"])
+        await waits_for_engine(client, waiting[-1])
         again = {**asking, "session_id": await client.new_session()}
         refused = await client.reply("response.create", idempotency_key="full-too", **again)
         assert refused["error"]["code"] == "queue_full"
