@@ -35,6 +35,7 @@ DELTA, DONE = "response.output_text.delta", "response.done"
 class Parley(Peer):
     name = "parley"
     precisions: ClassVar[dict[str, float]] = {"bf16": 2.0, "fp32": 4.0, "int8": 1.0 + 4 / 128}
+    more_settings: ClassVar[dict[str, str]] = {}  # of `parley serve`
 
     def prepare(self) -> str:
         return "of this checkout"
@@ -47,6 +48,7 @@ class Parley(Peer):
             "PARLEY_DTYPE": dtypes[self.precision],
             "PARLEY_MAX_MODEL_LEN": str(min(MAX_MODEL_LEN, self._positions())),
             "PARLEY_KV_CACHE_MEMORY_BYTES": str(self.site.kv_cache_bytes),
+            **self.more_settings,
         }
         if self.precision == "int8":
             settings["PARLEY_QUANTIZE"] = "int8"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import uvloop
@@ -40,13 +41,19 @@ ALL = {
 }
 
 
+class PacedParley(Parley):
+    """So slow that an answer comes in pieces, as those of real models do."""
+
+    more_settings: ClassVar[dict[str, str]] = {"PARLEY_PACE": "100"}
+
+
 @pytest.fixture(scope="module")
 def server(
     checkpoint_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Running, Prompts]]:
     environments = Environments(tmp_path_factory.mktemp("cache"), jobs=1)
     site = Site(environments, Checkpoint.open("small", checkpoint_folder), threads=1)
-    with Parley(site, "bf16").running() as running:
+    with PacedParley(site, "bf16").running() as running:
         yield running, Prompts(checkpoint_folder, seed=0)
 
 
