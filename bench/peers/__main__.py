@@ -10,9 +10,10 @@ import contextlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,11 @@ from bench.peers.bandwidth import Bandwidth
 from bench.peers.environments import Environments, Unavailable, cache_folder
 from bench.peers.figures import (
     PARLEY,
+    TARGETS,
     Comparison,
     Row,
     Summary,
+    Target,
     compare,
     floor_rate,
     summaries,
@@ -60,13 +63,15 @@ def main() -> None:
     arguments = parse_arguments()
     if arguments.show:
         recorded = json.loads(arguments.show.read_text())
-        show([Row(**row) for row in recorded["rows"]], recorded["models"])
+        rows = [Row(**row) for row in recorded["rows"]]
+        show(rows, recorded["models"], recorded.get("is_quick", False))
         return
     environments = Environments(cache_folder(), arguments.jobs)
     if arguments.plot:
         plot(environments, arguments.plot)
         return
     run = Run(arguments, environments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no server may outlive the run
     try:
         for name in arguments.model:
             run.measure(name)
@@ -128,6 +133,7 @@ class Run:
         self._models: dict[str, Any] = {}
         self._versions: dict[str, str] = {}
         self._left_out: list[str] = []
+        self._kept = RESULTS / time.strftime("peers-%Y%m%d-%H%M%S.json")
 
     def measure(self, model: str) -> None:
         """All engines with one model."""
@@ -257,6 +263,7 @@ class Run:
             noise = f", others used {foreign.cores:.2f} cores" if foreign.cores > 0.1 else ""
             shown = f"{reading.value:8.4g} {reading.unit}"
             say(f"{peer.engine:22} {reading.case:26} {shown}{memory}{noise}")
+        self._save(self._kept)  # hours of work may end at any moment
 
     def _leave_out(self, what: str, reason: str) -> None:
         self._left_out.append(f"{what}: {reason}")
@@ -271,13 +278,13 @@ class Run:
             return
         if not self._rows:
             raise SystemExit("nothing was measured")
-        show(self._rows, self._models)
+        show(self._rows, self._models, self._arguments.quick)
+        self._save(self._kept)
+        say(f"saved {self._kept}")
         if path := self._arguments.record:
             self._save(path)
+            say(f"saved {path}")
             plot(self._environments, path)
-        else:
-            RESULTS.mkdir(exist_ok=True)
-            self._save(RESULTS / time.strftime("peers-%Y%m%d-%H%M%S.json"))
 
     def _save(self, path: Path) -> None:
         notes = {f"{peer.name}": peer.note for peer in PEERS if peer.note}
@@ -285,6 +292,7 @@ class Run:
             "machine": machine(),
             "threads": self._arguments.threads,
             "date": time.strftime("%Y-%m-%d"),
+            "is_quick": self._arguments.quick,
             "sizes": asdict(self._sizes),
             "versions": self._versions,
             "notes": notes,
@@ -292,19 +300,23 @@ class Run:
             "models": self._models,
             "rows": [asdict(row) for row in self._rows],
         }
+        path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(recorded, indent=1, ensure_ascii=False) + "\n")
-        say(f"saved {path}")
 
 
 async def carry_out(workload: Workload, turn: Turn) -> list[Reading]:
     return await workload(turn)
 
 
-def show(rows: list[Row], known: dict[str, Any]) -> None:
-    """What each engine did, then Parley beside the best of the others."""
+def show(rows: list[Row], known: dict[str, Any], is_quick: bool) -> None:
+    """What each engine did, then Parley beside the best of the others.
+
+    Targets are for full sizes: a quick run has none.
+    """
     for model in dict.fromkeys(row.model for row in rows):
         show_engines(model, [row for row in rows if row.model == model], known.get(model))
-        show_ratios(model, [row for row in rows if row.model == model])
+        of_model = [row for row in rows if row.model == model]
+        show_ratios(model, of_model, [] if is_quick else TARGETS)
 
 
 def show_engines(model: str, rows: list[Row], known: dict[str, Any] | None) -> None:
@@ -349,14 +361,14 @@ def share_of_floor(
     return Summary.of(shares).median if shares else None
 
 
-def show_ratios(model: str, rows: list[Row]) -> None:
+def show_ratios(model: str, rows: list[Row], targets: Sequence[Target]) -> None:
     table = Table(title=f"{model}: Parley beside the best of the others")
     table.add_column("case")
     table.add_column("Parley", justify="right")
     table.add_column("best peer", justify="right")
     for heading in ("ratio", "of the rounds", "target", ""):
         table.add_column(heading, justify="right")
-    for one in compare(rows):
+    for one in compare(rows, targets):
         table.add_row(
             f"{one.case}, {one.own_engine.removeprefix(f'{PARLEY}:')}",
             f"{one.own.median:.4g} {one.unit}",
