@@ -95,8 +95,13 @@ class Subscription:
     @property
     def open(self) -> list[str]:
         """Answers whose end must still come by here."""
-        frozen = self._frozen
-        return [rid for rid in self._open if rid not in frozen or not frozen[rid].ended.is_set()]
+        return [response_id for response_id in self._open if not self._ends_by_itself(response_id)]
+
+    def _ends_by_itself(self, response_id: str) -> bool:
+        """Whether whoever stopped it from here has heard its end, and sends it."""
+        frozen = self._frozen.get(response_id)
+        is_heard = frozen is not None and frozen.ended.is_set()
+        return is_heard and response_id not in self._told_early
 
     def expect_reply(self, kind: str, event_id: str | None) -> None:
         """The next session event of this kind answers a request of this connection."""

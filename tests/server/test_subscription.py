@@ -180,3 +180,18 @@ async def test_an_end_that_is_not_stored_yet_leaves_its_answer_open() -> None:
         frames = kinds(await viewer.sent())
         assert frames == (["done", "message.updated"] if only is None else ["done"])
         assert subscription.open == []
+
+
+async def test_who_stopped_an_answer_and_joins_again_before_its_end_is_stored_waits_for_it() -> (
+    None
+):
+    """A new state brings the ends of what is open, and here nobody else does."""
+    told = ObjectEvent({**DONE.data, "durable": False})
+    told.data["response"] = {"text_length": 14, "status_details": {"reason": "eos"}}
+    viewer = Viewer()
+    subscription = Subscription(viewer, "ses")
+    subscription.put_events(RESPONSE, 1, 1, LOG)
+    subscription.freeze(RESPONSE, lambda: "one two three ")
+    subscription.put_events(RESPONSE, 1, 5, [told])
+    assert kinds(await viewer.sent())[-1] == "done"
+    assert subscription.open == [RESPONSE]
