@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine import ops
 from engine.fused.packing import PackedWeight, join_gate_up
+from tests.built_kernels import needs_kernels
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 24
@@ -20,8 +21,7 @@ MAX_POSITIONS = 128
 FORMATS = ["float32", "bfloat16", "int8"]
 TOLERANCE = {"float32": 2e-5, "bfloat16": 5e-2, "int8": 0.12}  # of logits of about 1
 
-# Parley runs without a compiler, on the references, and so do its tests; CI installs one.
-pytestmark = pytest.mark.skipif(not ops.load_library(), reason="csrc is not built: no compiler")
+pytestmark = needs_kernels
 
 
 class Model:

@@ -6,12 +6,13 @@ from torch import Tensor
 
 from engine import ops
 from engine.fused.packing import pack_weight
+from tests.built_kernels import needs_kernels
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 80
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 2e-2}
 
-pytestmark = pytest.mark.skipif(not ops.load_library(), reason="csrc is not built: no compiler")
+pytestmark = needs_kernels
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 BATCHES = {  # name: (tokens of each sequence, how many of them are queries)

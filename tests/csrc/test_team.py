@@ -10,10 +10,9 @@ import sys
 
 import pytest
 
-from engine import ops
+from tests.built_kernels import needs_kernels
 
-# Parley runs without a compiler, on the references, and so do its tests; CI installs one.
-pytestmark = pytest.mark.skipif(not ops.load_library(), reason="csrc is not built: no compiler")
+pytestmark = needs_kernels
 
 
 def run(program: str) -> str:
@@ -58,6 +57,7 @@ assert len(threads() - before) == 11
     assert " of 12 could not be started: " in output
 
 
+# Other systems than Linux have no call to ask or pin by; the team runs unpinned there.
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="not Linux")
 def test_helpers_are_pinned_only_where_the_team_has_all_processors() -> None:
     output = run("""

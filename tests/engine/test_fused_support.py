@@ -15,13 +15,14 @@ from engine.fused import support
 from engine.fused.decoder import fuse
 from engine.loader import LoadedModel, load_model
 from engine.model_runner import ModelRunner
+from tests.built_kernels import needs_kernels
 from tests.engine.stepped_engine import SteppedEngine
 from tests.tiny_model import build_tiny_model
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     # Without a compiler every model is transformers': then there is no choice to test.
-    pytest.mark.skipif(not ops.load_library(), reason="csrc is not built: no compiler"),
+    needs_kernels,
 ]
 
 

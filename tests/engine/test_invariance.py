@@ -23,6 +23,7 @@ from engine.invariance import Layer, RowProbe
 from engine.linear import PackedLinear
 from engine.loader import LoadedModel, load_model
 from engine.model_runner import ModelRunner
+from tests.built_kernels import needs_kernels
 from tests.engine.stepped_engine import Logprobs, SteppedEngine
 from tests.tiny_model import build_tiny_model
 
@@ -36,8 +37,6 @@ NUM_TOKENS = 20
 
 Folders = Callable[[str], Path]
 Answer = tuple[list[int], Logprobs]
-
-built = pytest.mark.skipif(not ops.load_library(), reason="csrc is not built: no compiler")
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +105,7 @@ def test_a_layer_whose_rows_depend_on_their_place_is_found() -> None:
     assert Layer(Placed(), torch.zeros(1, 5, 8), row_dim=1).depends_on_rows(1, max_rows=64)
 
 
-@built
+@needs_kernels
 def test_the_probe_finds_the_smallest_multiple_and_says_so(
     folders: Folders, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -121,7 +120,7 @@ def test_the_probe_finds_the_smallest_multiple_and_says_so(
     assert "with multiples of 16 answers are alike in any batch" in record.getMessage()
 
 
-@built
+@needs_kernels
 def test_what_no_layer_shows_alone_the_whole_model_shows(folders: Folders) -> None:
     """A fickle module with parts is no leaf: only reading a text in chunks finds it."""
     loaded, config = load(folders("llama"))
@@ -240,7 +239,7 @@ def alone(folders: Folders) -> Callable[[str], list[Answer]]:
     return answers
 
 
-@built
+@needs_kernels
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_are_alike_alone_and_together_in_chunks_of_any_size(
     family: str, folders: Folders, alone: Callable[[str], list[Answer]]
@@ -255,7 +254,7 @@ def test_answers_are_alike_alone_and_together_in_chunks_of_any_size(
         assert answer_together(engine, make_prompts()) == alone(family), f"in chunks of {budget}"
 
 
-@built
+@needs_kernels
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_are_alike_preempted_and_in_chunks_whose_size_depends_on_the_clock(
     family: str, folders: Folders
@@ -274,7 +273,7 @@ def test_answers_are_alike_preempted_and_in_chunks_whose_size_depends_on_the_clo
     assert answer_together(engine, prompts) == expected
 
 
-@built
+@needs_kernels
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_are_alike_from_the_prefix_cache(
     family: str, folders: Folders, alone: Callable[[str], list[Answer]]
@@ -295,14 +294,14 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(1)
 
 
-@built
+@needs_kernels
 def test_with_two_threads_the_model_reads_alike_in_any_chunks(
     folders: Folders, two_threads: None
 ) -> None:
     assert SteppedEngine(folders("llama")).runner.invariance.is_proven
 
 
-@built
+@needs_kernels
 @pytest.mark.slow  # threads that wait for each other, on a machine where others run
 @pytest.mark.parametrize(("family", "dtype"), [("llama", "bfloat16"), ("demo", "float32")])
 def test_answers_are_alike_with_two_threads(
@@ -314,12 +313,12 @@ def test_answers_are_alike_with_two_threads(
     assert answer_together(engine, make_prompts()) == expected
 
 
-@built
+@needs_kernels
 def test_r42_sixteen_seeded_streams_each_equal_their_solo_run_bit_for_bit(folders: Folders) -> None:
     check_streams(folders("llama"), 16)
 
 
-@built
+@needs_kernels
 @pytest.mark.slow
 def test_r42_a_hundred_seeded_streams_each_equal_their_solo_run_bit_for_bit(
     folders: Folders,
@@ -333,7 +332,7 @@ def check_streams(folder: Path, num_streams: int) -> None:
     assert answer_together(engine, prompts) == answer_alone(folder, prompts)
 
 
-@built
+@needs_kernels
 def test_without_padding_the_answers_would_differ(folders: Folders) -> None:
     """Where torch's kernels depend on rows, as in experts, these tests can see it."""
     folder = folders("qwen3_moe")

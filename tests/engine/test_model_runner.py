@@ -26,6 +26,7 @@ from engine.loader import load_model
 from engine.model_runner import ModelRunner, resolve_sizes
 from engine.sampling_params import SamplingParams
 from engine.sequence import ScheduledSequence, Sequence
+from tests.built_kernels import needs_kernels
 from tests.engine.stepped_engine import SteppedEngine
 from tests.tiny_model import build_tiny_model
 
@@ -176,7 +177,7 @@ def eight_bit_logits(engine: SteppedEngine, ids: list[int]) -> Tensor:
     return reference.forward(dataclasses.replace(batch, logits_rows=rows, num_sampled=len(ids)))
 
 
-@pytest.mark.skipif(not ops.load_library(), reason="csrc is not built: no compiler")
+@needs_kernels
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_eight_bit_answers_equal_the_reference_with_the_same_weights(
     family: str, folders: Folders
@@ -203,7 +204,7 @@ def test_eight_bit_answers_equal_the_reference_with_the_same_weights(
     assert max(differences) < 0.1
 
 
-@pytest.mark.skipif(not ops.load_library(), reason="csrc is not built: no compiler")
+@needs_kernels
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_eight_bit_answers_are_the_same_to_the_last_bit_alone_and_batched(
     dtype: str, folders: Folders

@@ -9,6 +9,7 @@ import torch
 
 from csrc import build
 from engine import ops
+from tests.built_kernels import needs_kernels
 
 
 def test_the_reference_equals_scaled_dot_product_attention() -> None:
@@ -59,7 +60,7 @@ def test_without_a_compiler_auto_falls_back_and_cpu_says_so(
         ops.choose("cpu")
 
 
-@pytest.mark.skipif(not ops.load_library(), reason="csrc is not built: no compiler")
+@needs_kernels
 @pytest.mark.parametrize("backend", ["auto", "cpu"])
 def test_a_cpu_level_that_the_machine_lacks_is_told_when_ops_are_chosen(backend: str) -> None:
     program = (

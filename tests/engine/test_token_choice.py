@@ -8,6 +8,7 @@ from torch import Tensor
 
 from engine import ops
 from engine.token_choice import choose_truncated
+from tests.built_kernels import needs_kernels
 
 VOCAB = 50
 IMPLEMENTATIONS = ["torch", "cpu"] if ops.load_library() else ["torch"]
@@ -152,14 +153,14 @@ def test_a_row_chooses_alike_alone_and_among_others(implementation: str) -> None
         assert alone.choose(implementation) == together[5:6]
 
 
-@pytest.mark.skipif(not ops.load_library(), reason="csrc is not built: no compiler")
+@needs_kernels
 def test_opcheck() -> None:
     rows = Rows(random_logits(4, VOCAB), top_p=0.9)
     arguments = (*rows.arguments(), torch.empty(4, dtype=torch.int64))
     torch.library.opcheck(torch.ops.parley.choose_tokens.default, arguments)
 
 
-@pytest.mark.skipif(not ops.load_library(), reason="csrc is not built: no compiler")
+@needs_kernels
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
