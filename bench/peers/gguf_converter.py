@@ -28,7 +28,7 @@ def accept_unknown(kind: Any) -> None:
     def get_vocab_base_pre(self: Any, tokenizer: Any) -> str:
         try:
             return str(known(self, tokenizer))
-        except NotImplementedError:
+        except NotImplementedError:  # what that package raises for a tokenizer it does not know
             return "qwen2"
 
     kind.get_vocab_base_pre = get_vocab_base_pre

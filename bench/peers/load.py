@@ -10,7 +10,7 @@ import itertools
 import json
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -62,7 +62,7 @@ Until = Callable[[Answer], bool]  # asked at each piece: whether to stop here
 class Conversation(Protocol):
     """Turns of one chat. The server has, or is sent, what was said before."""
 
-    async def say(self, message: str, num_tokens: int) -> Answer: ...
+    async def say(self, message: str, num_tokens: int, until: Until | None = None) -> Answer: ...
 
 
 class Door(Protocol):
@@ -72,7 +72,15 @@ class Door(Protocol):
         self, prompt: Prompt, num_tokens: int, until: Until | None = None
     ) -> Answer: ...
 
+
+class ChatDoor(Door, Protocol):
     def conversation(self) -> Conversation: ...
+
+
+class JoinedDoor(Door, Protocol):
+    """Answers are asked for while it is `joined`."""
+
+    def joined(self) -> AbstractAsyncContextManager[None]: ...
 
 
 class EventParser:
@@ -243,8 +251,8 @@ class History:
         self._door = door
         self._messages: list[dict[str, str]] = []
 
-    async def say(self, message: str, num_tokens: int) -> Answer:
+    async def say(self, message: str, num_tokens: int, until: Until | None = None) -> Answer:
         self._messages.append({"role": "user", "content": message})
-        answer = await self._door.chat(self._messages, num_tokens)
+        answer = await self._door.chat(self._messages, num_tokens, until)
         self._messages.append({"role": "assistant", "content": answer.text})
         return answer

@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-YIELD_SECONDS = 0.0005  # a step keeps the interpreter's lock, so the event loop gets it in between
+YIELD_SECONDS = 0.0005
 
 
 @dataclass
@@ -60,6 +60,8 @@ class Stepper:
             jobs += [job for job in new if self._begin(job)]
             if self._pipeline.has_non_finished_requests():
                 self._pipeline.step()
+                # A step keeps the interpreter's lock: without a pause the event loop would not get
+                # it, and this engine's answers would come late for no fault of its own.
                 time.sleep(YIELD_SECONDS)
             jobs = [job for job in jobs if self._hand_on(job)]
 

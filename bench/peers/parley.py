@@ -10,7 +10,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -66,10 +66,10 @@ class Parley(Peer):
             yield Running(
                 server.process.pid,
                 {
-                    "websocket": WebsocketDoor(server, users),
-                    "events": EventsDoor(server, users),
-                    "engine": EngineDoor(core_address(server), str(folder)),
+                    "websocket": SessionDoor(server, users, WebsocketConversation),
+                    "events": SessionDoor(server, users, EventsConversation),
                 },
+                EngineDoor(core_address(server), str(folder)),
             )
 
     def _positions(self) -> int:
@@ -112,27 +112,29 @@ def enter_usage(answer: Answer, frame: dict[str, Any]) -> None:
     answer.cached_tokens = usage.get("cached_tokens") or 0
 
 
-# ---- the websocket ------------------------------------------------------------------------------
+# ---- sessions, and the two ways to talk in one --------------------------------------------------
 
 
-class WebsocketDoor:
-    """Each answer in a new session, on a connection that is open before the clock runs."""
+class SessionDoor:
+    """Each answer in a new session."""
 
-    def __init__(self, server: Server, users: Users) -> None:
+    def __init__(
+        self, server: Server, users: Users, converse: Callable[[Server, str], Conversation]
+    ) -> None:
         self._server = server
         self._users = users
+        self._converse = converse
 
     async def answer(self, prompt: Prompt, num_tokens: int, until: Until | None = None) -> Answer:
-        return await self._converse().say(prompt.message, num_tokens, until)
+        return await self.conversation().say(prompt.message, num_tokens, until)
 
     def conversation(self) -> Conversation:
-        return self._converse()
-
-    def _converse(self) -> "WebsocketConversation":
-        return WebsocketConversation(self._server, self._users.next())
+        return self._converse(self._server, self._users.next())
 
 
 class WebsocketConversation:
+    """Each question on a connection that is open before the clock runs."""
+
     def __init__(self, server: Server, token: str) -> None:
         self._server = server
         self._token = token
@@ -171,27 +173,9 @@ class WebsocketConversation:
         return answer
 
 
-# ---- server-sent events -------------------------------------------------------------------------
-
-
-class EventsDoor:
-    """The same over HTTP: `POST …/responses`, followed as it is written."""
-
-    def __init__(self, server: Server, users: Users) -> None:
-        self._server = server
-        self._users = users
-
-    async def answer(self, prompt: Prompt, num_tokens: int, until: Until | None = None) -> Answer:
-        return await self._converse().say(prompt.message, num_tokens, until)
-
-    def conversation(self) -> Conversation:
-        return self._converse()
-
-    def _converse(self) -> "EventsConversation":
-        return EventsConversation(self._server, self._users.next())
-
-
 class EventsConversation:
+    """Server-sent events: `POST …/responses`, followed as it is written."""
+
     def __init__(self, server: Server, token: str) -> None:
         self._port = urlsplit(server.url).port or 80
         self._headers = {"Authorization": f"Bearer {token}"}
@@ -278,6 +262,3 @@ class EngineDoor:
                     break
         answer.ended = time.monotonic()
         return answer
-
-    def conversation(self) -> Conversation:
-        raise NotImplementedError("the engine keeps no conversations")

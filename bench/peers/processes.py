@@ -19,6 +19,7 @@ import psutil
 from bench.peers.environments import Unavailable, reason
 
 STOP_SECONDS = 15.0  # between a polite request to end and SIGKILL
+POLL_SECONDS = 0.2
 SAMPLE_SECONDS = 0.002
 QUIET_SECONDS = 0.02  # a window in which a server that has stopped does next to nothing
 QUIET_CORES = 0.25  # more than at rest in that window is still work
@@ -70,7 +71,7 @@ def await_answer(
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2) as answer:
             if answer.status == 200:
                 return
-        time.sleep(0.2)
+        time.sleep(POLL_SECONDS)  # somebody else's server: nothing but an answer tells
     raise Unavailable(f"{name} did not answer within {seconds:.0f} s ({log})")
 
 

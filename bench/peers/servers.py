@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from bench.peers.environments import Environments
 from bench.peers.figures import family
-from bench.peers.load import Door
+from bench.peers.load import ChatDoor, JoinedDoor
 from bench.peers.models import Checkpoint
 from bench.peers.processes import free_port, running
 
@@ -50,10 +50,11 @@ class Running:
     """A server that is up: its process, and the ways into it, the usual one first."""
 
     pid: int
-    doors: dict[str, Door]
+    doors: dict[str, ChatDoor]
+    engine: JoinedDoor | None = None  # without the server around it
 
     @property
-    def door(self) -> Door:
+    def door(self) -> ChatDoor:
         return next(iter(self.doors.values()))
 
 
@@ -97,7 +98,7 @@ class Peer(ABC):
         command: list[str],
         environment: dict[str, str],
         port: int,
-        door: Door,
+        door: ChatDoor,
         health: str = "/health",
     ) -> Iterator[Running]:
         """A server that is one command, and is entered over HTTP."""

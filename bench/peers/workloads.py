@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.peers.load import Answer, Door, LoadError
-from bench.peers.parley import EngineDoor
+from bench.peers.load import Answer, ChatDoor, Door, LoadError
 from bench.peers.processes import busy_cores, quiet_after, sample_busy, tree
 from bench.peers.prompts import Prompts
 from bench.peers.servers import Running
@@ -75,7 +74,7 @@ class Turn:
     sizes: Sizes
 
     @property
-    def door(self) -> Door:
+    def door(self) -> ChatDoor:
         return self.server.door
 
 
@@ -248,23 +247,22 @@ async def stop(turn: Turn) -> list[Reading]:
 
 async def through(turn: Turn) -> list[Reading]:
     """Parley's engine alone, and the same through its server: what the server costs."""
-    doors = turn.server.doors
-    engine = doors.get("engine")
-    if not isinstance(engine, EngineDoor):
+    engine = turn.server.engine
+    if engine is None:
         return []
-    count, readings, rates = turn.sizes.through_chats, [], dict[str, float]()
-    for name, door in doors.items():
-        if door is engine:
-            async with engine.joined():
-                rates[name], answers = await burst_of(turn, door, count, *turn.sizes.burst)
-        else:
-            rates[name], answers = await burst_of(turn, door, count, *turn.sizes.burst)
-        details = told(answers[0])
-        readings.append(Reading(f"{name} door@{count}", rates[name], "tok/s", details))
+    count, readings = turn.sizes.through_chats, []
+
+    async def rate_through(name: str, door: Door) -> float:
+        rate, answers = await burst_of(turn, door, count, *turn.sizes.burst)
+        readings.append(Reading(f"{name} door@{count}", rate, "tok/s", told(answers[0])))
+        return rate
+
+    rates = {name: await rate_through(name, door) for name, door in turn.server.doors.items()}
+    async with engine.joined():
+        alone = await rate_through("engine", engine)
     return readings + [
-        Reading(f"lost by {name}@{count}", 100 * (1 - rate / rates["engine"]), "%")
+        Reading(f"lost by {name}@{count}", 100 * (1 - rate / alone), "%")
         for name, rate in rates.items()
-        if name != "engine"
     ]
 
 

@@ -22,7 +22,9 @@ def test_a_failed_command_says_what_and_where(tmp_path: Path) -> None:
         environments.run("trying it", command)
 
 
-def test_an_environment_that_was_made_is_taken(tmp_path: Path) -> None:
+def test_an_environment_that_was_made_is_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     environments = Environments(tmp_path, jobs=1)
     made: list[str] = []
 
@@ -30,7 +32,7 @@ def test_an_environment_that_was_made_is_taken(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         made.append(name)
 
-    environments._install = install  # type: ignore[method-assign]
+    monkeypatch.setattr(environments, "_install", install)
     for _ in range(2):
         program = environments.program("plots", "python")
         assert program == tmp_path / "environments" / "plots" / "bin" / "python"
