@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,21 +15,32 @@ from tests.tiny_model import oracle_word
 
 SHORT = {"temperature": 0, "max_output_tokens": 2}
 
+StartServer = Callable[..., Server]
+
 
 @pytest.fixture(scope="module")
-def small(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def start(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+    """Start a server with these settings, which ends with the module."""
+    with contextlib.ExitStack() as servers:
+
+        def start_server(**settings: str) -> Server:
+            folder = tmp_path_factory.mktemp("limited") / "data"
+            server = Server(folder, oracle_model, None, **settings)
+            servers.callback(server.close)
+            return server.start()
+
+        yield start_server
+
+
+@pytest.fixture(scope="module")
+def small(start: StartServer) -> Server:
     """A server on which little may be kept and used."""
-    limits = {
-        "PARLEY_MAX_SESSIONS_PER_USER": "3",
-        "PARLEY_MAX_MESSAGES_PER_SESSION": "4",
-        "PARLEY_MAX_TOKENS_PER_DAY": "30",
-        "PARLEY_MAX_CONNECTIONS_PER_USER": "2",
-    }
-    server = Server(tmp_path_factory.mktemp("small") / "data", oracle_model, None, **limits)
-    try:
-        yield server.start()
-    finally:
-        server.close()
+    return start(
+        PARLEY_MAX_SESSIONS_PER_USER="3",
+        PARLEY_MAX_MESSAGES_PER_SESSION="4",
+        PARLEY_MAX_TOKENS_PER_DAY="30",
+        PARLEY_MAX_CONNECTIONS_PER_USER="2",
+    )
 
 
 @pytest.fixture
@@ -118,19 +129,14 @@ async def test_what_is_left_of_the_day_is_told_with_each_answer(small: Server) -
 
 
 @pytest.fixture(scope="module")
-def narrow(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def narrow(start: StartServer) -> Server:
     """A server that writes one answer at a time, and lets two more wait for the engine."""
-    limits = {
-        "PARLEY_MAX_NUM_SEQS": "1",
-        "PARLEY_MAX_NUM_QUEUED_REQS": "2",
-        "PARLEY_PACE": "20",
-        "PARLEY_MAX_TOKENS_PER_DAY": "0",
-    }
-    server = Server(tmp_path_factory.mktemp("narrow") / "data", oracle_model, None, **limits)
-    try:
-        yield server.start()
-    finally:
-        server.close()
+    return start(
+        PARLEY_MAX_NUM_SEQS="1",
+        PARLEY_MAX_NUM_QUEUED_REQS="2",
+        PARLEY_PACE="20",
+        PARLEY_MAX_TOKENS_PER_DAY="0",
+    )
 
 
 async def waits_for_engine(client: Client, response: str) -> None:

@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from engine.piecewise_encoding import ENTRY_BYTES, PiecewiseEncoder
+from engine.piecewise_encoding import ENTRY_BYTES, MAX_BYTES, PiecewiseEncoder
 from tests.engine.small_tokenizers import BUILDERS, build_chatml, build_gemma
 
 FAMILIES = sorted(BUILDERS)
@@ -40,6 +40,14 @@ class Counting:
     def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
         self.texts += texts
         return self._backend.encode_batch_fast(texts, **options)
+
+
+def counting_encoder(
+    backend: Backend, max_bytes: int = MAX_BYTES
+) -> tuple[Counting, PiecewiseEncoder]:
+    counting = Counting(backend)
+    # No class can derive from the Rust library's, so that one type cannot be both.
+    return counting, PiecewiseEncoder(cast(Backend, counting), max_bytes)
 
 
 def whole(backend: Backend, text: str) -> list[int]:
@@ -86,8 +94,7 @@ def test_unusual_added_tokens_change_nothing(
 
 
 def test_only_what_is_new_is_encoded(backends: dict[str, Backend]) -> None:
-    counting = Counting(backends["chatml"])
-    encoder = PiecewiseEncoder(counting)  # type: ignore[arg-type]
+    counting, encoder = counting_encoder(backends["chatml"])
     chat = "<|im_start|>user\nHello<|im_end|>\n"
     encoder.encode(chat, "ana")
     assert counting.texts == ["<|im_start|>user\nHello", "<|im_end|>\n"]
@@ -98,17 +105,15 @@ def test_only_what_is_new_is_encoded(backends: dict[str, Backend]) -> None:
 
 
 def test_nobody_is_served_from_what_another_wrote(backends: dict[str, Backend]) -> None:
-    counting = Counting(backends["chatml"])
-    encoder = PiecewiseEncoder(counting)  # type: ignore[arg-type]
+    counting, encoder = counting_encoder(backends["chatml"])
     encoder.encode("a secret", "ana")
     encoder.encode("a secret", "bob")
     assert counting.texts == ["a secret", "a secret"]
 
 
 def test_what_was_not_used_for_longest_is_forgotten_first(backends: dict[str, Backend]) -> None:
-    counting = Counting(backends["chatml"])
     room_for_two = 2 * (ENTRY_BYTES + 4)
-    encoder = PiecewiseEncoder(counting, max_bytes=room_for_two)  # type: ignore[arg-type]
+    counting, encoder = counting_encoder(backends["chatml"], max_bytes=room_for_two)
     for text in "abacab":
         assert encoder.encode(text, "ana") == whole(backends["chatml"], text)
     assert "".join(counting.texts) == "abcb"

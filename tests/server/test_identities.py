@@ -73,6 +73,19 @@ def digest(user: User) -> str:
     return user.credential.digest
 
 
+async def make(change: str, user: User, users: Users, credentials: Credentials) -> None:
+    """A change of what `user` may do; "expire" comes by itself."""
+    match change:
+        case "revoke":
+            await credentials.revoke_digest(digest(user))
+        case "disable":
+            await users.update(user.uid, disabled=True)
+        case "demote":
+            await users.update(user.uid, roles=("user",))
+        case "forget":
+            await users.forget(user.uid)
+
+
 @pytest.mark.parametrize("change", ["revoke", "disable", "demote", "forget"])
 async def test_c12_a_change_ends_open_connections_at_once(
     told: Identities,
@@ -85,15 +98,7 @@ async def test_c12_a_change_ends_open_connections_at_once(
     monkeypatch.setattr(module, "RECHECK_SECONDS", 60.0)
     sockets = Socket(), Socket()
     with told.holding(user, sockets[0].end), told.holding(user, sockets[1].end):
-        match change:
-            case "revoke":
-                await credentials.revoke_digest(digest(user))
-            case "disable":
-                await users.update(user.uid, disabled=True)
-            case "demote":
-                await users.update(user.uid, roles=("user",))
-            case "forget":
-                await users.forget(user.uid)
+        await make(change, user, users, credentials)
         code = "forbidden" if change == "disable" else "token_invalid"
         assert [await socket.code() for socket in sockets] == [code] * 2
         assert not await told.still_holds(user)
@@ -114,15 +119,7 @@ async def test_c12_a_change_ends_a_request_whose_body_is_still_to_come(
     await told.confirm(user)
     socket = Socket()
     with told.holding(user, socket.end):  # tells when the change has come here
-        match change:
-            case "revoke":
-                await credentials.revoke_digest(digest(user))
-            case "disable":
-                await users.update(user.uid, disabled=True)
-            case "demote":
-                await users.update(user.uid, roles=("user",))
-            case "forget":
-                await users.forget(user.uid)
+        await make(change, user, users, credentials)
         await socket.code()
     with pytest.raises(ApiError) as refused:
         await told.confirm(user)
