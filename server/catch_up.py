@@ -50,10 +50,13 @@ class CatchUp:
         self,
         subscription: Subscription,
         response_id: str,
-        position: int,
+        position: int | None,
         fence: int | None = None,
     ) -> Callable[[], None]:
-        """Read what `attach` sends; what is returned sends it, and cannot fail. Raises likewise."""
+        """Read what `attach` sends; what is returned sends it, and cannot fail. Raises likewise.
+
+        Without a `position` the answer is a part of the session's state, and was not asked for.
+        """
         run = self._hub.local_runs.get(response_id)
         log = (
             run.log
@@ -62,13 +65,16 @@ class CatchUp:
         )
 
         def put() -> None:
-            subscription.thaw(response_id)
             # It may have begun here, or gone on, meanwhile.
             present = self._hub.local_runs.get(response_id)
             now = log if present is None else present.log
-            # What was shown under an older fence may have other numbers than what was stored.
-            is_known = fence in (None, now.fence)
-            subscription.put_log(response_id, now, position if is_known else 0)
+            if position is None:
+                subscription.put_state(response_id, now)
+            else:
+                subscription.thaw(response_id)
+                # What was shown under an older fence may have other numbers than what was stored.
+                is_known = fence in (None, now.fence)
+                subscription.put_log(response_id, now, position if is_known else 0)
             if present is None and run is not None and run.is_disowned:
                 # Lost since it was read: this may be more than is stored.
                 subscription.doubt(response_id, is_lost=True)

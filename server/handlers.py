@@ -203,7 +203,7 @@ class Handlers:
         try:
             await self._fence(response_id, subscription.uid)  # it exists, and is theirs
             if position is None:
-                return await self._catch_up.prepare(subscription, response_id, 0)
+                return await self._catch_up.prepare(subscription, response_id, None)
             after = position.after_sequence_number
             return await self._catch_up.prepare(subscription, response_id, after, position.fence)
         except ResponseNotFound:

@@ -164,6 +164,17 @@ class Subscription:
         frozen.text = text
         return frozen.ended
 
+    def put_state(self, response_id: str, log: ResponseLog) -> None:
+        """Queue an answer as a part of the session's whole state, unasked.
+
+        Who stopped it from here and was told its end gets no text behind that, but the end again.
+        """
+        frozen = self._frozen.get(response_id)
+        if frozen is not None and frozen.ended.is_set() and log.has_ended:
+            self.put_end(response_id, log)
+        else:
+            self.put_log(response_id, log, 0)
+
     def thaw(self, response_id: str) -> None:
         """An answer that has ended is asked for again."""
         if (frozen := self._frozen.get(response_id)) is not None and frozen.ended.is_set():

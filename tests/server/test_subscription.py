@@ -195,3 +195,18 @@ async def test_who_stopped_an_answer_and_joins_again_before_its_end_is_stored_wa
     subscription.put_events(RESPONSE, 1, 5, [told])
     assert kinds(await viewer.sent())[-1] == "done"
     assert subscription.open == [RESPONSE]
+
+
+async def test_who_stopped_an_answer_and_was_told_its_end_gets_no_text_with_a_new_state() -> None:
+    """The store was away and has come back as another: everybody is sent everything anew."""
+    told = ObjectEvent({**DONE.data, "durable": False})
+    told.data["response"] = {"text_length": 14, "status_details": {"reason": "client_cancelled"}}
+    viewer = Viewer()
+    subscription = Subscription(viewer, "ses")
+    subscription.put_events(RESPONSE, 1, 1, LOG)
+    subscription.freeze(RESPONSE, lambda: "one two three ")
+    subscription.put_events(RESPONSE, 1, 5, [told])
+    await viewer.sent()
+    subscription.put_state(RESPONSE, ResponseLog(1, [*LOG, DONE]))
+    assert kinds(await viewer.sent()) == ["done"]
+    assert subscription.open == []
