@@ -180,6 +180,13 @@ class Runs:
                 logger.exception("run failed", response_id=run.response_id)
                 end = End("failed", "engine_error", "unknown")
             finished = await producer.finish(end)
+        except Exception:
+            # Whoever has its lease next ends it, if need be without what cannot be stored.
+            logger.exception("run cannot be ended", response_id=run.response_id)
+            finished = None
+            run.is_disowned = True
+            self._hub.disown(run.response_id)
+            run.done.set()
         finally:
             self._forget(run)
         await self._promote_next(finished)

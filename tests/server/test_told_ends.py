@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from redis.exceptions import ResponseError
 
 from server.app import Worker
 from server.intervals import SHORTENED
@@ -212,3 +213,25 @@ async def test_whose_session_is_lost_behind_a_told_end_hears_of_that(site: Site)
             assert site.dones(client.frames)[1] == ("failed", False)
         for client in (asker, tab):
             assert (await client.next("session.deleted"))["by"] == "store_lost"
+
+
+async def test_an_end_that_the_store_refuses_is_left_to_the_next_owner(site: Site) -> None:
+    """And nobody waits for the one who could not store it."""
+
+    async def refuse(*arguments: Any, **options: Any) -> Any:
+        raise ResponseError("a script failed")
+
+    async with LocalClient(site.first, site.history) as asker:
+        await site.ask(asker)
+        run = site.first.runs.local(site.response)
+        assert run is not None
+        with site.monkeypatch.context() as refusing:
+            refusing.setattr(site.first.store, "finish_response", refuse)
+            site.let_it_end()
+            await run.settled.wait()
+            await asker.send("stop", response_id=site.response)
+            async with asyncio.timeout(5):
+                await run.done.wait()
+        site.engine.requests.clear()
+        await site.second.takeover.adopt("w0")
+        assert await site.final_end(asker) == [("cancelled", True)]
