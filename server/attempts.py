@@ -75,7 +75,7 @@ class FailedAttempts:
             logger.warning("wrong admin token", address=address)
 
     def _trust(self, digest: str) -> None:
-        if len(self._trusted) >= MAX_TRUSTED:
+        if digest not in self._trusted and len(self._trusted) >= MAX_TRUSTED:
             self._trusted.clear()
         self._trusted.add(digest)
 

@@ -5,6 +5,7 @@ import contextlib
 
 import pytest
 
+from server import attempts as module
 from server.attempts import MAX_FAILURES, WINDOW_SECONDS, FailedAttempts
 from server.errors import ApiError
 from sessions.errors import StoreUnavailable
@@ -99,3 +100,16 @@ def test_an_attempt_that_outlives_its_minute_leaves_the_next_one_as_it_is(
     for _ in range(MAX_FAILURES):
         assert try_wrong(attempts, "1.2.3.5") == "token_invalid"
     assert try_wrong(attempts, "1.2.3.5") == "rate_limited"
+
+
+def test_a_token_that_is_known_to_be_right_takes_nobody_s_place(
+    attempts: FailedAttempts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_TRUSTED", 2)
+    for token in ("one", "another", "one"):
+        with attempts.attempt("1.2.3.5", token):
+            pass
+    for _ in range(MAX_FAILURES):
+        assert try_wrong(attempts, "1.2.3.5") == "token_invalid"
+    with attempts.attempt("1.2.3.5", "another"):
+        pass
