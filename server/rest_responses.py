@@ -262,6 +262,8 @@ class ResponseOperations:
             if frame["type"] == "response.done":
                 if frame["durable"]:  # 200 promises that
                     return json_response(frame)
+                if is_final(frame):  # it never will be
+                    break
                 continue
             told = frame
             if frame.get("owner") == "silent":
