@@ -20,7 +20,7 @@ from server.peers import Peers
 from server.response_log import read_base
 from server.run import End, Run, Stop
 from server.runs import Runs
-from sessions.errors import SessionError, SessionNotFound, StoreUnavailable
+from sessions.errors import ResponseNotFound, SessionError, SessionNotFound, StoreUnavailable
 from sessions.index_sweep import IndexSweep
 from sessions.records import Message, ObjectEvent, Reaped, RunRecord
 from sessions.store import SessionStore
@@ -114,7 +114,7 @@ class Takeover:
         goes_on = False
         try:
             goes_on = await self._resume(response_id, reaped)
-        except StoreUnavailable:
+        except (StoreUnavailable, SessionNotFound, ResponseNotFound):
             raise
         except Exception:
             if reaped.fence <= MAX_FENCE:
