@@ -45,18 +45,18 @@ void choose_tokens_cpu(
   }
 
   const Choose choose = kernels().choose;
-  const auto choose_row = [&](int64_t row, ChoiceScratch& scratch) {
+  const auto choose_row = [&](int64_t row) {
+    static thread_local ChoiceScratch scratch;
     const Choice choice{
         .logits = values + row * stride, .vocab = vocab,
         .temperature = static_cast<float>(temperature[row]), .min_p = least[row],
         .top_p = share[row], .top_k = best[row], .uniform = uniform[row]};
     chosen[row] = choose(choice, scratch);
   };
-  static thread_local ChoiceScratch scratch;
-  if (num_rows == 1) return choose_row(0, scratch);
+  if (num_rows == 1) return choose_row(0);
   std::atomic<int64_t> next{0};
   Team::of_size(static_cast<int>(torch::stable::get_num_threads())).run([&](int) {
-    for (int64_t row; (row = next++) < num_rows;) choose_row(row, scratch);
+    for (int64_t row; (row = next++) < num_rows;) choose_row(row);
   });
 }
 
