@@ -31,6 +31,7 @@ ORACLE_CHAT_TEMPLATE = (
     "{% if loop.last %}{{ message.content }}{% endif %}{% endfor %}"
 )
 ORACLE_WIDTH = 256
+ORACLE_VOCAB = 17_000
 TRAINING_TEXT = [
     "The lighthouse keeper wrote a letter to the sea, and the sea wrote back in foam.",
     "Once upon a time there was a small grey cat who wanted to know where the tide went.",
@@ -153,7 +154,7 @@ def build_tiny_model(
 
 def build_oracle_model(
     folder: str | Path,
-    vocab: int = 17_000,
+    vocab: int = ORACLE_VOCAB,
     max_positions: int = 32_768,
     num_layers: int = 1,
     mlp_width: int = 16,

@@ -17,7 +17,7 @@ from tests.end_to_end.client_model import Answer, Frame
 from tests.end_to_end.fault_proxy import FaultProxy
 from tests.end_to_end.harness import Client, Server
 from tests.end_to_end.http_client import admin_token
-from tests.tiny_model import oracle_answer, oracle_word
+from tests.tiny_model import ORACLE_VOCAB, oracle_answer, oracle_word
 
 PING_SECONDS = 1.0  # of PARLEY_TESTING, and so long for the pong
 DELTA = "response.output_text.delta"
@@ -106,7 +106,7 @@ async def stumble(
     server: Server, way: FaultProxy, dice: random.Random, cuts: int, num_tokens: int
 ) -> None:
     """One answer over so many connections, each reset at random."""
-    word = dice.randrange(9_000)
+    word = dice.randrange(ORACLE_VOCAB - num_tokens)  # the model can count no further
     known: Answer | None = None
     session = response = ""
     for number in range(cuts + 1):
@@ -256,7 +256,8 @@ async def join_at_random(
 
         async def join() -> None:
             await asyncio.sleep(dice.uniform(0, seconds))
-            async with Client(server) as late:
+            # All of them hear all of the rest: that may take long, and must be exact.
+            async with Client(server, open_timeout=LATE_SECONDS) as late:
                 place = {"fence": 1, "after_sequence_number": 0}
                 await late.send("response.resume", response_id=response, **place)
                 answer = await late.done(response, LATE_SECONDS)
