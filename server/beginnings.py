@@ -85,7 +85,7 @@ class Beginnings:
         self._defaults = defaults
         self._limit = limit
         self._tasks = Tasks(store)
-        self._num_beginning = 0  # admitted, and not yet given to the engine
+        self._num_beginning = 0  # admitted, and their runs not started yet
 
     async def create(
         self, uid: str, frame: CreateResponse, asker: Subscription
