@@ -35,16 +35,9 @@ from sessions.errors import (
     ResponseInProgress,
     SessionError,
 )
+from sessions.ids import new_response_id
 from sessions.quotas import Budget
-from sessions.records import (
-    UNSET,
-    BegunResponse,
-    Message,
-    ObjectEvent,
-    Session,
-    Unset,
-    new_response_id,
-)
+from sessions.records import UNSET, BegunResponse, Message, ObjectEvent, Session, Unset
 from sessions.store import SessionStore
 
 logger = structlog.get_logger("server")

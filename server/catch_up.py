@@ -13,7 +13,7 @@ from server.frames import session_event_frame
 from server.response_log import read_log
 from server.subscription import Subscription
 from sessions.errors import ResponseNotFound, SessionNotFound, StoreUnavailable
-from sessions.records import session_of
+from sessions.ids import session_of
 from sessions.store import SessionStore
 
 if TYPE_CHECKING:

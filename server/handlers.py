@@ -37,11 +37,8 @@ from sessions.errors import (
     RevisionConflict,
     RunError,
 )
-from sessions.records import (
-    MessagePage,
-    Session,
-    session_of,
-)
+from sessions.ids import session_of
+from sessions.records import MessagePage, Session
 
 if TYPE_CHECKING:
     from server.connection import Connection

@@ -20,6 +20,7 @@ from server.subscription import Subscription, Watcher
 from server.viewers import Viewers
 from sessions.errors import StoreUnavailable
 from sessions.follow import LiveFeed
+from sessions.ids import session_of
 from sessions.keys import Keys
 from sessions.records import (
     Event,
@@ -28,7 +29,6 @@ from sessions.records import (
     LiveResponseEvents,
     LiveSessionEvents,
     Session,
-    session_of,
 )
 from sessions.store import SessionStore
 

@@ -21,7 +21,8 @@ from server.protocol import (
     field_error,
 )
 from sessions.copies import Draft
-from sessions.records import Message, new_message_id
+from sessions.ids import new_message_id
+from sessions.records import Message
 
 MAX_ANSWER_BYTES = 512 * 1024  # more than the longest answer in the longest tokens
 MAX_USAGE_TOKENS = 10_000_000  # of one answer: more than any context, and no sum gets out of hand

@@ -13,7 +13,8 @@ import structlog
 
 from server.subscription import Subscription
 from sessions.errors import SessionNotFound, StoreUnavailable
-from sessions.records import Session, session_of
+from sessions.ids import session_of
+from sessions.records import Session
 from sessions.store import SessionStore
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from server.services import Services
 from server.subscription import Subscription
 from server.translate import check_response_id, check_session_id, translate_store_errors
 from sessions.errors import ResponseNotFound, RunEnded, StoreUnavailable
-from sessions.records import session_of
+from sessions.ids import session_of
 
 logger = structlog.get_logger("server")
 

@@ -8,7 +8,8 @@ from server.errors import invalid_field
 from server.protocol import CreateResponse
 from server.translate import check_message_id
 from sessions.errors import MessageNotFound, ResponseInProgress
-from sessions.records import Message, Session, new_message_id
+from sessions.ids import new_message_id
+from sessions.records import Message, Session
 from sessions.store import SessionStore
 
 

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 
 from server.errors import ApiError
-from sessions import errors, records
+from sessions import errors, ids
 
 _CODES: dict[type[Exception], tuple[str, str, str | None]] = {
     errors.SessionNotFound: ("session_not_found", "no such session", "session_id"),
@@ -53,15 +53,15 @@ def translate_store_errors() -> Iterator[None]:
 
 def check_session_id(session_id: str) -> None:
     """A malformed id is answered like an unknown one, and never reaches Redis."""
-    if not records.is_session_id(session_id):
+    if not ids.is_session_id(session_id):
         raise errors.SessionNotFound
 
 
 def check_message_id(message_id: str | None) -> None:
-    if message_id is not None and not records.is_message_id(message_id):
+    if message_id is not None and not ids.is_message_id(message_id):
         raise errors.MessageNotFound
 
 
 def check_response_id(response_id: str) -> None:
-    if not records.is_response_id(response_id):
+    if not ids.is_response_id(response_id):
         raise errors.ResponseNotFound

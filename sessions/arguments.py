@@ -23,7 +23,8 @@ from sessions.errors import (
     SessionLocked,
     SessionNotFound,
 )
-from sessions.records import Message, is_idempotency_key, is_session_id
+from sessions.ids import is_idempotency_key, is_session_id
+from sessions.records import Message
 from sessions.stored import MANAGED_RUN_FIELDS, encode_body
 
 _UID: Final = re.compile(r"[^\s{}]{1,128}\Z")

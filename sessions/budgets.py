@@ -15,10 +15,10 @@ from typing import Final
 from sessions.arguments import check_uid
 from sessions.base import StoreBase
 from sessions.errors import QuotaExceeded, StoreUnavailable
+from sessions.ids import is_response_id
 from sessions.indexes import local_ms
 from sessions.keys import CHARGE_MS, USED_TOKENS_MS
 from sessions.quotas import Budget, Usage
-from sessions.records import is_response_id
 
 DAY_MS: Final = 86_400_000
 

@@ -27,6 +27,7 @@ from sessions.errors import (
     StoreUnavailable,
     UserGone,
 )
+from sessions.ids import derived_session_id, is_message_id
 from sessions.indexes import local_ms
 from sessions.keys import TOMBSTONE_MS
 from sessions.records import (
@@ -36,8 +37,6 @@ from sessions.records import (
     MessagePage,
     Session,
     SessionEvent,
-    derived_session_id,
-    is_message_id,
 )
 from sessions.stored import decode_body, decode_session, decode_session_events
 from sessions.tree import children_of, parents_of, path_to

@@ -30,15 +30,9 @@ from sessions.errors import (
     SessionNotFound,
     StoreUnavailable,
 )
+from sessions.ids import derived_session_id, is_message_id, new_message_id, new_session_id
 from sessions.keys import COPY_LEASE_MS, PART_MS
-from sessions.records import (
-    CreatedSession,
-    Message,
-    derived_session_id,
-    is_message_id,
-    new_message_id,
-    new_session_id,
-)
+from sessions.records import CreatedSession, Message
 from sessions.stored import MAX_COUNT, decode_body, encode_body, size_of_body
 from sessions.tree import parents_of, path_to
 

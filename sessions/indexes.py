@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 
 from sessions.client import Command, RedisClient
 from sessions.errors import StoreUnavailable
+from sessions.ids import session_of
 from sessions.keys import INDEX_GRACE_MS, SHARDS, Keys, shard_of
 from sessions.pages import newest_after
-from sessions.records import session_of
 
 logger = logging.getLogger("parley.sessions")
 

@@ -14,10 +14,11 @@ from typing import Final
 from sessions.arguments import check_session_id
 from sessions.client import RedisClient
 from sessions.errors import ResponseNotFound, SessionNotFound
+from sessions.ids import session_of
 from sessions.indexes import Indexes, local_ms
 from sessions.keys import INDEX_GRACE_MS, SHARDS, Keys
 from sessions.pages import Place, cursor_of, newest_after, parse_cursor
-from sessions.records import LIVE_STATUSES, Message, RunRecord, session_of
+from sessions.records import LIVE_STATUSES, Message, RunRecord
 from sessions.stored import decode_body, decode_count, decode_run
 
 MAX_EXAMINED: Final = 2000  # sessions that one page looks at for a filter that no index answers

@@ -23,17 +23,9 @@ from sessions.errors import (
     SessionNotFound,
     StoreUnavailable,
 )
+from sessions.ids import is_message_id, is_response_id, session_of
 from sessions.indexes import local_ms
-from sessions.records import (
-    UNSET,
-    BegunResponse,
-    LiveResponses,
-    Message,
-    Unset,
-    is_message_id,
-    is_response_id,
-    session_of,
-)
+from sessions.records import UNSET, BegunResponse, LiveResponses, Message, Unset
 from sessions.runs import Runs
 
 MAX_MOVES: Final = 8  # each means that another response began in between

@@ -22,6 +22,7 @@ from sessions.errors import (
     RunGone,
     RunLive,
 )
+from sessions.ids import is_response_id, session_of
 from sessions.records import (
     LIVE_STATUSES,
     AppendReply,
@@ -33,8 +34,6 @@ from sessions.records import (
     RunRecord,
     decode_event,
     encode_event,
-    is_response_id,
-    session_of,
 )
 from sessions.stored import (
     decode_entries,

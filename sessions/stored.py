@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import orjson
 
+from sessions.ids import session_of
 from sessions.records import (
     LiveFrame,
     LivePayload,
@@ -25,7 +26,6 @@ from sessions.records import (
     Session,
     SessionEvent,
     decode_event,
-    session_of,
 )
 
 MAX_PLAIN_BYTES: Final = 2048  # below it zlib saves little and costs a third of the write

@@ -4,7 +4,8 @@ import orjson
 import pytest
 
 from server.handlers import MAX_SNAPSHOT_BYTES, snapshot
-from sessions.records import Message, MessagePage, Session, new_message_id, new_session_id
+from sessions.ids import new_message_id, new_session_id
+from sessions.records import Message, MessagePage, Session
 
 MAX_FRAME_BYTES = 256 * 1024
 

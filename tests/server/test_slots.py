@@ -8,7 +8,7 @@ import pytest
 from server.errors import ApiError
 from server.slots import ActiveLimit
 from sessions.errors import NoSlot
-from sessions.records import new_response_id, new_session_id
+from sessions.ids import new_response_id, new_session_id
 from sessions.slots import SLOT_MS
 from sessions.store import SessionStore
 

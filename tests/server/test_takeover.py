@@ -25,15 +25,9 @@ from server.stops import Stops
 from server.takeover import MAX_FENCE
 from sessions.embedded import EmbeddedRedis
 from sessions.errors import RunLost, StoreUnavailable
+from sessions.ids import new_response_id, session_of
 from sessions.quotas import Quotas
-from sessions.records import (
-    Event,
-    ObjectEvent,
-    RunRecord,
-    TextEvent,
-    new_response_id,
-    session_of,
-)
+from sessions.records import Event, ObjectEvent, RunRecord, TextEvent
 from tests.end_to_end.client_model import Answer
 from tests.end_to_end.history import History
 from tests.redis_server import fresh_prefix

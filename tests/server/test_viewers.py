@@ -14,7 +14,8 @@ from server.runs import Runs
 from server.subscription import Subscription
 from sessions.audience import VIEWERS_MS
 from sessions.follow import LiveFeed
-from sessions.records import ObjectEvent, new_response_id
+from sessions.ids import new_response_id
+from sessions.records import ObjectEvent
 from sessions.store import SessionStore
 from tests.server.watching import Viewer
 from tests.sessions.chat import Chat, assistant_message

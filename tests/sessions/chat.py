@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
+from sessions.ids import new_message_id, new_response_id
 from sessions.records import (
     AppendReply,
     BegunResponse,
@@ -16,8 +17,6 @@ from sessions.records import (
     Message,
     ObjectEvent,
     TextEvent,
-    new_message_id,
-    new_response_id,
 )
 from sessions.store import SessionStore
 

@@ -16,7 +16,7 @@ from sessions.errors import (
     SessionNotFound,
     UserGone,
 )
-from sessions.records import new_message_id, new_response_id, new_session_id
+from sessions.ids import new_message_id, new_response_id, new_session_id
 from sessions.store import SessionStore
 from sessions.users import Users
 from tests.sessions.chat import Chat, assistant_message

@@ -20,8 +20,9 @@ from sessions.errors import (
     SessionNotFound,
     StoreUnavailable,
 )
+from sessions.ids import new_message_id, new_session_id
 from sessions.quotas import Quotas
-from sessions.records import CreatedSession, Message, new_message_id, new_session_id
+from sessions.records import CreatedSession, Message
 from sessions.store import SessionStore
 from sessions.stored import MAX_COUNT, decode_body, encode_body, size_of_body
 from tests.sessions.chat import Chat, assistant_message, user_message

@@ -9,7 +9,8 @@ import pytest
 from sessions.errors import SessionLocked, SessionNotFound
 from sessions.evictions import Evictions
 from sessions.follow import LiveFeed
-from sessions.records import LivePayload, LiveSessionEvents, new_session_id
+from sessions.ids import new_session_id
+from sessions.records import LivePayload, LiveSessionEvents
 from sessions.store import SessionStore
 from tests.sessions.chat import Chat, is_creation
 

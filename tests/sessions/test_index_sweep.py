@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sessions.errors import StoreUnavailable
+from sessions.ids import new_session_id
 from sessions.index_sweep import STEP_ENTRIES, IndexSweep
 from sessions.indexes import local_ms
 from sessions.keys import INDEX_GRACE_MS, SHARDS, shard_of
-from sessions.records import new_session_id
 from sessions.store import SessionStore
 from sessions.users import Users
 from tests.sessions.chat import Chat

@@ -10,8 +10,8 @@ import pytest
 
 from sessions.embedded import EmbeddedRedis
 from sessions.errors import InvalidCursor, SessionNotFound
+from sessions.ids import new_session_id
 from sessions.listing import Listed, Listing
-from sessions.records import new_session_id
 from sessions.store import SessionStore
 from sessions.stored import MAX_COUNT
 from sessions.users import Users

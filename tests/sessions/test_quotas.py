@@ -10,10 +10,10 @@ import pytest
 
 from sessions.embedded import EmbeddedRedis
 from sessions.errors import QuotaExceeded
+from sessions.ids import new_response_id, new_session_id
 from sessions.indexes import local_ms
 from sessions.keys import INDEX_GRACE_MS
 from sessions.quotas import Quotas
-from sessions.records import new_response_id, new_session_id
 from sessions.store import SessionStore
 from sessions.stored import size_of_body
 from sessions.users import Users

@@ -18,11 +18,8 @@ from sessions.errors import (
     SessionLocked,
     SessionNotFound,
 )
-from sessions.records import (
-    ObjectEvent,
-    new_message_id,
-    new_response_id,
-)
+from sessions.ids import new_message_id, new_response_id
+from sessions.records import ObjectEvent
 from sessions.store import SessionStore
 from tests.sessions.chat import CREATED, Chat, assistant_message, user_message
 

@@ -16,13 +16,8 @@ from sessions.errors import (
     RunLost,
     SequenceGap,
 )
-from sessions.records import (
-    Event,
-    ObjectEvent,
-    TextEvent,
-    new_response_id,
-    new_session_id,
-)
+from sessions.ids import new_response_id, new_session_id
+from sessions.records import Event, ObjectEvent, TextEvent
 from sessions.store import SessionStore
 from sessions.stored import MAX_COUNT
 from tests.sessions.chat import DONE, Chat, assistant_message

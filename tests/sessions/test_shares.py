@@ -12,7 +12,8 @@ import orjson
 import pytest
 
 from sessions.errors import SessionNotFound, ShareNotFound
-from sessions.records import Message, new_message_id, new_session_id
+from sessions.ids import new_message_id, new_session_id
+from sessions.records import Message
 from sessions.shares import PART_BYTES, Share
 from tests.sessions.chat import Chat
 

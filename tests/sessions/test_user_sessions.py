@@ -8,7 +8,7 @@ import pytest
 
 from sessions import user_sessions
 from sessions.errors import InvalidCursor
-from sessions.records import new_session_id
+from sessions.ids import new_session_id
 from sessions.store import SessionStore
 from sessions.user_sessions import user_cursor
 from tests.sessions.chat import Chat
