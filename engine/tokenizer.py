@@ -9,7 +9,6 @@ there.
 """
 
 import asyncio
-import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -17,23 +16,19 @@ from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, processors
 
 from engine.chat_template import FALLBACK_STOP, FALLBACK_TEMPLATE, ChatTemplate, Message
 from engine.content_guard import ContentGuard, ControlTokens, Twin
 from engine.encoding import TEMPLATE_OPTIONS, Encoding, encoding_of, refuse_options
 from engine.errors import ValidationError, check_text, refuse
 from engine.piecewise_encoding import PiecewiseEncoder
+from engine.tokenizer_folder import read_folder
 
 # Encoding a shorter text takes less time on the event loop than a trip to another thread.
 INLINE_CHARACTERS = 512
 HOPELESS_CHARACTERS = 16  # for each token of the context; words have some four
 CUT_TOKENS = 16  # more than a cut in the middle of a text may add
 NO_MAX_LENGTH = int(1e30)  # as transformers has it
-SPECIAL_NAMES = (
-    *("bos_token", "eos_token", "unk_token", "sep_token"),
-    *("pad_token", "cls_token", "mask_token"),
-)
 
 
 class Tokenizer:
@@ -41,12 +36,12 @@ class Tokenizer:
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
-        self._config = _read_json(self._folder / "tokenizer_config.json")
-        self.special_tokens_map = self._read_special_tokens()
-        self._backend = self._load_backend()
-        source = self._read_chat_template()
-        self.has_chat_template = source is not None
-        self.chat_template = ChatTemplate(source or FALLBACK_TEMPLATE)
+        found = read_folder(self._folder)
+        self._config = found.config
+        self._backend = found.backend
+        self.special_tokens_map = found.special_tokens
+        self.has_chat_template = found.chat_template is not None
+        self.chat_template = ChatTemplate(found.chat_template or FALLBACK_TEMPLATE)
         self._control = ControlTokens(self._backend, self.chat_template.source)
         self._executor: ThreadPoolExecutor | None = None
 
@@ -346,65 +341,6 @@ class Tokenizer:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         return await asyncio.get_running_loop().run_in_executor(self._executor, function)
 
-    # ---- the folder
-
-    def _load_backend(self) -> tokenizers.Tokenizer:
-        path = self._folder / "tokenizer.json"
-        if path.is_file():
-            backend = tokenizers.Tokenizer.from_file(str(path))
-            backend.no_truncation()
-            backend.no_padding()
-        else:
-            backend = self._load_byte_level_bpe()
-        self._add_missing_tokens(backend)
-        return backend
-
-    def _load_byte_level_bpe(self) -> tokenizers.Tokenizer:
-        """GPT-2 and its kin were published before tokenizer.json was."""
-        vocabulary, merges = self._folder / "vocab.json", self._folder / "merges.txt"
-        if not vocabulary.is_file() or not merges.is_file():
-            problem = f"{self._folder} has no tokenizer.json"
-            raise ValidationError(problem, "tokenizer", str(self._folder))
-        backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.decoder = decoders.ByteLevel()
-        backend.post_processor = processors.ByteLevel(trim_offsets=False)
-        self.special_tokens_map.setdefault("eos_token", "<|endoftext|>")
-        return backend
-
-    def _add_missing_tokens(self, backend: tokenizers.Tokenizer) -> None:
-        """tokenizer_config.json may declare tokens that tokenizer.json does not have."""
-        known = {token.content for token in backend.get_added_tokens_decoder().values()}
-        declared = self._config.get("added_tokens_decoder") or {}
-        for _, token in sorted(declared.items(), key=lambda item: int(item[0])):
-            if token["content"] not in known:
-                flags = ("lstrip", "rstrip", "single_word", "normalized", "special")
-                options = {name: bool(token[name]) for name in flags if name in token}
-                known.add(token["content"])
-                backend.add_tokens([tokenizers.AddedToken(token["content"], **options)])
-        missing = [text for text in self.special_tokens_map.values() if text not in known]
-        backend.add_special_tokens([tokenizers.AddedToken(t, normalized=False) for t in missing])
-
-    def _read_special_tokens(self) -> dict[str, str]:
-        older = _read_json(self._folder / "special_tokens_map.json")
-        found: dict[str, str] = {}
-        for name in SPECIAL_NAMES:
-            token = self._config.get(name, older.get(name))
-            text = token.get("content") if isinstance(token, dict) else token
-            if isinstance(text, str) and text:
-                found[name] = text
-        return found
-
-    def _read_chat_template(self) -> str | None:
-        path = self._folder / "chat_template.jinja"
-        if path.is_file():
-            return path.read_text(encoding="utf-8")
-        source = self._config.get("chat_template")
-        if isinstance(source, list):
-            named = {each["name"]: each["template"] for each in source}
-            source = named.get("default")
-        return source if isinstance(source, str) else None
-
     def _special_id(self, name: str) -> int | None:
         text = self.special_tokens_map.get(name)
         return None if text is None else self._backend.token_to_id(text)
@@ -439,14 +375,3 @@ def _refuse_hopeless(backend: tokenizers.Tokenizer, text: str, max_length: int) 
     if len(encoding) > max_length + CUT_TOKENS:
         problem = f"the prompt has over {len(encoding)} tokens, the model's context {max_length}"
         raise ValidationError(problem, "prompt", len(text))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        problem = f"{path} is not valid JSON: {error}"
-        raise ValidationError(problem, "tokenizer", str(path)) from None
-    return content if isinstance(content, dict) else {}

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer as Backend
 
 from engine import tokenizer as tokenizer_module
 from engine.chat_template import ChatTemplate
@@ -200,12 +199,6 @@ def test_fallback_prompt_begins_as_raw_prompts_do(tmp_path: Path) -> None:
     assert tokenizer.chat_token_ids(_chat("Hello"))[0] == tokenizer.bos_token_id
 
 
-def test_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
-    folder = build_chatml(tmp_path)
-    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}!")
-    assert Tokenizer(folder).apply_chat_template(_chat("Hey"), tokenize=False) == "Hey!"
-
-
 def test_template_has_the_names_that_transformers_gives_it() -> None:
     template = ChatTemplate(
         "{% generation %}{{ {'a': '<ó>'} | tojson }}{% endgeneration %}"
@@ -325,26 +318,6 @@ def test_familiar_methods(ours: dict[str, Tokenizer], theirs: dict[str, Any]) ->
     assert mine.convert_tokens_to_ids(tokens) == ids
     assert mine.convert_ids_to_tokens([0, 1]) == ["<|begin_of_text|>", "<|eot_id|>"]
     assert mine.decode([0, 30], skip_special_tokens=True) == other.decode([30])
-
-
-def test_folder_without_tokenizer_is_a_validation_error(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match=r"no tokenizer\.json"):
-        Tokenizer(tmp_path)
-
-
-def test_vocabulary_and_merges_are_enough_for_gpt2(tmp_path: Path) -> None:
-    folder = build_chatml(tmp_path / "new", None)
-    model = json.loads((folder / "tokenizer.json").read_text())["model"]
-    old = tmp_path / "old"
-    old.mkdir()
-    (old / "vocab.json").write_text(json.dumps(model["vocab"]))
-    merges = "\n".join(" ".join(pair) for pair in model["merges"])
-    (old / "merges.txt").write_text(f"#version: 0.2\n{merges}")
-    text = "Hello, tell me a story <|endoftext|>"
-    assert (
-        Tokenizer(old).encode(text)
-        == Backend.from_file(str(folder / "tokenizer.json")).encode(text).ids
-    )
 
 
 def test_importing_the_engine_imports_neither_torch_nor_transformers() -> None:
