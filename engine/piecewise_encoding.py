@@ -13,9 +13,10 @@ import re
 import threading
 from array import array
 from collections import OrderedDict
+from collections.abc import Callable, Collection
 from itertools import pairwise
 
-import tokenizers
+from tokenizers import AddedToken
 
 MAX_BYTES = 8 * 2**20  # of remembered ids
 ENTRY_BYTES = 256  # what an entry costs besides its ids
@@ -24,13 +25,17 @@ ENTRY_BYTES = 256  # what an entry costs besides its ids
 class PiecewiseEncoder:
     """Encodes texts with one tokenizer; may be called from any thread."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, max_bytes: int = MAX_BYTES) -> None:
-        self._backend = backend
+    def __init__(
+        self,
+        encode_piece: Callable[[str], list[int]],
+        added: Collection[AddedToken],
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        self._encode_piece = encode_piece
         self._max_bytes = max_bytes
         self._known: OrderedDict[bytes, array[int]] = OrderedDict()
         self._num_bytes = 0
         self._lock = threading.Lock()
-        added = backend.get_added_tokens_decoder().values()
         # Normalized ones are looked for later, in what these have left.
         first = {token.content: token for token in added if token.content and not token.normalized}
         # Whether a `single_word` token is one depends on the character before it, so on the piece
@@ -57,7 +62,8 @@ class PiecewiseEncoder:
         new: list[tuple[bytes, array[int]]] = []
         for piece, key, known in zip(pieces, keys, found, strict=True):
             if known is None:
-                known = self._encode_piece(piece)
+                # One at a time: a batch would spread over all processors, which are the engine's.
+                known = array("I", self._encode_piece(piece))
                 new.append((key, known))
             ids.extend(known)
         with self._lock:
@@ -70,12 +76,6 @@ class PiecewiseEncoder:
         places = [m.start() for m in self._pattern.finditer(text) if m[0] in self._cuts]
         ends = [0, *(place for place in places if place), len(text)]
         return [text[start:end] for start, end in pairwise(ends)]
-
-    def _encode_piece(self, piece: str) -> array[int]:
-        # One at a time, for a batch would spread over all processors, which are the engine's. By
-        # the call for batches, for it lets other threads run; `encode` keeps the interpreter lock.
-        (encoding,) = self._backend.encode_batch_fast([piece], add_special_tokens=False)
-        return array("I", encoding.ids)
 
     def _find(self, key: bytes) -> array[int] | None:
         ids = self._known.get(key)

@@ -334,7 +334,10 @@ class Tokenizer:
 
     @cached_property
     def _piecewise(self) -> PiecewiseEncoder:
-        return PiecewiseEncoder(self._backend)
+        return PiecewiseEncoder(
+            lambda piece: _encode(self._backend, piece, add_special_tokens=False),
+            self._backend.get_added_tokens_decoder().values(),
+        )
 
     async def _in_thread(self, function: Callable[[], list[int]]) -> list[int]:
         if self._executor is None:
