@@ -157,7 +157,7 @@ class Sampler:
                 except ROW_FAULTS as error:
                     logger.exception("%r: its logits could not be edited", sequences[row])
                     errors[row] = f"{type(error).__name__} in the sampler"
-        tokens = self._choose(edited, sequences)
+        tokens = self._choose(edited, sequences, states)
         for row, token in enumerate(tokens):
             if token < 0:
                 errors.setdefault(row, "the model gave no finite logits")
@@ -168,13 +168,14 @@ class Sampler:
             for row, sequence in enumerate(sequences)
         ]
 
-    def _choose(self, logits: Tensor, sequences: Collection[Sequence]) -> list[int]:
+    def _choose(
+        self, logits: Tensor, sequences: Collection[Sequence], states: Collection[RowState]
+    ) -> list[int]:
         """The token of each row; -1 where there is no finite maximum."""
         vocab, device = logits.shape[1], logits.device
         numbers = []
-        for sequence in sequences:
-            state, params = _state_of(sequence), sequence.params
-            is_greedy = state.is_greedy
+        for sequence, state in zip(sequences, states, strict=True):
+            params, is_greedy = sequence.params, state.is_greedy
             temperature = 0.0 if is_greedy else params.temperature
             uniform = 0.0 if is_greedy else state.uniform(sequence.num_output_tokens)
             numbers.append((temperature, params.min_p, params.top_p, uniform))
