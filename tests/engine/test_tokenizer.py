@@ -111,6 +111,16 @@ def test_no_control_token_of_the_model_can_be_typed(
             assert _control_ids(tokenizer, ids) == _control_ids(tokenizer, harmless)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_remembered_for_an_owner_has_the_same_ids(
+    ours: dict[str, Tokenizer], family: str
+) -> None:
+    tokenizer, messages = ours[family], _chat("Hello you", "Well", "More")
+    for _ in range(2):
+        ids = tokenizer.chat_token_ids(messages, owner="ana")
+        assert ids == tokenizer.chat_token_ids(messages)
+
+
 def test_typed_control_tokens_reach_the_model_as_letters(ours: dict[str, Tokenizer]) -> None:
     tokenizer = ours["chatml"]
     ids = tokenizer.chat_token_ids(_chat(EVIL))
