@@ -10,7 +10,7 @@ read and to be right, and take the ops' arguments one by one as csrc/registratio
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from csrc import build
-from engine.token_choice import choose_tokens_reference
-
-NAMES = ("store_kv", "paged_attention", "linear", "decoder_step", "choose_tokens")
+from engine.token_choice import ChooseTokens, choose_tokens_reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,10 @@ class Ops:
     ]
     linear: Callable[[Tensor, Tensor, Tensor | None, Tensor], None]
     decoder_step: Callable[..., None]  # as engine/fused/reference.py declares it
-    choose_tokens: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    choose_tokens: ChooseTokens
+
+
+NAMES = tuple(field.name for field in fields(Ops) if field.name != "name")
 
 
 def store_kv_reference(
@@ -144,7 +145,7 @@ def choose(backend: str) -> Ops:
     if load_library():
         built = torch.ops.parley
         _check_cpu_level()
-        return Ops("cpu", *(getattr(built, name) for name in NAMES))
+        return Ops("cpu", **{name: getattr(built, name) for name in NAMES})
     if backend == "cpu":
         raise ValueError("attn_backend 'cpu' was asked for, but csrc could not be built")
     return REFERENCE

@@ -9,7 +9,6 @@ would need a random number for every word of the vocabulary at every step. How t
 
 import logging
 import secrets
-from collections.abc import Callable
 from collections.abc import Sequence as Collection
 
 import numpy as np
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from engine.sampling_params import SamplingParams
 from engine.sequence import SampledToken, Sequence
-from engine.token_choice import choose_tokens_reference
+from engine.token_choice import ChooseTokens, choose_tokens_reference
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +26,6 @@ NUM_UNIFORMS = 32  # random numbers made at once for one sequence
 # What a request's own parameters can bring about. A RuntimeError of torch is the whole step's.
 ROW_FAULTS = (LookupError, ValueError, TypeError, ArithmeticError)
 
-ChooseTokens = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
 Uints = npt.NDArray[np.uint64]
 
 _MASK = np.uint64(0xFFFFFFFF)

@@ -8,10 +8,15 @@ Rows cost what they ask for: greedy rows only the maximum, plain random rows one
 vocabulary, top-k and top-p rows the best few candidates unless those do not hold enough weight.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 NUM_CANDIDATES = 128  # looked at first for top-k and top-p; rows that need more are sorted whole
+
+# As `choose_tokens_reference` below.
+ChooseTokens = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
 
 def choose_tokens_reference(
