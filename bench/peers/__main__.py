@@ -13,30 +13,19 @@ import platform
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import psutil
 import uvloop
-from rich.table import Table
 
 import bench
 from bench.peers import models
 from bench.peers.bandwidth import Bandwidth
 from bench.peers.environments import Environments, Unavailable, cache_folder
-from bench.peers.figures import (
-    PARLEY,
-    TARGETS,
-    Comparison,
-    Row,
-    Summary,
-    Target,
-    compare,
-    floor_rate,
-    summaries,
-)
+from bench.peers.figures import Row
 from bench.peers.llama_cpp import LlamaCpp, LlamaCppSplit
 from bench.peers.load import LoadError
 from bench.peers.openvino import OpenVINO
@@ -44,6 +33,7 @@ from bench.peers.parley import Parley
 from bench.peers.processes import Foreign
 from bench.peers.prompts import Prompts
 from bench.peers.servers import Peer, Running, Site
+from bench.peers.tables import show
 from bench.peers.terminal import console, say, warn
 from bench.peers.transformers_serve import Transformers
 from bench.peers.vllm import VLLM
@@ -306,90 +296,6 @@ class Run:
 
 async def carry_out(workload: Workload, turn: Turn) -> list[Reading]:
     return await workload(turn)
-
-
-def show(rows: list[Row], known: dict[str, Any], is_quick: bool) -> None:
-    """What each engine did, then Parley beside the best of the others.
-
-    Targets are for full sizes: a quick run has none.
-    """
-    for model in dict.fromkeys(row.model for row in rows):
-        show_engines(model, [row for row in rows if row.model == model], known.get(model))
-        of_model = [row for row in rows if row.model == model]
-        show_ratios(model, of_model, [] if is_quick else TARGETS)
-
-
-def show_engines(model: str, rows: list[Row], known: dict[str, Any] | None) -> None:
-    found = summaries(rows)
-    cases = {row.case: row for row in rows}
-    table = Table(title=f"{model}: medians, and the range of the rounds")
-    table.add_column("engine")
-    table.add_column("case")
-    for heading in ("median", "range", "rounds", "of the floor"):
-        table.add_column(heading, justify="right")
-    for engine in dict.fromkeys(row.engine for row in rows):
-        for case, row in cases.items():
-            if (summary := found.get((model, case, engine))) is None:
-                continue
-            share = share_of_floor(rows, engine, case, known)
-            table.add_row(
-                engine,
-                case,
-                f"{summary.median:.4g} {row.unit}",
-                f"{summary.low:.4g} – {summary.high:.4g}",
-                str(summary.count),
-                "" if share is None else f"{100 * share:.0f} %",
-            )
-        table.add_section()
-    console.print(table)
-
-
-def share_of_floor(
-    rows: list[Row], engine: str, case: str, known: dict[str, Any] | None
-) -> float | None:
-    """How near a decode rate comes to what the memory of that moment allows; the median's."""
-    prefix, _, context = case.partition("@")
-    if known is None or prefix != "decode":
-        return None
-    shares = []
-    for row in rows:
-        if (row.engine, row.case) == (engine, case) and row.bandwidth:
-            middle = int(context) + row.details["output_tokens"] // 2
-            weight = known["weight_bytes"][engine]
-            shape = (known["num_weights"], weight, known["kv_values"], middle)
-            shares.append(row.value / floor_rate(row.bandwidth, *shape))
-    return Summary.of(shares).median if shares else None
-
-
-def show_ratios(model: str, rows: list[Row], targets: Sequence[Target]) -> None:
-    table = Table(title=f"{model}: Parley beside the best of the others")
-    table.add_column("case")
-    table.add_column("Parley", justify="right")
-    table.add_column("best peer", justify="right")
-    for heading in ("ratio", "of the rounds", "target", ""):
-        table.add_column(heading, justify="right")
-    for one in compare(rows, targets):
-        table.add_row(
-            f"{one.case}, {one.own_engine.removeprefix(f'{PARLEY}:')}",
-            f"{one.own.median:.4g} {one.unit}",
-            "" if one.rival is None else f"{one.rival.median:.4g} {one.rival_engine}",
-            "" if one.ratio is None else f"{one.ratio.median:.2f}",
-            "" if one.ratio is None else f"{one.ratio.low:.2f} – {one.ratio.high:.2f}",
-            wanted(one),
-            one.verdict,
-        )
-    console.print(table)
-
-
-def wanted(one: Comparison) -> str:
-    """A target as text."""
-    if one.target is None:
-        return ""
-    if one.target.is_absolute:
-        return f"≤ {one.target.limit:g} {one.unit}"
-    sign = "≥" if one.wants_more else "≤"
-    rival = f" {one.target.rival}" if one.target.rival else ""
-    return f"{sign} {one.target.limit:g}×{rival}"
 
 
 def plot(environments: Environments, path: Path) -> None:
