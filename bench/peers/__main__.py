@@ -37,7 +37,7 @@ from bench.peers.tables import show
 from bench.peers.terminal import console, say, warn
 from bench.peers.transformers_serve import Transformers
 from bench.peers.vllm import VLLM
-from bench.peers.workloads import FULL, QUICK, WORKLOADS, Reading, Sizes, Turn, Workload, warm_up
+from bench.peers.workloads import FULL, QUICK, WORKLOADS, Sizes, Turn, warm_up
 from bench.report import RESULTS
 
 ROOT = Path(bench.__file__).resolve().parent.parent
@@ -236,7 +236,7 @@ class Run:
         turn = Turn(server, self._prompts(peer, seed), self._sizes)
         bandwidth = self._bandwidth.measure()
         with Foreign(server.pid) as foreign:
-            readings = uvloop.run(carry_out(WORKLOADS[workload], turn))
+            readings = uvloop.run(WORKLOADS[workload](turn))
         for reading in readings:
             self._rows.append(
                 Row(
@@ -292,10 +292,6 @@ class Run:
         }
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(recorded, indent=1, ensure_ascii=False) + "\n")
-
-
-async def carry_out(workload: Workload, turn: Turn) -> list[Reading]:
-    return await workload(turn)
 
 
 def plot(environments: Environments, path: Path) -> None:

@@ -7,7 +7,7 @@ each time, except where a chat repeats its own history.
 import asyncio
 import itertools
 import statistics
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,7 +78,7 @@ class Turn:
         return self.server.door
 
 
-Workload = Callable[[Turn], Awaitable[list[Reading]]]
+Workload = Callable[[Turn], Coroutine[Any, Any, list[Reading]]]
 
 
 async def warm_up(turn: Turn) -> None:

@@ -15,7 +15,6 @@ from bench.peers.servers import Running, Site
 from bench.peers.workloads import (
     QUICK,
     WORKLOADS,
-    Reading,
     Turn,
     decode,
     gaps_over,
@@ -64,13 +63,9 @@ def turn(server: tuple[Running, Prompts]) -> Turn:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_workload_reads_what_it_promises(turn: Turn, name: str) -> None:
-    readings = uvloop.run(read(turn, name))
+    readings = uvloop.run(WORKLOADS[name](turn))
     assert [reading.case for reading in readings] == ALL[name]
     assert all(reading.unit == "%" or reading.value >= 0 for reading in readings)
-
-
-async def read(turn: Turn, name: str) -> list[Reading]:
-    return await WORKLOADS[name](turn)
 
 
 def test_prompts_and_answers_have_the_lengths_that_were_asked_for(turn: Turn) -> None:
