@@ -277,7 +277,6 @@ class Run:
             plot(self._environments, path)
 
     def _save(self, path: Path) -> None:
-        notes = {f"{peer.name}": peer.note for peer in PEERS if peer.note}
         recorded = {
             "machine": machine(),
             "threads": self._arguments.threads,
@@ -285,7 +284,7 @@ class Run:
             "is_quick": self._arguments.quick,
             "sizes": asdict(self._sizes),
             "versions": self._versions,
-            "notes": notes,
+            "notes": {peer.name: peer.note for peer in PEERS if peer.note},
             "left_out": self._left_out,
             "models": self._models,
             "rows": [asdict(row) for row in self._rows],

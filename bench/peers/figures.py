@@ -1,4 +1,4 @@
-"""Rows of readings → medians, spreads, ratios of Parley to the best peer, beside their targets.
+"""Rows of readings → medians, ranges, ratios of Parley to the best peer, beside their targets.
 
 Knows nothing of engines: it works on rows of a running program and on those of a file alike.
 """
@@ -53,11 +53,6 @@ class Summary:
     @classmethod
     def of(cls, values: Sequence[float]) -> "Summary":
         return cls(statistics.median(values), min(values), max(values), len(values))
-
-    @property
-    def spread(self) -> float:
-        """Between the lowest and the highest, as a share of the median."""
-        return (self.high - self.low) / self.median if self.median else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from bench.peers.environments import LLAMA
 from bench.peers.load import OpenAIDoor
+from bench.peers.processes import free_port
 from bench.peers.servers import KV_TOKENS, MAX_CHATS, Peer, Running
 
 CONVERTER = Path(__file__).parent / "gguf_converter.py"
@@ -23,7 +24,7 @@ class LlamaCpp(Peer):
 
     def prepare(self) -> str:
         environments = self.site.environments
-        server = environments.llama_server()
+        environments.llama_server()  # compiles it
         file = self._file()
         if not file.exists():
             part = file.with_suffix(".part")
@@ -35,7 +36,6 @@ class LlamaCpp(Peer):
                 [sys.executable, "-P", str(CONVERTER), *map(str, arguments), self.precision],
             )
             part.rename(file)
-        assert server.exists()
         return f"of {LLAMA}"
 
     def _file(self) -> Path:
@@ -44,7 +44,7 @@ class LlamaCpp(Peer):
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Running]:
-        threads, port = str(self.site.threads), self._port()
+        threads, port = str(self.site.threads), free_port()
         command = [
             str(self.site.environments.llama_server()),
             *("--model", str(self._file()), "--host", "127.0.0.1", "--port", str(port)),

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from bench.peers.environments import REQUIREMENTS
 from bench.peers.load import OpenAIDoor
+from bench.peers.processes import free_port
 from bench.peers.servers import Peer, Running
 
 FRONT = Path(__file__).parent / "openvino_front.py"
@@ -37,7 +38,7 @@ class OpenVINO(Peer):
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Running]:
-        port, site = self._port(), self.site
+        port, site = free_port(), self.site
         cache_gib = max(1, -(-site.kv_cache_bytes // 2**30))
         command = [
             # -P: beside the front lies this module, whose name is that of the package it imports.

@@ -210,7 +210,7 @@ class EventsConversation:
             pass
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
-        headers = {**self._headers, "Idempotency-Key": random_key().strip("=")}
+        headers = {**self._headers, "Idempotency-Key": random_key()}
         return events(self._port, path, body, headers)
 
 

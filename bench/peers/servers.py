@@ -12,7 +12,7 @@ from bench.peers.environments import Environments
 from bench.peers.figures import family
 from bench.peers.load import ChatDoor, JoinedDoor
 from bench.peers.models import Checkpoint
-from bench.peers.processes import free_port, running
+from bench.peers.processes import running
 
 MAX_MODEL_LEN = 4096
 KV_TOKENS = 10_240  # what all chats of any workload need together, with room
@@ -113,6 +113,3 @@ class Peer(ABC):
             START_SECONDS,
         ) as pid:
             yield Running(pid, {"http": door})
-
-    def _port(self) -> int:
-        return free_port()

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from bench.peers.environments import REQUIREMENTS
 from bench.peers.load import OpenAIDoor
+from bench.peers.processes import free_port
 from bench.peers.servers import KV_TOKENS, Peer, Running
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
@@ -22,7 +23,7 @@ class Transformers(Peer):
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Running]:
-        folder, port = str(self.site.checkpoint.folder), self._port()
+        folder, port = str(self.site.checkpoint.folder), free_port()
         program = self.site.environments.program("transformers", "transformers")
         command = [
             *(str(program), "serve", folder, "--host", "127.0.0.1", "--port", str(port)),

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from bench.peers.environments import REQUIREMENTS
 from bench.peers.load import OpenAIDoor
+from bench.peers.processes import free_port
 from bench.peers.servers import MAX_CHATS, MAX_MODEL_LEN, Peer, Running
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -36,7 +37,7 @@ class VLLM(Peer):
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Running]:
-        port, site = self._port(), self.site
+        port, site = free_port(), self.site
         program = site.environments.program("vllm", "vllm")
         command = [
             *(str(program), "serve", str(site.checkpoint.folder), "--served-model-name", "m"),
