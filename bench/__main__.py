@@ -7,7 +7,6 @@ rounds, and what counts is the ratio.
 import argparse
 import asyncio
 import json
-import platform
 import statistics
 import time
 from pathlib import Path
@@ -19,7 +18,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench.chats import load, stop_latencies
-from bench.report import RESULTS, percentile
+from bench.report import RESULTS, machine, percentile
 from bench.servers import running_server
 from bench.transformers_peer import TransformersPeer
 from engine import demo_model
@@ -35,6 +34,7 @@ def main() -> None:
         figures = asyncio.run(measure(server, peer, arguments, progress))
     figures["model"] = arguments.model.name
     figures["machine"] = machine()
+    figures["torch"] = f"{torch.get_num_threads()} threads, torch {torch.__version__}"
     show(figures)
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / time.strftime("bench-%Y%m%d-%H%M%S.json")
@@ -91,7 +91,7 @@ def step_figures(server: Server) -> tuple[float, float]:
 
 
 def show(figures: dict[str, Any]) -> None:
-    table = Table(title=f"{figures['model']} on {figures['machine']}")
+    table = Table(title=f"{figures['model']} on {figures['machine']}, {figures['torch']}")
     for heading in ("", "parley", "transformers", "ratio"):
         table.add_column(heading, justify="left" if not heading else "right")
     for num_chats, rates in figures["tokens_per_second"].items():
@@ -114,10 +114,6 @@ def show(figures: dict[str, Any]) -> None:
         table.add_row("stop ms, p99", f"{worst * 1e3:.1f}", "", "")
     table.add_row("decode step ms, mean", f"{figures['decode_step_seconds'] * 1e3:.1f}", "", "")
     Console().print(table)
-
-
-def machine() -> str:
-    return f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
 if __name__ == "__main__":

@@ -45,10 +45,21 @@ def latencies(what: str, seconds: Sequence[float], target_ms: float | None) -> l
     ]
 
 
+def machine() -> str:
+    """Its processors, and the widest vectors of theirs that csrc has kernels for."""
+    path = Path("/proc/cpuinfo")  # of Linux
+    text = path.read_text() if path.exists() else ""
+    parts = (line.partition(":") for line in text.splitlines())
+    entries = {key.strip(): value.strip() for key, _, value in parts}
+    flags = entries.get("flags", "").split()
+    level = [flag for flag in ("avx512_bf16", "avx512f", "avx2") if flag in flags][:1]
+    name = entries.get("model name", platform.machine())
+    return ", ".join([name, f"{os.cpu_count()} CPUs", *level])
+
+
 def report(name: str, figures: Sequence[Figure]) -> None:
     """Print a table and keep the numbers in `bench/results/`."""
-    load = os.getloadavg()[0]
-    where = f"{platform.machine()}, {os.cpu_count()} CPUs, load {load:.1f}"
+    where = f"{machine()}, load {os.getloadavg()[0]:.1f}"
     table = Table(title=f"bench.{name} on {where}")
     for heading in ("", "achieved", "target", ""):
         table.add_column(heading, justify="left" if not heading else "right")

@@ -8,8 +8,6 @@ and after it how much of the machine something else has used.
 import argparse
 import contextlib
 import json
-import os
-import platform
 import signal
 import subprocess
 import time
@@ -38,7 +36,7 @@ from bench.peers.terminal import console, say, warn
 from bench.peers.transformers_serve import Transformers
 from bench.peers.vllm import VLLM
 from bench.peers.workloads import FULL, QUICK, WORKLOADS, Sizes, Turn, warm_up
-from bench.report import RESULTS
+from bench.report import RESULTS, machine
 
 ROOT = Path(bench.__file__).resolve().parent.parent
 PEERS: tuple[type[Peer], ...] = (Parley, LlamaCpp, LlamaCppSplit, OpenVINO, VLLM, Transformers)
@@ -303,24 +301,6 @@ def plot(environments: Environments, path: Path) -> None:
     command = [str(python), "-m", "bench.peers.plots", str(path), str(path.parent)]
     if subprocess.run(command, cwd=ROOT).returncode:
         warn("no plots: see above")
-
-
-def machine() -> str:
-    names = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    level = [f for f in ("avx512_bf16", "avx512f", "avx2") if f in flags()][:1]
-    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} CPUs, {' '.join(level)}"
-
-
-def flags() -> set[str]:
-    """Of the processor."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("flags"):
-            return set(line.partition(":")[2].split())
-    return set()
 
 
 if __name__ == "__main__":
