@@ -24,9 +24,8 @@ from sessions.address import RedisAddress
 from sessions.quotas import Quotas
 
 PREFIX = "PARLEY_"
-# The binary of the embedded Redis; the instruction set of the kernels (csrc/cpu/kernels.cpp); where
-# `make bench-peers` keeps other engines.
-OTHER_NAMES = ("PARLEY_REDIS_SERVER", "PARLEY_CPU_LEVEL", "PARLEY_PEERS_DIR")
+# The binary of the embedded Redis; the instruction set of the kernels (csrc/cpu/kernels.cpp).
+OTHER_NAMES = ("PARLEY_REDIS_SERVER", "PARLEY_CPU_LEVEL")
 DEMO_PACE = 60.0  # tokens/s of the demo model, which decodes faster than a hand can stop
 MIN_SECRET_CHARACTERS = 24  # of an operator's token on a bind that others can reach
 EXPOSED_LIMITS = {

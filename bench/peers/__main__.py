@@ -73,7 +73,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.peers",
         description=__doc__,
-        epilog=f"Engines: {' '.join(known)}. What they need is built in $PARLEY_PEERS_DIR "
+        epilog=f"Engines: {' '.join(known)}. What they need is built in $BENCH_PEERS_DIR "
         "(by default ~/.cache/parley/peers), from the package index.",
     )
     parser.add_argument(

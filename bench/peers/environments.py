@@ -61,8 +61,8 @@ class Unavailable(Exception):
 
 
 def cache_folder() -> Path:
-    """`$PARLEY_PEERS_DIR`, or a folder in the user's cache."""
-    chosen = os.environ.get("PARLEY_PEERS_DIR")
+    """`$BENCH_PEERS_DIR`, or a folder in the user's cache."""
+    chosen = os.environ.get("BENCH_PEERS_DIR")
     return Path(chosen).absolute() if chosen else Path.home() / ".cache" / "parley" / "peers"
 
 

@@ -42,7 +42,7 @@ def test_an_environment_that_was_made_is_taken(
 def test_the_cache_is_where_the_environment_says(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PARLEY_PEERS_DIR", str(tmp_path))
+    monkeypatch.setenv("BENCH_PEERS_DIR", str(tmp_path))
     assert cache_folder() == tmp_path
-    monkeypatch.delenv("PARLEY_PEERS_DIR")
+    monkeypatch.delenv("BENCH_PEERS_DIR")
     assert cache_folder() == Path.home() / ".cache" / "parley" / "peers"
