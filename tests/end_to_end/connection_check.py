@@ -71,8 +71,13 @@ class Connection:
         last: dict[str, str] = {}
         for record in self.records:
             response_id = response_of(record.frame)
-            if not record.is_request and record.time < at and response_id is not None:
-                last[response_id] = record.frame["type"]
+            if record.is_request or record.time >= at or response_id is None:
+                continue
+            kind = record.frame["type"]
+            # A repeated question is answered so, also behind the end.
+            is_repeat = kind == "response.created" and record.frame["replayed"]
+            if not (is_repeat and response_id in last):
+                last[response_id] = kind
         return any(kind != "response.done" for kind in last.values())
 
     def is_told(self, start: float, end: float) -> bool:
