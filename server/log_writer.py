@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from server.fingerprint import prompt_hash
 from server.intervals import Intervals
 from server.run import Run
+from server.speaker import Speaker
 from sessions.errors import RunEnded, RunGone, RunLost, SequenceGap, StoreUnavailable
 from sessions.records import AppendReply, Event, ObjectEvent
 from sessions.store import SessionStore
@@ -37,11 +38,15 @@ class Batch:
         return self.first - 1 + len(self.events)
 
 
-class LogWriter:
-    """Writes while `running`.
+async def _nothing() -> None:
+    """For a writer that never runs, and so never hears of a stop."""
 
-    `on_stop`: a stop is stored; `on_loss`: nothing more may be said; `on_rewind`: Redis had lost
-    entries, which are appended again.
+
+class LogWriter:
+    """Writes while `running`; where only an end is to be written, it knows where the log ends.
+
+    `speaker` hears of renewals and of what Redis had lost. Only one that runs has more to tell.
+    `on_stop`: a stop is stored; `on_loss`: nothing more may be said.
     """
 
     def __init__(
@@ -50,18 +55,16 @@ class LogWriter:
         *,
         store: SessionStore,
         intervals: Intervals,
-        on_stop: Callable[[], Awaitable[None]],
-        on_renewal: Callable[[], None],
-        on_loss: Callable[[Exception], None],
-        on_rewind: Callable[[], None] = lambda: None,
+        speaker: Speaker,
+        on_stop: Callable[[], Awaitable[None]] = _nothing,
+        on_loss: Callable[[Exception], None] = lambda _: None,
     ) -> None:
         self._run = run
         self._store = store
         self._intervals = intervals
+        self._speaker = speaker
         self._on_stop = on_stop
-        self._on_renewal = on_renewal
         self._on_loss = on_loss
-        self._on_rewind = on_rewind
         self._unanswered: Batch | None = None
 
     @contextlib.asynccontextmanager
@@ -106,7 +109,7 @@ class LogWriter:
         run.num_stored = gap.sequence_number
         run.num_tokens_stored = gap.num_tokens
         run.changed.set()
-        self._on_rewind()
+        self._speaker.tell_rewound()
         return True
 
     def _lose(self, error: Exception) -> None:
@@ -205,7 +208,7 @@ class LogWriter:
         if not reply.repeated:  # a repeat says that the first try had renewed, whenever that was
             run.renewed_at = sent
             run.timeline.set_clock(self._replied_at(reply))
-            self._on_renewal()
+            self._speaker.show_held()
         if reply.cancel and run.stopping is None:
             await self._on_stop()
 

@@ -1,9 +1,8 @@
-"""`Producer`: carries one answer from the engine to its viewers and into the store, to one end.
+"""`Producer`: carries one answer from the engine to its viewers and into the store.
 
 Two tasks: one takes outputs from the engine and numbers events, which reach this worker's viewers
-at once; the other is the `LogWriter`. The engine waits for neither sockets nor Redis. Redis being
-away delays nothing but `durable`, unless another worker could take the answer over meanwhile: then
-viewers are shown nothing from shortly before the lease ends until it is renewed.
+at once through the `Speaker`; the other is the `LogWriter`. The engine waits for neither sockets
+nor Redis. What comes behind the engine's last output is the `Finisher`'s.
 """
 
 import asyncio
@@ -11,56 +10,31 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
 
 from engine import AsyncLLM, EngineDeadError, RequestOutput, RequestProgress, SamplingParams
 from engine.errors import EngineError, ValidationError
+from server.ending import Finisher
 from server.frames import queued_frame
 from server.hub import Hub
 from server.intervals import Intervals
-from server.log_writer import STORE_RETRY_SECONDS, LogWriter
+from server.log_writer import LogWriter
 from server.logprobs import token_logprobs
 from server.metrics import Metrics
 from server.queue_estimate import QueueEstimate
-from server.run import (
-    STATUS_TO_MESSAGE_STATUS,
-    End,
-    Run,
-    Stop,
-    StoredStop,
-    cancel_command,
-)
-from sessions.errors import (
-    CancelPending,
-    ResponseNotFound,
-    RunEnded,
-    RunGone,
-    RunLost,
-    SequenceGap,
-    StoreUnavailable,
-)
-from sessions.records import Event, Finished, Message, ObjectEvent
+from server.run import End, Run, Stop, StoredStop
+from server.speaker import Speaker
+from sessions.errors import ResponseNotFound, StoreUnavailable
+from sessions.records import Finished
 from sessions.store import SessionStore
 
 logger = structlog.get_logger("server")
 
 FLUSH_SECONDS = 0.025  # between two text events of one answer; the first goes at once
 QUEUE_FRAME_SECONDS = 0.5  # `response.queued` is sent at most twice a second
-# Moments of the timeline that are this worker's to tell: a stop may come before the log says so.
-OWN_MOMENTS = frozenset(("started_at", "first_token_at", "aborted_at"))
 ENGINE_WAIT_SECONDS = 60.0  # of an answer whose turn comes while there is no engine core
-
-
-@dataclass(frozen=True, slots=True)
-class _Ending:
-    """An end with what is stored and told of it."""
-
-    end: End
-    message: Message
-    done: dict[str, Any]  # `response.done`
 
 
 class Producer:
@@ -88,18 +62,25 @@ class Producer:
         self._hub = hub
         self._metrics = metrics
         self._intervals = intervals
-        self._has_peers = has_peers
         self._queue = queue or QueueEstimate()
+        self._speaker = Speaker(run, hub=hub, intervals=intervals, has_peers=has_peers)
         self._writer = LogWriter(
             run,
             store=store,
             intervals=intervals,
+            speaker=self._speaker,
             on_stop=self.stop_as_stored,
-            on_renewal=self._show_held,
             on_loss=self._lose,
-            on_rewind=self._tell_rewound,
         )
-        run.must_be_silent = self._must_be_silent
+        self._finisher = Finisher(
+            run,
+            store=store,
+            hub=hub,
+            metrics=metrics,
+            queue=self._queue,
+            writer=self._writer,
+            speaker=self._speaker,
+        )
         self._last_queue_frame = 0.0
         self._last_text_at: float | None = None
 
@@ -158,7 +139,7 @@ class Producer:
                     stop_reason = answer.stop_reason
                     confirmed = output.metrics is None or output.metrics.core_confirmed
                     if output.error is not None:
-                        logger.warning("engine error", code=output.error.code, **self._ids())
+                        logger.warning("engine error", code=output.error.code, **run.ids)
                 elif not run.stop_asked.is_set():
                     await self._flush_window()
         except (EngineError, ValidationError) as error:
@@ -167,7 +148,7 @@ class Producer:
                 "generation failed",
                 error=type(error).__name__,
                 dead=isinstance(error, EngineDeadError),
-                **self._ids(),
+                **run.ids,
             )
         if run.stopping is not None and confirmed:
             run.timeline.note("aborted_at")
@@ -179,7 +160,7 @@ class Producer:
         decided = run.base + self._engine.resumed_text(token_ids, params, run.token_ids)
         known = run.text()
         if not decided.startswith(known):
-            logger.error("stored tokens do not spell the stored text", **self._ids())
+            logger.error("stored tokens do not spell the stored text", **run.ids)
             return False
         self._add_text(decided[len(known) :], [])
         return True
@@ -237,7 +218,7 @@ class Producer:
             if self._last_text_at is not None:
                 self._metrics.observe_inter_event(now - self._last_text_at)
             self._last_text_at = now
-            self._publish([event])
+            self._speaker.publish([event])
 
     def _note_cached(self, num_tokens: int | None) -> None:
         """What another core finds in its cache later is no part of the prompt's price."""
@@ -283,35 +264,7 @@ class Producer:
                 "queue_ms": round((run.timeline.scheduled - run.timeline.created) * 1000),
             }
         )
-        self._publish([event])
-
-    def _publish(self, events: list[Event]) -> None:
-        run = self._run
-        first = run.sequence_number - len(events) + 1
-        if run.is_held:
-            return
-        if self._must_be_silent():
-            run.is_held = True
-            logger.warning("viewers wait for the store", **self._ids())
-            return
-        self._hub.publish_events(run.response_id, run.fence, first, events)
-
-    def _must_be_silent(self) -> bool:
-        """Whether somebody might have taken the answer over, or may before we hear of it."""
-        silent_for = time.monotonic() - self._run.renewed_at
-        return silent_for > self._intervals.silence and self._has_peers()
-
-    def _show_held(self) -> None:
-        """The answer is still this worker's: its viewers get what they had to wait for."""
-        run = self._run
-        if run.is_held:
-            run.is_held = False
-            self._hub.show_again(run.response_id, run.log)
-
-    def _speak_again(self) -> None:
-        """Nobody can take the answer over any more."""
-        self._run.renewed_at = time.monotonic()
-        self._show_held()
+        self._speaker.publish([event])
 
     async def _flush_window(self) -> None:
         """Let the next outputs merge for a moment; a stop ends the wait."""
@@ -340,176 +293,10 @@ class Producer:
             await self._engine.abort(run.response_id)
 
     def _lose(self, error: Exception) -> None:
-        """The store refuses this worker's writes: it must not show another character."""
-        run = self._run
-        if not run.is_deleted:
-            logger.warning("run lost", error=type(error).__name__, **self._ids())
-        run.lost = True
-        run.stop(Stop("policy", "store_lost"))
-        self._hub.spawn(self._engine.abort(run.response_id))
-
-    def _tell_rewound(self) -> None:
-        logger.warning("redis lost its last writes, which are written again", **self._ids())
-        self._hub.spawn(self._hub.losses.renew(self._run.session_id))
-
-    # ---- the end --------------------------------------------------------------------------------
+        """What the engine would still say is nobody's to hear."""
+        self._speaker.lose(error)
+        self._hub.spawn(self._engine.abort(self._run.response_id))
 
     async def finish(self, end: End) -> Finished | None:
-        """Make the answer terminal, once; tell the viewers at once even while the store is away.
-
-        None if somebody else ends it: then it was lost, or is handed over.
-        """
-        try:
-            return await self._finish(end)
-        finally:
-            self._run.settled.set()
-
-    async def _finish(self, end: End) -> Finished | None:
-        run = self._run
-        if run.is_leaving:
-            await self._writer.hand_over()
-            return None
-        run.is_ending = True  # what is stored and what is told must be the same end
-        run.timeline.done = time.monotonic()
-        since = run.timeline.scheduled or run.timeline.created
-        self._queue.finished(run.response_id, run.timeline.done - since)
-        run.timeline.note("done_at")
-        ending = self._ending(end)  # once: what is told is what is stored, to each moment
-        while True:
-            try:
-                finished = await self._store_end(ending)
-                break
-            except StoreUnavailable:
-                if not run.done.is_set() and not self._must_be_silent():
-                    self._publish_done(ending, durable=False)
-                await asyncio.sleep(STORE_RETRY_SECONDS)
-            except CancelPending as pending:
-                run.stopping = Stop(pending.by, pending.reason, pending.seen)
-                run.timeline.note("cancel_at")
-                ending = self._ending(run.end("abort", None, end.engine))
-            except SequenceGap as gap:
-                if not self._writer.settle_at(gap.sequence_number) and not self._writer.rewind(gap):
-                    self._finish_lost(gap)
-                    return None
-            except (RunLost, RunEnded, RunGone) as error:
-                self._finish_lost(error)
-                return None
-        self._settle(ending, durable=True)
-        frame = {"type": "message.updated", "message": ending.message.event_wire()}
-        self._hub.publish_session(run.session_id, finished.offset, frame)
-        return finished
-
-    async def _store_end(self, ending: _Ending) -> Finished:
-        run, end = self._run, ending.end
-        message, done = ending.message, ObjectEvent(ending.done)
-        # Events that the viewers have and the log has not go along; `done` itself is not in them.
-        pending = [e for e in run.events[run.num_stored :] if not _is_done(e)]
-        return await self._store.finish_response(
-            run.response_id,
-            fence=run.fence,
-            first=run.num_stored + 1,
-            status=end.status,
-            reason=end.reason,
-            engine=end.engine,
-            message=message,
-            text_length=message.text_length,
-            input_tokens=run.num_prompt_tokens,
-            output_tokens=len(run.token_ids),
-            events=[*pending, done],
-            token_ids=run.token_ids[run.num_tokens_stored :],
-            fields={name: at for name, at in run.timeline.at.items() if name in OWN_MOMENTS},
-        )
-
-    def _publish_done(self, ending: _Ending, *, durable: bool) -> None:
-        run, end = self._run, ending.end
-        self._publish([run.add_object({**ending.done, "durable": durable})])
-        run.status = end.status
-        run.done.set()
-        if run.stopping is not None:
-            self._metrics.observe_stop(time.monotonic() - run.stopping.at, run.num_discarded)
-        logger.info(
-            "response done", status=end.status, reason=end.reason, engine=end.engine, **self._ids()
-        )
-
-    def _settle(self, ending: _Ending, *, durable: bool) -> None:
-        """The end is certain: tell it, once more to those who were told before it was.
-
-        What they were told may be another end. A stop that others had stored by then, and had
-        promised to its asker, counts.
-        """
-        run, end = self._run, ending.end
-        self._metrics.count_response(end.status, end.reason)
-        if not run.done.is_set():
-            self._speak_again()
-            self._publish_done(ending, durable=durable)
-            return
-        if run.status != end.status:
-            logger.warning("end was told and is another", status=end.status, **self._ids())
-        run.status = end.status
-        run.replace_end({**ending.done, "durable": durable})
-        self._speak_again()
-        self._hub.tell_end_again(run.response_id, run.log)
-
-    def _finish_lost(self, error: Exception) -> None:
-        """The run is somebody else's, or its session is gone: end it for the viewers here."""
-        run = self._run
-        self._lose(error)
-        deleted = run.is_deleted
-        if isinstance(error, RunGone | SequenceGap):
-            if deleted:
-                end = End("cancelled", "session_deleted", "released", "user")
-            else:
-                end = End("failed", "store_lost", "released")
-            self._settle(self._ending(end), durable=deleted)
-            if deleted:
-                self._hub.spawn(self._tell_others_of_the_end())
-            else:
-                self._hub.spawn(self._hub.losses.look_at(run.session_id))
-        elif isinstance(error, RunLost | RunEnded):
-            run.is_disowned = True
-            self._hub.disown(run.response_id)  # what is shown here may be more than was stored
-            if run.stopping is not None and not run.stop_is_stored:
-                self._hub.spawn(self._pass_on(run.stopping))
-        run.done.set()
-
-    async def _tell_others_of_the_end(self) -> None:
-        """Viewers at other workers hear through Redis, and there is no log any more."""
-        run = self._run
-        with contextlib.suppress(StoreUnavailable):
-            await self._store.publish_events(
-                run.response_id,
-                fence=run.fence,
-                first=run.num_stored + 1,
-                events=run.events[run.num_stored :],
-            )
-
-    async def _pass_on(self, stop: Stop) -> None:
-        """A stop that could not be stored here is the next owner's to carry out."""
-        if stop.by == "policy":
-            return
-        response_id = self._run.response_id
-        with contextlib.suppress(StoreUnavailable, RunEnded, ResponseNotFound):
-            asked = await self._store.request_cancel(
-                None, response_id, by=stop.by, reason=stop.reason, seen=stop.seen
-            )
-            await self._store.publish_control(asked.owner, cancel_command(response_id))
-
-    def _ending(self, end: End) -> _Ending:
-        run = self._run
-        message = replace(
-            run.message,
-            text=run.final_text(),
-            text_length=-1,
-            status=STATUS_TO_MESSAGE_STATUS[end.status],
-            usage=run.usage(),
-            timings=run.timeline.wire(len(run.token_ids)),
-            status_details={"reason": end.reason},
-        )
-        return _Ending(end, message, run.done_data(end, message.text_length, durable=True))
-
-    def _ids(self) -> dict[str, str]:
-        return {"session_id": self._run.session_id, "response_id": self._run.response_id}
-
-
-def _is_done(event: Event) -> bool:
-    return isinstance(event, ObjectEvent) and event.data["type"] == "response.done"
+        """Make the answer terminal, as `Finisher.finish` does."""
+        return await self._finisher.finish(end)

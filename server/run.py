@@ -189,6 +189,11 @@ class Run:
         return str(self.response["session_id"])
 
     @property
+    def ids(self) -> dict[str, str]:
+        """What each line of our own log says of which answer it is about."""
+        return {"session_id": self.session_id, "response_id": self.response_id}
+
+    @property
     def idempotency_key(self) -> str | None:
         """Of the frame that began the answer."""
         first = self.events[0]

@@ -14,11 +14,12 @@ import structlog
 
 from engine import AsyncLLM
 from engine.connection import CoreState
+from server.ending import Finisher
 from server.fingerprint import prompt_hash
 from server.frames import queued_frame
 from server.hub import Hub
 from server.intervals import Intervals
-from server.log_writer import STORE_RETRY_SECONDS
+from server.log_writer import STORE_RETRY_SECONDS, LogWriter
 from server.metrics import Metrics
 from server.producer import Producer
 from server.prompts import Prompt, PromptBuilder
@@ -26,6 +27,7 @@ from server.queue_estimate import QueueEstimate
 from server.run import End, Run, Stop, StoredStop, cancel_command
 from server.sampling import sampling_params
 from server.slots import ActiveLimit
+from server.speaker import Speaker
 from sessions.errors import (
     ResponseNotFound,
     RunEnded,
@@ -224,7 +226,18 @@ class Runs:
 
     async def finish(self, run: Run, end: End) -> None:
         """End a run that was taken over: it produces nothing more, only its end is missing."""
-        finished = await self._producer(run).finish(end)
+        speaker = Speaker(run, hub=self._hub, intervals=self._intervals, has_peers=self._has_peers)
+        writer = LogWriter(run, store=self._store, intervals=self._intervals, speaker=speaker)
+        finisher = Finisher(
+            run,
+            store=self._store,
+            hub=self._hub,
+            metrics=self._metrics,
+            queue=self._queue,
+            writer=writer,
+            speaker=speaker,
+        )
+        finished = await finisher.finish(end)
         self._limit.free(run.uid, run.response_id)
         self._hub.show_activity(run.uid, run.session_id, active=False, status=run.status)
         await self._promote_next(finished)
