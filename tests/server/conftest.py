@@ -11,6 +11,7 @@ from sessions.embedded import EmbeddedRedis
 from sessions.follow import LiveFeed
 from sessions.store import SessionStore
 from tests.redis_server import fresh_prefix, redis_binaries, running_redis
+from tests.server.answering import Answering
 from tests.server.watching import SilentFeed
 from tests.sessions.chat import Chat
 
@@ -53,3 +54,10 @@ async def hub(store: SessionStore, feed: SilentFeed) -> AsyncIterator[Hub]:
     hub = Hub(store, cast("LiveFeed", feed), store.keys, "w1")
     yield hub
     await hub.close()
+
+
+@pytest.fixture
+async def answering(store: SessionStore, chat: Chat) -> AsyncIterator[Answering]:
+    answering = await Answering(store, chat).begin()
+    yield answering
+    await answering.hub.close()
