@@ -8,6 +8,7 @@ import pytest
 from tests.end_to_end.bystander import streaming_bystander
 from tests.end_to_end.harness import TESTING, Client, Server, open_servers
 from tests.end_to_end.http_client import Http, admin_token
+from tests.end_to_end.planted_histories import World
 from tests.end_to_end.wiring import two_workers_serve
 from tests.tiny_model import build_oracle_model
 
@@ -35,6 +36,12 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
     yield
     if violated is not None:
         raise violated
+
+
+@pytest.fixture
+def world() -> World:
+    """For tests of the checkers: a history in which nothing is wrong yet."""
+    return World()
 
 
 @pytest.fixture(scope="session")
