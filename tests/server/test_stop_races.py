@@ -13,24 +13,27 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from server import producer
-from server.intervals import SHORTENED
 from sessions.embedded import EmbeddedRedis
 from tests.end_to_end.client_model import Answer
-from tests.end_to_end.history import EngineCounts, History
-from tests.end_to_end.stored_state import Stored, read_store
+from tests.end_to_end.history import EngineCounts
 from tests.redis_server import fresh_prefix
-from tests.server.in_process import Dice, LocalClient, Request, ScriptedEngine, running_workers
+from tests.server.in_process import (
+    PATIENT,
+    Dice,
+    LocalClient,
+    Request,
+    ScriptedEngine,
+    patient_history,
+    running_workers,
+)
 from tests.tiny_model import oracle_word
 
 NUM_TOKENS = 6
 AT_ONCE = 8  # races at a time, on the same two workers
 BATCHES_BETWEEN_CHECKS = 6
-# No stall of the machine ends a lease here: whose answer is taken over waits for no phase any more.
-PATIENT = msgspec.structs.replace(SHORTENED, lease=60.0, silence=48.0, heartbeat_life=60.0)
 
 
 @dataclass
@@ -233,14 +236,7 @@ async def run_races(redis: EmbeddedRedis, folder: Path, seed: int, count: int) -
     dice = Dice(seed)
     engine = ScriptedEngine(dice)
     prefix = fresh_prefix()
-
-    def read() -> Stored:
-        stored = read_store(redis.url, prefix)
-        stored.foreign_keys.clear()  # other tests share this server
-        stored.is_served = False  # so patient, that nobody cleans an index up before the check
-        return stored
-
-    history = History(read)
+    history = patient_history(redis.url, prefix)
     history.are_stops_recorded = True
     history.engines.append(
         lambda: EngineCounts(engine.num_running, 0, 0, 0, float(engine.num_requests))

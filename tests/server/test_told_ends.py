@@ -8,25 +8,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from redis.exceptions import ResponseError
 
 from server.app import Worker
-from server.intervals import SHORTENED
 from sessions.embedded import EmbeddedRedis
 from sessions.errors import StoreUnavailable
 from sessions.store import SessionStore
 from tests.end_to_end.client_model import Frame
 from tests.end_to_end.history import History
-from tests.end_to_end.stored_state import Stored, read_store
 from tests.redis_server import fresh_prefix
-from tests.server.in_process import Dice, Http, LocalClient, ScriptedEngine, running_workers
+from tests.server.in_process import (
+    PATIENT,
+    Dice,
+    Http,
+    LocalClient,
+    ScriptedEngine,
+    patient_history,
+    running_workers,
+)
 from tests.tiny_model import oracle_answer, oracle_word
 
 FIRST, NUM_TOKENS = 20, 5
 TEXT = oracle_answer(FIRST, NUM_TOKENS)
-PATIENT = msgspec.structs.replace(SHORTENED, lease=60.0, silence=48.0, heartbeat_life=60.0)
 
 
 @dataclass
@@ -89,15 +93,8 @@ async def site(
 ) -> AsyncIterator[Site]:
     dice, prefix = Dice(5), fresh_prefix()
     engine = ScriptedEngine(dice)
-
-    def read() -> Stored:
-        stored = read_store(redis_server.url, prefix)
-        stored.foreign_keys.clear()  # other tests share this server
-        stored.is_served = False
-        return stored
-
-    history = History(read)
     url = redis_server.url
+    history = patient_history(url, prefix)
     async with running_workers(url, prefix, tmp_path, engine, dice, 2, PATIENT) as workers:
         first, second = workers
         yield Site(first, second, history, engine, monkeypatch)
