@@ -309,7 +309,10 @@ class LocalClient(ChatClient):
 
 
 class Http:
-    """One HTTP request to a worker of this process; `frames` are those of its answer so far."""
+    """One HTTP request to a worker of this process; `frames` are those of its answer so far.
+
+    `status` and `headers` are there once it is `answered`.
+    """
 
     def __init__(self, worker: Worker, method: str, path: str, query: str = "") -> None:
         self.frames: list[Frame] = []
@@ -337,6 +340,8 @@ class Http:
         self.answered = asyncio.ensure_future(worker.app(scope, self._requests.get, self._take))
 
     async def _take(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], dict(message["headers"])
         *events, self._rest = (self._rest + message.get("body", b"")).split(b"\n\n")
         async with self._arrived:
             for event in events:
