@@ -13,6 +13,7 @@ from server.admin_objects import (
     StoppedResponses,
 )
 from server.audit import TRANSCRIPTS, Actor
+from server.auth import address_of
 from server.beginnings import clean_title
 from server.errors import invalid_field
 from server.http_objects import MessagePage
@@ -251,5 +252,4 @@ def stopped_response(runs: list[RunRecord]) -> Response:
 
 def actor_of(call: Call) -> Actor:
     """Who asks, and from where."""
-    client = call.request.client
-    return Actor(call.user, client.host if client else "")
+    return Actor(call.user, address_of(call.request))

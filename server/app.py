@@ -25,7 +25,7 @@ from engine import AsyncLLM
 from server import __version__
 from server.abandonment import Abandonment
 from server.audit import Auditor
-from server.auth import BEARER_SUBPROTOCOL, Authenticator, Origins
+from server.auth import BEARER_SUBPROTOCOL, Authenticator, Origins, address_of
 from server.beginnings import Beginnings
 from server.closing import CloseCode, refusal_of
 from server.connection import Connection
@@ -347,7 +347,7 @@ class Worker:
         if PROTOCOL not in ours:
             await self._refuse_protocol(websocket, ours, bool(offered))
             return
-        address = websocket.client.host if websocket.client else ""
+        address = address_of(websocket)
         counter = self.services.connections
         if not counter.allow_handshake(address):
             await self._accept_and_close(websocket, CloseCode.TOO_MANY, TOO_MANY_CONNECTIONS)

@@ -21,6 +21,7 @@ import structlog
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from server.audit import Actor
+from server.auth import address_of
 from server.closing import CloseCode, CloseConnection, refusal_of
 from server.errors import ApiError
 from server.frames import PROTOCOL, error_frame, rate_limits_frame
@@ -107,8 +108,7 @@ class Connection:
     @property
     def actor(self) -> Actor:
         """The user as the audit log knows them."""
-        client = self._websocket.client
-        return Actor(self.user, client.host if client else "")
+        return Actor(self.user, address_of(self._websocket))
 
     def refuse(self, error: ApiError) -> None:
         """The user's rights have ended: say nothing more and close with 4401 or 4403."""

@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.auth import address_of
 from server.errors import ApiError, invalid_field
 from server.event_stream import EventStream, HttpViewer, parse_event_id
 from server.frames import is_final
@@ -193,7 +194,7 @@ class ResponseOperations:
         self, call: Call, session_id: str, begin: Callable[[Subscription], Awaitable[None]]
     ) -> Response:
         """Join the session's room, let `begin` choose the response, and stream its frames."""
-        address = call.request.client.host if call.request.client else ""
+        address = address_of(call.request)
         connections = self._services.connections
         if not connections.enter(call.uid, address):
             raise ApiError("rate_limited", "too many connections are open", retry_after_ms=RETRY_MS)

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from server.auth import address_of
 from server.exports import breathing
 from server.http_objects import SharedSession, ShareLink
 from server.limits import Places, TokenBucket
@@ -92,7 +93,7 @@ class ShareOperations:
 
     async def read(self, call: Call) -> Response:
         """Anybody may ask, and guess: each address so often, and so many times at once."""
-        address = call.request.client.host if call.request.client else ""
+        address = address_of(call.request)
         take_rate(self._rates, address, READS_PER_S)
         with contextlib.ExitStack() as place:
             place.enter_context(self._readers.one(address))
