@@ -55,7 +55,7 @@ def find_compiler() -> str | None:
 def build_in(folder: Path, compiler: str) -> Path:
     """Build into `folder`, or find what was built there from the same sources."""
     flags = [*FLAGS, *_torch_flags()]
-    library = folder / f"parley-{_digest(compiler, flags)}.so"
+    library = folder / f"parley-{_digest(compiler)}.so"
     if library.exists():
         return library
     folder.mkdir(parents=True, exist_ok=True)
@@ -106,11 +106,13 @@ def _torch_flags() -> list[str]:
     ]
 
 
-def _digest(compiler: str, flags: list[str]) -> str:
+def _digest(compiler: str) -> str:
     import torch
 
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
-    digest = hashlib.sha256(repr((version, flags, str(torch.__version__))).encode())
+    # Not the folder of torch's headers, which its version says enough of: so a build can be moved.
+    said = (version, FLAGS, TARGET_VERSION, str(torch.__version__))
+    digest = hashlib.sha256(repr(said).encode())
     for file in sorted([*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h")]):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:16]

@@ -41,6 +41,8 @@ def test_an_existing_library_is_used_as_it_is(
     monkeypatch.setattr(build, "_compile", lambda compiler, flags, library: library.touch())
     first = build.build_in(tmp_path, compiler)
     first.write_text("as it was")
+    # A checkout may be moved, and with it the environment that torch is in.
+    monkeypatch.setattr(build, "_torch_flags", lambda: ["-I/elsewhere"])
     assert build.build_in(tmp_path, compiler) == first
     assert first.read_text() == "as it was"
 
