@@ -185,18 +185,21 @@ struct Step {
   // The rows as the product with this weight reads them. Ends with a barrier, if it does anything.
   Rows prepare(Team& team, int thread, const Weight& weight, const float* rows, int64_t count,
                int64_t stride) {
-    if (k.takes_floats(weight.format)) return {rows, nullptr, nullptr, stride};
-    const int64_t size = weight.num_inputs, groups = weight.num_groups();
-    const int64_t bytes = size * k.prepared_size(weight.format);
-    share(team, thread, count, [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) {
-        k.prepare_row(
-            weight, rows + row * stride, values + row * bytes, scales + row * groups,
-            offsets + row * groups);
+    const int64_t element = k.prepared_size(weight.format);
+    if (count == 1 && element == sizeof(float)) return {rows, nullptr, nullptr};  // one lies as it must
+    const int64_t height = k.tile_rows(weight.format), groups = weight.num_groups();
+    const int64_t num_tiles = (count + height - 1) / height;
+    share(team, thread, num_tiles * groups, [&](int64_t begin, int64_t end) {
+      for (int64_t part = begin; part < end; ++part) {
+        const int64_t row = part / groups * height;
+        k.prepare(weight, {
+            .rows = rows + row * stride, .stride = stride, .num_rows = std::min(height, count - row),
+            .group = part % groups, .values = values + row * weight.num_inputs * element,
+            .scales = scales + row * groups, .offsets = offsets + row * groups});
       }
     });
     team.meet();
-    return {values, scales, offsets, size};
+    return {values, scales, offsets};
   }
 
   void multiply(Team& team, int thread, const Weight& weight, const float* rows, int64_t count,
@@ -405,7 +408,7 @@ void decoder_step_cpu(
   s.attended = buffers.attended.get<float>(s.num_rows * num_heads * s.head_dim);
   s.gated = buffers.gated.get<float>(s.num_rows * s.num_gated);
   const int64_t widest = std::max({s.hidden_size, num_heads * s.head_dim, s.num_gated});
-  s.values = buffers.values.get<std::byte>(s.num_rows * widest * 2);
+  s.values = buffers.values.get<std::byte>(s.num_rows * widest * sizeof(float));
   s.scales = buffers.scales.get<float>(s.num_rows * (widest / kGroup + 1));
   s.offsets = buffers.offsets.get<int32_t>(s.num_rows * (widest / kGroup + 1));
 

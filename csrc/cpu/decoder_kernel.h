@@ -45,58 +45,68 @@ void store_bfloat16(const float* key, const float* value, int64_t dim, void* key
   store_token(key, value, dim, static_cast<BFloat16*>(keys), static_cast<BFloat16*>(values));
 }
 
-// For the products of int8 weights: whole numbers up to 127, and a scale for each group.
-PARLEY_INLINE void quantize_row(
-    const float* x, int64_t size, void* values, float* scales, int32_t* offsets) {
-  auto* const out = static_cast<Quantized*>(values);
-  for (int64_t begin = 0; begin < size; begin += kGroup) {
-    const int64_t end = std::min(begin + kGroup, size);
-    float largest = 0, nothing = 0;  // the latter is NaN where some number is none, or infinite
-    for (int64_t i = begin; i < end; ++i) {
-      const float magnitude = x[i] < 0 ? -x[i] : x[i];
-      largest = magnitude > largest ? magnitude : largest;
-      nothing += x[i] * 0.0f;
-    }
-    const bool is_finite = nothing == 0.0f && largest >= 1e-30f;
-    const float factor = is_finite ? 127.0f / largest : 0.0f;
-    int32_t sum = 0;
-    for (int64_t i = begin; i < end; ++i) {
-      const float scaled = is_finite ? x[i] * factor : 0.0f;
-      const float shifted = scaled + 12582912.0f;  // its low bits: the nearest whole number
-      int32_t bits;
-      std::memcpy(&bits, &shifted, sizeof(bits));
-      const int32_t number = bits - 0x4b400000;
-      out[place_of(i)] = static_cast<Quantized>(number);
-      sum += number;
-    }
-    scales[begin / kGroup] = largest / 127.0f + nothing;  // what is no number stays none
-    offsets[begin / kGroup] = -128 * sum;  // weights are stored with 128 added
-  }
-}
-
-// Whether the products of such weights read rows as they are; otherwise each is prepared first.
-bool takes_floats(Format format) {
-#if defined(PARLEY_DOT)
-  return format == Format::kFloat32;
-#else
-  return format != Format::kInt8;
-#endif
-}
-
-// A row in the format that the products of this weight read. `values` has 2 bytes for each input.
-void prepare_row(
-    const Weight& weight, const float* x, void* values, float* scales, int32_t* offsets) {
-  if (weight.format == Format::kInt8) {
-    quantize_row(x, weight.num_inputs, values, scales, offsets);
-  } else {
-    auto* const out = static_cast<BFloat16*>(values);
-    for (int64_t i = 0; i < weight.num_inputs; ++i) from_float(x[i], out + i);
-  }
-}
-
-// Elements of a prepared row lie so far apart.
+// Bytes of one input of a row, as the products of this weight read it.
 int64_t prepared_size(Format format) {
-  return format == Format::kInt8 ? sizeof(Quantized) : sizeof(BFloat16);
+  if (format == Format::kInt8) return sizeof(Quantized);
+#if defined(PARLEY_DOT_BFLOAT16)
+  if (format == Format::kBFloat16) return sizeof(BFloat16);
+#endif
+  return sizeof(float);
+}
+
+// For the products of int8 weights: whole numbers up to 127, and a scale for each group.
+PARLEY_INLINE void quantize(
+    const float* x, int64_t size, Quantized (&numbers)[kGroup], float* scale, int32_t* offset) {
+  float largest = 0, nothing = 0;  // the latter is NaN where some number is none, or infinite
+  for (int64_t i = 0; i < size; ++i) {
+    const float magnitude = x[i] < 0 ? -x[i] : x[i];
+    largest = magnitude > largest ? magnitude : largest;
+    nothing += x[i] * 0.0f;
+  }
+  const bool is_finite = nothing == 0.0f && largest >= 1e-30f;
+  const float factor = is_finite ? 127.0f / largest : 0.0f;
+  int32_t sum = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    const float scaled = is_finite ? x[i] * factor : 0.0f;
+    const float shifted = scaled + 12582912.0f;  // its low bits: the nearest whole number
+    int32_t bits;
+    std::memcpy(&bits, &shifted, sizeof(bits));
+    const int32_t number = bits - 0x4b400000;
+    numbers[i] = static_cast<Quantized>(number);
+    sum += number;
+  }
+  *scale = largest / 127.0f + nothing;  // what is no number stays none
+  *offset = -128 * sum;  // weights are stored with 128 added
+}
+
+// Bring a group of inputs of a tile's rows into the format and order that products of this weight read.
+void prepare(const Weight& weight, const TilePart& part) {
+  const int64_t begin = part.group * kGroup, num_groups = weight.num_groups();
+  const int64_t size = std::min(kGroup, weight.num_inputs - begin), height = part.num_rows;
+  for (int64_t row = 0; row < height; ++row) {
+    const float* const x = part.rows + row * part.stride + begin;
+    if (weight.format == Format::kInt8) {
+      Quantized numbers[kGroup];
+      const int64_t place = row * num_groups + part.group;
+      quantize(x, size, numbers, part.scales + place, part.offsets + place);
+      auto* const out = static_cast<Quantized*>(part.values) + begin * height + 4 * row;
+      for (int64_t i = 0; i < size; i += 4) {
+        Quantized four[4];
+        for (int64_t j = 0; j < 4; ++j) four[place_of(j)] = numbers[i + j];
+        std::memcpy(out + i * height, four, sizeof(four));
+      }
+      continue;
+    }
+#if defined(PARLEY_DOT_BFLOAT16)
+    if (weight.format == Format::kBFloat16) {
+      auto* const out = static_cast<BFloat16*>(part.values) + begin * height + 2 * row;
+      for (int64_t i = 0; i < size; ++i) from_float(x[i], out + (i - i % 2) * height + i % 2);
+      continue;
+    }
+#endif
+    auto* const out = static_cast<float*>(part.values) + begin * height + row;
+    for (int64_t i = 0; i < size; ++i) out[i * height] = x[i];
+  }
 }
 
 // One row of a packed weight: its embedding, where the output layer is tied to it.

@@ -19,6 +19,9 @@ extern const Kernels kKernels;
 namespace x86_64_v4 {
 extern const Kernels kKernels;
 }
+namespace avx512_vnni {
+extern const Kernels kKernels;
+}
 namespace avx512_bf16 {
 extern const Kernels kKernels;
 }
@@ -29,11 +32,13 @@ namespace {
 std::vector<const Kernels*> supported() {  // best first
   std::vector<const Kernels*> levels;
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-  if (__builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512bf16") &&
-      __builtin_cpu_supports("avx512vnni")) {
-    levels.push_back(&avx512_bf16::kKernels);
+  if (__builtin_cpu_supports("x86-64-v4")) {
+    if (__builtin_cpu_supports("avx512vnni")) {
+      if (__builtin_cpu_supports("avx512bf16")) levels.push_back(&avx512_bf16::kKernels);
+      levels.push_back(&avx512_vnni::kKernels);
+    }
+    levels.push_back(&x86_64_v4::kKernels);
   }
-  if (__builtin_cpu_supports("x86-64-v4")) levels.push_back(&x86_64_v4::kKernels);
   if (__builtin_cpu_supports("x86-64-v3")) levels.push_back(&x86_64_v3::kKernels);
 #endif
   levels.push_back(&baseline::kKernels);

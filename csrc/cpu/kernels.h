@@ -23,10 +23,9 @@ struct Kernels {
   void (*rotate)(float* head, const float* cosines, const float* sines, int64_t half);
   void (*store_float)(const float* key, const float* value, int64_t dim, void* keys, void* values);
   void (*store_bfloat16)(const float* key, const float* value, int64_t dim, void* keys, void* values);
-  bool (*takes_floats)(Format format);
+  int64_t (*tile_rows)(Format format);
   int64_t (*prepared_size)(Format format);
-  void (*prepare_row)(
-      const Weight& weight, const float* x, void* values, float* scales, int32_t* offsets);
+  void (*prepare)(const Weight& weight, const TilePart& part);
   void (*unpack_output)(const Weight& weight, int64_t output, float* out);
 
   // One token of one row of logits.

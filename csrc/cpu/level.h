@@ -24,9 +24,9 @@ const Kernels kKernels = {
     .rotate = rotate,
     .store_float = store_float,
     .store_bfloat16 = store_bfloat16,
-    .takes_floats = takes_floats,
+    .tile_rows = tile_rows,
     .prepared_size = prepared_size,
-    .prepare_row = prepare_row,
+    .prepare = prepare,
     .unpack_output = unpack_output,
     .choose = choose,
 };

@@ -5,6 +5,7 @@
 #pragma GCC target("arch=x86-64-v4,avx512bf16,avx512vnni")
 #define PARLEY_ISA avx512_bf16
 #define PARLEY_WIDTH 16
-#define PARLEY_DOT
+#define PARLEY_DOT_BFLOAT16
+#define PARLEY_DOT_INT8
 #include "level.h"
 #endif

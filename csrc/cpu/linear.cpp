@@ -5,6 +5,9 @@
 // fast as a general matrix product, which packs its weights anew each time.
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "common.h"
 #include "kernels.h"
 
@@ -39,16 +42,34 @@ void linear_cpu(
   p.weight.panels = panels.const_data_ptr();
   p.weight.bias = bias ? static_cast<const float*>(bias->const_data_ptr()) : nullptr;
   p.weight.num_inputs = rows.size(1), p.weight.num_outputs = out.size(1);
-  p.rows.values = rows.const_data_ptr();
-  p.rows.stride = rows.stride(0);
   p.num_rows = rows.size(0);
   p.out = static_cast<float*>(out.mutable_data_ptr());
   p.out_stride = out.stride(0);
-  const auto multiply = kernels().multiply;
+  const Kernels& k = kernels();
+  const auto* const from = static_cast<const float*>(rows.const_data_ptr());
+  p.rows.values = from;
+  if (p.num_rows > 1) {  // one lies as it must
+    static thread_local std::vector<float> kept;  // the memory, from call to call
+    kept.resize(p.num_rows * p.weight.num_inputs);
+    float* const values = kept.data();
+    const int64_t height = k.tile_rows(Format::kFloat32), groups = p.weight.num_groups();
+    const int64_t num_tiles = (p.num_rows + height - 1) / height;
+    torch::stable::parallel_for(
+        0, num_tiles * groups, kWorkPerTask / (height * kGroup), [&](int64_t begin, int64_t end) {
+          for (int64_t part = begin; part < end; ++part) {
+            const int64_t row = part / groups * height;
+            k.prepare(p.weight, {
+                .rows = from + row * rows.stride(0), .stride = rows.stride(0),
+                .num_rows = std::min(height, p.num_rows - row), .group = part % groups,
+                .values = values + row * p.weight.num_inputs, .scales = nullptr, .offsets = nullptr});
+          }
+        });
+    p.rows.values = values;
+  }
   const int64_t work_per_panel = p.num_rows * p.weight.num_inputs * kPanel + 1;
   torch::stable::parallel_for(
       0, p.num_pieces(), kWorkPerTask / work_per_panel + 1,
-      [&](int64_t begin, int64_t end) { multiply(p, begin, end); });
+      [&](int64_t begin, int64_t end) { k.multiply(p, begin, end); });
 }
 
 }  // namespace parley

@@ -32,12 +32,24 @@ struct Weight {
   int64_t num_groups() const { return (num_inputs + kGroup - 1) / kGroup; }
 };
 
-// Rows in the format that the product of this weight reads on this machine: see `prepare_row`.
+// Rows in the format that the product of this weight reads on this machine. They lie in tiles of as many
+// rows as are multiplied at once, the last one lower: [tile][input / n][row][n], where n inputs of a row are
+// multiplied by one instruction. So a tile is read from end to end, through one pointer.
 struct Rows {
   const void* values;
   const float* scales;       // int8: [row][group]
   const int32_t* offsets;    // int8: [row][group], what a sum begins with, because weights have one too
-  int64_t stride;            // elements of `values` from row to row
+};
+
+// Where a group of inputs of one tile comes from and goes to.
+struct TilePart {
+  const float* rows;  // the first one
+  int64_t stride;     // from row to row
+  int64_t num_rows;
+  int64_t group;
+  void* values;       // of the tile
+  float* scales;      // of its first row
+  int32_t* offsets;
 };
 
 enum class Epilogue {

@@ -35,6 +35,13 @@ PARLEY_INLINE Floats silu_of(const Floats& x) {
 PARLEY_INLINE void write_out(const Product& p, int64_t row, int64_t output, const Floats& sums) {
   const int64_t num_outputs = std::min(kPanel, p.weight.num_outputs - output);
   float* const to = p.out + row * p.out_stride + output;
+  if (num_outputs == kPanel) {
+    Floats result = sums;
+    if (p.weight.bias) add(result, load(p.weight.bias + output));
+    if (p.epilogue == Epilogue::kAdd) add(result, load(to));
+    store(to, result);
+    return;
+  }
   float result[kPanel];
   store(result, sums);
   if (p.weight.bias) {
@@ -90,8 +97,8 @@ PARLEY_INLINE Floats load_input(const BFloat16* pair, int which) {
 template <typename W, int kRows, int kPanels>
 PARLEY_CALLED Tile<kRows, kPanels> float_tile(
     const Product& p, int64_t first_row, int64_t first_panel) {
-  const int64_t num_inputs = p.weight.num_inputs, stride = p.rows.stride;
-  const float* const rows = static_cast<const float*>(p.rows.values) + first_row * stride;
+  const int64_t num_inputs = p.weight.num_inputs;
+  const float* const rows = static_cast<const float*>(p.rows.values) + first_row * num_inputs;
   const W* const panels = static_cast<const W*>(p.weight.panels) + first_panel * num_inputs * kPanel;
   Tile<kRows, kPanels> totals;
   for (int64_t begin = 0; begin == 0 || begin < num_inputs; begin += kGroup) {
@@ -106,7 +113,7 @@ PARLEY_CALLED Tile<kRows, kPanels> float_tile(
         for (int panel = 0; panel < kPanels; ++panel) {
           const Floats weight = load_input(panels + (panel * num_inputs + input) * kPanel, which);
           for (int row = 0; row < kRows; ++row) {
-            add_scaled(sums[row][panel], rows[row * stride + input + which], weight);
+            add_scaled(sums[row][panel], rows[(input + which) * kRows + row], weight);
           }
         }
       }
@@ -116,7 +123,7 @@ PARLEY_CALLED Tile<kRows, kPanels> float_tile(
         for (int panel = 0; panel < kPanels; ++panel) {
           const Floats weight = load(panels + (panel * num_inputs + input) * kPanel);
           for (int row = 0; row < kRows; ++row) {
-            add_scaled(sums[row][panel], rows[row * stride + input], weight);
+            add_scaled(sums[row][panel], rows[input * kRows + row], weight);
           }
         }
       }
@@ -134,14 +141,18 @@ PARLEY_CALLED Tile<kRows, kPanels> float_tile(
   return totals;
 }
 
-#if defined(PARLEY_DOT)
+// Dot products are written in assembler: from intrinsics, gcc 12 makes two copies of each sum in every
+// round, and reads the inputs of a row by an instruction of their own.
+typedef int32_t Word __attribute__((may_alias));  // some inputs of a row
+
+#if defined(PARLEY_DOT_BFLOAT16)
 
 // As float_tile, with rows in bfloat16 too: one instruction multiplies pairs and adds both to the sum.
 template <int kRows, int kPanels>
 PARLEY_CALLED Tile<kRows, kPanels> dot_tile(
     const Product& p, int64_t first_row, int64_t first_panel) {
-  const int64_t num_inputs = p.weight.num_inputs, stride = p.rows.stride;
-  const BFloat16* const rows = static_cast<const BFloat16*>(p.rows.values) + first_row * stride;
+  const int64_t num_inputs = p.weight.num_inputs;
+  const BFloat16* const rows = static_cast<const BFloat16*>(p.rows.values) + first_row * num_inputs;
   const BFloat16* const panels =
       static_cast<const BFloat16*>(p.weight.panels) + first_panel * num_inputs * kPanel;
   __m512 sums[kRows][kPanels];
@@ -150,13 +161,12 @@ PARLEY_CALLED Tile<kRows, kPanels> dot_tile(
   }
   for (int64_t input = 0; input < num_inputs; input += 2) {
     for (int panel = 0; panel < kPanels; ++panel) {
-      const __m512bh weights =
-          (__m512bh)_mm512_loadu_si512(panels + (panel * num_inputs + input) * kPanel);
+      const __m512i weights = _mm512_loadu_si512(panels + (panel * num_inputs + input) * kPanel);
       for (int row = 0; row < kRows; ++row) {
-        int32_t pair;
-        std::memcpy(&pair, rows + row * stride + input, sizeof(pair));
-        sums[row][panel] =
-            _mm512_dpbf16_ps(sums[row][panel], (__m512bh)_mm512_set1_epi32(pair), weights);
+        const auto* const pair = reinterpret_cast<const Word*>(rows + input * kRows + 2 * row);
+        __m512 sum = sums[row][panel];
+        asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(weights), "m"(*pair));
+        sums[row][panel] = sum;
       }
     }
   }
@@ -173,7 +183,7 @@ PARLEY_CALLED Tile<kRows, kPanels> dot_tile(
 
 // ---- int8: exact sums of 128 inputs, then their scales ------------------------------------------------
 
-#if defined(PARLEY_X86) && PARLEY_WIDTH >= 8 && !defined(PARLEY_DOT)
+#if defined(PARLEY_X86) && PARLEY_WIDTH >= 8 && !defined(PARLEY_DOT_INT8)
 
 using Quantized = int16_t;  // what a row holds: products of pairs grow in 32 bits without saturation
 
@@ -188,8 +198,7 @@ PARLEY_INLINE void start_sums(GroupSums& sums) {
 // The products of kRows rows with four inputs of 16 outputs.
 template <int kRows, int kPanels>
 PARLEY_INLINE void add_products(
-    GroupSums (&sums)[kRows][kPanels], int panel, const uint8_t* weights, const Quantized* inputs,
-    int64_t stride) {
+    GroupSums (&sums)[kRows][kPanels], int panel, const uint8_t* weights, const Quantized* inputs) {
   const __m256i even = _mm256_set1_epi32(0x00ff00ff);
   for (int part = 0; part < 2; ++part) {
     const __m256i four =
@@ -198,7 +207,7 @@ PARLEY_INLINE void add_products(
       const __m256i two = pair == 0 ? _mm256_and_si256(four, even) : _mm256_srli_epi16(four, 8);
       for (int row = 0; row < kRows; ++row) {
         int32_t both;
-        std::memcpy(&both, inputs + row * stride + 2 * pair, sizeof(both));
+        std::memcpy(&both, inputs + 4 * row + 2 * pair, sizeof(both));
         const __m256i products = _mm256_madd_epi16(two, _mm256_set1_epi32(both));
         sums[row][panel].parts[part] = _mm256_add_epi32(sums[row][panel].parts[part], products);
       }
@@ -215,13 +224,12 @@ PARLEY_INLINE Floats total_of(const GroupSums& sums, int32_t offset) {
   return load(totals);
 }
 
-constexpr int64_t place_of(int64_t input) {  // in a row: bytes 0 and 2 are multiplied together
-  return input % 4 == 1 ? input + 1 : input % 4 == 2 ? input - 1 : input;
-}
+// Where one of four inputs lies: bytes 0 and 2 are multiplied together.
+constexpr int64_t place_of(int64_t input) { return input == 1 ? 2 : input == 2 ? 1 : input; }
 
 constexpr int kInt8TileSums = 6;
 
-#elif defined(PARLEY_DOT)
+#elif defined(PARLEY_DOT_INT8)
 
 using Quantized = int8_t;
 
@@ -233,14 +241,13 @@ PARLEY_INLINE void start_sums(GroupSums& sums) { sums.sums = _mm512_setzero_si51
 
 template <int kRows, int kPanels>
 PARLEY_INLINE void add_products(
-    GroupSums (&sums)[kRows][kPanels], int panel, const uint8_t* weights, const Quantized* inputs,
-    int64_t stride) {
+    GroupSums (&sums)[kRows][kPanels], int panel, const uint8_t* weights, const Quantized* inputs) {
   const __m512i four = _mm512_loadu_si512(weights);  // of 16 outputs
   for (int row = 0; row < kRows; ++row) {
-    int32_t all;
-    std::memcpy(&all, inputs + row * stride, sizeof(all));
-    __m512i& sum = sums[row][panel].sums;
-    sum = _mm512_dpbusd_epi32(sum, four, _mm512_set1_epi32(all));
+    const auto* const all = reinterpret_cast<const Word*>(inputs + 4 * row);
+    __m512i sum = sums[row][panel].sums;
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(four), "m"(*all));
+    sums[row][panel].sums = sum;
   }
 }
 
@@ -269,12 +276,11 @@ PARLEY_INLINE void start_sums(GroupSums& sums) {
 
 template <int kRows, int kPanels>
 PARLEY_INLINE void add_products(
-    GroupSums (&sums)[kRows][kPanels], int panel, const uint8_t* weights, const Quantized* inputs,
-    int64_t stride) {
+    GroupSums (&sums)[kRows][kPanels], int panel, const uint8_t* weights, const Quantized* inputs) {
   for (int row = 0; row < kRows; ++row) {
     for (int output = 0; output < kPanel; ++output) {
       for (int i = 0; i < 4; ++i) {
-        sums[row][panel].sums[output] += weights[4 * output + i] * inputs[row * stride + i];
+        sums[row][panel].sums[output] += weights[4 * output + i] * inputs[4 * row + i];
       }
     }
   }
@@ -298,8 +304,7 @@ template <int kRows, int kPanels>
 PARLEY_CALLED Tile<kRows, kPanels> int8_tile(
     const Product& p, int64_t first_row, int64_t first_panel) {
   const int64_t num_inputs = p.weight.num_inputs, num_groups = p.weight.num_groups();
-  const int64_t stride = p.rows.stride;
-  const Quantized* const rows = static_cast<const Quantized*>(p.rows.values) + first_row * stride;
+  const auto* const rows = static_cast<const Quantized*>(p.rows.values) + first_row * num_inputs;
   const float* const row_scales = p.rows.scales + first_row * num_groups;
   const int32_t* const offsets = p.rows.offsets + first_row * num_groups;
   const uint8_t* const panels =
@@ -318,7 +323,7 @@ PARLEY_CALLED Tile<kRows, kPanels> int8_tile(
     for (int64_t input = begin; input < end; input += 4) {
       for (int panel = 0; panel < kPanels; ++panel) {
         const uint8_t* const weights = panels + (panel * num_inputs + input) * kPanel;
-        add_products<kRows, kPanels>(sums, panel, weights, rows + input, stride);
+        add_products<kRows, kPanels>(sums, panel, weights, rows + input * kRows);
       }
     }
     for (int panel = 0; panel < kPanels; ++panel) {
@@ -341,7 +346,7 @@ PARLEY_INLINE Tile<kRows, kPanels> compute_tile(const Product& p, int64_t row, i
   if constexpr (kFormat == Format::kFloat32) {
     return float_tile<float, kRows, kPanels>(p, row, panel);
   } else if constexpr (kFormat == Format::kBFloat16) {
-#if defined(PARLEY_DOT)
+#if defined(PARLEY_DOT_BFLOAT16)
     return dot_tile<kRows, kPanels>(p, row, panel);
 #else
     return float_tile<BFloat16, kRows, kPanels>(p, row, panel);
@@ -374,10 +379,18 @@ PARLEY_INLINE void compute_rest(const Product& p, int64_t row, int64_t num_rows,
   }
 }
 
-// Few rows take kPieces pieces at once, so that enough sums grow side by side to hide the latency of each.
+template <Format kFormat>
+constexpr int kTileRows = kFormat == Format::kInt8 ? kInt8TileSums : kTileSums;
+
+// Few rows take some pieces at once, so that enough sums grow side by side to hide the latency of each. It
+// is an even number of panels, for pieces may be pairs; or one.
+template <Format kFormat, int kRows>
+constexpr int kPiecesOf = std::min(kTileRows<kFormat> / kRows / 2 * 2, 4);
+
 // Returns the first piece that is left over.
-template <Format kFormat, int kRows, int kPieces>
+template <Format kFormat, int kRows>
 PARLEY_INLINE int64_t compute_few(const Product& p, int64_t begin, int64_t end) {
+  constexpr int kPieces = kPiecesOf<kFormat, kRows>;
   int64_t piece = begin;
   if (p.epilogue == Epilogue::kSiluMultiply) {  // a pair counts as two
     for (; piece + kPieces / 2 <= end; piece += kPieces / 2) {
@@ -396,23 +409,31 @@ PARLEY_INLINE int64_t compute_few(const Product& p, int64_t begin, int64_t end) 
   return piece;
 }
 
+// Likewise, for whatever number of rows up to kRows there is; `begin` if there are more.
+template <Format kFormat, int kRows>
+PARLEY_INLINE int64_t compute_side_by_side(const Product& p, int64_t begin, int64_t end) {
+  if constexpr (kRows == 0) {
+    return begin;
+  } else {
+    if (p.num_rows == kRows) return compute_few<kFormat, kRows>(p, begin, end);
+    return compute_side_by_side<kFormat, kRows - 1>(p, begin, end);
+  }
+}
+
 // All rows of a piece while its weights are in the cache.
 template <Format kFormat>
 void compute_pieces(const Product& p, int64_t begin, int64_t end) {
-  constexpr int kTileRows = kFormat == Format::kInt8 ? kInt8TileSums : kTileSums;
-  int64_t piece = begin;
-  switch (p.num_rows) {
-    case 1: piece = compute_few<kFormat, 1, 4>(p, begin, end); break;
-    case 2: piece = compute_few<kFormat, 2, 2>(p, begin, end); break;
-    case 3: piece = compute_few<kFormat, 3, 2>(p, begin, end); break;
-  }
+  constexpr int kHeight = kTileRows<kFormat>;
+  int64_t piece = compute_side_by_side<kFormat, kHeight / 2>(p, begin, end);
   for (; piece < end; ++piece) {
     int64_t row = 0;
-    for (; row + kTileRows <= p.num_rows; row += kTileRows) {
-      compute_piece<kFormat, kTileRows>(p, row, piece);
-    }
-    compute_rest<kFormat, kTileRows - 1>(p, row, p.num_rows - row, piece);
+    for (; row + kHeight <= p.num_rows; row += kHeight) compute_piece<kFormat, kHeight>(p, row, piece);
+    compute_rest<kFormat, kHeight - 1>(p, row, p.num_rows - row, piece);
   }
+}
+
+int64_t tile_rows(Format format) {
+  return format == Format::kInt8 ? kTileRows<Format::kInt8> : kTileRows<Format::kFloat32>;
 }
 
 void multiply(const Product& p, int64_t begin, int64_t end) {

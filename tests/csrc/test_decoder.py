@@ -205,7 +205,7 @@ torch.save({f: Model(f).run("cpu", *STEPS) for f in FORMATS}, sys.argv[1])
 
 def test_every_level_of_this_machine_gives_the_same(tmp_path: Any) -> None:
     results = {}
-    for level in ("baseline", "x86_64_v3", "x86_64_v4", "avx512_bf16"):
+    for level in ("baseline", "x86_64_v3", "x86_64_v4", "avx512_vnni", "avx512_bf16"):
         file = tmp_path / f"{level}.pt"
         environment = {**os.environ, "PARLEY_CPU_LEVEL": level}
         command = [sys.executable, "-c", LEVELS_PROGRAM, str(file)]
