@@ -2,7 +2,7 @@
 
 Several chats at a time ask, wait for a random moment and stop; every stop is at the worker that
 writes the answer in the first part, and at another worker in the second. Each chat begins a new
-session after ten questions. The model is paced as it is served; `--pace 0` is a machine with
+session after `--questions` of them. The model is paced as it is served; `--pace 0` is a machine with
 nothing left to do a stop with.
 """
 
@@ -26,7 +26,6 @@ PROMPT = "Please tell me a very long story."
 MAX_BEHIND_STEP_MS = 10.0
 MAX_ELSEWHERE_MS = 100.0
 NUM_CHATS = 4
-QUESTIONS_PER_SESSION = 10
 MAX_WAIT_SECONDS = 0.15
 
 
@@ -34,14 +33,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.stop_latency", description=__doc__)
     parser.add_argument("--model", type=Path, default=demo_model(), help="folder of a checkpoint")
     parser.add_argument("--stops", type=int, default=1000, help="of each kind")
+    parser.add_argument("--questions", type=int, default=10, help="in each session")
     parser.add_argument("--pace", type=float, default=DEMO_PACE, help="tokens/s of each answer")
     arguments = parser.parse_args()
     pace = f"{arguments.pace:g}"
     with running_server(arguments.model, PARLEY_WORKERS="2", PARLEY_PACE=pace) as server:
         before = step_figures(server)
-        owner = uvloop.run(stops(server, arguments.stops, elsewhere=False))
+        owner = uvloop.run(stops(server, arguments.stops, arguments.questions, elsewhere=False))
         after = step_figures(server)
-        other = uvloop.run(stops(server, arguments.stops, elsewhere=True))
+        other = uvloop.run(stops(server, arguments.stops, arguments.questions, elsewhere=True))
     step_ms = (after[0] - before[0]) / max(1.0, after[1] - before[1]) * 1e3
     report(
         "stop_latency",
@@ -59,16 +59,18 @@ def step_figures(server: Server) -> tuple[float, float]:
     return server.metric(f"{name}_sum"), server.metric(f"{name}_count")
 
 
-async def stops(server: Server, num_stops: int, *, elsewhere: bool) -> list[float]:
+async def stops(
+    server: Server, num_stops: int, num_questions: int, *, elsewhere: bool
+) -> list[float]:
     """Seconds from each stop to the end, on the connection that stopped."""
     seeds = range(NUM_CHATS)
     each = -(-num_stops // NUM_CHATS)
-    runs = (chat(server, each, random.Random(seed), elsewhere) for seed in seeds)
+    runs = (chat(server, each, num_questions, random.Random(seed), elsewhere) for seed in seeds)
     return [seconds for chat_seconds in await asyncio.gather(*runs) for seconds in chat_seconds]
 
 
 async def chat(
-    server: Server, num_stops: int, chance: random.Random, elsewhere: bool
+    server: Server, num_stops: int, num_questions: int, chance: random.Random, elsewhere: bool
 ) -> list[float]:
     asker, replica = await connected(server)
     stopper = asker
@@ -77,7 +79,7 @@ async def chat(
     session = ""
     latencies: list[float] = []
     for number in range(num_stops):
-        if number % QUESTIONS_PER_SESSION == 0:
+        if number % num_questions == 0:
             session = await asker.new_session()
             if elsewhere:
                 stopper.send("session.subscribe", session_id=session)
