@@ -2,8 +2,8 @@
 
 Several chats at a time ask, wait for a random moment and stop; every stop is at the worker that
 writes the answer in the first part, and at another worker in the second. Each chat begins a new
-session after `--questions` of them. The model is paced as it is served; `--pace 0` is a machine with
-nothing left to do a stop with.
+session after `--questions` of them. The model is paced as it is served; `--pace 0` is a machine
+with nothing left to do a stop with.
 """
 
 import argparse
