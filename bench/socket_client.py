@@ -91,7 +91,7 @@ class BenchSocket(asyncio.Protocol):
         return str(created["session"]["id"])
 
     async def ask(self, session_id: str, text: str, **settings: Any) -> str:
-        """Begin an answer; its response's id."""
+        """Begin an answer; its response's id. Raises `ConnectionError` if it is refused."""
         created = await self.reply(
             "response.create",
             session_id=session_id,
@@ -99,6 +99,8 @@ class BenchSocket(asyncio.Protocol):
             input=text,
             settings=settings,
         )
+        if created["type"] == "error":
+            raise ConnectionError(f"refused: {created['error']}")
         return str(created["response"]["id"])
 
     def close(self) -> None:
