@@ -304,8 +304,10 @@ class ConnectionCheck:
         is_free = not watched.has_begun and (position == 0 or not self.connection.knows_requests)
         if is_asked or is_free:
             if is_asked and position > 1 and watched.asks[position] != frame["fence"]:
-                # Of a takeover between the log and what follows it this connection is not told.
-                if not any(at >= self._asked_at for at in self._takeovers.get(response_id, ())):
+                # Of a takeover between the log and what follows it this connection is not told;
+                # of one when everybody was away, nobody is.
+                told = self._takeovers.get(response_id, ())
+                if told and not any(at >= self._asked_at for at in told):
                     yield f"I2 replayed under fence {frame['fence']}, asked for under another"
             answer.begin_at(position, self._log_text(response_id, position))
         else:

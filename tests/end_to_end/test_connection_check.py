@@ -73,10 +73,20 @@ def test_a_takeover_behind_the_log_may_be_news_to_the_client_that_asked_for_it(
     resume = {"type": "response.resume", "response_id": RESPONSE, "fence": 1}
     rest = [{**frame, "fence": 2} for frame in WHOLE[3:]]
     world.run.fields["fence"] = "2"
-    world.play({**resume, "after_sequence_number": 3}, *rest)
-    assert "I2 replayed under fence 2, asked for under another" in world.finds()
     queued = {"type": "response.queued", "response_id": RESPONSE, "reason": "takeover"}
     world.play(queued, client=world.history.connect())
+    world.play({**resume, "after_sequence_number": 3}, *rest)
+    assert "I2 replayed under fence 2, asked for under another" in world.finds()
+    world.play(queued, client=world.history.connect())
+    assert "I2" not in world.finds()
+    world.history.forget()
+
+
+def test_nobody_may_have_been_there_to_hear_of_a_takeover(world: World) -> None:
+    resume = {"type": "response.resume", "response_id": RESPONSE, "fence": 1}
+    rest = [{**frame, "fence": 2} for frame in WHOLE[3:]]
+    world.run.fields["fence"] = "2"
+    world.play({**resume, "after_sequence_number": 3}, *rest)
     assert "I2" not in world.finds()
     world.history.forget()
 
