@@ -143,6 +143,7 @@ class ChatClient:
 
     async def new_session(self) -> str:
         created = await self.reply("session.create", idempotency_key=os.urandom(8).hex())
+        assert created["type"] == "session.created", created
         return str(created["session"]["id"])
 
     async def ask(self, session_id: str, text: str, **fields: Any) -> str:
