@@ -8,4 +8,5 @@ import pytest
 
 from engine import ops
 
+# Where there is no compiler, nothing was built that could be tested.
 needs_kernels = pytest.mark.skipif(not ops.load_library(), reason="csrc is not built: no compiler")

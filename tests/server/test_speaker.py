@@ -31,17 +31,23 @@ async def texts_of(answering: Answering) -> list[str]:
     return [f["delta"] for f in frames if f["type"] == "response.output_text.delta"]
 
 
+async def shown_and_stored(answering: Answering, outage: Outage) -> asyncio.Task[Any]:
+    """One text was sent and stored, and the outage has begun."""
+    producing = answering.start()
+    answering.engine.say(output(answering.rid, "shown "))
+    await answering.text_comes()
+    await until(lambda: answering.run.num_stored == answering.run.sequence_number)
+    outage.lasts = True
+    return producing
+
+
 @pytest.mark.parametrize("has_peers", [True, False])
 async def test_owner_without_renewal_shows_nothing_where_others_could_take_over(
     answering: Answering, monkeypatch: pytest.MonkeyPatch, has_peers: bool
 ) -> None:
     outage = Outage(answering, monkeypatch)
     answering.has_peers = has_peers
-    producing = answering.start()
-    answering.engine.say(output(answering.rid, "shown "))
-    await answering.text_comes()
-    await until(lambda: answering.run.num_stored == answering.run.sequence_number)
-    outage.lasts = True
+    producing = await shown_and_stored(answering, outage)
     answering.run.renewed_at -= answering.intervals.silence
     answering.engine.say(output(answering.rid, "held "))
     await until(lambda: answering.run.text() == "shown held ")
@@ -58,11 +64,7 @@ async def test_owner_that_lost_its_answer_drops_what_it_held_and_shows_the_log(
 ) -> None:
     outage = Outage(answering, monkeypatch)
     answering.has_peers = True
-    producing = answering.start()
-    answering.engine.say(output(answering.rid, "shown "))
-    await answering.text_comes()
-    await until(lambda: answering.run.num_stored == answering.run.sequence_number)
-    outage.lasts = True
+    producing = await shown_and_stored(answering, outage)
     answering.run.renewed_at -= answering.intervals.silence
     answering.engine.say(output(answering.rid, "held "))
     await until(lambda: answering.run.text() == "shown held ")
@@ -78,11 +80,7 @@ async def test_owner_that_lost_its_answer_drops_what_it_held_and_shows_the_log(
 async def shown_and_queued(answering: Answering, outage: Outage) -> asyncio.Task[Any]:
     """One text was sent and stored; another is queued in time, and its reader is slow."""
     answering.has_peers = True
-    producing = answering.start()
-    answering.engine.say(output(answering.rid, "shown "))
-    await answering.text_comes()
-    await until(lambda: answering.run.num_stored == answering.run.sequence_number)
-    outage.lasts = True
+    producing = await shown_and_stored(answering, outage)
     answering.engine.say(output(answering.rid, "queued "))
     await until(lambda: answering.run.text() == "shown queued ")
     answering.run.renewed_at -= answering.intervals.silence

@@ -182,23 +182,8 @@ async def test_an_end_that_is_not_stored_yet_leaves_its_answer_open() -> None:
         assert subscription.open == []
 
 
-async def test_who_stopped_an_answer_and_joins_again_before_its_end_is_stored_waits_for_it() -> (
-    None
-):
-    """A new state brings the ends of what is open, and here nobody else does."""
-    told = ObjectEvent({**DONE.data, "durable": False})
-    told.data["response"] = {"text_length": 14, "status_details": {"reason": "eos"}}
-    viewer = Viewer()
-    subscription = Subscription(viewer, "ses")
-    subscription.put_events(RESPONSE, 1, 1, LOG)
-    subscription.freeze(RESPONSE, lambda: "one two three ")
-    subscription.put_events(RESPONSE, 1, 5, [told])
-    assert kinds(await viewer.sent())[-1] == "done"
-    assert subscription.open == [RESPONSE]
-
-
-async def test_who_stopped_an_answer_and_was_told_its_end_gets_no_text_with_a_new_state() -> None:
-    """The store was away and has come back as another: everybody is sent everything anew."""
+def stopped_and_told_early() -> tuple[Viewer, Subscription]:
+    """Who stopped an answer, and was told its end before that was stored."""
     told = ObjectEvent({**DONE.data, "durable": False})
     told.data["response"] = {"text_length": 14, "status_details": {"reason": "client_cancelled"}}
     viewer = Viewer()
@@ -206,6 +191,21 @@ async def test_who_stopped_an_answer_and_was_told_its_end_gets_no_text_with_a_ne
     subscription.put_events(RESPONSE, 1, 1, LOG)
     subscription.freeze(RESPONSE, lambda: "one two three ")
     subscription.put_events(RESPONSE, 1, 5, [told])
+    return viewer, subscription
+
+
+async def test_who_stopped_an_answer_and_joins_again_before_its_end_is_stored_waits_for_it() -> (
+    None
+):
+    """A new state brings the ends of what is open, and here nobody else does."""
+    viewer, subscription = stopped_and_told_early()
+    assert kinds(await viewer.sent())[-1] == "done"
+    assert subscription.open == [RESPONSE]
+
+
+async def test_who_stopped_an_answer_and_was_told_its_end_gets_no_text_with_a_new_state() -> None:
+    """The store was away and has come back as another: everybody is sent everything anew."""
+    viewer, subscription = stopped_and_told_early()
     await viewer.sent()
     subscription.put_state(RESPONSE, ResponseLog(1, [*LOG, DONE]))
     assert kinds(await viewer.sent()) == ["done"]
