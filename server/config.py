@@ -55,6 +55,9 @@ class Settings(BaseSettings):
     redis_secret: str | None = Field(
         None, description="What all servers on one Redis have in common; others are refused."
     )
+    redis_timeout_seconds: float = Field(
+        1.0, ge=0.1, le=5.0, description="A Redis that answers nothing for so long is away."
+    )
     model: str = Field(
         "demo", description="Folder or hub id of a causal language model; `demo` is built in."
     )

@@ -157,7 +157,7 @@ class Supervisor:
     def _check_redis(self, url: str) -> None:
         """Refuse in one line what every worker would refuse; wait for what is only away."""
         try:
-            asyncio.run(_verify(url, self._settings.redis_secret))
+            asyncio.run(_verify(url, self._settings))
         except StoreRefused as error:
             raise StartError(str(error)) from None
         except StoreUnavailable as error:
@@ -171,6 +171,7 @@ class Supervisor:
             listen_fd=self._listener.fileno(),
             redis_url=redis_url,
             redis_secret=settings.redis_secret,
+            redis_timeout_seconds=settings.redis_timeout_seconds,
             engine_address=self._directory.address,
             max_num_queued_reqs=settings.max_num_queued_reqs or None,
             model_folder=str(folder),
@@ -331,5 +332,8 @@ def request_login_url(url: str, token: str) -> str:
         raise StartError(f"no login code from {url}: {error}") from None
 
 
-async def _verify(url: str, secret: str | None) -> None:
-    await (await SessionStore.open(url, secret=secret)).close()
+async def _verify(url: str, settings: Settings) -> None:
+    store = await SessionStore.open(
+        url, secret=settings.redis_secret, timeout_seconds=settings.redis_timeout_seconds
+    )
+    await store.close()

@@ -39,6 +39,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     listen_fd: int
     redis_url: str
     redis_secret: str | None = None
+    redis_timeout_seconds: float
     engine_address: str
     max_num_queued_reqs: int | None = None
     model_folder: str
@@ -136,6 +137,7 @@ def _store(config: WorkerConfig) -> SessionStore:
     return SessionStore.connect(
         config.redis_url,
         secret=config.redis_secret,
+        timeout_seconds=config.redis_timeout_seconds,
         lease_seconds=config.intervals.lease,
         idle_seconds=config.limits.session_idle_seconds,
         quotas=config.limits.quotas,

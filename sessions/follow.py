@@ -33,7 +33,6 @@ logger = logging.getLogger("parley.sessions")
 
 PROBE_SECONDS: Final = 3.0
 PROBE_TIMEOUT_SECONDS: Final = 5.0
-SUBSCRIBE_TIMEOUT_SECONDS: Final = 1.0
 MAX_BACKOFF_SECONDS: Final = 0.5
 
 Callback = Callable[[LivePayload], None]
@@ -110,7 +109,7 @@ class LiveFeed:
         """Return when everything published on `channel` from now on reaches `callback`.
 
         A second subscription of a channel replaces its callback. Raises `StoreUnavailable` when
-        Redis does not confirm within a second; then, and when cancelled, nothing is subscribed.
+        Redis does not confirm in time; then, and when cancelled, nothing is subscribed.
         """
         subscription = self._subscriptions.get(channel)
         if subscription is None:
@@ -118,7 +117,7 @@ class LiveFeed:
             await self._send("SUBSCRIBE", [channel])
         subscription.callback = callback
         try:
-            async with within(SUBSCRIBE_TIMEOUT_SECONDS):
+            async with within(self._client.timeout_seconds):
                 await subscription.confirmed.wait()
         except TimeoutError:
             await self._forget(channel, subscription)

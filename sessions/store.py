@@ -18,7 +18,7 @@ from sessions.arguments import check_session_id, check_uid
 from sessions.audience import Audience
 from sessions.base import PUBLISH
 from sessions.checks import check_redis, find_faults, read_identity
-from sessions.client import RedisClient
+from sessions.client import TIMEOUT_SECONDS, RedisClient
 from sessions.copies import Copies
 from sessions.keys import PROBE_MS, RATE_MS, Keys
 from sessions.quotas import Quotas
@@ -33,6 +33,7 @@ class StoreOptions(TypedDict, total=False):
 
     prefix: str
     secret: str | None
+    timeout_seconds: float
     lease_seconds: float
     keep_seconds: float
     idempotency_seconds: float
@@ -56,6 +57,7 @@ class SessionStore(Copies, Responses, Shares, Audience, Slots):
         *,
         prefix: str = "parley:",
         secret: str | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
         lease_seconds: float = 10.0,
         keep_seconds: float = 600.0,
         idempotency_seconds: float = 86400.0,
@@ -68,7 +70,7 @@ class SessionStore(Copies, Responses, Shares, Audience, Slots):
         malformed url or prefix.
         """
         keys = Keys(prefix)
-        client = RedisClient(url)
+        client = RedisClient(url, timeout_seconds=timeout_seconds)
         client.is_trusted = False
         store = cls(
             client,
@@ -104,7 +106,7 @@ class SessionStore(Copies, Responses, Shares, Audience, Slots):
         Raises `StoreUnavailable` when nothing answers, and `StoreRefused`, with one line for the
         operator, when what answers would lose data or lacks a command.
         """
-        client = RedisClient(self.client.url)
+        client = RedisClient(self.client.url, timeout_seconds=self.client.timeout_seconds)
         try:
             self._identity = await check_redis(client, self.keys, secret=self._secret)
         finally:
@@ -118,7 +120,7 @@ class SessionStore(Copies, Responses, Shares, Audience, Slots):
     # ---- the state of Redis ----------------------------------------------------------------------
 
     async def ping(self) -> bool:
-        """Return if every primary answers within a second; False if the data was lost meanwhile.
+        """Return if every primary answers in time; False if the data was lost meanwhile.
 
         Lost means that somebody flushed it, or started Redis without it.
         """

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sessions.embedded import EmbeddedRedis, find_binary
+from tests.patience import PATIENCE
 
 NUM_SLOTS = 16384
-SETTLE_SECONDS = 20.0
 BUS_OFFSET = 10_000  # a cluster node's second port
 HOST = "127.0.0.1"
 
@@ -205,7 +205,7 @@ def _info(server: Server) -> bytes:
     return reply
 
 
-def wait_for(condition: Callable[[], object], seconds: float = SETTLE_SECONDS) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
     """Return when it is true; what other processes do has no event to wait for."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -229,7 +229,7 @@ def free_port() -> int:
 
 def command(port: int, *words: str | int) -> Reply:
     """One command on a connection of its own; raises `OSError` for an error reply."""
-    with socket.create_connection((HOST, port), timeout=10) as connection:
+    with socket.create_connection((HOST, port), timeout=PATIENCE) as connection:
         encoded = [str(word).encode() for word in words]
         parts = b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in encoded)
         connection.sendall(b"*%d\r\n%s" % (len(words), parts))

@@ -12,8 +12,7 @@ from server.schemas import check_server_frame
 from tests.end_to_end.client_model import Answer, Frame
 from tests.end_to_end.connection_check import Connection
 from tests.end_to_end.history import History
-
-FRAME_SECONDS = 60.0  # a core that starts anew on a busy machine takes a while
+from tests.patience import PATIENCE
 
 
 class Closed(AssertionError):
@@ -97,7 +96,7 @@ class ChatClient:
         self,
         condition: Callable[[], Any],
         what: str = "a frame",
-        seconds: float = FRAME_SECONDS,
+        seconds: float = PATIENCE,
     ) -> Any:
         """Wait until the condition is true of what has arrived, and return its value."""
         try:
@@ -160,7 +159,7 @@ class ChatClient:
             f"{count} deltas",
         )
 
-    async def done(self, response_id: str, seconds: float = FRAME_SECONDS) -> Answer:
+    async def done(self, response_id: str, seconds: float = PATIENCE) -> Answer:
         """Wait for the end of the answer."""
         return await self.wait(  # type: ignore[no-any-return]
             lambda: (a := self.answers.get(response_id)) and a.done and a,

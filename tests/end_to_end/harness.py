@@ -30,9 +30,9 @@ from tests.end_to_end.client_model import Answer as Answer
 from tests.end_to_end.client_model import Frame as Frame
 from tests.end_to_end.history import EngineCounts, History
 from tests.end_to_end.stored_state import Stored, read_store
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-START_SECONDS = 60.0
 REST_SECONDS = 3.0  # a server at rest ends within
 TESTING = {"PARLEY_TESTING": "1", "PARLEY_WATCHDOG_SECONDS": "30"}  # short intervals
 
@@ -58,6 +58,8 @@ class Server:
         self._blocks_free_at_rest: float | None = None
         self._log = (data_dir.parent / f"{data_dir.name}.log").open("ab")
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("PARLEY_")}
+        if "PARLEY_REDIS_URL" not in environment:  # where no test breaks or delays it
+            environment = {"PARLEY_REDIS_TIMEOUT_SECONDS": "3"} | environment
         self._environment = {
             **inherited,
             "PARLEY_MODEL": str(model),
@@ -81,7 +83,7 @@ class Server:
             stderr=self._log,
             start_new_session=True,
         )
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + PATIENCE
         while not self._is_ready():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(f"parley serve did not start:\n{self.log()}")
@@ -112,7 +114,7 @@ class Server:
         headers = {"Authorization": f"Bearer {self.token if token is None else token}"}
         request = urllib.request.Request(self.url + path, headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()
@@ -124,7 +126,7 @@ class Server:
 
     def metric(self, name: str) -> float:
         """A worker that has not joined the core yet knows nothing of it: it is asked again."""
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             _, body = self.get("/metrics")
             for line in body.decode().splitlines():

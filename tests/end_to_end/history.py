@@ -23,6 +23,7 @@ from tests.end_to_end.connection_check import (
 )
 from tests.end_to_end.store_check import check_store
 from tests.end_to_end.stored_state import Stored, StoredRun
+from tests.running_time import Since, running_time
 
 SETTLE_SECONDS = 6.0  # after the last end: engine idle, indexes clean, messages stored
 TOLD_SECONDS = 10.0
@@ -58,12 +59,12 @@ class History:
         self.engines: list[Callable[[], EngineCounts | None]] = []
         self.connections: list[Connection] = []
         self.judged: list[Connection] = []  # those of the last check
-        self.faults: list[tuple[float, str]] = []
+        self.faults: list[tuple[Since, str]] = []
         self.is_data_lost = False  # the test threw stored data away, on purpose
         self.are_stops_recorded = False  # every stop was sent by a recorded connection
         self.num_checks = 0
         self._flushes: list[float] = []
-        self._revoked: dict[str, float] = {}  # credential → when
+        self._revoked: dict[str, Since] = {}  # credential → when
         self._fences: dict[str, int] = {}  # of each response ever seen
         self._keys: dict[str, set[str]] = defaultdict(set)  # of questions, by session
         self._stopped: set[str] = set()  # what stops have named: responses, sessions or `all`
@@ -78,7 +79,7 @@ class History:
 
     def fault(self, what: str) -> None:
         """Note what was done to the product just now: affected clients must be told."""
-        self.faults.append((time.monotonic(), what))
+        self.faults.append((Since(), what))
 
     @contextlib.contextmanager
     def flushing(self) -> Iterator[Callable[[Stored], None]]:
@@ -95,13 +96,13 @@ class History:
 
     def revoke(self, credential: str) -> None:
         """Note that the credential counts no longer: its connections must end."""
-        self._revoked[credential] = time.monotonic()
+        self._revoked[credential] = Since()
 
     def check(self) -> None:
         """Raise `HistoryViolated` unless every invariant holds within `SETTLE_SECONDS`."""
-        deadline = time.monotonic() + SETTLE_SECONDS
+        deadline = running_time() + SETTLE_SECONDS
         while violations := list(self.violations()):
-            if time.monotonic() > deadline:
+            if running_time() > deadline:
                 lines = "\n".join(f"- {violation}" for violation in violations[:20])
                 self.forget()
                 raise HistoryViolated(f"{len(violations)} violations\n{lines}")
@@ -288,22 +289,24 @@ class History:
     def _check_told(self) -> Iterator[str]:
         """I11: within 10 s of a fault, a client with a live answer is told something."""
         now = time.monotonic()
-        for at, what in self.faults:
-            if now < at + TOLD_SECONDS:
+        for fault, what in self.faults:
+            at, limit = fault.moment, fault.after(TOLD_SECONDS)
+            if now < limit:
                 continue
             for connection in self.connections:
                 closed = connection.closed_at
-                is_told = connection.is_told(at, at + TOLD_SECONDS)
+                is_told = connection.is_told(at, limit)
                 if connection.has_live_answer(at) and not is_told:
-                    if closed is None or closed > at + TOLD_SECONDS:
+                    if closed is None or closed > limit:
                         yield f"I11 {connection.name} heard nothing for 10 s: {what}"
 
     def _check_revoked(self) -> Iterator[str]:
         """P8: who came with a credential that counts no longer is sent nothing more."""
         for connection in self.connections:
-            revoked_at = self._revoked.get(connection.credential)
-            if revoked_at is not None:
-                late = [r for r in connection.records if r.time > revoked_at + REVOKED_SECONDS]
+            revoked = self._revoked.get(connection.credential)
+            if revoked is not None:
+                limit = revoked.after(REVOKED_SECONDS)
+                late = [r for r in connection.records if r.time > limit]
                 if any(not record.is_request for record in late):
                     yield f"P8 {connection.name} goes on with a revoked token"
 

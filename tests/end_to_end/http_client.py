@@ -21,8 +21,8 @@ from server.rest import operations
 from tests.end_to_end.client import ChatClient
 from tests.end_to_end.harness import Server
 from tests.end_to_end.raw import assert_discreet
+from tests.patience import PATIENCE
 
-TIMEOUT_SECONDS = 30.0
 LISTED = operations(Doors(*(MagicMock() for _ in Doors._fields)))
 
 
@@ -39,7 +39,7 @@ class Http:
         self._client = httpx2.AsyncClient(
             base_url=server.url,
             headers={"Authorization": f"Bearer {token or server.token}"},
-            timeout=TIMEOUT_SECONDS,
+            timeout=PATIENCE,
             trust_env=False,
         )
 
@@ -131,7 +131,7 @@ class EventClient(ChatClient):
 
     async def __aenter__(self) -> Self:
         method, url, headers = self._request
-        self._client = httpx2.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False)
+        self._client = httpx2.AsyncClient(timeout=PATIENCE, trust_env=False)
         self._stream = self._client.stream(method, url, headers=headers, **self._options)
         self.answer = await self._stream.__aenter__()
         assert self.answer.status_code == 200, await self.answer.aread()

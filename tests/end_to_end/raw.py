@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol, Self
 from urllib.parse import urlsplit
 
 from tests.end_to_end.harness import ROOT
+from tests.patience import PATIENCE
 
-ANSWER_SECONDS = 12.0
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 LOST = 1006  # what a browser reports when no close frame came
 NO_STATUS = 1005
@@ -156,7 +156,7 @@ class RawSocket:
         await self.send(data)
         return await self.answer(head=data.startswith(b"HEAD"))
 
-    async def answer(self, *, head: bool = False, seconds: float = ANSWER_SECONDS) -> Answer:
+    async def answer(self, *, head: bool = False, seconds: float = PATIENCE) -> Answer:
         try:
             async with asyncio.timeout(seconds):
                 raw = await self._reader.readuntil(b"\r\n\r\n")
@@ -191,7 +191,7 @@ class RawSocket:
             if opcode == CLOSE:
                 return _close_reason(payload)
 
-    async def closed(self, seconds: float = ANSWER_SECONDS) -> tuple[int, str]:
+    async def closed(self, seconds: float = PATIENCE) -> tuple[int, str]:
         """Code and reason of the server's close frame; `LOST` when there is none."""
         try:
             while True:
@@ -203,12 +203,12 @@ class RawSocket:
 
     async def ended(self) -> None:
         """Wait until the server has closed the connection."""
-        async with asyncio.timeout(ANSWER_SECONDS):
+        async with asyncio.timeout(PATIENCE):
             with contextlib.suppress(ConnectionError):
                 while await self._reader.read(65536):
                     pass
 
-    async def _read_frame(self, seconds: float = ANSWER_SECONDS) -> tuple[int, bytes]:
+    async def _read_frame(self, seconds: float = PATIENCE) -> tuple[int, bytes]:
         async with asyncio.timeout(seconds):
             first, size = await self._reader.readexactly(2)
             if size == 126:

@@ -3,12 +3,13 @@
 import asyncio
 
 from tests.end_to_end.harness import Client, Server
+from tests.patience import PATIENCE
 from tests.tiny_model import oracle_answer, oracle_word
 
 
 async def next_question_works(client: Client, session: str) -> None:
     """The session takes and finishes another answer within 15 s of the fault."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(PATIENCE):
         while True:
             await client.send(
                 "response.create",

@@ -16,6 +16,7 @@ from tests.end_to_end.client_model import Answer, Frame
 from tests.end_to_end.fault_proxy import FaultProxy
 from tests.end_to_end.harness import Client, Server
 from tests.end_to_end.recovery import is_stored
+from tests.patience import PATIENCE
 from tests.redis_server import redis_binaries, running_redis
 from tests.redis_topology import wait_for
 from tests.tiny_model import oracle_answer, oracle_word
@@ -60,7 +61,7 @@ class Site:
         status, body = self.server.get("/readyz")
         return status, json.loads(body)
 
-    async def ready(self, seconds: float = HEAL_SECONDS) -> None:
+    async def ready(self, seconds: float = PATIENCE) -> None:
         """Wait until each worker says so; raises AssertionError behind the bound."""
 
         def are_ready() -> bool:  # the kernel chooses who is asked
@@ -68,7 +69,7 @@ class Site:
 
         await asyncio.to_thread(wait_for, are_ready, seconds)
 
-    async def not_ready(self, cause: str, seconds: float = HEAL_SECONDS) -> str:
+    async def not_ready(self, cause: str, seconds: float = PATIENCE) -> str:
         """Wait until the server says that it is not ready because of `cause`, and return why."""
         causes: dict[str, str] = {}
 

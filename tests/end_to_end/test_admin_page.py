@@ -10,6 +10,7 @@ from tests.end_to_end.http_client import Http, admin_token
 from tests.end_to_end.operators import SETTINGS, answering
 from tests.end_to_end.test_browser import browser as browser  # the fixture
 from tests.end_to_end.test_browser import pytestmark as pytestmark
+from tests.patience import PATIENCE
 from tests.tiny_model import oracle_word
 
 HOSTILE = "<img src=x onerror=alert(1)> javascript:alert(1)"
@@ -19,6 +20,7 @@ HOSTILE = "<img src=x onerror=alert(1)> javascript:alert(1)"
 async def page(browser: Browser, two_workers: Server) -> AsyncIterator[Page]:
     """The page, signed in; what it complains about fails the test."""
     context = await browser.new_context(viewport={"width": 1280, "height": 800})
+    context.set_default_timeout(PATIENCE * 1000)
     complaints: list[str] = []
     context.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
     context.on("weberror", lambda error: complaints.append(str(error.error)))

@@ -17,10 +17,10 @@ import pytest
 
 from tests.end_to_end.harness import ROOT, Client, Server
 from tests.end_to_end.operators import SETTINGS, answering
+from tests.patience import PATIENCE
 from tests.tiny_model import oracle_word
 
 Parley = Callable[..., Awaitable["subprocess.CompletedProcess[str]"]]
-KEY_SECONDS = 20.0
 
 
 def environment(server: Server) -> dict[str, str]:
@@ -40,7 +40,7 @@ def parley(two_workers: Server) -> Parley:
             env=environment(two_workers),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
         )
 
     return run
@@ -58,7 +58,7 @@ class Terminal:
 
     async def shows(self, pattern: str) -> None:
         """Wait until this appears in what was written after the last match."""
-        async with asyncio.timeout(KEY_SECONDS):
+        async with asyncio.timeout(PATIENCE):
             while (found := re.search(pattern, self.shown)) is None:
                 self.shown += await asyncio.to_thread(self._read)
         self.shown = self.shown[found.end() :]
@@ -82,7 +82,7 @@ async def terminal(server: Server, *words: str) -> AsyncIterator[Terminal]:
     os.close(secondary)
     try:
         yield Terminal(primary)
-        async with asyncio.timeout(KEY_SECONDS):
+        async with asyncio.timeout(PATIENCE):
             assert await process.wait() == 0
     finally:
         if process.returncode is None:

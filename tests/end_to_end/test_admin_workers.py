@@ -7,12 +7,13 @@ from tests.end_to_end.harness import Server
 from tests.end_to_end.http_client import Http, code_of
 from tests.end_to_end.operators import audit
 from tests.end_to_end.wiring import at_both
+from tests.patience import PATIENCE
 from tests.tiny_model import oracle_word
 
 
 async def listed(admin: Http, served: set[str]) -> list[dict[str, Any]]:
     """The list as soon as it is of these: heartbeats tell of who came, and of who has died."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while True:
             replicas = (await admin.get("/v1/admin/replicas")).json()["replicas"]
             ready = {replica["id"] for replica in replicas if replica["engine"] == "ok"}

@@ -15,6 +15,7 @@ import pytest
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
 from tests.end_to_end.harness import ROOT, Server
+from tests.patience import PATIENCE
 from tests.tiny_model import oracle_answer, oracle_word
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -40,8 +41,9 @@ async def browser() -> AsyncIterator[Browser]:
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
-            executable_path=CHROMIUM, args=[*FLAGS, *sandbox]
+            executable_path=CHROMIUM, args=[*FLAGS, *sandbox], timeout=PATIENCE * 1000
         )
+        expect.set_options(timeout=PATIENCE * 1000)
         yield browser
         await browser.close()
 
@@ -50,6 +52,7 @@ async def browser() -> AsyncIterator[Browser]:
 async def context(browser: Browser, server: Server) -> AsyncIterator[BrowserContext]:
     """A logged-in browser; what its pages complain about fails the test."""
     context = await browser.new_context(viewport={"width": 1280, "height": 800})
+    context.set_default_timeout(PATIENCE * 1000)
     complaints: list[str] = []
     context.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
     context.on("weberror", lambda error: complaints.append(str(error.error)))
@@ -107,23 +110,23 @@ async def test_the_whole_journey_ask_stop_reload_second_tab(
     await page.goto(server.url)
     await ask(page, oracle_word(0))
     answer = answers(page).last
-    await expect(answer).to_contain_text(oracle_word(20).strip(), timeout=15_000)
+    await expect(answer).to_contain_text(oracle_word(20).strip())
 
     # A second tab opens the same chat and follows it live.
     second = await context.new_page()
     await second.goto(server.url)
     session = page.url.partition("#")[2]
     await second.locator(f'nav a[href="#{session}"]').click()
-    await expect(answers(second).last).to_contain_text(oracle_word(40).strip(), timeout=15_000)
+    await expect(answers(second).last).to_contain_text(oracle_word(40).strip())
 
     # A reload in the middle goes on where the answer is by now.
     await page.reload()
-    await expect(answers(page).last).to_contain_text(oracle_word(80).strip(), timeout=15_000)
+    await expect(answers(page).last).to_contain_text(oracle_word(80).strip())
 
     await page.get_by_role("textbox", name="Message").focus()
     await page.keyboard.press("Escape")
-    await expect(answers(page).last).to_contain_text("Stopped", timeout=10_000)
-    await expect(answers(second).last).to_contain_text("Stopped", timeout=10_000)
+    await expect(answers(page).last).to_contain_text("Stopped")
+    await expect(answers(second).last).to_contain_text("Stopped")
 
     sessions = server.get_json("/v1/sessions?limit=1")["sessions"]
     stored = server.get_json(f"/v1/sessions/{sessions[0]['id']}/messages")["messages"][-1]

@@ -10,6 +10,7 @@ import pytest
 
 from tests.end_to_end.harness import ROOT, Server
 from tests.end_to_end.raw import ask, cookie_of, request
+from tests.patience import PATIENCE
 
 
 def parley(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -20,7 +21,7 @@ def parley(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
         env={**inherited, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
 
 

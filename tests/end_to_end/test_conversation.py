@@ -5,12 +5,13 @@ import asyncio
 from sessions.client import RedisClient
 from sessions.keys import Keys
 from tests.end_to_end.harness import Client, Server
+from tests.patience import PATIENCE
 from tests.tiny_model import oracle_answer, oracle_word
 
 
 async def blocks_come_back(server: Server, free: float) -> None:
     """The engine frees within a step; from outside, that is a few reads away at most."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while True:
             if await asyncio.to_thread(server.metric, "parley_kv_blocks_free") == free:
                 return

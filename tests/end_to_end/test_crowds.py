@@ -19,6 +19,8 @@ from sessions.users import Users
 from tests.end_to_end.client_model import Answer
 from tests.end_to_end.harness import Client, Server
 from tests.end_to_end.raw import RawSocket
+from tests.patience import PATIENCE
+from tests.running_time import running_time
 from tests.tiny_model import oracle_answer, oracle_word
 
 NUM_TOKENS = 300
@@ -110,7 +112,7 @@ class Viewer:
         await self._client.__aexit__()
         for attempt in range(10):
             await asyncio.sleep(dice.uniform(0, 0.3 * 2**attempt))
-            self._client = Client(self._server, token=self._token, open_timeout=30)
+            self._client = Client(self._server, token=self._token, open_timeout=PATIENCE)
             with contextlib.suppress(OSError):
                 await self._client.__aenter__()
                 break
@@ -126,10 +128,10 @@ class Viewer:
         )
         assert subscribed["type"] == "session.subscribed", subscribed
         await client.wait(lambda: len(known.frames) > num_known, "text")
-        return time.monotonic()
+        return running_time()
 
     async def end(self) -> None:
-        answer = await self._client.done(self._response, 120.0)
+        answer = await self._client.done(self._response)
         assert answer.final == oracle_answer(self._word, self._num_tokens)
         await self._client.__aexit__()
 
@@ -187,7 +189,7 @@ async def storm(server: Server, num_viewers: int, num_tokens: int) -> tuple[floa
     is_over = asyncio.Event()
     asking = asyncio.create_task(most_commands_per_second(server.redis_url, is_over))
     server.history.fault("kill -9 of the worker of all")
-    killed = time.monotonic()
+    killed = running_time()
     first.kill()
     back = await asyncio.gather(*(viewer.come_back(dice) for viewer in viewers))
     is_over.set()

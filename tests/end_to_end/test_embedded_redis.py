@@ -17,7 +17,7 @@ GREEDY = {"temperature": 0, "max_output_tokens": 4000}  # at 200 tokens/s: until
 async def healthy(server: Server) -> AsyncIterator[None]:
     """What was broken is whole again before the next test."""
     yield
-    await asyncio.to_thread(wait_for, lambda: server.get("/readyz")[0] == 200, 15.0)
+    await asyncio.to_thread(wait_for, lambda: server.get("/readyz")[0] == 200)
 
 
 async def test_redis_dies_and_the_answer_goes_on(server: Server) -> None:

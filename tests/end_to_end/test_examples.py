@@ -19,9 +19,9 @@ from websockets.typing import Subprotocol
 
 from tests.end_to_end.fault_proxy import FaultProxy
 from tests.end_to_end.harness import ROOT, Server
+from tests.patience import PATIENCE
 from tests.tiny_model import oracle_answer, oracle_word
 
-SECONDS = 30.0
 WAIT_MS = 300
 NODE = shutil.which("node")
 
@@ -34,7 +34,7 @@ async def start(*command: str, cwd: Path | None = None) -> Process:
     return await asyncio.create_subprocess_exec(*command, cwd=cwd, stdout=PIPE, stderr=PIPE)
 
 
-async def finish(process: Process, seconds: float = SECONDS) -> str:
+async def finish(process: Process, seconds: float = PATIENCE) -> str:
     """What it printed; it must end by itself, without an error."""
     async with asyncio.timeout(seconds):
         printed, errors = await process.communicate()
@@ -45,7 +45,7 @@ async def finish(process: Process, seconds: float = SECONDS) -> str:
 async def interrupt_after(process: Process, count: int) -> str:
     """Press Ctrl-C when so many bytes were printed; return everything that was."""
     assert process.stdout is not None
-    async with asyncio.timeout(SECONDS):
+    async with asyncio.timeout(PATIENCE):
         first = await process.stdout.readexactly(count)
     process.send_signal(signal.SIGINT)
     return first.decode() + await finish(process)
@@ -89,10 +89,10 @@ async def cut_twice(process: Process, proxy: FaultProxy) -> str:
     assert process.stdout is not None
     printed = b""
     for _ in range(2):
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(PATIENCE):
             printed += await process.stdout.readexactly(60)
         await asyncio.to_thread(proxy.command, "rst")
-    return printed.decode() + await finish(process, 2 * SECONDS)
+    return printed.decode() + await finish(process, PATIENCE)
 
 
 async def test_the_python_client_goes_on_behind_a_lost_connection(

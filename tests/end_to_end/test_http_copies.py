@@ -15,6 +15,7 @@ from tests.end_to_end.harness import Client, Server
 from tests.end_to_end.http_client import Http, admin_token, ask_and_follow, code_of, fresh_key
 from tests.end_to_end.operators import new_user
 from tests.end_to_end.raw import Answer, RawSocket, request
+from tests.patience import PATIENCE
 from tests.tiny_model import oracle_answer, oracle_word
 
 EMPTY = {"format": "parley.session", "version": 1, "messages": []}
@@ -227,14 +228,17 @@ async def test_who_does_not_read_a_shared_page_takes_little_room_and_keeps_no_on
         before = worker.memory_info().rss
         statuses = [await begin_to_read(stack, server, path) for _ in range(12)]
         assert statuses == [b"200"] * 4 + [b"429"] * 8
-        async with httpx2.AsyncClient(transport=elsewhere, timeout=30) as reader:
+        async with httpx2.AsyncClient(transport=elsewhere, timeout=PATIENCE) as reader:
             page = await reader.get(server.url + path, headers={"Accept": "text/html"})
             assert page.status_code == 200
             assert page.text.count("&quot;") == 16 * 125_000
             assert page.text.endswith("</main>\n</html>\n")
         assert worker.memory_info().rss - before < 50_000_000  # five pages of 12 MB each
     # Who goes away gives the place back, as soon as it is seen.
-    async with asyncio.timeout(10), httpx2.AsyncClient(transport=there, timeout=30) as again:
+    async with (
+        asyncio.timeout(PATIENCE),
+        httpx2.AsyncClient(transport=there, timeout=PATIENCE) as again,
+    ):
         while (await again.get(server.url + path)).status_code != 200:
             pass
     await http.ask("DELETE", f"/v1/sessions/{session}")
@@ -257,7 +261,7 @@ async def test_files_that_do_not_come_keep_no_import_of_others_waiting(
         mine = [await unfinished_import(stack, server, admin_token(server)) for _ in range(12)]
         assert [answer.status for answer in mine] == [100] * 2 + [429] * 10
         assert mine[-1].error["code"] == "rate_limited"
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             assert (await http.post("/v1/sessions/import", EMPTY)).status_code == 201
 
 
@@ -272,7 +276,7 @@ async def test_so_many_files_are_read_at_once_and_then_one_is_told_to_come_back(
         refused = await http.post("/v1/sessions/import", EMPTY)
         assert code_of(refused) == (503, "queue_full")
         assert refused.headers["retry-after"] == "2"
-    async with asyncio.timeout(5):  # who goes away gives the place back, as soon as it is seen
+    async with asyncio.timeout(PATIENCE):  # who goes away gives the place back when it is seen
         while (await http.post("/v1/sessions/import", EMPTY)).status_code != 201:
             pass
 

@@ -11,6 +11,7 @@ import pytest
 from tests.end_to_end.harness import Client, Server, other_user
 from tests.end_to_end.http_client import Http, admin_token, ask_and_follow, code_of, fresh_key
 from tests.end_to_end.raw import RawSocket, close_frame
+from tests.patience import PATIENCE
 from tests.tiny_model import oracle_word
 
 SHORT = {"temperature": 0, "max_output_tokens": 2}
@@ -218,7 +219,7 @@ async def test_b16_one_connection_too_many_closes_with_4429_and_the_others_stay(
 
 async def connects_again(server: Server) -> None:
     """The place of a closed connection is free as soon as the server has noticed."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while True:
             async with RawSocket(server) as socket:
                 await socket.upgrade()

@@ -13,6 +13,7 @@ from tests.end_to_end.harness import Client, Server, clients
 from tests.end_to_end.http_client import admin_token
 from tests.end_to_end.recovery import next_question_works
 from tests.end_to_end.wiring import at_both
+from tests.patience import PATIENCE
 from tests.tiny_model import oracle_answer, oracle_word
 
 GREEDY = {"temperature": 0, "max_output_tokens": 20}
@@ -39,7 +40,7 @@ def limited(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 async def begin(client: Client, text: str = oracle_word(0), **settings: Any) -> tuple[str, str]:
     """A new session and its answer."""
     session = await client.new_session()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         for attempt in itertools.count():
             answer = await client.reply(
                 "response.create",
@@ -102,7 +103,7 @@ async def test_an_answer_that_nobody_watches_ends_if_its_session_says_so(
         session, response = await begin(client, on_no_viewers={"stop_after_s": 1})
         other, going_on = await begin(client)
         await client.deltas(response, 2)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         message = await asyncio.to_thread(message_of, two_workers, session)
         while message["status"] == "in_progress":  # asked over HTTP, because nobody may watch
             message = await asyncio.to_thread(message_of, two_workers, session)

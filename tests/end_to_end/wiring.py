@@ -15,6 +15,7 @@ from sessions.embedded import EmbeddedRedis
 from tests.end_to_end.client_model import Frame
 from tests.end_to_end.fault_proxy import FaultProxy
 from tests.end_to_end.harness import Client, Server
+from tests.patience import PATIENCE
 from tests.redis_server import running_redis
 
 CONNECTIONS = 100  # tries until the kernel gives one of each worker
@@ -80,7 +81,7 @@ async def replica_of(client: Client) -> str:
 async def two_workers_serve(server: Server) -> None:
     """Wait until as many workers accept connections as there should be."""
     seen: set[str] = set()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while len(seen) < 2:
             async with Client(server) as client:
                 seen.add(await replica_of(client))

@@ -11,6 +11,7 @@ from engine.async_llm import AsyncLLM
 from engine.outputs import RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.scripted_core import ScriptedCore
+from tests.patience import PATIENCE
 
 M = TypeVar("M")
 DELTA = SamplingParams(max_tokens=100, output_kind=RequestOutputKind.DELTA)
@@ -25,7 +26,7 @@ async def receive(core: ScriptedCore, kind: type[M]) -> M:
 
 async def settle(condition: Any) -> None:
     """Give the event loop turns until something holds; fails after five seconds."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while not condition():  # noqa: ASYNC110  (conditions of plain objects)
             await asyncio.sleep(0.001)
 

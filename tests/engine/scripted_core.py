@@ -26,8 +26,8 @@ from engine.ipc import (
     decode_client_message,
     encode,
 )
+from tests.patience import PATIENCE
 
-WAIT_SECONDS = 5.0
 POLL_MS = 2
 
 M = TypeVar("M")
@@ -83,7 +83,7 @@ class ScriptedCore:
 
     def receive(self, kind: type[M]) -> M:
         """The next message, which must be of this kind. Blocks for a few seconds at most."""
-        message = self._inbox.get(timeout=WAIT_SECONDS)
+        message = self._inbox.get(timeout=PATIENCE)
         assert isinstance(message, kind), message
         return message
 

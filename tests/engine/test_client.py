@@ -18,6 +18,7 @@ from engine.ipc import Abort, AddRequest, Dead, SequenceOutput
 from engine.outputs import RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.scripted_core import ScriptedCore
+from tests.patience import PATIENCE
 
 M = TypeVar("M")
 
@@ -67,14 +68,14 @@ async def cores(address: str, model: Path) -> AsyncIterator[Cores]:
 
 async def settle(condition: Any) -> None:
     """Give the event loop turns until something holds; fails after five seconds."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while not condition():  # noqa: ASYNC110  (conditions of plain objects)
             await asyncio.sleep(0.001)
 
 
 async def rest(stream: RequestOutputCollector) -> tuple[str, RequestOutput]:
     """What still comes of a stream: its text, and its last output."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         outputs = [output async for output in stream]
     assert [output.finished for output in outputs].count(True) == 1
     return "".join(output.outputs[0].text for output in outputs), outputs[-1]

@@ -13,6 +13,7 @@ from engine.sampling_params import SamplingParams
 from tests.engine.connected_engine import DELTA, PROMPT, A, B, receive, settle, texts
 from tests.engine.connected_engine import engine as engine  # the fixture
 from tests.engine.scripted_core import ScriptedCore
+from tests.patience import PATIENCE
 
 
 async def test_answers_to_one_prompt_may_be_aborted_while_they_are_sent(
@@ -25,7 +26,7 @@ async def test_answers_to_one_prompt_may_be_aborted_while_they_are_sent(
         await asyncio.sleep(0)
     await engine.abort("r")
     stream = await adding
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         *_, last = [output async for output in stream]
     assert {each.finish_reason for each in last.outputs} == {"abort"}
     await engine.check_health()

@@ -7,6 +7,7 @@ from engine.collector import RequestOutputCollector
 from engine.errors import EngineDeadError, EngineGenerateError
 from engine.outputs import CompletionOutput, Logprob, RequestOutput
 from engine.sampling_params import RequestOutputKind
+from tests.patience import PATIENCE
 
 NUM_OUTPUTS = 5_000
 
@@ -113,7 +114,7 @@ async def test_every_iterator_of_a_stream_ends() -> None:
     readers = asyncio.gather(read(), read())
     await asyncio.sleep(0)  # both wait now
     collector.put(_output("a", [1], "length"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         assert sorted(await readers) == [0, 1]
 
 
@@ -131,7 +132,7 @@ async def test_closing_ends_whoever_waits() -> None:
     await asyncio.sleep(0)  # it waits now
     collector.close()
     with pytest.raises(EngineGenerateError, match="has ended"):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await waiting
     collector.put(_output("late", [1], "abort"))
     assert [output async for output in collector] == []

@@ -12,6 +12,7 @@ import pytest
 
 from engine.download import resolve_model
 from engine.errors import DownloadError
+from tests.patience import PATIENCE
 
 FILES = {
     "config.json": b"{}",
@@ -92,7 +93,7 @@ def _resolve(model: str, endpoint: str, home: Path) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

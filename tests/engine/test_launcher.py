@@ -14,6 +14,7 @@ from engine.args import AsyncEngineArgs
 from engine.config import EngineConfig
 from engine.errors import EngineStartError
 from engine.launcher import MAX_SOCKET_PATH, CoreProcess, PrivateDirectory
+from tests.patience import PATIENCE
 
 READY = """
     import json, sys
@@ -149,7 +150,7 @@ def test_core_ends_with_a_killed_parent(config: EngineConfig, tmp_path: Path) ->
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=PATIENCE,
     )
     assert done.returncode == -signal.SIGKILL
     pid = int(done.stdout)

@@ -18,6 +18,7 @@ from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.sequence import SampledToken
 from tests.engine.fakes import FakeModel
 from tests.engine.threaded_core import ThreadedCore
+from tests.patience import PATIENCE
 
 PROMPT = [97, 98]
 LONG = "x" * (MAX_MESSAGE_BYTES + 1)
@@ -66,7 +67,7 @@ async def engine(shared_core: ThreadedCore, model: Path) -> AsyncIterator[AsyncL
 
 
 async def read_to_the_end(stream: Any) -> str | None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         *_, last = [output async for output in stream]
     reason: str | None = last.outputs[0].finish_reason
     return reason
@@ -238,7 +239,7 @@ async def test_steps_of_more_than_a_messages_limit_arrive(model: Path) -> None:
         streams = [await engine.add_request(n, PROMPT, params) for n in range(num_streams)]
         core.release()
         for stream in streams:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE):
                 (output,) = [output async for output in stream]
             (position,) = output.outputs[0].logprobs or []
             assert output.finished and len(position) == 150_000

@@ -4,7 +4,6 @@ import asyncio
 import os
 import random
 import signal
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,8 @@ from engine import (
     RequestOutputKind,
     SamplingParams,
 )
+from tests.patience import PATIENCE
+from tests.running_time import running_time
 from tests.tiny_model import build_oracle_model, build_tiny_model, oracle_answer
 
 DELTA = RequestOutputKind.DELTA
@@ -237,7 +238,7 @@ async def test_r28_killed_core_is_noticed_at_once_by_its_owner(arguments: AsyncE
     engine = AsyncLLM.from_engine_args(arguments)
     streams = [await engine.add_request(n, [FIRST], greedy(1900)) for n in range(3)]
     await streams[0].get()
-    started = time.monotonic()
+    started = running_time()
     os.kill(engine.ready.pid, signal.SIGKILL)
     for stream in streams:
         with pytest.raises(EngineDeadError):
@@ -248,7 +249,7 @@ async def test_r28_killed_core_is_noticed_at_once_by_its_owner(arguments: AsyncE
         await engine.check_health()
     with pytest.raises(EngineDeadError):
         await read(engine, greedy(1), "late")
-    assert time.monotonic() - started < 2
+    assert running_time() - started < 2
     engine.shutdown()
 
 
@@ -299,7 +300,7 @@ async def test_r29_core_that_stops_and_goes_on_in_time_doubles_no_token(
     text = (await stream.get()).outputs[0].text
     os.kill(supervised.core.pid, signal.SIGSTOP)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while engine.core_state is not CoreState.STALLED:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         with pytest.raises(EngineDeadError):

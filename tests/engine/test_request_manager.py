@@ -14,6 +14,7 @@ from engine.outputs import RequestOutput
 from engine.request_manager import RequestManager, RequestStatus, stream_generate
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.scripted_core import ScriptedCore
+from tests.patience import PATIENCE
 
 M = TypeVar("M")
 
@@ -40,7 +41,7 @@ async def add(manager: RequestManager, core: ScriptedCore, request_id: Any, **mo
 
 async def becomes(manager: RequestManager, request_id: Any, status: RequestStatus) -> None:
     """Wait for a status; fails after five seconds."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while await manager.get_request_status(request_id) is not status:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
@@ -229,7 +230,7 @@ async def test_every_reader_of_a_request_ends(manager: RequestManager, core: Scr
     readers = asyncio.gather(read(manager, "r"), read(manager, "r"))
     core.emit(request_id, A)
     core.emit(request_id, B, finish="length")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         outputs = [output for each in await readers for output in each]
     assert [output.finished for output in outputs].count(True) == 1
     assert await read(manager, "r") == []

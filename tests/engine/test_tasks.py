@@ -17,6 +17,7 @@ from engine.tasks import (
     stream_generation_handler,
 )
 from tests.engine.scripted_core import ScriptedCore
+from tests.patience import PATIENCE
 
 M = TypeVar("M")
 
@@ -55,7 +56,7 @@ async def begin(
 
 async def poll(worker: AsyncLLMWorker, task: StreamGenerationTask, num_tokens: int) -> None:
     """Hand a task with step 0 in until it has so many tokens."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while len(task.output_tokens or []) < num_tokens:
             await asyncio.sleep(0.001)  # a controller that has other things to do
             assert await worker.run_task(task) is TaskStatus.SUCCESS
@@ -197,7 +198,7 @@ async def test_cancelling_a_step_loses_no_token(worker: AsyncLLMWorker, core: Sc
     task = ask(streaming_step=2)
     step, request_id = await begin(core, worker, task)
     core.emit(request_id, A)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while task.request_handle is None or not task.request_handle.completion.token_ids:  # noqa: ASYNC110
             await asyncio.sleep(0)
     step.cancel()
@@ -221,7 +222,7 @@ async def test_cancel_flag_ends_the_task_with_all_that_was_generated(
     core.emit(request_id, B, C)  # generated, but not yet handed to the controller
     handle = task.request_handle
     assert handle is not None and handle._collector is not None
-    await asyncio.wait_for(handle._collector.ready.wait(), 5)
+    await asyncio.wait_for(handle._collector.ready.wait(), PATIENCE)
     task.cancel_flag = True
     step = asyncio.create_task(worker.run_task(task))
     assert (await receive(core, Abort)).request_ids == [request_id]

@@ -15,6 +15,7 @@ from engine.ipc import Ready
 from engine.launcher import PrivateDirectory
 from engine.step_loop import EngineCore
 from tests.engine.fakes import EOS, VOCAB_SIZE, FakeModel, make_scheduler
+from tests.patience import PATIENCE
 
 
 class ThreadedCore:
@@ -82,7 +83,7 @@ class ThreadedCore:
 
     async def release_after_message(self) -> None:
         """Let the step end when a message is here for the next one to find."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while self._io.inbox.empty():  # noqa: ASYNC110  (a queue of threads)
                 await asyncio.sleep(0.001)
         self.release()

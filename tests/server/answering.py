@@ -15,6 +15,7 @@ from server.subscription import Subscription
 from sessions.follow import LiveFeed
 from sessions.records import ObjectEvent, TextEvent
 from sessions.store import SessionStore
+from tests.patience import PATIENCE
 from tests.server.watching import SilentFeed, Viewer
 from tests.sessions.chat import CREATED, Chat
 
@@ -129,7 +130,7 @@ class Answering:
 
 async def until(condition: Callable[[], bool]) -> None:
     """For what only a look can tell."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while True:
             if condition():
                 return

@@ -31,6 +31,7 @@ from tests.end_to_end.client import ChatClient
 from tests.end_to_end.client_model import Frame
 from tests.end_to_end.history import History
 from tests.end_to_end.stored_state import Stored, read_store
+from tests.patience import PATIENCE
 from tests.tiny_model import oracle_word
 
 TOKEN = "in-process-token-of-the-tests"
@@ -351,11 +352,11 @@ class Http:
 
     async def first(self, kind: str) -> Frame:
         """The first frame of that type, when it has come."""
-        async with asyncio.timeout(5), self._arrived:
+        async with asyncio.timeout(PATIENCE), self._arrived:
             await self._arrived.wait_for(lambda: any(f["type"] == kind for f in self.frames))
         return next(frame for frame in self.frames if frame["type"] == kind)
 
     async def body(self) -> Any:
         """A whole answer that is no stream."""
-        await asyncio.wait_for(self.answered, 10)
+        await asyncio.wait_for(self.answered, PATIENCE)
         return orjson.loads(self._rest)

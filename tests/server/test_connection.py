@@ -18,6 +18,7 @@ from server.metrics import Metrics
 from server.protocol import ClientFrame
 from server.services import Services
 from sessions.errors import StoreUnavailable
+from tests.patience import PATIENCE
 
 Handle = Callable[[ClientFrame], Any]
 
@@ -53,7 +54,7 @@ class Socket:
         self._sent.put_nowait(json.loads(message["text"]))
 
     async def next(self, kind: str) -> dict[str, Any]:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while (frame := await self._sent.get())["type"] != kind:
                 pass
             return frame
@@ -138,7 +139,7 @@ class Fixture:
         return asyncio.create_task(self.connection.serve())
 
     async def ended(self, serving: asyncio.Task[None]) -> tuple[int, str] | None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await serving
         assert not self.hub.watchers
         return self.socket.closed

@@ -9,6 +9,7 @@ import pytest
 from server import event_stream
 from server.errors import ApiError
 from server.event_stream import EventStream, HttpViewer, encode_event, parse_event_id
+from tests.patience import PATIENCE
 
 DONE = {"type": "response.done", "sequence_number": 9, "fence": 2}
 
@@ -42,14 +43,14 @@ class Exchange:
 
     async def sends(self, body: bytes | None) -> None:
         """Wait until it has sent that, or its head for None."""
-        async with asyncio.timeout(5), self._progress:
+        async with asyncio.timeout(PATIENCE), self._progress:
             await self._progress.wait_for(
                 lambda: any(message.get("body") == body for message in self.sent)
             )
 
     async def run(self) -> bytes:
         """Serve until the end; returns the body."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await self._stream({"type": "http"}, self._receive, self._send)
         return b"".join(message.get("body", b"") for message in self.sent)
 

@@ -1,7 +1,6 @@
 """Rights of open connections: what ends them, by a message or without one, and what does not."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -14,6 +13,8 @@ from sessions.errors import StoreUnavailable
 from sessions.follow import LiveFeed
 from sessions.store import SessionStore
 from sessions.users import Users
+from tests.patience import PATIENCE
+from tests.running_time import running_time
 
 TOKEN = "local-token-of-the-test"
 
@@ -29,7 +30,7 @@ class Socket:
             self.ended.set_result(error.code)
 
     async def code(self) -> str:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             return await self.ended
 
 
@@ -145,7 +146,7 @@ async def test_whose_rights_hold_is_confirmed_without_a_question(
 async def test_p8_a_change_that_nobody_announced_is_found_within_five_seconds(
     identities: Identities, user: User, store: SessionStore, change: str
 ) -> None:
-    began = time.monotonic()
+    began = running_time()
     socket = Socket()
     with identities.holding(user, socket.end):
         if change == "revoke":
@@ -153,7 +154,7 @@ async def test_p8_a_change_that_nobody_announced_is_found_within_five_seconds(
         else:
             await store.client.call("HSET", store.keys.user_record(user.uid), "disabled", "1")
         assert await socket.code() == ("forbidden" if change == "disable" else "token_invalid")
-    assert time.monotonic() - began < 5
+    assert running_time() - began < 5
 
 
 async def test_a_new_name_ends_nothing(

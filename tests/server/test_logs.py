@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.harness import ROOT
+from tests.patience import PATIENCE
 
 SPEAK = """
 from server.logs import configure_logs
@@ -38,7 +39,7 @@ def broken_stream(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_s7_a_log_that_takes_nothing_stops_nothing(broken_stream: int) -> None:
     command = [sys.executable, "-c", SPEAK]
     done = subprocess.run(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=broken_stream, timeout=30
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=broken_stream, timeout=PATIENCE
     )
     assert (done.returncode, done.stdout) == (0, b"serves on\n")
 
@@ -51,7 +52,7 @@ def test_what_is_logged_comes_at_once_and_in_order(tmp_path: Path) -> None:
             cwd=ROOT,
             stdout=log,
             stderr=log,
-            timeout=30,
+            timeout=PATIENCE,
             check=True,
         )
     lines = path.read_text().splitlines()
@@ -77,7 +78,9 @@ except ValueError:
 @pytest.mark.parametrize("log_format", ["json", "text"])
 def test_an_exception_is_logged_with_its_place_and_no_local_variables(log_format: str) -> None:
     command = [sys.executable, "-c", FAIL, log_format]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
     assert "run failed" in done.stderr
     assert "the reason" in done.stderr
     assert '"fail"' in done.stderr or "in fail" in done.stderr

@@ -6,7 +6,8 @@ import pytest
 
 from server.hub import Hub
 from server.subscription import Subscription
-from tests.server.watching import PATIENCE, Viewer
+from tests.patience import PATIENCE
+from tests.server.watching import Viewer
 from tests.sessions.chat import Chat
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from server import outbox as outbox_module
 from server.outbox import HIDDEN_INTERVAL_SECONDS, MAX_BYTES, MAX_DELTA_CHARACTERS, Outbox
+from tests.patience import PATIENCE
 
 
 class Clock:
@@ -189,7 +190,7 @@ async def test_an_interval_ends_by_itself(outbox: Outbox, monkeypatch: pytest.Mo
     outbox.put_delta("r", 3, 1, 0, "a")
     await outbox.get()
     outbox.put_delta("r", 4, 1, 1, "b")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         assert orjson.loads(await outbox.get())["delta"] == "b"
 
 
@@ -214,7 +215,7 @@ async def test_a_page_that_is_shown_again_gets_what_waits(outbox: Outbox) -> Non
     await asyncio.sleep(0)
     assert not getting.done()
     outbox.set_hidden(False)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         assert orjson.loads(await getting)["delta"] == "b"
 
 
@@ -222,7 +223,7 @@ async def test_a_waiting_writer_is_woken(outbox: Outbox) -> None:
     getting = asyncio.ensure_future(outbox.get())
     await asyncio.sleep(0)
     outbox.put({"type": "pong"})
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         assert orjson.loads(await getting) == {"type": "pong"}
 
 

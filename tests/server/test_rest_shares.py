@@ -18,6 +18,7 @@ from server.limits import Places
 from server.operations import Doors, routes_of
 from server.rest_shares import HeldStream, ShareOperations
 from sessions.shares import Share
+from tests.patience import PATIENCE
 
 LINE = b'{"role":"user","content":[{"type":"text","text":"<b>"}],"status":"failed"}'
 SHARE = Share("shr_x", "<i>", 7, zlib.compress(LINE + b"\n" + LINE + b"\n"))
@@ -85,7 +86,7 @@ async def test_who_reads_too_slowly_is_cut_and_the_place_is_free(
 
 async def test_who_leaves_gives_the_place_back() -> None:
     places = Places("readers", per_owner=1, in_all=1)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         await read(places, "leaves")
     with places.one("somewhere"):
         pass

@@ -15,6 +15,7 @@ from server.metrics import Metrics
 from server.stats import Recorder, Sample, percentile_ms, point_of, read_series
 from sessions.samples import Samples
 from sessions.store import SessionStore
+from tests.patience import PATIENCE
 
 FIGURES: dict[str, str | int | float] = {
     "host": "h1",
@@ -101,7 +102,7 @@ async def test_a_recorder_stores_what_is_the_case_and_what_has_happened(
 
 async def stored(samples: Samples, count: int) -> list[Sample]:
     """The samples, when there are so many."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while len(found := await samples.since("15m", 0)) < count:
             pass  # the question itself lets the recorder go on
     return [msgspec.json.decode(body, type=Sample) for body in found]

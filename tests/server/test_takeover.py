@@ -30,13 +30,13 @@ from sessions.quotas import Quotas
 from sessions.records import Event, ObjectEvent, RunRecord, TextEvent
 from tests.end_to_end.client_model import Answer
 from tests.end_to_end.history import History
+from tests.patience import PATIENCE
 from tests.redis_server import fresh_prefix
 from tests.server.in_process import Dice, LocalClient, ScriptedEngine, running_workers
 from tests.sessions.chat import Chat
 from tests.tiny_model import oracle_answer, oracle_word
 
 FIRST, NUM_TOKENS, NUM_STORED = 5, 8, 3
-PATIENCE = 30.0
 # A stall of the machine ends no lease between an answer's beginning and its adoption.
 CALM = msgspec.structs.replace(SHORTENED, lease=4.0, silence=3.0)
 

@@ -17,6 +17,7 @@ from sessions.errors import StoreUnavailable
 from sessions.store import SessionStore
 from tests.end_to_end.client_model import Frame
 from tests.end_to_end.history import History
+from tests.patience import PATIENCE
 from tests.redis_server import fresh_prefix
 from tests.server.in_process import (
     PATIENT,
@@ -149,7 +150,7 @@ async def test_a_stop_promised_by_another_worker_corrects_an_end_that_was_told(s
         for client in (*watching, late):
             ends = await site.final_end(client)
             assert ends == [("incomplete", False), ("cancelled", True)]
-        await asyncio.wait_for(events.answered, 5)
+        await asyncio.wait_for(events.answered, PATIENCE)
         assert site.dones(events.frames) == [("incomplete", False), ("cancelled", True)]
         for client in (stopper, elsewhere):
             assert await site.final_end(client) == [("cancelled", True)]
@@ -178,7 +179,7 @@ async def test_the_end_that_was_told_is_told_again_when_it_is_stored(site: Site)
             ends = await site.final_end(client)
             assert ends == [("incomplete", False), ("incomplete", True)]
             assert client.answers[site.response].final == TEXT
-        await asyncio.wait_for(events.answered, 5)
+        await asyncio.wait_for(events.answered, PATIENCE)
         told, stored = [f for f in events.frames if f["type"] == "response.done"]
         assert stored == {**told, "durable": True}
 
@@ -227,7 +228,7 @@ async def test_an_end_that_the_store_refuses_is_left_to_the_next_owner(site: Sit
             site.let_it_end()
             await run.settled.wait()
             await asker.send("stop", response_id=site.response)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 await run.done.wait()
         site.engine.requests.clear()
         await site.second.takeover.adopt("w0")

@@ -11,9 +11,8 @@ from server.hub import Hub
 from server.outbox import Outbox
 from server.subscription import Subscription
 from sessions.records import LivePayload
+from tests.patience import PATIENCE
 from tests.sessions.chat import Chat
-
-PATIENCE = 5.0  # seconds until a test gives up; nothing waits for it when all is well
 
 Callback = Callable[[LivePayload], None]
 

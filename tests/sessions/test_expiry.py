@@ -10,6 +10,7 @@ import pytest
 from sessions.embedded import EmbeddedRedis
 from sessions.errors import SessionNotFound
 from sessions.store import SessionStore
+from tests.patience import PATIENCE
 from tests.sessions.chat import Chat
 
 IDLE_MS = 60_000
@@ -109,7 +110,7 @@ async def test_c15_a_session_goes_with_all_its_keys(
     chat = await Chat.create(store)
     begun = await chat.begin("hello", idempotency_key="k")
     await chat.finish(begun.response_id, 2)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while set(await chat.keys()) - {"i:k"}:
             pass  # a key that is not read goes when Redis likes
     with pytest.raises(SessionNotFound):

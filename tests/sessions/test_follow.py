@@ -21,9 +21,8 @@ from sessions.records import (
     TextEvent,
 )
 from sessions.store import SessionStore
+from tests.patience import PATIENCE
 from tests.sessions.chat import CREATED, DONE, Chat, is_creation
-
-PATIENCE = 5.0  # seconds until a test gives up; nothing waits for it when all is well
 
 
 class Inbox:
