@@ -103,6 +103,12 @@ class Settings(BaseSettings):
     drain_seconds: float = Field(
         30.0, ge=0, le=3600, description="How long running answers may finish when Parley stops."
     )
+    ping_seconds: float = Field(
+        20.0,
+        ge=1,
+        le=300,
+        description="Between two pings of a websocket, and until it is closed without a pong.",
+    )
     watchdog_seconds: float = Field(
         30.0,
         ge=1,
@@ -277,7 +283,7 @@ class Settings(BaseSettings):
     @property
     def intervals(self) -> Intervals:
         """How often and how long, for every process; what an operator has set counts."""
-        chosen = {"drain": "drain_seconds", "watchdog": "watchdog_seconds"}
+        chosen = {"drain": "drain_seconds", "ping": "ping_seconds", "watchdog": "watchdog_seconds"}
         given = {
             name: getattr(self, setting)
             for name, setting in chosen.items()

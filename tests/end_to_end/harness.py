@@ -34,7 +34,8 @@ from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 REST_SECONDS = 3.0  # a server at rest ends within
-TESTING = {"PARLEY_TESTING": "1", "PARLEY_WATCHDOG_SECONDS": "30"}  # short intervals
+# Short intervals, but for those that would punish a client or a core that the machine halts.
+TESTING = {"PARLEY_TESTING": "1", "PARLEY_PING_SECONDS": "20", "PARLEY_WATCHDOG_SECONDS": "30"}
 
 
 open_servers: list["Server"] = []  # their histories are checked behind each test

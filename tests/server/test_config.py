@@ -63,6 +63,7 @@ def test_testing_shortens_every_interval_that_is_not_set(monkeypatch: pytest.Mon
     monkeypatch.setenv("PARLEY_TESTING", "1")
     assert load_settings({}).intervals == SHORTENED
     assert load_settings({"drain_seconds": 7}).intervals.drain == 7
+    assert load_settings({"ping_seconds": 7}).intervals.ping == 7
     for name in Intervals.__struct_fields__:
         assert getattr(SHORTENED, name) < getattr(Intervals(), name)
 
