@@ -8,16 +8,24 @@ import pytest
 import torch
 from hypothesis import settings
 
+from engine import client
 from engine.async_llm import AsyncLLM
 from engine.launcher import PrivateDirectory
 from engine.scheduler import Scheduler
 from engine.tokenizer import Tokenizer
 from tests.engine.scripted_core import ScriptedCore
 from tests.engine.small_tokenizers import BUILDERS, DECODERS, build_chatml
+from tests.patience import PATIENCE
 
 # How long an example takes says how busy the machine is; a failing one is printed to be repeated.
 settings.register_profile("engine", deadline=None, print_blob=True)
 settings.load_profile("engine")
+
+
+@pytest.fixture(autouse=True)
+def cores_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A core that confirms an abort late has been halted with the machine, and is not silent."""
+    monkeypatch.setattr(client, "ABORT_CONFIRM_SECONDS", PATIENCE)
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +81,7 @@ def core(address: str) -> Iterator[ScriptedCore]:
 async def engine(core: ScriptedCore, model: Path) -> AsyncIterator[AsyncLLM]:
     """The client half on a core that says what the test wants; a dead core is the end."""
     engine = AsyncLLM.connect(core.address, model=str(model), resubmit=False)
-    await engine.wait_ready(5)
+    await engine.wait_ready(PATIENCE)
     yield engine
     engine.shutdown()
 

@@ -39,6 +39,6 @@ def texts(outputs: list[RequestOutput]) -> str:
 async def engine(core: ScriptedCore, model: Path) -> AsyncIterator[AsyncLLM]:
     """With the defaults: what a dead core had is given to the next one."""
     engine = AsyncLLM.connect(core.address, model=str(model))
-    await engine.wait_ready(5)
+    await engine.wait_ready(PATIENCE)
     yield engine
     engine.shutdown()

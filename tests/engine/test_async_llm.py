@@ -17,6 +17,7 @@ from engine.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.connected_engine import DELTA, PROMPT, A, B, C, receive, settle, texts
 from tests.engine.connected_engine import engine as engine  # the fixture
 from tests.engine.scripted_core import ScriptedCore
+from tests.patience import PATIENCE
 
 
 async def test_stream_of_deltas(engine: AsyncLLM, core: ScriptedCore) -> None:
@@ -188,7 +189,7 @@ async def test_too_many_waiting_requests_are_refused(core: ScriptedCore, model: 
     engine = AsyncLLM.connect(
         core.address, model=str(model), max_num_queued_reqs=1, max_num_queued_tokens=100
     )
-    await engine.wait_ready(5)
+    await engine.wait_ready(PATIENCE)
     streams = [await engine.add_request(n, PROMPT, DELTA) for n in range(9)]  # 8 run, 1 waits
     with pytest.raises(QueueOverflowError) as caught:
         await engine.add_request("r", PROMPT, DELTA)
@@ -220,7 +221,7 @@ def test_engine_may_move_to_another_event_loop(core: ScriptedCore, model: Path) 
     core.on_add = lambda client_id, request: core.emit(request.request_id, A, finish="length")
 
     async def ask() -> str:
-        await engine.wait_ready(5)
+        await engine.wait_ready(PATIENCE)
         return texts([output async for output in engine.generate(PROMPT, DELTA, "r")])
 
     assert [asyncio.run(ask()), asyncio.run(ask())] == ["a", "a"]
@@ -235,7 +236,7 @@ def test_reply_to_a_call_of_a_loop_that_has_ended_is_dropped(
     problems: list[dict[str, Any]] = []
 
     async def ask_and_leave() -> None:
-        await engine.wait_ready(5)
+        await engine.wait_ready(PATIENCE)
         connection.call("nothing that this core answers")
 
     async def go_on() -> None:

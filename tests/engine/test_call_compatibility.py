@@ -20,6 +20,7 @@ from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.stat_loggers import StatLoggers
 from tests.engine.small_tokenizers import build_chatml
 from tests.engine.threaded_core import ThreadedCore, connected
+from tests.patience import PATIENCE
 
 PROMPT = [41, 42, 43]
 GREEDY = SamplingParams(temperature=0, max_tokens=3, output_kind=RequestOutputKind.FINAL_ONLY)
@@ -231,7 +232,7 @@ async def test_background_loop_starts_and_ends(core: ThreadedCore, tmp_path: Pat
     engine = AsyncLLM.connect(core.address, model=str(build_chatml(tmp_path)))
     await engine.start_background_loop()
     await engine.start_background_loop()
-    await engine.wait_ready(10)
+    await engine.wait_ready(PATIENCE)
     assert engine.is_running and not engine.is_stopped and not engine.errored
     await engine.shutdown_background_loop()
     await engine.shutdown_background_loop()
@@ -244,7 +245,7 @@ async def test_background_loop_starts_and_ends(core: ThreadedCore, tmp_path: Pat
 
 async def test_dead_engine_raises_a_runtime_error(core: ThreadedCore, tmp_path: Path) -> None:
     engine = AsyncLLM.connect(core.address, model=str(build_chatml(tmp_path)))
-    await engine.wait_ready(10)
+    await engine.wait_ready(PATIENCE)
     engine.shutdown()
     with pytest.raises(RuntimeError) as caught:
         await engine.check_health()

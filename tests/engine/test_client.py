@@ -50,7 +50,7 @@ class Cores:
     async def start(self, **options: Any) -> None:
         """The next core, joined."""
         self.core = ScriptedCore(self.address, epoch=self.core.epoch + 1, **options)
-        await self.engine.wait_ready(5)
+        await self.engine.wait_ready(PATIENCE)
 
     async def replace(self) -> None:
         await self.kill()
@@ -60,7 +60,7 @@ class Cores:
 @pytest.fixture
 async def cores(address: str, model: Path) -> AsyncIterator[Cores]:
     cores = Cores(address, model)
-    await cores.engine.wait_ready(5)
+    await cores.engine.wait_ready(PATIENCE)
     yield cores
     cores.engine.shutdown()
     cores.core.close()

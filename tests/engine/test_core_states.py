@@ -12,6 +12,7 @@ from engine.ipc import Abort, AddRequest, Dead, SchedulerStats, SequenceOutput
 from tests.engine.connected_engine import DELTA, PROMPT, A, B, receive, settle, texts
 from tests.engine.connected_engine import engine as engine  # the fixture
 from tests.engine.scripted_core import ScriptedCore
+from tests.patience import PATIENCE
 
 
 async def test_engine_is_there_before_its_core(address: str, model: Path) -> None:
@@ -27,7 +28,7 @@ async def test_engine_is_there_before_its_core(address: str, model: Path) -> Non
     with pytest.raises(TimeoutError):
         await engine.wait_ready(0.01)
     with ScriptedCore(address):
-        await engine.wait_ready(5)
+        await engine.wait_ready(PATIENCE)
         assert engine.is_ready and states == [CoreState.READY]
         assert (engine.model_config.max_model_len, engine.ready.num_blocks) == (1000, 100)
         engine.shutdown()
@@ -44,7 +45,7 @@ async def test_dead_core_ends_every_stream_that_is_not_resubmitted(
         on_core_state=lambda *state: reasons.append(state),
     )
     with ScriptedCore(address) as first:
-        await engine.wait_ready(5)
+        await engine.wait_ready(PATIENCE)
         streams = [await engine.add_request(n, PROMPT, DELTA) for n in range(3)]
         aborted = await engine.add_request("aborted", PROMPT, DELTA)
         await engine.abort("aborted")
@@ -60,7 +61,7 @@ async def test_dead_core_ends_every_stream_that_is_not_resubmitted(
     with pytest.raises(EngineDeadError):
         await engine.metrics()
     with ScriptedCore(address, epoch=2) as second:
-        await engine.wait_ready(5)
+        await engine.wait_ready(PATIENCE)
         second.on_add = lambda client_id, request: second.emit(
             request.request_id, A, finish="length"
         )
@@ -75,7 +76,7 @@ async def test_dead_core_ends_every_stream_that_is_not_resubmitted(
 
 async def test_core_s_last_words_are_the_reason(core: ScriptedCore, model: Path) -> None:
     engine = AsyncLLM.connect(core.address, model=str(model), resubmit=False)
-    await engine.wait_ready(5)
+    await engine.wait_ready(PATIENCE)
     stream = await engine.add_request("r", PROMPT, DELTA)
     request = await receive(core, AddRequest)
     core.emit(request.request_id, A)
@@ -104,18 +105,18 @@ async def test_stalled_core_is_noticed_and_its_return_too(core: ScriptedCore, mo
         on_core_state=lambda state, reason: states.append(state),
         stall_seconds=0.1,
     )
-    await engine.wait_ready(5)
+    await engine.wait_ready(PATIENCE)
     core.loop_age_seconds = 10.0
     await settle(lambda: engine.core_state is CoreState.STALLED)
     assert not engine.is_ready
     core.loop_age_seconds = 0.0
-    await engine.wait_ready(5)
+    await engine.wait_ready(PATIENCE)
     core.is_silent = True  # as after SIGSTOP
     await settle(lambda: engine.core_state is CoreState.STALLED)
     with pytest.raises(EngineDeadError, match="not answered"):
         await engine.check_health()
     core.is_silent = False
-    await engine.wait_ready(5)
+    await engine.wait_ready(PATIENCE)
     await engine.check_health()
     ready, stalled = CoreState.READY, CoreState.STALLED
     assert states == [ready, stalled, ready, stalled, ready]

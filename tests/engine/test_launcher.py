@@ -69,8 +69,8 @@ def test_core_is_ready_when_it_says_so_and_ends_when_told(
     config: EngineConfig, tmp_path: Path
 ) -> None:
     core = _start(READY, config, tmp_path)
-    core.wait_ready(10)
-    core.wait_ready(10)
+    core.wait_ready(PATIENCE)
+    core.wait_ready(PATIENCE)
     assert core.is_ready and core.poll() is None
     core.terminate()
     core.terminate()
@@ -81,7 +81,7 @@ def test_config_goes_in_on_stdin(config: EngineConfig, tmp_path: Path) -> None:
     program = READY.replace('{"ready": True}', '{"ready": False, "error": config["address"]}')
     core = _start(program, config, tmp_path)
     with pytest.raises(EngineStartError, match=config.address):
-        core.wait_ready(10)
+        core.wait_ready(PATIENCE)
     assert _is_gone(core.pid)
 
 
@@ -93,7 +93,7 @@ def test_failed_start_carries_the_last_log_lines(config: EngineConfig, tmp_path:
     """
     core = _start(program, config, tmp_path)
     with pytest.raises(EngineStartError, match=r"status 3") as caught:
-        core.wait_ready(10)
+        core.wait_ready(PATIENCE)
     assert "so it goes" in caught.value.log
     assert _is_gone(core.pid)
 
@@ -110,7 +110,7 @@ def test_core_that_ignores_sigterm_is_killed(config: EngineConfig, tmp_path: Pat
         "sys.stdin.read()", "signal.pause()"
     ).replace("\n    ", "\n")
     core = _start(program, config, tmp_path)
-    core.wait_ready(10)
+    core.wait_ready(PATIENCE)
     assert core.terminate(timeout=0.1) == -signal.SIGKILL
 
 
@@ -119,14 +119,14 @@ def test_core_may_print_as_much_as_it_likes(config: EngineConfig, tmp_path: Path
         "sys.stdin.read()", "print('x' * 1_000_000, flush=True); sys.exit(7)"
     ).replace("sys.exit(7)", "print('y' * 1_000_000, file=sys.stderr, flush=True); sys.exit(7)")
     core = _start(program, config, tmp_path)
-    core.wait_ready(10)
+    core.wait_ready(PATIENCE)
     assert core.wait(10) == 7
     core.terminate()
 
 
 def test_ctrl_c_does_not_reach_the_core(config: EngineConfig, tmp_path: Path) -> None:
     core = _start(READY, config, tmp_path)
-    core.wait_ready(10)
+    core.wait_ready(PATIENCE)
     assert os.getsid(core.pid) != os.getsid(0)
     core.terminate()
 
@@ -139,7 +139,7 @@ def test_core_ends_with_a_killed_parent(config: EngineConfig, tmp_path: Path) ->
         from engine.launcher import CoreProcess
         config = AsyncEngineArgs("m").create_engine_config("ipc:///x")
         core = CoreProcess(config, module="fake_core")
-        core.wait_ready(10)
+        core.wait_ready()
         print(core.pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     """

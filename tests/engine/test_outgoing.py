@@ -61,7 +61,7 @@ def shared_core() -> Iterator[ThreadedCore]:
 @pytest.fixture
 async def engine(shared_core: ThreadedCore, model: Path) -> AsyncIterator[AsyncLLM]:
     engine = AsyncLLM.connect(shared_core.address, model=str(model), resubmit=False)
-    await engine.wait_ready(5)
+    await engine.wait_ready(PATIENCE)
     yield engine
     engine.shutdown()
 
@@ -234,7 +234,7 @@ async def test_steps_of_more_than_a_messages_limit_arrive(model: Path) -> None:
     fake = FakeModel(lambda sequence: SampledToken(5, whole))
     with ThreadedCore(fake, max_num_batched_tokens=2000) as core:
         engine = AsyncLLM.connect(core.address, model=str(model), resubmit=False)
-        await engine.wait_ready(5)
+        await engine.wait_ready(PATIENCE)
         core.hold()
         streams = [await engine.add_request(n, PROMPT, params) for n in range(num_streams)]
         core.release()

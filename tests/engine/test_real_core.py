@@ -102,12 +102,12 @@ async def test_aborts_at_random_moments_leak_nothing(engine: AsyncLLM) -> None:
 
     async def ask_and_stop(name: str) -> None:
         text, patience = "", rng.randrange(12)
-        async for output in engine.generate([FIRST], greedy(300), name):
+        async for output in engine.generate([FIRST], greedy(1900), name):
             text += output.outputs[0].text
             patience -= 1
             if patience <= 0 or rng.random() < 0.05:
                 await engine.abort(name)
-        assert oracle_answer(FIRST, 300).startswith(text)
+        assert oracle_answer(FIRST, 1900).startswith(text)
         assert output.outputs[0].finish_reason == "abort"
 
     for round_number in range(5):
@@ -169,7 +169,7 @@ async def test_two_clients_share_a_core(owned: AsyncLLM, oracle: Path) -> None:
     address = owned._parts.directory
     assert address is not None
     other = AsyncLLM.connect(address.address, model=str(oracle))
-    await other.wait_ready(10)
+    await other.wait_ready(PATIENCE)
     answers = await asyncio.gather(read(owned, greedy(60), "same"), read(other, greedy(60), "same"))
     assert set(answers) == {oracle_answer(FIRST, 60)}
     stream = await other.add_request("left", [FIRST], greedy(1000))
@@ -270,7 +270,7 @@ class Supervised:
 
     async def wait_ready(self) -> None:
         await asyncio.to_thread(self.core.wait_ready)
-        await self.engine.wait_ready(20)
+        await self.engine.wait_ready(PATIENCE)
 
     async def replace(self) -> None:
         """As the supervisor does when the core is gone."""
@@ -307,7 +307,7 @@ async def test_r29_core_that_stops_and_goes_on_in_time_doubles_no_token(
             await engine.check_health()
     finally:
         os.kill(supervised.core.pid, signal.SIGCONT)
-    await engine.wait_ready(10)
+    await engine.wait_ready(PATIENCE)
     text += "".join([output.outputs[0].text async for output in stream])
     assert text == oracle_answer(FIRST, 400)
     assert CoreState.DEAD not in supervised.states

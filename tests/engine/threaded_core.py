@@ -100,7 +100,7 @@ class ThreadedCore:
 async def connected(core: ThreadedCore, folder: Path, **options: Any) -> AsyncIterator[AsyncLLM]:
     """An engine that has joined this core; it must end without an open request."""
     engine = AsyncLLM.connect(core.address, model=str(folder), **options)
-    await engine.wait_ready(10)
+    await engine.wait_ready(PATIENCE)
     yield engine
     left = engine.output_processor
     assert not left.request_states and not left.parent_requests
