@@ -82,12 +82,14 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     check_folder(Path(config.model), needs_weights=config.load_format != "dummy")
     os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    gc.disable()  # what is imported stays: looking for garbage meanwhile takes a fifth of the time
     import torch  # after these settings; and tests of the step loop need no torch
 
     from engine import ops
     from engine.loader import load_model
     from engine.model_runner import ModelRunner
 
+    gc.enable()
     if config.threads:
         torch.set_num_threads(config.threads)
     chosen = ops.choose(config.attn_backend)
