@@ -12,16 +12,25 @@ namespace parley::PARLEY_ISA {
 
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 
-// Scores of kQueries queries against kBlocks blocks, each [dim][token].
+// Sums of so many vectors are held in registers at once: enough to hide how long each addition takes.
+constexpr int kSums = PARLEY_WIDTH == 16 ? 16 : 4;
+constexpr int kRun = PARLEY_WIDTH == 16 ? 8 : 4;  // queries that share a key or value once it is loaded
+
+constexpr int at_once(int num_queries) { return std::max(1, std::min(kSums / num_queries, 8)); }
+
+// Scores of kQueries queries against kBlocks blocks, each [dim][token]. `next` are fetched meanwhile: blocks
+// lie anywhere, and the processor does not see where the next ones begin.
 template <int kQueries, int kBlocks, typename T>
 PARLEY_INLINE void score_tile(
-    const float* queries, int64_t key_dim, const T* const* keys, float* scores) {
+    const float* queries, int64_t key_dim, const T* const* keys, const T* const* next,
+    float* scores) {
   Floats sums[kQueries][kBlocks];
   for (auto& row : sums) {
     for (Floats& sum : row) sum = splat(0.0f);
   }
   for (int64_t dim = 0; dim < key_dim; ++dim) {
     for (int block = 0; block < kBlocks; ++block) {
+      __builtin_prefetch(next[block] + dim * kBlockSize);
       const Floats key = load(keys[block] + dim * kBlockSize);
       for (int q = 0; q < kQueries; ++q) add_scaled(sums[q][block], queries[q * key_dim + dim], key);
     }
@@ -38,13 +47,42 @@ template <int kQueries, typename T>
 PARLEY_INLINE void score_queries(
     const float* queries, int64_t key_dim, const T* const* keys, int64_t num_blocks,
     float* scores) {
-  constexpr int kAtOnce = kQueries >= 3 ? 1 : 4 / kQueries;
+  constexpr int kAtOnce = std::min(at_once(kQueries), 4);
   int64_t block = 0;
   for (; block + kAtOnce <= num_blocks; block += kAtOnce) {
-    score_tile<kQueries, kAtOnce>(queries, key_dim, keys + block, scores + block * kBlockSize);
+    const bool is_last = block + 2 * kAtOnce > num_blocks;
+    score_tile<kQueries, kAtOnce>(
+        queries, key_dim, keys + block, keys + block + (is_last ? 0 : kAtOnce),
+        scores + block * kBlockSize);
   }
   for (; block < num_blocks; ++block) {
-    score_tile<kQueries, 1>(queries, key_dim, keys + block, scores + block * kBlockSize);
+    score_tile<kQueries, 1>(
+        queries, key_dim, keys + block, keys + block, scores + block * kBlockSize);
+  }
+}
+
+// sums[q] += weights[q] · values over keys [first, last), for kQueries queries and kVectors vectors of dims.
+// The block behind is fetched meanwhile.
+template <int kQueries, int kVectors, typename T>
+PARLEY_INLINE void add_vectors(
+    const float* weights, const T* const* values, int64_t value_token, int64_t first, int64_t last,
+    int64_t dim, float* sums, int64_t sums_stride) {
+  Floats parts[kQueries][kVectors];
+  for (int q = 0; q < kQueries; ++q) {
+    for (int i = 0; i < kVectors; ++i) parts[q][i] = load(sums + q * sums_stride + dim + i * kLanes);
+  }
+  for (int64_t key = first; key < last; ++key) {
+    const T* from = values[key / kBlockSize] + (key % kBlockSize) * value_token + dim;
+    const int64_t later = std::min(key + kBlockSize, last - 1);
+    const T* next = values[later / kBlockSize] + (later % kBlockSize) * value_token + dim;
+    for (int i = 0; i < kVectors; ++i) {
+      if (i % 2 == 0) __builtin_prefetch(next + i * kLanes);
+      const Floats value = load(from + i * kLanes);
+      for (int q = 0; q < kQueries; ++q) add_scaled(parts[q][i], weights[q * kSpan + key], value);
+    }
+  }
+  for (int q = 0; q < kQueries; ++q) {
+    for (int i = 0; i < kVectors; ++i) store(sums + q * sums_stride + dim + i * kLanes, parts[q][i]);
   }
 }
 
@@ -53,16 +91,14 @@ template <int kQueries, typename T>
 PARLEY_INLINE void add_values(
     const float* weights, const T* const* values, int64_t value_token, int64_t first,
     int64_t last, int64_t value_dim, float* sums, int64_t sums_stride) {
+  constexpr int kAtOnce = at_once(kQueries);
   int64_t dim = 0;
+  for (; dim + kAtOnce * kLanes <= value_dim; dim += kAtOnce * kLanes) {
+    add_vectors<kQueries, kAtOnce>(
+        weights, values, value_token, first, last, dim, sums, sums_stride);
+  }
   for (; dim + kLanes <= value_dim; dim += kLanes) {
-    Floats parts[kQueries];
-    for (int q = 0; q < kQueries; ++q) parts[q] = load(sums + q * sums_stride + dim);
-    for (int64_t key = first; key < last; ++key) {
-      const Floats value =
-          load(values[key / kBlockSize] + (key % kBlockSize) * value_token + dim);
-      for (int q = 0; q < kQueries; ++q) add_scaled(parts[q], weights[q * kSpan + key], value);
-    }
-    for (int q = 0; q < kQueries; ++q) store(sums + q * sums_stride + dim, parts[q]);
+    add_vectors<kQueries, 1>(weights, values, value_token, first, last, dim, sums, sums_stride);
   }
   for (; dim < value_dim; ++dim) {
     for (int q = 0; q < kQueries; ++q) {
@@ -107,20 +143,36 @@ PARLEY_INLINE void weigh(
   *total += sum_of(part);
 }
 
-// What is done with each run of up to four queries.
+// What is done with each run of queries; the last ones may be fewer.
+template <int kQueries, typename T>
+PARLEY_INLINE void score_run(
+    const Scratch& scratch, const Problem& p, int64_t& q, int64_t num_queries,
+    const T* const* keys, int64_t num_blocks, float* scores) {
+  for (; q + kQueries <= num_queries; q += kQueries) {
+    score_queries<kQueries>(
+        &scratch.queries[q * p.key_dim], p.key_dim, keys, num_blocks, scores + q * kSpan);
+  }
+}
+
 template <typename T>
 PARLEY_INLINE void score_all(
     const Scratch& scratch, const Problem& p, int64_t num_queries, const T* const* keys,
     int64_t num_blocks, float* scores) {
   int64_t q = 0;
-  for (; q + 4 <= num_queries; q += 4) {
-    score_queries<4>(&scratch.queries[q * p.key_dim], p.key_dim, keys, num_blocks, scores + q * kSpan);
-  }
-  const float* rest = scratch.queries.data() + q * p.key_dim;
-  switch (num_queries - q) {
-    case 3: score_queries<3>(rest, p.key_dim, keys, num_blocks, scores + q * kSpan); break;
-    case 2: score_queries<2>(rest, p.key_dim, keys, num_blocks, scores + q * kSpan); break;
-    case 1: score_queries<1>(rest, p.key_dim, keys, num_blocks, scores + q * kSpan); break;
+  score_run<kRun>(scratch, p, q, num_queries, keys, num_blocks, scores);
+  if (kRun > 4) score_run<4>(scratch, p, q, num_queries, keys, num_blocks, scores);
+  score_run<2>(scratch, p, q, num_queries, keys, num_blocks, scores);
+  score_run<1>(scratch, p, q, num_queries, keys, num_blocks, scores);
+}
+
+template <int kQueries, typename T>
+PARLEY_INLINE void add_run(
+    const Problem& p, int64_t& q, int64_t num_queries, const float* weights,
+    const T* const* values, int64_t first, int64_t last, float* sums, int64_t stride) {
+  for (; q + kQueries <= num_queries; q += kQueries) {
+    add_values<kQueries>(
+        weights + q * kSpan, values, p.value_token, first, last, p.value_dim, sums + q * stride,
+        stride);
   }
 }
 
@@ -129,19 +181,10 @@ PARLEY_INLINE void add_all(
     const Problem& p, int64_t num_queries, const float* weights, const T* const* values,
     int64_t first, int64_t last, float* sums, int64_t stride) {
   int64_t q = 0;
-  for (; q + 4 <= num_queries; q += 4) {
-    add_values<4>(
-        weights + q * kSpan, values, p.value_token, first, last, p.value_dim, sums + q * stride,
-        stride);
-  }
-  weights += q * kSpan;
-  sums += q * stride;
-  const int64_t dim = p.value_dim, token = p.value_token;
-  switch (num_queries - q) {
-    case 3: add_values<3>(weights, values, token, first, last, dim, sums, stride); break;
-    case 2: add_values<2>(weights, values, token, first, last, dim, sums, stride); break;
-    case 1: add_values<1>(weights, values, token, first, last, dim, sums, stride); break;
-  }
+  add_run<kRun>(p, q, num_queries, weights, values, first, last, sums, stride);
+  if (kRun > 4) add_run<4>(p, q, num_queries, weights, values, first, last, sums, stride);
+  add_run<2>(p, q, num_queries, weights, values, first, last, sums, stride);
+  add_run<1>(p, q, num_queries, weights, values, first, last, sums, stride);
 }
 
 // Q: queries, sinks and results; T: keys and values.
