@@ -1,0 +1,126 @@
+"""`python -m bench.steps`: the engine's step alone, without a process, a socket or a clock.
+
+For each number of chats and length of context: what a step takes, what of it is the one call of
+csrc, and how near that comes to reading the weights, keys and values as fast as the memory gives
+them. What it loses is to be looked for in the kernels, or in what is around them.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from bench.peers.bandwidth import Bandwidth
+from bench.peers.environments import cache_folder
+from bench.peers.figures import floor_rate
+from bench.peers.models import Checkpoint, checkpoint
+from bench.report import machine
+from tests.engine.stepped_engine import SteppedEngine
+
+FORMATS = {
+    "bf16": ({"dtype": "bfloat16"}, 2.0),
+    "int8": ({"dtype": "bfloat16", "quantization": "int8"}, 1.03125),  # 4 bytes for 128 weights
+}
+CASES = ("1x128", "4x128", "16x128", "32x128", "1x2048")
+NUM_STEPS = 24
+MAX_CONTEXT = 4096
+
+
+class Clock:
+    """Calls a function and adds up how long it took."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.seconds = 0.0
+        self._function = function
+
+    def __call__(self, *arguments: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return self._function(*arguments)
+        finally:
+            self.seconds += time.perf_counter() - started
+
+
+class Steps:
+    """An engine whose steps are taken and timed here."""
+
+    def __init__(self, model: Checkpoint, settings: dict[str, Any]) -> None:
+        self._engine = SteppedEngine(
+            model.folder,
+            max_model_len=MAX_CONTEXT,
+            kv_cache_memory_bytes=1200 << 20,
+            max_num_batched_tokens=2048,
+            **settings,
+        )
+        fused: Any = self._engine.runner.loaded.fused
+        if fused is None:
+            raise SystemExit("these kernels do not run here: nothing to measure")
+        self._kernels = fused.forward = Clock(fused.forward)
+
+    def measure(self, num_chats: int, context: int) -> tuple[float, list[float], list[float]]:
+        """Seconds of the prefill of all, of each step behind it, and of its kernels."""
+        engine, name = self._engine, f"{num_chats}x{context}"
+        generator = torch.Generator().manual_seed(context + num_chats)  # no prefix twice
+        ids = torch.randint(300, 2000, (num_chats, context), generator=generator)
+        names = [f"{name}-{number}" for number in range(num_chats)]
+        for number, chat in enumerate(names):
+            engine.add(chat, ids[number].tolist(), max_tokens=NUM_STEPS, temperature=0)
+        started = time.perf_counter()
+        while not all(engine.tokens.get(chat) for chat in names):
+            engine.step()
+        prefill, steps, kernels = time.perf_counter() - started, [], []
+        while engine.scheduler.sequences:
+            before, started = self._kernels.seconds, time.perf_counter()
+            engine.step()
+            steps.append(time.perf_counter() - started)
+            kernels.append(self._kernels.seconds - before)
+        return prefill, steps, kernels
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    torch.set_num_threads(arguments.threads)
+    cache = cache_folder()
+    model = checkpoint(arguments.model, cache)
+    bandwidth = Bandwidth(cache, arguments.threads)
+    table = Table(title=f"bench.steps, {model.name}, {arguments.threads} threads, {machine()}")
+    for heading in ("weights", "chats x context", "prefill tok/s", "step ms", "kernels ms"):
+        table.add_column(heading, justify="right")
+    for heading in ("around ms", "tok/s", "memory GB/s", "of the floor"):
+        table.add_column(heading, justify="right")
+    for name in arguments.weights:
+        settings, weight_bytes = FORMATS[name]
+        steps = Steps(model, settings)
+        for case in track(arguments.cases, description=name, transient=True):
+            num_chats, context = map(int, case.split("x"))
+            speed = bandwidth.measure() or float("nan")
+            prefill, times, kernels = steps.measure(num_chats, context)
+            step, kernel = statistics.median(times), statistics.median(kernels)
+            around = statistics.median(a - b for a, b in zip(times, kernels, strict=True))
+            floor = floor_rate(
+                speed, model.num_weights, weight_bytes, model.kv_values, num_chats * context
+            )
+            row = [num_chats * context / prefill, step * 1e3, kernel * 1e3, around * 1e3]
+            row += [num_chats / step, speed]
+            table.add_row(name, case, *(f"{value:.4g}" for value in row), f"{1 / step / floor:.0%}")
+    Console().print(table)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.steps", description=__doc__)
+    parser.add_argument("--model", default="m1", help="as for bench.peers: m1, m2 or a folder")
+    parser.add_argument("--weights", nargs="+", choices=FORMATS, default=list(FORMATS))
+    parser.add_argument("--cases", nargs="+", default=list(CASES), metavar="CHATSxCONTEXT")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
