@@ -1,7 +1,7 @@
 """`Link`: one connection to one Redis server, on which all calls of a tick travel together.
 
 Calls are written without waiting for the replies of those before, so a slow network costs each call
-one round trip and no more. A call never waits longer than about a second: a dead server is
+one round trip and no more. A call waits hardly longer than its timeout: a dead server is
 `StoreUnavailable` at once, a silent one after the timeout, and the next call connects again by
 itself. What was unanswered when its connection broke is sent once more; every script answers a
 repeat like the first try. Nothing here blocks on the server (XREAD BLOCK under a socket timeout
