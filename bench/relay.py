@@ -68,7 +68,11 @@ def replay_server(
     schedule: Path, log: Path, seats: int, num_workers: int = 1
 ) -> AbstractContextManager[Server]:
     os.environ.update(REPLAY_SCHEDULE=str(schedule), REPLAY_LOG=str(log))
-    settings = {"PARLEY_MAX_NUM_SEQS": str(seats), "PARLEY_WORKERS": str(num_workers)}
+    settings = {
+        "PARLEY_MAX_NUM_SEQS": str(seats),
+        "PARLEY_MAX_NUM_QUEUED_REQS": "0",  # all ask at once
+        "PARLEY_WORKERS": str(num_workers),
+    }
     return running_server(None, ReplayServer, **settings)
 
 
