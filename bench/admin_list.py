@@ -34,7 +34,7 @@ def main() -> None:
 
 
 async def measure(url: str, num_sessions: int, num_pages: int) -> list[Figure]:
-    store = await SessionStore.open(url)
+    store = await SessionStore.open(url, timeout_seconds=5.0)  # it stores hundreds at once
     try:
         with Console().status(f"storing {num_sessions:,} sessions"):
             await store_many_sessions(store, num_sessions, seed=0)
