@@ -1,4 +1,4 @@
-"""`python -m bench.steps`: the engine's step alone, without a process, a socket or a clock.
+"""`python -m bench.steps`: the engine's step alone, without a process or a socket.
 
 For each number of chats and length of context: what a step takes, what of it is the one call of
 csrc, and how near that comes to reading the weights, keys and values as fast as the memory gives
@@ -21,12 +21,13 @@ from bench.peers.bandwidth import Bandwidth
 from bench.peers.environments import cache_folder
 from bench.peers.figures import floor_rate
 from bench.peers.models import Checkpoint, checkpoint
+from bench.peers.parley import Parley
 from bench.report import machine
 from tests.engine.stepped_engine import SteppedEngine
 
 FORMATS = {
-    "bf16": ({"dtype": "bfloat16"}, 2.0),
-    "int8": ({"dtype": "bfloat16", "quantization": "int8"}, 1.03125),  # 4 bytes for 128 weights
+    "bf16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8"},
 }
 CASES = ("1x128", "4x128", "16x128", "32x128", "1x2048")
 NUM_STEPS = 24
@@ -96,8 +97,7 @@ def main() -> None:
     for heading in ("around ms", "tok/s", "memory GB/s", "of the floor"):
         table.add_column(heading, justify="right")
     for name in arguments.weights:
-        settings, weight_bytes = FORMATS[name]
-        steps = Steps(model, settings)
+        steps, weight_bytes = Steps(model, FORMATS[name]), Parley.precisions[name]
         for case in track(arguments.cases, description=name, transient=True):
             num_chats, context = map(int, case.split("x"))
             speed = bandwidth.measure() or float("nan")

@@ -24,7 +24,7 @@ class _Watch(threading.Thread):
         os.sched_setaffinity(0, {self._processor})  # of this thread alone
         before = time.monotonic()
         while True:
-            time.sleep(NAP_SECONDS)
+            time.sleep(NAP_SECONDS)  # how much longer it takes is what is measured
             now = time.monotonic()
             late = now - before - NAP_SECONDS
             if late > USUAL_SECONDS:
