@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests import running_time as running_time_module
 from tests.end_to_end import history as history_module
 from tests.end_to_end.history import OWNERS, EngineCounts, HistoryViolated
 from tests.end_to_end.planted_histories import (
@@ -26,6 +27,7 @@ from tests.tiny_model import oracle_answer, oracle_word
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history_module, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(running_time_module, "_watches", list)  # limits of 0 s are exact ones here
 
 
 def test_nothing_is_found_in_a_whole_history(world: World) -> None:
