@@ -59,9 +59,7 @@ class Server:
         self._blocks_free_at_rest: float | None = None
         self._log = (data_dir.parent / f"{data_dir.name}.log").open("ab")
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("PARLEY_")}
-        if (
-            "PARLEY_REDIS_URL" not in environment
-        ):  # no test counts on 1 s there
+        if "PARLEY_REDIS_URL" not in environment:  # no test counts on 1 s there
             environment = {"PARLEY_REDIS_TIMEOUT_SECONDS": "3"} | environment
         self._environment = {
             **inherited,

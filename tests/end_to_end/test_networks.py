@@ -82,9 +82,8 @@ def closes(server: Server, code: int) -> float:
 async def metric_becomes(server: Server, name: str, value: float, seconds: float) -> None:
     started = running_time()
     while await asyncio.to_thread(server.metric, name) != value:
-        assert (
-            running_time() - started < seconds
-        )  # seen from outside: there is no event to wait for, and each look takes a while
+        # Seen from outside: there is no event to wait for, and each look takes a while.
+        assert running_time() - started < seconds
 
 
 async def test_n1_a_client_that_vanished_is_noticed_and_its_answer_goes_on(
