@@ -38,7 +38,12 @@ from sessions.records import (
     Session,
     SessionEvent,
 )
-from sessions.stored import decode_body, decode_session, decode_session_events
+from sessions.stored import (
+    SESSION_FIELDS,
+    decode_body,
+    decode_session,
+    decode_session_events,
+)
 from sessions.tree import children_of, parents_of, path_to
 from sessions.user_sessions import UserSessions
 from sessions.users import is_user_id
@@ -142,10 +147,14 @@ class Conversations(UserSessions):
     async def session(self, uid: str | None, session_id: str) -> Session:
         """The session as it is now; `uid` None skips the owner check. Raises `SessionNotFound`."""
         check_session_id(session_id)
-        values = await self.client.call(*self._read_session(session_id))
-        check_owner(uid, values[0])  # before the rest is read, which would take time that tells
-        session = decode_session(session_id, values)
-        assert session is not None
+        reply = await self.client.script(
+            "read_session",
+            self._session_keys(session_id, "m"),
+            (owner_argument(uid), *SESSION_FIELDS),
+        )
+        session = decode_session(session_id, reply[1]) if reply[0] == b"ok" else None
+        if session is None:
+            raise SessionNotFound
         return session
 
     async def update_session(

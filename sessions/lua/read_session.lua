@@ -1,0 +1,7 @@
+-- Reads a session for its owner. Of another's not one more field is read: the time for it would tell that it exists.
+-- KEYS m
+-- ARGV 1 uid, '' for anybody's 2.. fields
+-- ok values | not_found
+local owner = redis.call('HGET', KEYS[1], 'uid')
+if not owner or ARGV[1] ~= '' and ARGV[1] ~= owner then return {'not_found'} end
+return {'ok', redis.call('HMGET', KEYS[1], unpack(ARGV, 2))}
