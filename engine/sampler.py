@@ -83,9 +83,7 @@ class RowState:
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
         self._uniforms: list[float] = []
         self._uniforms_start = 0
-        self._in_prompt: Tensor | None = None  # [vocab] bool
-        self._counts: Tensor | None = None  # [vocab] float32: times in the answer
-        self._num_counted = 0  # output tokens in `_counts`
+        self._seen = SeenTokens()
 
     def uniform(self, position: int) -> float:
         """The random number of one output position."""
@@ -113,22 +111,41 @@ class RowState:
             self._penalize(logits, sequence)
 
     def _penalize(self, logits: Tensor, sequence: Sequence) -> None:
+        """Only of tokens that were seen, which are few: a vocabulary has many times as many."""
         params = sequence.params
-        if self._counts is None or self._in_prompt is None:
-            self._counts = torch.zeros_like(logits)
-            self._in_prompt = torch.zeros_like(logits, dtype=torch.bool)
-            self._in_prompt[sequence.token_ids[: sequence.num_prompt_tokens]] = True
-        for token in sequence.token_ids[sequence.num_prompt_tokens + self._num_counted :]:
-            self._counts[token] += 1
-        self._num_counted = sequence.num_output_tokens
-        in_answer = self._counts > 0
+        ids, counts = (column.to(logits.device) for column in self._seen.of(sequence))
+        values = logits[ids]
         if params.repetition_penalty != 1:
-            weakened = torch.where(
-                logits > 0, logits / params.repetition_penalty, logits * params.repetition_penalty
-            )
-            torch.where(in_answer | self._in_prompt, weakened, logits, out=logits)
-        logits -= params.frequency_penalty * self._counts
-        logits -= params.presence_penalty * in_answer
+            factor = params.repetition_penalty
+            values = torch.where(values > 0, values / factor, values * factor)
+        values -= params.frequency_penalty * counts
+        values -= params.presence_penalty * (counts > 0)
+        logits[ids] = values
+
+
+class SeenTokens:
+    """The different tokens of a sequence, and how often each is in its answer."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, int] = {}  # by token
+        self._ids = np.empty(0, np.int64)
+        self._counts = np.empty(0, np.float32)
+        self._num_read = 0  # tokens of the sequence
+
+    def of(self, sequence: Sequence) -> tuple[Tensor, Tensor]:
+        """Ids [n] int64 and counts [n] float32, 0 for what is in the prompt alone."""
+        for position in range(self._num_read, sequence.num_tokens):
+            token = sequence.token_ids[position]
+            place = self._places.setdefault(token, len(self._places))
+            if place == len(self._ids):
+                more = max(256, len(self._ids))
+                self._ids = np.append(self._ids, np.zeros(more, np.int64))
+                self._counts = np.append(self._counts, np.zeros(more, np.float32))
+            self._ids[place] = token
+            self._counts[place] += position >= sequence.num_prompt_tokens
+        self._num_read = sequence.num_tokens
+        num_seen = len(self._places)
+        return torch.from_numpy(self._ids[:num_seen]), torch.from_numpy(self._counts[:num_seen])
 
 
 class Sampler:
@@ -140,14 +157,16 @@ class Sampler:
     def sample(self, logits: Tensor, sequences: Collection[Sequence]) -> list[SampledToken]:
         """Choose the next token of each sequence; row i of `logits` [n, vocab] float32 is its own.
 
-        A row without a finite maximum, or whose parameters fail, gives an error in its place and
-        does not disturb the others.
+        Writes over `logits` where parameters change them and nobody asked for logprobs. A row
+        without a finite maximum, or whose parameters fail, gives an error in its place and does
+        not disturb the others.
         """
         errors: dict[int, str] = {}  # by row
         states = [_state_of(sequence) for sequence in sequences]
         edited = logits
         if any(state.edits_logits for state in states):
-            edited = logits.clone()
+            if any(sequence.params.logprobs is not None for sequence in sequences):
+                edited = logits.clone()  # they are told as the model gave them
             for row, state in enumerate(states):
                 try:
                     if state.edits_logits:

@@ -30,14 +30,14 @@ def random_logits(num_rows: int = 1, vocab: int = VOCAB, seed: int = 0) -> Tenso
 
 
 def sample_one(logits: Tensor, sequence: Sequence) -> SampledToken:
-    (token,) = Sampler().sample(logits, [sequence])
+    (token,) = Sampler().sample(logits.clone(), [sequence])
     return token
 
 
 def frequencies(logits: Tensor, num_samples: int = 1500, **params: Any) -> Tensor:
     """How often each token is chosen, over that many seeds. logits: [vocab]"""
     sequences = [make_sequence(seed=seed, **params) for seed in range(num_samples)]
-    tokens = Sampler().sample(logits.expand(num_samples, -1), sequences)
+    tokens = Sampler().sample(logits.repeat(num_samples, 1), sequences)
     counts = torch.bincount(torch.tensor([t.token_id for t in tokens]), minlength=len(logits))
     return counts / num_samples
 
@@ -134,7 +134,7 @@ MIXED: list[dict[str, Any]] = [
 def test_a_row_is_chosen_alike_alone_and_in_any_batch() -> None:
     logits = random_logits(len(MIXED))
     alone = [sample_one(logits[i : i + 1], make_sequence(**p)) for i, p in enumerate(MIXED)]
-    together = Sampler().sample(logits, [make_sequence(**params) for params in MIXED])
+    together = Sampler().sample(logits.clone(), [make_sequence(**params) for params in MIXED])
     assert together == alone
     backwards = Sampler().sample(logits.flip(0), [make_sequence(**p) for p in reversed(MIXED)])
     assert backwards[::-1] == alone
@@ -178,6 +178,28 @@ def test_penalties_are_vllms() -> None:
     sequence.sampler_state.edit(edited[0], sequence)
     expected = [2 / 2, -2 * 2, 1 / 2 - 0.5 - 0.125, 0.5, 3 / 2 - 0.25 - 0.125]
     torch.testing.assert_close(edited[0], torch.tensor(expected))
+
+
+def test_penalties_follow_an_answer_token_by_token() -> None:
+    random = np.random.default_rng(0)
+    params: dict[str, Any] = {
+        "repetition_penalty": 1.5,
+        "frequency_penalty": 0.25,
+        "presence_penalty": 0.125,
+    }
+    prompt = tuple(random.integers(0, 1000, 300).tolist())
+    sequence = make_sequence(prompt, **params)
+    state = RowState(sequence.params)
+    for _ in range(400):
+        sequence.token_ids += random.integers(0, 1000, random.integers(1, 4)).tolist()
+        logits = random_logits(vocab=1000)[0]
+        counts = torch.bincount(torch.tensor(sequence.token_ids[300:]), minlength=1000)
+        is_seen = torch.zeros(1000, dtype=torch.bool)
+        is_seen[sequence.token_ids] = True
+        expected = torch.where(logits > 0, logits / 1.5, logits * 1.5).where(is_seen, logits)
+        expected = expected - 0.25 * counts - 0.125 * (counts > 0)
+        state.edit(logits, sequence)
+        torch.testing.assert_close(logits, expected)
 
 
 def test_stop_ids_wait_for_min_tokens() -> None:
