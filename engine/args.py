@@ -111,6 +111,7 @@ class AsyncEngineArgs(AbsentFeatures):
             attn_backend=self.attn_backend,
             model_impl=self.model_impl,
             quantization=self.quantization,
+            kv_cache_dtype=self.kv_cache_dtype,
             batch_invariant=self.batch_invariant,
             pace=self.pace,
             max_step_seconds=self.max_step_seconds,
@@ -200,7 +201,7 @@ _CHOICES = {
 }
 _ONLY_VALUES: dict[str, tuple[object, ...]] = {
     "quantization": (None, "int8"),
-    "kv_cache_dtype": ("auto",),
+    "kv_cache_dtype": ("auto", "int8"),
     "skip_tokenizer_init": (False,),
     "enable_chunked_prefill": (None, True),  # a prefill is always chunked
     "async_scheduling": (None, False),

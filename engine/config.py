@@ -30,6 +30,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     attn_backend: str = "auto"  # auto, cpu (csrc), torch (reference)
     model_impl: str = "auto"  # auto, transformers, fused
     quantization: str | None = None  # int8: weights in 8 bits, fused only
+    kv_cache_dtype: str = "auto"  # auto: as the model; int8: fused only
     batch_invariant: bool = True  # pad the rows of a step so that answers are alike in any batch
     pace: float = 0.0  # tokens/s per answer, 0 = as fast as possible
     watchdog_seconds: float = 30.0

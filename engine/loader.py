@@ -73,7 +73,8 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
         format = config.quantization or str(dtype).removeprefix("torch.")
         try:
             with torch.inference_mode():
-                fused = fuse(model, ops.decoder_step, format)
+                cache_dtype = torch.int8 if config.kv_cache_dtype == "int8" else dtype
+                fused = fuse(model, ops.decoder_step, format, cache_dtype)
         except (ValueError, OSError) as error:  # parameters of another model, or no memory
             raise UnsupportedModelError(f"{folder}: {_one_line(error)}") from None
     else:
@@ -142,6 +143,8 @@ def _choose_fused(config: EngineConfig, hf_config: Any, device: torch.device, op
     if obstacle is None and ops.name != "cpu":
         obstacle = "no C++ kernels"
     must = config.quantization and f"quantization {config.quantization!r}"
+    if config.kv_cache_dtype != "auto":
+        must = f"kv_cache_dtype {config.kv_cache_dtype!r}"
     if config.model_impl == "fused":
         must = "model_impl 'fused'"
     if obstacle and must:

@@ -65,6 +65,7 @@ def serve(
     kv_cache_memory_bytes: Annotated[int | None, _option("kv_cache_memory_bytes")] = None,
     dtype: Annotated[str | None, _option("dtype")] = None,
     quantize: Annotated[str | None, _option("quantize")] = None,
+    kv_cache_dtype: Annotated[str | None, _option("kv_cache_dtype")] = None,
     allowed_origins: Annotated[str | None, _option("allowed_origins")] = None,
     trusted_proxies: Annotated[str | None, _option("trusted_proxies")] = None,
     drain_seconds: Annotated[float | None, _option("drain_seconds")] = None,

@@ -88,6 +88,9 @@ class Settings(BaseSettings):
     quantize: str | None = Field(
         None, description="int8: weights in 8 bits, for llama, mistral, qwen2 and qwen3."
     )
+    kv_cache_dtype: str = Field(
+        "auto", description="int8: keys and values in 8 bits, for the same; auto: as the model."
+    )
     token: str | None = Field(
         None, description="Bearer token of the user `local`; generated into the data directory."
     )
@@ -180,6 +183,13 @@ class Settings(BaseSettings):
     def _known_quantization(cls, value: str | None) -> str | None:
         if value not in (None, "int8"):
             raise ValueError("must be int8")
+        return value
+
+    @field_validator("kv_cache_dtype")
+    @classmethod
+    def _known_cache_dtype(cls, value: str) -> str:
+        if value not in ("auto", "int8"):
+            raise ValueError("must be auto or int8")
         return value
 
     @field_validator("allowed_origins")

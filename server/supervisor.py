@@ -90,6 +90,7 @@ class Supervisor:
             kv_cache_memory_bytes=self._settings.kv_cache_memory_bytes,
             dtype=self._settings.dtype,
             quantization=self._settings.quantize,
+            kv_cache_dtype=self._settings.kv_cache_dtype,
             scheduling_policy="priority",  # by arrival, as long as nobody asks for another one
             log_level=self._settings.log_level.upper(),
         ).create_engine_config(self._directory.address, model=str(folder))

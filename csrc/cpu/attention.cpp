@@ -87,7 +87,7 @@ void paged_attention_cpu(
       !sinks || (sinks->scalar_type() == query.scalar_type() && sinks->is_contiguous() &&
                  sinks->numel() == query.size(1)),
       "sinks are one number per head of the queries' dtype");
-  Problem p;
+  Problem p{};
   p.query = query.const_data_ptr();
   p.key_cache = key_cache.const_data_ptr();
   p.value_cache = value_cache.const_data_ptr();

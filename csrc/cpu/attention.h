@@ -17,6 +17,7 @@ struct Problem {
   int64_t max_blocks, num_kv_heads, group, key_dim, value_dim, window;
   int64_t query_token, query_head, out_token, out_head;           // strides
   int64_t key_block, key_head, value_block, value_token, value_head;  // strides
+  const float* cache_scales;  // of bytes: [block][keys, values][head][token]; null for other caches
   float scale, softcap;
 };
 

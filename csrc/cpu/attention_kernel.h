@@ -16,6 +16,9 @@ constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 constexpr int kSums = PARLEY_WIDTH == 16 ? 16 : 4;
 constexpr int kRun = PARLEY_WIDTH == 16 ? 8 : 4;  // queries that share a key or value once it is loaded
 
+template <typename T>
+constexpr int kLineVectors = std::max<int>(1, 64 / (kLanes * sizeof(T)));  // in a line of the processor's caches
+
 constexpr int at_once(int num_queries) { return std::max(1, std::min(kSums / num_queries, 8)); }
 
 // Scores of kQueries queries against kBlocks blocks, each [dim][token]. `next` are fetched meanwhile: blocks
@@ -30,7 +33,7 @@ PARLEY_INLINE void score_tile(
   }
   for (int64_t dim = 0; dim < key_dim; ++dim) {
     for (int block = 0; block < kBlocks; ++block) {
-      __builtin_prefetch(next[block] + dim * kBlockSize);
+      if (dim % kLineVectors<T> == 0) __builtin_prefetch(next[block] + dim * kBlockSize);
       const Floats key = load(keys[block] + dim * kBlockSize);
       for (int q = 0; q < kQueries; ++q) add_scaled(sums[q][block], queries[q * key_dim + dim], key);
     }
@@ -76,7 +79,7 @@ PARLEY_INLINE void add_vectors(
     const int64_t later = std::min(key + kBlockSize, last - 1);
     const T* next = values[later / kBlockSize] + (later % kBlockSize) * value_token + dim;
     for (int i = 0; i < kVectors; ++i) {
-      if (i % 2 == 0) __builtin_prefetch(next + i * kLanes);
+      if (i % kLineVectors<T> == 0) __builtin_prefetch(next + i * kLanes);
       const Floats value = load(from + i * kLanes);
       for (int q = 0; q < kQueries; ++q) add_scaled(parts[q][i], weights[q * kSpan + key], value);
     }
@@ -143,6 +146,14 @@ PARLEY_INLINE void weigh(
   *total += sum_of(part);
 }
 
+// Scores or weights of keys or values that are bytes, times what a byte of each token stands for.
+PARLEY_INLINE void scale_blocks(float* numbers, const float* const* scales, int64_t num_blocks) {
+  for (int64_t block = 0; block < num_blocks; ++block) {
+    float* const of_block = numbers + block * kBlockSize;
+    store(of_block, product(load(of_block), load(scales[block])));
+  }
+}
+
 // What is done with each run of queries; the last ones may be fewer.
 template <int kQueries, typename T>
 PARLEY_INLINE void score_run(
@@ -199,6 +210,7 @@ void attend(const Problem& p, const Unit& unit, Scratch& scratch) {
   const Q* const query = static_cast<const Q*>(p.query);
   const Q* const sinks = static_cast<const Q*>(p.sinks);
   float *const scores = scratch.scores.data(), *const sums = scratch.sums.data();
+  constexpr bool kAreBytes = std::is_same_v<T, int8_t>;
 
   for (int64_t q = 0; q < num_queries; ++q) {  // query q: token q / group, head q % group
     const Q* from = query + (first_row + q / p.group) * p.query_token +
@@ -218,17 +230,27 @@ void attend(const Problem& p, const Unit& unit, Scratch& scratch) {
     const int64_t num_blocks = (num_seen + kBlockSize - 1) / kBlockSize;
     const int64_t skipped = std::max<int64_t>(0, first_seen - span);  // of no query's window
     const T *keys[kSpan / kBlockSize], *values[kSpan / kBlockSize];
+    const float *key_scales[kSpan / kBlockSize], *value_scales[kSpan / kBlockSize];
     for (int64_t i = 0; i < num_blocks; ++i) {
       const int64_t block = table[span / kBlockSize + i];
       keys[i] = static_cast<const T*>(p.key_cache) + block * p.key_block + unit.kv_head * p.key_head;
       values[i] = static_cast<const T*>(p.value_cache) + block * p.value_block +
                   unit.kv_head * p.value_head;
+      if constexpr (kAreBytes) {
+        key_scales[i] = p.cache_scales + (2 * block * p.num_kv_heads + unit.kv_head) * kBlockSize;
+        value_scales[i] = key_scales[i] + p.num_kv_heads * kBlockSize;
+      }
     }
     const int64_t empty_blocks = skipped / kBlockSize;
     score_all(
         scratch, p, num_queries, keys + empty_blocks, num_blocks - empty_blocks,
         scores + empty_blocks * kBlockSize);
     for (int64_t q = 0; q < num_queries; ++q) {
+      if constexpr (kAreBytes) {
+        scale_blocks(
+            scores + q * kSpan + empty_blocks * kBlockSize, key_scales + empty_blocks,
+            num_blocks - empty_blocks);
+      }
       const int64_t place = first_place + q / p.group - span;  // of the query, within the span
       const int64_t begin = p.window ? std::max<int64_t>(0, place - p.window + 1) : 0;
       const int64_t end = std::min(place + 1, num_seen);
@@ -239,6 +261,7 @@ void attend(const Problem& p, const Unit& unit, Scratch& scratch) {
       weigh(
           scores + q * kSpan, begin, end, num_blocks * kBlockSize, p.softcap, &scratch.maxima[q],
           &scratch.totals[q], sums + q * stride, p.value_dim);
+      if constexpr (kAreBytes) scale_blocks(scores + q * kSpan, value_scales, num_blocks);
     }
     add_all(p, num_queries, scores, values, skipped, num_seen, sums, stride);
   }

@@ -127,8 +127,21 @@ void check_stacked_cache(const Tensor& keys, const Tensor& values) {
   }
   STD_TORCH_CHECK(
       keys.scalar_type() == values.scalar_type() && (keys.scalar_type() == ScalarType::Float ||
-                                                     keys.scalar_type() == ScalarType::BFloat16),
-      "caches are float32 or bfloat16");
+                                                     keys.scalar_type() == ScalarType::BFloat16 ||
+                                                     keys.scalar_type() == ScalarType::Char),
+      "caches are float32, bfloat16 or int8");
+}
+
+// What the bytes of each token stand for: [layers, blocks, keys and values, heads, 16].
+float* read_cache_scales(const std::optional<Tensor>& scales, const Tensor& keys) {
+  const bool has_bytes = keys.scalar_type() == ScalarType::Char;
+  STD_TORCH_CHECK(has_bytes == scales.has_value(), "int8 caches have scales, others have none");
+  if (!has_bytes) return nullptr;
+  STD_TORCH_CHECK(
+      scales->scalar_type() == ScalarType::Float && scales->is_contiguous() &&
+          scales->numel() == keys.size(0) * keys.size(1) * 2 * keys.size(3) * kBlockSize,
+      "cache_scales are contiguous float32, [layers, blocks, 2, heads, 16]");
+  return static_cast<float*>(scales->mutable_data_ptr());
 }
 
 const float* read_floats(const Tensor& tensor, int64_t count, const char* name) {
@@ -158,13 +171,17 @@ struct Step {
   float epsilon;
   const int64_t *input_ids, *positions, *slots, *logits_rows;
   const void* embeddings;  // null: the output layer's
-  bool embeddings_are_floats, cache_is_floats;
+  bool embeddings_are_floats;
+  ScalarType cache_type;
+  int64_t cache_element;  // bytes
   const float *norms, *qk_norms, *rotary;
   Stack qkv, attention_out, gate_up, down, head;
   std::vector<int64_t> windows;
   Problem attention;
   std::byte *key_cache, *value_cache;
   int64_t key_layer, value_layer;  // bytes from layer to layer
+  float* cache_scales;             // of an int8 cache: see attention.h
+  int64_t scales_layer;            // elements from layer to layer
   float* logits;
 
   float *hidden, *normalized, *heads, *attended, *gated;  // [num_rows][...]
@@ -245,17 +262,24 @@ struct Step {
       k.rotate(one, cosines, sines, head_dim / 2);
     }
     if (slots[row] < 0) return;
-    const int64_t size = cache_is_floats ? 4 : 2;
     const int64_t block = slots[row] / kBlockSize, offset = slots[row] % kBlockSize;
     for (int64_t kv_head = 0; kv_head < num_kv_heads; ++kv_head) {
       const Problem& p = attention;
       std::byte* const key_to = key_cache + layer * key_layer +
-                                (block * p.key_block + kv_head * p.key_head + offset) * size;
+                                (block * p.key_block + kv_head * p.key_head + offset) * cache_element;
       std::byte* const value_to =
           value_cache + layer * value_layer +
-          (block * p.value_block + kv_head * p.value_head + offset * p.value_token) * size;
-      (cache_is_floats ? k.store_float : k.store_bfloat16)(
-          keys + kv_head * head_dim, row_values + kv_head * head_dim, head_dim, key_to, value_to);
+          (block * p.value_block + kv_head * p.value_head + offset * p.value_token) * cache_element;
+      const float *const key = keys + kv_head * head_dim, *const value = row_values + kv_head * head_dim;
+      if (cache_scales) {
+        float* const scale = cache_scales + layer * scales_layer +
+                             (2 * block * num_kv_heads + kv_head) * kBlockSize + offset;
+        k.store_int8(
+            key, value, head_dim, key_to, value_to, scale, scale + num_kv_heads * kBlockSize);
+      } else {
+        (cache_type == ScalarType::Float ? k.store_float : k.store_bfloat16)(
+            key, value, head_dim, key_to, value_to);
+      }
     }
   }
 
@@ -274,7 +298,10 @@ struct Step {
     p.window = windows[layer];
     p.key_cache = key_cache + layer * key_layer;
     p.value_cache = value_cache + layer * value_layer;
-    const AttendUnit attend_unit = cache_is_floats ? k.attend_float : k.attend_float_over_bfloat16;
+    p.cache_scales = cache_scales ? cache_scales + layer * scales_layer : nullptr;
+    const AttendUnit attend_unit = cache_type == ScalarType::Float      ? k.attend_float
+                                   : cache_type == ScalarType::BFloat16 ? k.attend_float_over_bfloat16
+                                                                        : k.attend_float_over_int8;
     const std::vector<Unit>& units = buffers->units;
     for (size_t unit; (unit = buffers->next_unit[layer]++) < units.size();) {
       attend_unit(p, units[unit], scratch);
@@ -332,9 +359,9 @@ void decoder_step_cpu(
     const Tensor& input_ids, const Tensor& positions, const Tensor& slot_mapping,
     const Tensor& block_tables, const Tensor& cu_seqlens_q, const Tensor& seq_lens,
     const Tensor& logits_rows, const Tensor& key_cache, const Tensor& value_cache,
-    std::optional<Tensor> embeddings, const Tensor& norms, std::optional<Tensor> qk_norms,
-    const Tensor& rotary, const Tensor& qkv, std::optional<Tensor> qkv_scales,
-    std::optional<Tensor> qkv_bias, const Tensor& attention_out,
+    std::optional<Tensor> cache_scales, std::optional<Tensor> embeddings, const Tensor& norms,
+    std::optional<Tensor> qk_norms, const Tensor& rotary, const Tensor& qkv,
+    std::optional<Tensor> qkv_scales, std::optional<Tensor> qkv_bias, const Tensor& attention_out,
     std::optional<Tensor> attention_out_scales, const Tensor& gate_up,
     std::optional<Tensor> gate_up_scales, const Tensor& down, std::optional<Tensor> down_scales,
     const Tensor& head, std::optional<Tensor> head_scales, const Tensor& logits,
@@ -393,8 +420,11 @@ void decoder_step_cpu(
   }
   check_stacked_cache(key_cache, value_cache);
   check_sequences(block_tables, cu_seqlens_q, seq_lens);
-  s.cache_is_floats = key_cache.scalar_type() == ScalarType::Float;
-  const int64_t size = s.cache_is_floats ? 4 : 2;
+  s.cache_type = key_cache.scalar_type();
+  const int64_t size = s.cache_element =
+      s.cache_type == ScalarType::Float ? 4 : s.cache_type == ScalarType::BFloat16 ? 2 : 1;
+  s.cache_scales = read_cache_scales(cache_scales, key_cache);
+  s.scales_layer = key_cache.size(1) * 2 * s.num_kv_heads * kBlockSize;
   s.key_cache = static_cast<std::byte*>(key_cache.mutable_data_ptr());
   s.value_cache = static_cast<std::byte*>(value_cache.mutable_data_ptr());
   s.key_layer = key_cache.stride(0) * size, s.value_layer = value_cache.stride(0) * size;

@@ -45,6 +45,44 @@ void store_bfloat16(const float* key, const float* value, int64_t dim, void* key
   store_token(key, value, dim, static_cast<BFloat16*>(keys), static_cast<BFloat16*>(values));
 }
 
+// How numbers become whole ones up to 127: x ≈ round(x * factor) * scale.
+struct Rounding {
+  float factor;  // 0: all become 0
+  float scale;   // NaN where some number is none, or infinite
+};
+
+PARLEY_INLINE Rounding rounding_of(const float* x, int64_t size) {
+  float largest = 0, nothing = 0;  // the latter is NaN where some number is none, or infinite
+  for (int64_t i = 0; i < size; ++i) {
+    const float magnitude = x[i] < 0 ? -x[i] : x[i];
+    largest = magnitude > largest ? magnitude : largest;
+    nothing += x[i] * 0.0f;
+  }
+  const bool is_finite = nothing == 0.0f && largest >= 1e-30f;
+  return {is_finite ? 127.0f / largest : 0.0f, largest / 127.0f + nothing};
+}
+
+PARLEY_INLINE int32_t round_to_byte(float x, const Rounding& rounding) {
+  const float scaled = rounding.factor > 0 ? x * rounding.factor : 0.0f;
+  const float shifted = scaled + 12582912.0f;  // its low bits: the nearest whole number
+  int32_t bits;
+  std::memcpy(&bits, &shifted, sizeof(bits));
+  return bits - 0x4b400000;
+}
+
+void store_int8(
+    const float* key, const float* value, int64_t dim, void* keys, void* values, float* key_scale,
+    float* value_scale) {
+  const Rounding of_key = rounding_of(key, dim), of_value = rounding_of(value, dim);
+  auto *const keys_to = static_cast<int8_t*>(keys), *const values_to = static_cast<int8_t*>(values);
+  for (int64_t i = 0; i < dim; ++i) {
+    keys_to[i * kBlockSize] = static_cast<int8_t>(round_to_byte(key[i], of_key));
+    values_to[i] = static_cast<int8_t>(round_to_byte(value[i], of_value));
+  }
+  *key_scale = of_key.scale;
+  *value_scale = of_value.scale;
+}
+
 // Bytes of one input of a row, as the products of this weight read it.
 int64_t prepared_size(Format format) {
   if (format == Format::kInt8) return sizeof(Quantized);
@@ -57,25 +95,14 @@ int64_t prepared_size(Format format) {
 // For the products of int8 weights: whole numbers up to 127, and a scale for each group.
 PARLEY_INLINE void quantize(
     const float* x, int64_t size, Quantized (&numbers)[kGroup], float* scale, int32_t* offset) {
-  float largest = 0, nothing = 0;  // the latter is NaN where some number is none, or infinite
-  for (int64_t i = 0; i < size; ++i) {
-    const float magnitude = x[i] < 0 ? -x[i] : x[i];
-    largest = magnitude > largest ? magnitude : largest;
-    nothing += x[i] * 0.0f;
-  }
-  const bool is_finite = nothing == 0.0f && largest >= 1e-30f;
-  const float factor = is_finite ? 127.0f / largest : 0.0f;
+  const Rounding rounding = rounding_of(x, size);
   int32_t sum = 0;
   for (int64_t i = 0; i < size; ++i) {
-    const float scaled = is_finite ? x[i] * factor : 0.0f;
-    const float shifted = scaled + 12582912.0f;  // its low bits: the nearest whole number
-    int32_t bits;
-    std::memcpy(&bits, &shifted, sizeof(bits));
-    const int32_t number = bits - 0x4b400000;
+    const int32_t number = round_to_byte(x[i], rounding);
     numbers[i] = static_cast<Quantized>(number);
     sum += number;
   }
-  *scale = largest / 127.0f + nothing;  // what is no number stays none
+  *scale = rounding.scale;
   *offset = -128 * sum;  // weights are stored with 128 added
 }
 

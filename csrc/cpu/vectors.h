@@ -16,6 +16,7 @@ typedef float FloatPart __attribute__((vector_size(4 * PARLEY_WIDTH)));
 typedef int32_t IntPart __attribute__((vector_size(4 * PARLEY_WIDTH)));
 typedef uint32_t WordPart __attribute__((vector_size(4 * PARLEY_WIDTH)));
 typedef uint16_t HalfPart __attribute__((vector_size(2 * PARLEY_WIDTH)));
+typedef int8_t BytePart __attribute__((vector_size(PARLEY_WIDTH)));
 
 struct Floats {
   FloatPart parts[kParts];
@@ -29,6 +30,8 @@ PARLEY_INLINE float to_float(BFloat16 x) {
   std::memcpy(&result, &bits, sizeof(result));
   return result;
 }
+
+PARLEY_INLINE float to_float(int8_t x) { return x; }
 
 PARLEY_INLINE void from_float(float x, float* to) { *to = x; }
 
@@ -54,6 +57,20 @@ PARLEY_INLINE FloatPart load_part(const BFloat16* from) {
   return result;
 }
 
+PARLEY_INLINE FloatPart load_part(const int8_t* from) {
+#if defined(PARLEY_X86) && PARLEY_WIDTH == 16  // of a conversion from bytes the compiler makes rubble, too
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+#elif defined(PARLEY_X86) && PARLEY_WIDTH == 8
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+#else
+  BytePart bytes;
+  std::memcpy(&bytes, from, sizeof(bytes));
+  return __builtin_convertvector(__builtin_convertvector(bytes, IntPart), FloatPart);
+#endif
+}
+
 template <typename T>
 PARLEY_INLINE Floats load(const T* from) {
   Floats result;
@@ -66,6 +83,12 @@ PARLEY_INLINE void store(float* to, const Floats& x) { std::memcpy(to, &x, sizeo
 PARLEY_INLINE Floats splat(float x) {
   Floats result;
   for (int i = 0; i < kParts; ++i) result.parts[i] = FloatPart{} + x;
+  return result;
+}
+
+PARLEY_INLINE Floats product(const Floats& a, const Floats& b) {
+  Floats result;
+  for (int i = 0; i < kParts; ++i) result.parts[i] = a.parts[i] * b.parts[i];
   return result;
 }
 

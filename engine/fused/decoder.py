@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -34,7 +35,7 @@ class DecoderShape:
     epsilon: float  # of the norms
     scale: float  # of the scores
     windows: tuple[int, ...]  # of each layer, 0 = all
-    cache_dtype: torch.dtype  # float32 or bfloat16: the model's, also where weights have 8 bits
+    cache_dtype: torch.dtype  # float32, bfloat16 or int8; the weights' precision is another thing
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class FusedDecoder:
         self._logits = torch.empty((0, shape.vocab_size))  # grows to the most rows of a step
         self.key_cache: Tensor | None = None  # [layers, num_blocks, 16, num_kv_heads, head_dim]
         self.value_cache: Tensor | None = None
+        self.cache_scales: Tensor | None = None  # int8: [layers, num_blocks, 2, num_kv_heads, 16]
         self.rotary: Tensor | None = None  # [num_positions, 2, head_dim / 2] float32
         self._step = step
 
@@ -78,8 +80,10 @@ class FusedDecoder:
     def cache_bytes_per_token(self) -> int:
         """In all layers together."""
         shape = self.shape
-        num_elements = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
-        return num_elements * shape.cache_dtype.itemsize
+        head_bytes = shape.head_dim * shape.cache_dtype.itemsize
+        if shape.cache_dtype == torch.int8:
+            head_bytes += torch.float32.itemsize  # its scale
+        return 2 * shape.num_layers * shape.num_kv_heads * head_bytes
 
     def allocate_cache(self, num_blocks: int, num_positions: int) -> None:
         """The KV cache, and rotations for sequences of `num_positions` tokens at most.
@@ -93,6 +97,9 @@ class FusedDecoder:
         values = allocate_cache(*sizes, shape.cache_dtype, is_key=False)
         self.key_cache = stack_layers(keys, shape.num_layers)
         self.value_cache = stack_layers(values, shape.num_layers)
+        if shape.cache_dtype == torch.int8:
+            columns = (shape.num_layers, num_blocks, 2, shape.num_kv_heads, BLOCK_SIZE)
+            self.cache_scales = torch.from_numpy(np.zeros(columns, np.float32))
         self.rotary = _rotary(self.rotate, num_positions)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -115,6 +122,7 @@ class FusedDecoder:
             batch.logits_rows[: batch.num_sampled],
             self.key_cache,
             self.value_cache,
+            self.cache_scales,
             weights.embeddings,
             weights.norms,
             weights.qk_norms,
@@ -139,8 +147,12 @@ class FusedDecoder:
         return logits
 
 
-def fuse(model: Any, step: Callable[..., None], format: str) -> FusedDecoder:
+def fuse(
+    model: Any, step: Callable[..., None], format: str, cache_dtype: torch.dtype
+) -> FusedDecoder:
     """Pack a loaded transformers model, which loses its weights thereby, layer by layer.
+
+    `format` is that of the weights.
 
     Raises ValueError if a layer has other parameters than those that are computed.
     """
@@ -148,12 +160,12 @@ def fuse(model: Any, step: Callable[..., None], format: str) -> FusedDecoder:
     for index, layer in enumerate(layers):
         if unknown := unknown_parameters(layer):
             raise ValueError(f"layer {index} has {min(unknown)}, or lacks it")
-    shape = _shape(config, layers)
+    shape = _shape(config, layers, cache_dtype)
     weights = _pack(model, shape, format)
     return FusedDecoder(shape, weights, model.model.rotary_emb, step)
 
 
-def _shape(config: Any, layers: Any) -> DecoderShape:
+def _shape(config: Any, layers: Any, cache_dtype: torch.dtype) -> DecoderShape:
     attention = layers[0].self_attn
     return DecoderShape(
         num_layers=len(layers),
@@ -165,7 +177,7 @@ def _shape(config: Any, layers: Any) -> DecoderShape:
         epsilon=config.rms_norm_eps,
         scale=attention.scaling,
         windows=windows(config),
-        cache_dtype=attention.q_proj.weight.dtype,
+        cache_dtype=cache_dtype,
     )
 
 

@@ -20,6 +20,7 @@ def decoder_step_reference(
     logits_rows: Tensor,
     key_cache: Tensor,  # [layers, num_blocks, 16, num_kv_heads, head_dim]
     value_cache: Tensor,
+    cache_scales: Tensor | None,  # of int8 caches: [layers, num_blocks, 2, num_kv_heads, 16]
     embeddings: Tensor | None,
     norms: Tensor,
     qk_norms: Tensor | None,
@@ -41,7 +42,10 @@ def decoder_step_reference(
     scale: float,
     epsilon: float,
 ) -> None:
-    """One forward pass in float32. Rows that int8 weights multiply are rounded likewise."""
+    """One forward pass in float32. Rows that int8 weights multiply are rounded likewise.
+
+    So are keys and values for int8 caches, one scale for each token and head.
+    """
     num_kv_heads, head_dim = key_cache.shape[-2:]
     num_rows, hidden_size = len(input_ids), norms.shape[1]
 
@@ -76,7 +80,15 @@ def decoder_step_reference(
                 normalize(keys, qk_norms[layer, 1]),
             )
         caches = key_cache[layer], value_cache[layer]
-        store_kv_reference(rotate(keys), values, *caches, slot_mapping)
+        keys = rotate(keys)
+        if cache_scales is not None:
+            keys, key_scales = round_heads(keys)
+            values, value_scales = round_heads(values)
+            scales = [part.transpose(1, 2)[..., None] for part in cache_scales[layer].unbind(1)]
+            store_kv_reference(key_scales, value_scales, scales[0], scales[1], slot_mapping)
+        store_kv_reference(keys, values, *caches, slot_mapping)
+        if cache_scales is not None:
+            caches = caches[0] * scales[0], caches[1] * scales[1]
         attended = torch.empty(num_rows, num_heads, head_dim)
         batch = block_tables, cu_seqlens_q, seq_lens
         paged_attention_reference(
@@ -91,6 +103,12 @@ def decoder_step_reference(
         hidden = hidden + multiply(gated[:, :num_inputs], down, down_scales, layer)[:, :hidden_size]
     rows = normalize(hidden[logits_rows[: len(logits)]], norms[-1])
     logits.copy_(multiply(rows, head, head_scales, 0)[:, : logits.shape[1]])
+
+
+def round_heads(heads: Tensor) -> tuple[Tensor, Tensor]:
+    """[num_rows, num_heads, head_dim] → whole numbers up to 127, and the scale of each head."""
+    largest = heads.abs().amax(-1, keepdim=True)
+    return (heads * (127 / largest.clamp(min=1e-30))).round(), largest / 127
 
 
 def round_rows(rows: Tensor) -> Tensor:

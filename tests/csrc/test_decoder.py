@@ -18,8 +18,14 @@ from tests.built_kernels import needs_kernels
 BLOCK_SIZE = 16
 NUM_BLOCKS = 24
 MAX_POSITIONS = 128
-FORMATS = ["float32", "bfloat16", "int8"]
-TOLERANCE = {"float32": 2e-5, "bfloat16": 5e-2, "int8": 0.12}  # of logits of about 1
+FORMATS = ["float32", "bfloat16", "int8", "float32, int8 cache", "int8, int8 cache"]
+TOLERANCE = {  # of logits of about 1; what is rounded may be rounded to the other side
+    "float32": 2e-5,
+    "bfloat16": 5e-2,
+    "int8": 0.12,
+    "float32, int8 cache": 0.05,
+    "int8, int8 cache": 0.12,
+}
 
 pytestmark = needs_kernels
 
@@ -44,6 +50,7 @@ class Model:
         is_tied: bool = False,
     ) -> None:
         torch.manual_seed(0)
+        format, _, cache = format.partition(", ")
         num_qkv = (heads + 2 * kv_heads) * head_dim
         self.vocab, self.heads, self.windows = vocab, heads, list(windows)
         self.scale = head_dim**-0.5
@@ -72,10 +79,11 @@ class Model:
         angles = torch.arange(MAX_POSITIONS)[:, None] / 10.0 ** torch.arange(head_dim // 2)
         self.rotary = torch.stack([angles.cos(), angles.sin()], 1)
         self.sizes = (layers * NUM_BLOCKS, BLOCK_SIZE, kv_heads, head_dim)
-        self.dtype, self.layers = dtype, layers
+        self.dtype = torch.int8 if cache else dtype  # of the cache
+        self.layers = layers
 
     def arguments(
-        self, caches: tuple[Tensor, Tensor], parts: list[tuple[int, int, int]]
+        self, caches: tuple[Tensor, Tensor, Tensor | None], parts: list[tuple[int, int, int]]
     ) -> tuple[Any, ...]:
         """`parts`: (number of the sequence, first token, end), whose last tokens give logits."""
         ids: list[int] = []
@@ -117,10 +125,16 @@ class Model:
             1e-6,
         )
 
-    def caches(self) -> tuple[Tensor, Tensor]:
+    def caches(self) -> tuple[Tensor, Tensor, Tensor | None]:
         keys = ops.allocate_cache(*self.sizes, self.dtype, is_key=True)
         values = ops.allocate_cache(*self.sizes, self.dtype, is_key=False)
-        return ops.stack_layers(keys, self.layers), ops.stack_layers(values, self.layers)
+        num_heads = self.sizes[2]
+        scales = torch.zeros(self.layers, NUM_BLOCKS, 2, num_heads, BLOCK_SIZE)
+        return (
+            ops.stack_layers(keys, self.layers),
+            ops.stack_layers(values, self.layers),
+            scales if self.dtype == torch.int8 else None,
+        )
 
     def run(self, backend: str, *steps: list[tuple[int, int, int]]) -> Tensor:
         """The logits of the last step."""
@@ -245,10 +259,11 @@ def test_opcheck(format: str) -> None:
         (5, torch.tensor([1, 1], dtype=torch.int32), "differ in sequences"),
         (6, torch.tensor([1]), "logits_rows has 1"),
         (7, torch.zeros(2, NUM_BLOCKS, 16, 2, 16), "keys lie as"),
-        (9, torch.zeros(49, 64), "embeddings are contiguous"),
-        (10, torch.zeros(4, 64), "norms has 256 numbers, not 320"),
-        (13, torch.zeros(2, 8, 64, 16, 2), "panels are"),
-        (13, torch.zeros(1, 8, 64, 16, 1), "panels are"),
+        (9, torch.zeros(2, NUM_BLOCKS, 2, 2, 16), "int8 caches have scales, others have none"),
+        (10, torch.zeros(49, 64), "embeddings are contiguous"),
+        (11, torch.zeros(4, 64), "norms has 256 numbers, not 320"),
+        (14, torch.zeros(2, 8, 64, 16, 2), "panels are"),
+        (14, torch.zeros(1, 8, 64, 16, 1), "panels are"),
     ],
     ids=str,
 )
@@ -257,6 +272,18 @@ def test_what_does_not_fit_is_refused(place: int, value: Tensor, problem: str) -
     arguments = list(model.arguments(model.caches(), [(0, 0, 1)]))
     arguments[place] = value
     with pytest.raises(RuntimeError, match=problem):
+        torch.ops.parley.decoder_step(*arguments)
+
+
+@pytest.mark.parametrize(
+    "scales",
+    [None, torch.zeros(2, NUM_BLOCKS, 2, 2, 8), torch.zeros(2, NUM_BLOCKS, 2, 2, 16).half()],
+)
+def test_scales_that_do_not_fit_an_int8_cache_are_refused(scales: Tensor | None) -> None:
+    model = Model("float32, int8 cache")
+    arguments = list(model.arguments(model.caches(), [(0, 0, 1)]))
+    arguments[9] = scales
+    with pytest.raises(RuntimeError, match="scales"):
         torch.ops.parley.decoder_step(*arguments)
 
 

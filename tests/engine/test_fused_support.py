@@ -44,6 +44,8 @@ def test_others_are_transformers(family: str, tmp_path: Path) -> None:
         load(folder, model_impl="fused")
     with pytest.raises(UnsupportedModelError, match="'int8' is not possible here"):
         load(folder, quantization="int8")
+    with pytest.raises(UnsupportedModelError, match="kv_cache_dtype 'int8' is not possible here"):
+        load(folder, kv_cache_dtype="int8")
 
 
 def test_who_asks_for_transformers_gets_it(tmp_path: Path) -> None:
@@ -93,6 +95,17 @@ def test_the_cache_has_the_dtype_that_was_asked_for(
     assert fused.key_cache.dtype == fused.value_cache.dtype == getattr(torch, dtype)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_cache_of_bytes_has_a_scale_for_each_head_of_a_token(dtype: str, tmp_path: Path) -> None:
+    fused = load(build_tiny_model(tmp_path, "llama"), dtype=dtype, kv_cache_dtype="int8").fused
+    assert fused is not None
+    assert fused.cache_bytes_per_token == 2 * 3 * 2 * (16 + 4)
+    fused.allocate_cache(2, 32)
+    assert fused.key_cache is not None and fused.cache_scales is not None
+    assert fused.key_cache.dtype == torch.int8
+    assert fused.cache_scales.shape == (3, 2, 2, 2, 16)
+
+
 @pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("is_tied", [False, True], ids=["untied", "tied"])
 def test_only_packed_weights_and_embeddings_that_are_not_tied_are_kept(
@@ -137,7 +150,7 @@ def test_a_layer_with_a_parameter_too_many_is_seen(setting: str, tmp_path: Path)
     config = AutoConfig.from_pretrained(build_tiny_model(tmp_path, "llama"), **{setting: True})
     model = AutoModelForCausalLM.from_config(config)
     with pytest.raises(ValueError, match=r"layer 0 has .*bias"):
-        fuse(model, ops.REFERENCE.decoder_step, "float32")
+        fuse(model, ops.REFERENCE.decoder_step, "float32", torch.float32)
 
 
 def test_logits_of_every_step_lie_in_the_same_memory(
