@@ -1,8 +1,9 @@
-"""`python -m bench.quantization`: what `--quantize int8` changes in a model.
+"""`python -m bench.quantization`: what `--quantize int8` and `--kv-cache-dtype int8` change.
 
 The demo model reads documents of its own generator that it was not trained on, and a model with
 random weights at real dimensions reads random tokens. Both are read by the fused decoder, token by
-token of the vocabulary: with float32 weights (the truth), with bfloat16, and with int8.
+token of the vocabulary: with float32 weights (the truth), with bfloat16 and with int8, and each of
+these with keys and values in 8 bits.
 """
 
 import argparse
@@ -32,7 +33,9 @@ from engine.sequence import ScheduledSequence, Sequence
 FORMATS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
+    "bfloat16, int8 cache": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "int8, int8 cache": {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"},
 }
 CONTEXT = 512
 CORPUS_SEED = 20261121  # not the training's

@@ -27,7 +27,9 @@ from tests.engine.stepped_engine import SteppedEngine
 
 FORMATS = {
     "bf16": {"dtype": "bfloat16"},
+    "bf16-kv8": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "int8-kv8": {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"},
 }
 CASES = ("1x128", "4x128", "16x128", "32x128", "1x2048")
 NUM_STEPS = 24
@@ -64,6 +66,7 @@ class Steps:
         if fused is None:
             raise SystemExit("these kernels do not run here: nothing to measure")
         self._kernels = fused.forward = Clock(fused.forward)
+        self.value_bytes = fused.cache_bytes_per_token / model.kv_values
 
     def measure(self, num_chats: int, context: int) -> tuple[float, list[float], list[float]]:
         """Seconds of the prefill of all, of each step behind it, and of its kernels."""
@@ -105,7 +108,12 @@ def main() -> None:
             step, kernel = statistics.median(times), statistics.median(kernels)
             around = statistics.median(a - b for a, b in zip(times, kernels, strict=True))
             floor = floor_rate(
-                speed, model.num_weights, weight_bytes, model.kv_values, num_chats * context
+                speed,
+                model.num_weights,
+                weight_bytes,
+                model.kv_values,
+                num_chats * context,
+                steps.value_bytes,
             )
             row = [num_chats * context / prefill, step * 1e3, kernel * 1e3, around * 1e3]
             row += [num_chats / step, speed]

@@ -14,7 +14,17 @@ EIGHT_BITS = ("int8", "q8_0")
 
 def family(precision: str) -> str:
     """Weights in 8 bits are compared with each other; those in 16 and 32 bits likewise."""
-    return "int8" if precision in EIGHT_BITS else "bf16"
+    return "int8" if weights_of(precision) in EIGHT_BITS else "bf16"
+
+
+def weights_of(precision: str) -> str:
+    """Of `bf16-kv8`, weights in bf16 with keys and values in 8 bits, the first half."""
+    return precision.partition("-")[0]
+
+
+def cache_of(precision: str) -> str:
+    """The other half; empty where keys and values are as the engine has them by default."""
+    return precision.partition("-")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +49,10 @@ class Row:
     @property
     def family(self) -> str:
         return family(self.precision)
+
+    @property
+    def cache(self) -> str:
+        return cache_of(self.precision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +79,7 @@ class Target:
     limit: float
     rival: str | None = None  # a peer's name; None is the best of all
     is_absolute: bool = False
+    cache: str = ""  # of Parley; rivals have theirs
 
 
 def both(case: str, bf16: float, int8: float) -> list[Target]:
@@ -74,6 +89,8 @@ def both(case: str, bf16: float, int8: float) -> list[Target]:
 TARGETS = [
     *both("decode@128", 1.1, 1.5),
     *both("decode@2048", 1.05, 1.5),
+    Target("m1", "decode@2048", "bf16", 1.15, cache="kv8"),
+    Target("m1", "decode@2048", "int8", 1.5, cache="kv8"),
     *both("burst@4", 1.15, 1.7),
     *both("burst@8", 1.35, 1.7),
     *both("burst@16", 1.5, 1.7),
@@ -139,21 +156,27 @@ def summaries(rows: Iterable[Row]) -> dict[tuple[str, str, str], Summary]:
 
 
 def compare(rows: Sequence[Row], targets: Sequence[Target] = TARGETS) -> list[Comparison]:
-    """Every case that Parley has, in the order in which it came."""
-    cases = dict.fromkeys((row.model, row.case, row.family) for row in rows if row.peer == PARLEY)
-    return [
-        compare_case([row for row in rows if (row.model, row.case, row.family) == case], targets)
-        for case in cases
-    ]
+    """Every case that Parley has with each kind of cache, in the order in which it came."""
+    cases = dict.fromkeys(
+        (row.model, row.case, row.family, row.cache) for row in rows if row.peer == PARLEY
+    )
+    comparisons = []
+    for *case, cache in cases:
+        alike = [row for row in rows if [row.model, row.case, row.family] == case]
+        chosen = [row for row in alike if row.peer != PARLEY or row.cache == cache]
+        comparisons.append(compare_case(chosen, targets))
+    return comparisons
 
 
 def compare_case(rows: Sequence[Row], targets: Sequence[Target]) -> Comparison:
-    """All rows are of one model, case and family."""
-    one = rows[0]
+    """All rows are of one model, case and family, and all of Parley's of one kind of cache."""
+    of_parley = [row for row in rows if row.peer == PARLEY]
+    one = of_parley[0]
     wanted = (one.model, one.case, one.family)
-    target = next((t for t in targets if (t.model, t.case, t.family) == wanted), None)
+    targets = [t for t in targets if (t.model, t.case, t.family) == wanted and t.cache == one.cache]
+    target = targets[0] if targets else None
     wants_more = one.unit == "tok/s"
-    own_engine, own = best([row for row in rows if row.peer == PARLEY], wants_more)
+    own_engine, own = best(of_parley, wants_more)
     name = target.rival if target else None
     rivals = [
         row
@@ -186,10 +209,15 @@ def ratios_by_round(rows: Sequence[Row], own: str, rival: str) -> list[float]:
 
 
 def floor_rate(
-    bandwidth: float, num_weights: int, weight_bytes: float, kv_values: int, context: int
+    bandwidth: float,
+    num_weights: int,
+    weight_bytes: float,
+    kv_values: int,
+    context: int,
+    value_bytes: float = 2.0,
 ) -> float:
     """Tokens/s of one stream if a step took as long as reading weights and keys and values does.
 
-    Keys and values are counted with 16 bits, whatever an engine makes of them.
+    `value_bytes`: of a key's or value's number, 16 bits unless an engine is known to do otherwise.
     """
-    return bandwidth * 1e9 / (num_weights * weight_bytes + 2 * kv_values * context)
+    return bandwidth * 1e9 / (num_weights * weight_bytes + value_bytes * kv_values * context)

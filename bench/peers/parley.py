@@ -19,6 +19,7 @@ import psutil
 import uvloop
 
 from bench.peers.environments import Unavailable
+from bench.peers.figures import cache_of, weights_of
 from bench.peers.load import Answer, Conversation, LoadError, Until, events
 from bench.peers.prompts import Prompt
 from bench.peers.servers import MAX_CHATS, MAX_MODEL_LEN, Peer, Running
@@ -34,7 +35,13 @@ DELTA, DONE = "response.output_text.delta", "response.done"
 
 class Parley(Peer):
     name = "parley"
-    precisions: ClassVar[dict[str, float]] = {"bf16": 2.0, "fp32": 4.0, "int8": 1.0 + 4 / 128}
+    precisions: ClassVar[dict[str, float]] = {
+        "bf16": 2.0,
+        "bf16-kv8": 2.0,  # keys and values in 8 bits
+        "fp32": 4.0,
+        "int8": 1.0 + 4 / 128,
+        "int8-kv8": 1.0 + 4 / 128,
+    }
     more_settings: ClassVar[dict[str, str]] = {}  # of `parley serve`
 
     def prepare(self) -> str:
@@ -42,15 +49,17 @@ class Parley(Peer):
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Running]:
+        weights = weights_of(self.precision)
         dtypes = {"bf16": "bfloat16", "fp32": "float32", "int8": "bfloat16"}
         settings = {
             "OMP_NUM_THREADS": str(self.site.threads),
-            "PARLEY_DTYPE": dtypes[self.precision],
+            "PARLEY_DTYPE": dtypes[weights],
+            "PARLEY_KV_CACHE_DTYPE": "int8" if cache_of(self.precision) == "kv8" else "auto",
             "PARLEY_MAX_MODEL_LEN": str(min(MAX_MODEL_LEN, self._positions())),
             "PARLEY_KV_CACHE_MEMORY_BYTES": str(self.site.kv_cache_bytes),
             **self.more_settings,
         }
-        if self.precision == "int8":
+        if weights == "int8":
             settings["PARLEY_QUANTIZE"] = "int8"
         if level := os.environ.get("PARLEY_CPU_LEVEL"):
             settings["PARLEY_CPU_LEVEL"] = level

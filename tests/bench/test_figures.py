@@ -28,6 +28,15 @@ def test_parley_is_compared_with_the_best_peer_of_its_family() -> None:
     assert found.verdict == "reached"
 
 
+def test_a_cache_of_bytes_is_compared_for_itself_with_the_same_rivals() -> None:
+    case = "decode@2048"
+    rows = [row("parley:bf16", case, 11), row("parley:bf16-kv8", case, 11)]
+    plain, bytes_ = compare([*rows, row("openvino:fp16", case, 10)])
+    assert (plain.own_engine, plain.verdict) == ("parley:bf16", "reached")  # 1.05
+    assert (bytes_.own_engine, bytes_.verdict) == ("parley:bf16-kv8", "MISSED")  # 1.15
+    assert plain.rival_engine == bytes_.rival_engine == "openvino:fp16"
+
+
 def test_of_durations_the_shortest_is_the_best() -> None:
     rows = [
         row("parley:int8", "chat@8x4", 6, unit="s"),
