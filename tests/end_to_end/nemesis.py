@@ -220,22 +220,31 @@ class Nemesis:
 
     async def _administer(self, method: str, path: str, body: Any = None) -> Any:
         """What an admin is answered; None where that fails, or may have failed."""
+        answer = await self._ask_as_admin(method, path, body)
+        if answer is None or answer.status_code >= 300:
+            return None
+        return answer.json() if answer.content else {}
+
+    async def _ask_as_admin(self, method: str, path: str, body: Any) -> httpx2.Response | None:
+        """The answer, whatever it says; None if there is none."""
         with contextlib.suppress(httpx2.HTTPError):
             async with Http(self.server, admin_token(self.server)) as http:
-                answer = await http.ask(method, f"/v1/admin/{path}", json=body, timeout=3.0)
-                if answer.status_code < 300:
-                    return answer.json() if answer.content else {}
+                return await http.ask(method, f"/v1/admin/{path}", json=body, timeout=3.0)
         return None
 
     async def token(self, refused: str | None) -> str:
         """The guest's token; another than the one that was refused."""
         async with self._getting_token:
             while self._token in (None, refused):
-                made = await self._administer("POST", f"users/{self._guest}/tokens", {})
-                if made is None:  # no such user, for example
-                    made = await self._administer("POST", "users", {"name": "Guest"})
-                    self._guest = made["id"] if made is not None else self._guest
-                self._token = made["token"] if made is not None else None
+                made = await self._ask_as_admin("POST", f"users/{self._guest}/tokens", {})
+                if made is not None and made.status_code == 404:  # the user is lost, with all else
+                    made = await self._ask_as_admin("POST", "users", {"name": "Guest"})
+                    if made is not None and made.status_code < 300:
+                        self._guest = made.json()["id"]
+                if made is not None and made.status_code < 300:
+                    self._token = made.json()["token"]
+                else:
+                    self._token = None
                 await asyncio.sleep(0.1)
             return str(self._token)
 
