@@ -31,6 +31,7 @@ from tests.end_to_end.http_client import Http, admin_token
 from tests.end_to_end.stored_state import flush_store
 from tests.end_to_end.tab import Tab
 from tests.end_to_end.wiring import Wired, wired
+from tests.patience import PATIENCE
 from tests.redis_topology import wait_for
 from tests.tiny_model import build_oracle_model
 
@@ -203,7 +204,8 @@ class Nemesis:
 
     def _operate(self, *words: str) -> None:
         """One command by Redis' operator, past the proxies."""
-        with redis_library.Redis.from_url(self._wiring.redis.url) as client:
+        url = self._wiring.redis.url
+        with redis_library.Redis.from_url(url, socket_timeout=PATIENCE) as client:
             client.execute_command(*words)
 
     async def _revoke_token(self, dice: random.Random) -> None:

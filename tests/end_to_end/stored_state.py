@@ -13,6 +13,7 @@ from typing import Any
 import redis
 
 from sessions.address import RedisAddress
+from tests.patience import PATIENCE
 
 LIVE = ("queued", "in_progress")
 READ_ALL = """
@@ -112,7 +113,7 @@ def read_store(url: str, prefix: str = "parley:") -> Stored:
 
 def flush_store(url: str, prefix: str = "parley:") -> Stored:
     """FLUSHALL; returns what there was in the moment before. Raises redis.RedisError."""
-    with redis.Redis.from_url(url, socket_timeout=5, protocol=2) as client:
+    with redis.Redis.from_url(url, socket_timeout=PATIENCE, protocol=2) as client:
         commands: Any = client.pipeline()
         read, _ = commands.eval(READ_ALL, 0).flushall().execute()
     return _structure(read, prefix)
