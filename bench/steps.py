@@ -1,8 +1,9 @@
 """`python -m bench.steps`: the engine's step alone, without a process or a socket.
 
 For each number of chats and length of context: what a step takes, what of it is the one call of
-csrc, and how near that comes to reading the weights, keys and values as fast as the memory gives
-them. What it loses is to be looked for in the kernels, or in what is around them.
+csrc, what the scheduler and the building of the batch take, and how near that comes to reading the
+weights, keys and values as fast as the memory gives them. What it loses is to be looked for in the
+kernels, or in what is around them.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +25,8 @@ from bench.peers.figures import floor_rate
 from bench.peers.models import Checkpoint, checkpoint
 from bench.peers.parley import Parley
 from bench.report import machine
+from engine import model_runner
+from engine.batch import build_batch
 from tests.engine.stepped_engine import SteppedEngine
 
 FORMATS = {
@@ -51,6 +55,15 @@ class Clock:
             self.seconds += time.perf_counter() - started
 
 
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of one step; `plan`: of the scheduler and of laying out the batch."""
+
+    whole: float
+    kernels: float
+    plan: float
+
+
 class Steps:
     """An engine whose steps are taken and timed here."""
 
@@ -66,10 +79,14 @@ class Steps:
         if fused is None:
             raise SystemExit("these kernels do not run here: nothing to measure")
         self._kernels = fused.forward = Clock(fused.forward)
+        scheduler: Any = self._engine.scheduler
+        self._schedule = scheduler.schedule = Clock(scheduler.schedule)
+        runner: Any = model_runner
+        self._build = runner.build_batch = Clock(build_batch)
         self.value_bytes = fused.cache_bytes_per_token / model.kv_values
 
-    def measure(self, num_chats: int, context: int) -> tuple[float, list[float], list[float]]:
-        """Seconds of the prefill of all, of each step behind it, and of its kernels."""
+    def measure(self, num_chats: int, context: int) -> tuple[float, list[StepTimes]]:
+        """Seconds of the prefill of all, and of each step behind it."""
         engine, name = self._engine, f"{num_chats}x{context}"
         generator = torch.Generator().manual_seed(context + num_chats)  # no prefix twice
         ids = torch.randint(300, 2000, (num_chats, context), generator=generator)
@@ -79,13 +96,17 @@ class Steps:
         started = time.perf_counter()
         while not all(engine.tokens.get(chat) for chat in names):
             engine.step()
-        prefill, steps, kernels = time.perf_counter() - started, [], []
+        prefill, steps = time.perf_counter() - started, []
+        clocks = (self._kernels, self._schedule, self._build)
         while engine.scheduler.sequences:
-            before, started = self._kernels.seconds, time.perf_counter()
+            for clock in clocks:
+                clock.seconds = 0.0
+            started = time.perf_counter()
             engine.step()
-            steps.append(time.perf_counter() - started)
-            kernels.append(self._kernels.seconds - before)
-        return prefill, steps, kernels
+            whole = time.perf_counter() - started
+            plan = self._schedule.seconds + self._build.seconds
+            steps.append(StepTimes(whole, self._kernels.seconds, plan))
+        return prefill, steps
 
 
 def main() -> None:
@@ -97,16 +118,18 @@ def main() -> None:
     table = Table(title=f"bench.steps, {model.name}, {arguments.threads} threads, {machine()}")
     for heading in ("weights", "chats x context", "prefill tok/s", "step ms", "kernels ms"):
         table.add_column(heading, justify="right")
-    for heading in ("around ms", "tok/s", "memory GB/s", "of the floor"):
+    for heading in ("plan ms", "around ms", "tok/s", "memory GB/s", "of the floor"):
         table.add_column(heading, justify="right")
     for name in arguments.weights:
         steps, weight_bytes = Steps(model, FORMATS[name]), Parley.precisions[name]
         for case in track(arguments.cases, description=name, transient=True):
             num_chats, context = map(int, case.split("x"))
             speed = bandwidth.measure() or float("nan")
-            prefill, times, kernels = steps.measure(num_chats, context)
-            step, kernel = statistics.median(times), statistics.median(kernels)
-            around = statistics.median(a - b for a, b in zip(times, kernels, strict=True))
+            prefill, times = steps.measure(num_chats, context)
+            step = statistics.median(one.whole for one in times)
+            kernels = statistics.median(one.kernels for one in times)
+            plan = statistics.median(one.plan for one in times)
+            around = statistics.median(one.whole - one.kernels for one in times)
             floor = floor_rate(
                 speed,
                 model.num_weights,
@@ -115,8 +138,8 @@ def main() -> None:
                 num_chats * context,
                 steps.value_bytes,
             )
-            row = [num_chats * context / prefill, step * 1e3, kernel * 1e3, around * 1e3]
-            row += [num_chats / step, speed]
+            row = [num_chats * context / prefill, step * 1e3, kernels * 1e3, plan * 1e3]
+            row += [around * 1e3, num_chats / step, speed]
             table.add_row(name, case, *(f"{value:.4g}" for value in row), f"{1 / step / floor:.0%}")
     Console().print(table)
 
