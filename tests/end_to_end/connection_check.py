@@ -131,6 +131,7 @@ class ConnectionCheck:
         self._event_ids: set[str] = set()
         self._open: set[str] = set()  # answers that began here since the subscription did
         self._has_stopped = False
+        self._stops: list[Frame] = []
         self._user: str | None = None
 
     def violations(self) -> Iterator[str]:
@@ -171,8 +172,9 @@ class ConnectionCheck:
         if kind in STOPS:
             self._has_stopped = True
             self._count_ask(lambda rid: _names(frame, rid))
+            self._stops.append(frame)
             if isinstance(response_id := frame.get("response_id"), str):
-                self._watched.setdefault(response_id, _Watched()).num_asks += 1
+                self._watch(response_id)
         elif kind == "response.resume":
             self._ask(frame)
         elif kind == "session.subscribe":
@@ -186,10 +188,19 @@ class ConnectionCheck:
         elif kind == "response.create":
             self._count_ask(lambda rid: session_of(rid) == frame.get("session_id"))
 
+    def _watch(self, response_id: str) -> _Watched:
+        """What was seen of a response. A stop that named its session or its key may have been
+        sent before anything of it could be seen, and is answered with its end all the same.
+        """
+        if response_id not in self._watched:
+            num_asks = sum(_names(stop, response_id) for stop in self._stops)
+            self._watched[response_id] = _Watched(num_asks=num_asks)
+        return self._watched[response_id]
+
     def _ask(self, position: Frame) -> None:
         number, fence = position.get("after_sequence_number"), position.get("fence")
         if isinstance(number, int) and isinstance(fence, int):
-            watched = self._watched.setdefault(str(position.get("response_id")), _Watched())
+            watched = self._watch(str(position.get("response_id")))
             watched.asks[number] = fence
             watched.num_asks += 1
             watched.is_frozen = False
@@ -212,13 +223,13 @@ class ConnectionCheck:
         elif response_id is None:
             return
         elif kind == "response.cancelling":
-            self._watched.setdefault(response_id, _Watched()).is_frozen = self._has_stopped
+            self._watch(response_id).is_frozen = self._has_stopped
         elif kind == "response.queued" and frame["reason"] == "takeover":
             # What was asked for under the old fence goes on under the next.
-            watched = self._watched.setdefault(response_id, _Watched())
+            watched = self._watch(response_id)
             watched.asks = {number: fence + 1 for number, fence in watched.asks.items()}
         elif kind == "response.created" and frame["replayed"]:
-            watched = self._watched.setdefault(response_id, _Watched())
+            watched = self._watch(response_id)
             watched.asks.setdefault(1, frame["fence"])  # the rest of the log comes next
             watched.num_asks += 1
         elif "sequence_number" in frame:
@@ -260,7 +271,7 @@ class ConnectionCheck:
                 yield f"O1 message.updated before the response.done of {response_id}"
 
     def _take_numbered(self, kind: str, response_id: str, frame: Frame) -> Iterator[str]:
-        watched = self._watched.setdefault(response_id, _Watched())
+        watched = self._watch(response_id)
         answer = watched.answer
         if watched.is_frozen and kind in TEXT_EVENTS:
             yield "G1 text behind response.cancelling, on the connection that asked"

@@ -47,6 +47,7 @@ def cancelling(*, durable: bool = True) -> Frame:
 CREATE = {"type": "response.create", "session_id": SESSION, "idempotency_key": "k"}
 CREATE |= {"input": oracle_word(5)}
 STOP = {"type": "stop", "response_id": RESPONSE}
+REQUESTS = ("stop", "response.cancel", "response.create", "response.resume")
 WHOLE = [created(), delta(2), delta(3), delta(4), delta(5), done()]
 UNSTORED: Frame = {"durable": False}  # of an end that was told and never stored
 
@@ -107,7 +108,7 @@ class World:
     def play(self, *frames: Frame, client: Connection | None = None) -> None:
         for frame in frames:
             to = client or self.client
-            is_request = frame["type"] in ("stop", "response.create", "response.resume")
+            is_request = frame["type"] in REQUESTS
             to.sent(frame) if is_request else to.received(frame)
 
     def finds(self) -> str:

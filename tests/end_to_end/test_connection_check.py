@@ -48,6 +48,26 @@ def test_what_a_connection_should_not_see_is_found(
     assert found in world.finds()
 
 
+@pytest.mark.parametrize(
+    "stop",
+    [
+        STOP,
+        {"type": "stop", "session_id": SESSION, "idempotency_key": "k"},
+        {"type": "response.cancel", "session_id": SESSION},
+        {"type": "response.cancel"},
+    ],
+    ids=["by its id", "by its key", "by its session", "whatever runs"],
+)
+def test_a_stop_may_be_answered_with_the_end_again_whenever_it_was_sent(
+    world: World, stop: Frame
+) -> None:
+    """Also one that was sent before anything was seen of the response that it stops."""
+    world.play(stop, *WHOLE, done())
+    world.history.check()
+    world.play(done())
+    assert "G3 response.done number 3" in world.finds()
+
+
 def test_text_behind_a_stop_is_found_on_the_connection_that_asked_alone(world: World) -> None:
     world = World("cancelled")
     other = world.history.connect()
