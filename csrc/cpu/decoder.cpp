@@ -204,13 +204,13 @@ struct Step {
                int64_t stride) {
     const int64_t element = k.prepared_size(weight.format);
     if (count == 1 && element == sizeof(float)) return {rows, nullptr, nullptr};  // one lies as it must
-    const int64_t height = k.tile_rows(weight.format), groups = weight.num_groups();
-    const int64_t num_tiles = (count + height - 1) / height;
-    share(team, thread, num_tiles * groups, [&](int64_t begin, int64_t end) {
+    const Tiles tiles(count, k.tallest_tile());
+    const int64_t groups = weight.num_groups();
+    share(team, thread, tiles.count * groups, [&](int64_t begin, int64_t end) {
       for (int64_t part = begin; part < end; ++part) {
-        const int64_t row = part / groups * height;
+        const int64_t tile = part / groups, row = tiles.begin(tile);
         k.prepare(weight, {
-            .rows = rows + row * stride, .stride = stride, .num_rows = std::min(height, count - row),
+            .rows = rows + row * stride, .stride = stride, .num_rows = tiles.begin(tile + 1) - row,
             .group = part % groups, .values = values + row * weight.num_inputs * element,
             .scales = scales + row * groups, .offsets = offsets + row * groups});
       }

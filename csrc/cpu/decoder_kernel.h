@@ -52,32 +52,52 @@ struct Rounding {
 };
 
 PARLEY_INLINE Rounding rounding_of(const float* x, int64_t size) {
-  float largest = 0, nothing = 0;  // the latter is NaN where some number is none, or infinite
-  for (int64_t i = 0; i < size; ++i) {
-    const float magnitude = x[i] < 0 ? -x[i] : x[i];
-    largest = magnitude > largest ? magnitude : largest;
-    nothing += x[i] * 0.0f;
+  Floats most = splat(0.0f), nothing = splat(0.0f);  // the latter is NaN where some number is none, or infinite
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    const Floats part = load(x + i);
+    keep_larger(most, magnitude_of(part));
+    add_product(nothing, part, splat(0.0f));
   }
-  const bool is_finite = nothing == 0.0f && largest >= 1e-30f;
-  return {is_finite ? 127.0f / largest : 0.0f, largest / 127.0f + nothing};
+  float largest = max_of(most), sum = sum_of(nothing);
+  for (; i < size; ++i) {
+    largest = std::max(largest, std::fabs(x[i]));
+    sum += x[i] * 0.0f;
+  }
+  const bool is_finite = sum == 0.0f && largest >= 1e-30f;
+  return {is_finite ? 127.0f / largest : 0.0f, largest / 127.0f + sum};
 }
 
-PARLEY_INLINE int32_t round_to_byte(float x, const Rounding& rounding) {
-  const float scaled = rounding.factor > 0 ? x * rounding.factor : 0.0f;
-  const float shifted = scaled + 12582912.0f;  // its low bits: the nearest whole number
-  int32_t bits;
-  std::memcpy(&bits, &shifted, sizeof(bits));
-  return bits - 0x4b400000;
+// Whole numbers up to 127 for `size` of x, up to kMost. Returns their sum.
+template <int64_t kMost, typename T>
+PARLEY_INLINE int32_t round_to(const float* x, int64_t size, const Rounding& rounding, T* numbers) {
+  float shifted[kMost];
+  int32_t bits[kMost], sum = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    const float scaled = rounding.factor > 0 ? x[i] * rounding.factor : 0.0f;
+    shifted[i] = scaled + 12582912.0f;  // its low bits: the nearest whole number
+  }
+  std::memcpy(bits, shifted, size * sizeof(float));
+  for (int64_t i = 0; i < size; ++i) {
+    const int32_t number = bits[i] - 0x4b400000;
+    numbers[i] = static_cast<T>(number);
+    sum += number;
+  }
+  return sum;
 }
 
 void store_int8(
     const float* key, const float* value, int64_t dim, void* keys, void* values, float* key_scale,
     float* value_scale) {
   const Rounding of_key = rounding_of(key, dim), of_value = rounding_of(value, dim);
-  auto *const keys_to = static_cast<int8_t*>(keys), *const values_to = static_cast<int8_t*>(values);
-  for (int64_t i = 0; i < dim; ++i) {
-    keys_to[i * kBlockSize] = static_cast<int8_t>(round_to_byte(key[i], of_key));
-    values_to[i] = static_cast<int8_t>(round_to_byte(value[i], of_value));
+  for (int64_t begin = 0; begin < dim; begin += kGroup) {
+    const int64_t size = std::min(kGroup, dim - begin);
+    int8_t numbers[kGroup];
+    round_to<kGroup>(key + begin, size, of_key, numbers);
+    for (int64_t i = 0; i < size; ++i) {
+      static_cast<int8_t*>(keys)[(begin + i) * kBlockSize] = numbers[i];
+    }
+    round_to<kGroup>(value + begin, size, of_value, static_cast<int8_t*>(values) + begin);
   }
   *key_scale = of_key.scale;
   *value_scale = of_value.scale;
@@ -92,20 +112,6 @@ int64_t prepared_size(Format format) {
   return sizeof(float);
 }
 
-// For the products of int8 weights: whole numbers up to 127, and a scale for each group.
-PARLEY_INLINE void quantize(
-    const float* x, int64_t size, Quantized (&numbers)[kGroup], float* scale, int32_t* offset) {
-  const Rounding rounding = rounding_of(x, size);
-  int32_t sum = 0;
-  for (int64_t i = 0; i < size; ++i) {
-    const int32_t number = round_to_byte(x[i], rounding);
-    numbers[i] = static_cast<Quantized>(number);
-    sum += number;
-  }
-  *scale = rounding.scale;
-  *offset = -128 * sum;  // weights are stored with 128 added
-}
-
 // Bring a group of inputs of a tile's rows into the format and order that products of this weight read.
 void prepare(const Weight& weight, const TilePart& part) {
   const int64_t begin = part.group * kGroup, num_groups = weight.num_groups();
@@ -114,8 +120,10 @@ void prepare(const Weight& weight, const TilePart& part) {
     const float* const x = part.rows + row * part.stride + begin;
     if (weight.format == Format::kInt8) {
       Quantized numbers[kGroup];
+      const Rounding rounding = rounding_of(x, size);
       const int64_t place = row * num_groups + part.group;
-      quantize(x, size, numbers, part.scales + place, part.offsets + place);
+      part.scales[place] = rounding.scale;
+      part.offsets[place] = -128 * round_to<kGroup>(x, size, rounding, numbers);  // weights have 128 added
       auto* const out = static_cast<Quantized*>(part.values) + begin * height + 4 * row;
       for (int64_t i = 0; i < size; i += 4) {
         Quantized four[4];

@@ -26,7 +26,7 @@ struct Kernels {
   void (*store_int8)(
       const float* key, const float* value, int64_t dim, void* keys, void* values, float* key_scale,
       float* value_scale);
-  int64_t (*tile_rows)(Format format);
+  int64_t (*tallest_tile)();
   int64_t (*prepared_size)(Format format);
   void (*prepare)(const Weight& weight, const TilePart& part);
   void (*unpack_output)(const Weight& weight, int64_t output, float* out);

@@ -52,15 +52,15 @@ void linear_cpu(
     static thread_local std::vector<float> kept;  // the memory, from call to call
     kept.resize(p.num_rows * p.weight.num_inputs);
     float* const values = kept.data();
-    const int64_t height = k.tile_rows(Format::kFloat32), groups = p.weight.num_groups();
-    const int64_t num_tiles = (p.num_rows + height - 1) / height;
+    const Tiles tiles(p.num_rows, k.tallest_tile());
+    const int64_t groups = p.weight.num_groups(), work_per_part = k.tallest_tile() * kGroup;
     torch::stable::parallel_for(
-        0, num_tiles * groups, kWorkPerTask / (height * kGroup), [&](int64_t begin, int64_t end) {
+        0, tiles.count * groups, kWorkPerTask / work_per_part, [&](int64_t begin, int64_t end) {
           for (int64_t part = begin; part < end; ++part) {
-            const int64_t row = part / groups * height;
+            const int64_t tile = part / groups, row = tiles.begin(tile);
             k.prepare(p.weight, {
                 .rows = from + row * rows.stride(0), .stride = rows.stride(0),
-                .num_rows = std::min(height, p.num_rows - row), .group = part % groups,
+                .num_rows = tiles.begin(tile + 1) - row, .group = part % groups,
                 .values = values + row * p.weight.num_inputs, .scales = nullptr, .offsets = nullptr});
           }
         });

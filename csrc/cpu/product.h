@@ -33,12 +33,22 @@ struct Weight {
 };
 
 // Rows in the format that the product of this weight reads on this machine. They lie in tiles of as many
-// rows as are multiplied at once, the last one lower: [tile][input / n][row][n], where n inputs of a row are
-// multiplied by one instruction. So a tile is read from end to end, through one pointer.
+// rows as are multiplied at once: [tile][input / n][row][n], where n inputs of a row are multiplied by one
+// instruction. So a tile is read from end to end, through one pointer.
 struct Rows {
   const void* values;
   const float* scales;       // int8: [row][group]
   const int32_t* offsets;    // int8: [row][group], what a sum begins with, because weights have one too
+};
+
+// As few tiles as may be, their heights differing by one row at most.
+struct Tiles {
+  Tiles(int64_t num_rows, int64_t tallest)
+      : num_rows(num_rows), count((num_rows + tallest - 1) / tallest) {}
+
+  int64_t begin(int64_t tile) const { return num_rows * tile / count; }  // its first row
+
+  int64_t num_rows, count;
 };
 
 // Where a group of inputs of one tile comes from and goes to.

@@ -22,6 +22,24 @@ struct Floats {
   FloatPart parts[kParts];
 };
 
+// f(0), f(1), … as constants, so that what they index can stay in registers: of a loop the compiler sees
+// that too late.
+#define PARLEY_LAMBDA __attribute__((always_inline))
+
+template <int kCount, typename F>
+PARLEY_INLINE void unrolled(F f) {
+  [&]<int... i>(std::integer_sequence<int, i...>) PARLEY_LAMBDA {
+    (f(std::integral_constant<int, i>{}), ...);
+  }(std::make_integer_sequence<int, kCount>{});
+}
+
+template <int kOuter, int kInner, typename F>
+PARLEY_INLINE void unrolled(F f) {
+  unrolled<kOuter>([&](auto outer) PARLEY_LAMBDA {
+    unrolled<kInner>([&](auto inner) PARLEY_LAMBDA { f(outer, inner); });
+  });
+}
+
 PARLEY_INLINE float to_float(float x) { return x; }
 
 PARLEY_INLINE float to_float(BFloat16 x) {
@@ -82,7 +100,7 @@ PARLEY_INLINE void store(float* to, const Floats& x) { std::memcpy(to, &x, sizeo
 
 PARLEY_INLINE Floats splat(float x) {
   Floats result;
-  for (int i = 0; i < kParts; ++i) result.parts[i] = FloatPart{} + x;
+  for (int i = 0; i < kParts; ++i) result.parts[i] = x - FloatPart{};  // `+` would have to turn -0 into 0
   return result;
 }
 
@@ -97,6 +115,11 @@ PARLEY_INLINE void add_scaled(Floats& sums, float factor, const Floats& x) {
   for (int i = 0; i < kParts; ++i) sums.parts[i] += factor * x.parts[i];
 }
 
+// sums += a * b
+PARLEY_INLINE void add_product(Floats& sums, const Floats& a, const Floats& b) {
+  for (int i = 0; i < kParts; ++i) sums.parts[i] += a.parts[i] * b.parts[i];
+}
+
 PARLEY_INLINE void add(Floats& sums, const Floats& x) {
   for (int i = 0; i < kParts; ++i) sums.parts[i] += x.parts[i];
 }
@@ -105,6 +128,12 @@ PARLEY_INLINE void keep_larger(Floats& best, const Floats& x) {
   for (int i = 0; i < kParts; ++i) {
     best.parts[i] = x.parts[i] > best.parts[i] ? x.parts[i] : best.parts[i];
   }
+}
+
+PARLEY_INLINE Floats magnitude_of(const Floats& x) {
+  Floats result;
+  for (int i = 0; i < kParts; ++i) result.parts[i] = x.parts[i] < 0 ? -x.parts[i] : x.parts[i];
+  return result;
 }
 
 PARLEY_INLINE float sum_of(const Floats& x) {
