@@ -15,6 +15,7 @@ constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 // Sums of so many vectors are held in registers at once: enough to hide how long each addition takes.
 constexpr int kSums = PARLEY_WIDTH == 16 ? 16 : 4;
 constexpr int kRun = PARLEY_WIDTH == 16 ? 8 : 4;  // queries that share a key or value once it is loaded
+constexpr int64_t kNear = 4;  // blocks that stay in the cache while all queries of a unit go through them
 
 template <typename T>
 constexpr int kLineVectors = std::max<int>(1, 64 / (kLanes * sizeof(T)));  // in a line of the processor's caches
@@ -28,32 +29,35 @@ PARLEY_INLINE void score_tile(
     const float* queries, int64_t key_dim, const T* const* keys, const T* const* next,
     float* scores) {
   Floats sums[kQueries][kBlocks];
-  for (auto& row : sums) {
-    for (Floats& sum : row) sum = splat(0.0f);
-  }
+  unrolled<kQueries, kBlocks>([&](auto q, auto block) PARLEY_LAMBDA { sums[q][block] = splat(0.0f); });
   for (int64_t dim = 0; dim < key_dim; ++dim) {
-    for (int block = 0; block < kBlocks; ++block) {
+    Floats of_dim[kBlocks];
+    unrolled<kBlocks>([&](auto block) PARLEY_LAMBDA {
       if (dim % kLineVectors<T> == 0) __builtin_prefetch(next[block] + dim * kBlockSize);
-      const Floats key = load(keys[block] + dim * kBlockSize);
-      for (int q = 0; q < kQueries; ++q) add_scaled(sums[q][block], queries[q * key_dim + dim], key);
-    }
+      of_dim[block] = load(keys[block] + dim * kBlockSize);
+    });
+    unrolled<kQueries>([&](auto q) PARLEY_LAMBDA {
+      const Floats query = splat(queries[q * key_dim + dim]);
+      unrolled<kBlocks>([&](auto block) PARLEY_LAMBDA {
+        add_product(sums[q][block], query, of_dim[block]);
+      });
+    });
   }
-  for (int q = 0; q < kQueries; ++q) {
-    for (int block = 0; block < kBlocks; ++block) {
-      store(scores + q * kSpan + block * kBlockSize, sums[q][block]);
-    }
-  }
+  unrolled<kQueries, kBlocks>([&](auto q, auto block) PARLEY_LAMBDA {
+    store(scores + q * kSpan + block * kBlockSize, sums[q][block]);
+  });
 }
 
-// Scores of kQueries queries against `num_blocks` blocks, several at once to hide latency.
+// Scores of kQueries queries against `num_blocks` blocks, several at once to hide latency. `num_left`: these
+// and those behind them.
 template <int kQueries, typename T>
 PARLEY_INLINE void score_queries(
     const float* queries, int64_t key_dim, const T* const* keys, int64_t num_blocks,
-    float* scores) {
+    int64_t num_left, float* scores) {
   constexpr int kAtOnce = std::min(at_once(kQueries), 4);
   int64_t block = 0;
   for (; block + kAtOnce <= num_blocks; block += kAtOnce) {
-    const bool is_last = block + 2 * kAtOnce > num_blocks;
+    const bool is_last = block + 2 * kAtOnce > num_left;
     score_tile<kQueries, kAtOnce>(
         queries, key_dim, keys + block, keys + block + (is_last ? 0 : kAtOnce),
         scores + block * kBlockSize);
@@ -65,43 +69,50 @@ PARLEY_INLINE void score_queries(
 }
 
 // sums[q] += weights[q] · values over keys [first, last), for kQueries queries and kVectors vectors of dims.
-// The block behind is fetched meanwhile.
+// The block behind is fetched meanwhile, if a key before `limit` is in it.
 template <int kQueries, int kVectors, typename T>
 PARLEY_INLINE void add_vectors(
     const float* weights, const T* const* values, int64_t value_token, int64_t first, int64_t last,
-    int64_t dim, float* sums, int64_t sums_stride) {
+    int64_t limit, int64_t dim, float* sums, int64_t sums_stride) {
   Floats parts[kQueries][kVectors];
-  for (int q = 0; q < kQueries; ++q) {
-    for (int i = 0; i < kVectors; ++i) parts[q][i] = load(sums + q * sums_stride + dim + i * kLanes);
-  }
-  for (int64_t key = first; key < last; ++key) {
-    const T* from = values[key / kBlockSize] + (key % kBlockSize) * value_token + dim;
-    const int64_t later = std::min(key + kBlockSize, last - 1);
-    const T* next = values[later / kBlockSize] + (later % kBlockSize) * value_token + dim;
-    for (int i = 0; i < kVectors; ++i) {
-      if (i % kLineVectors<T> == 0) __builtin_prefetch(next + i * kLanes);
-      const Floats value = load(from + i * kLanes);
-      for (int q = 0; q < kQueries; ++q) add_scaled(parts[q][i], weights[q * kSpan + key], value);
+  unrolled<kQueries, kVectors>([&](auto q, auto i) PARLEY_LAMBDA {
+    parts[q][i] = load(sums + q * sums_stride + dim + i * kLanes);
+  });
+  for (int64_t begin = first; begin < last;) {
+    const int64_t block = begin / kBlockSize, end = std::min((block + 1) * kBlockSize, last);
+    const T* from = values[block] + begin % kBlockSize * value_token + dim;
+    const T* next = values[end < limit ? block + 1 : block] + dim;
+    for (int64_t key = begin; key < end; ++key, from += value_token, next += value_token) {
+      Floats of_key[kVectors];
+      unrolled<kVectors>([&](auto i) PARLEY_LAMBDA {
+        if (i % kLineVectors<T> == 0) __builtin_prefetch(next + i * kLanes);
+        of_key[i] = load(from + i * kLanes);
+      });
+      unrolled<kQueries>([&](auto q) PARLEY_LAMBDA {
+        const Floats weight = splat(weights[q * kSpan + key]);
+        unrolled<kVectors>([&](auto i) PARLEY_LAMBDA { add_product(parts[q][i], weight, of_key[i]); });
+      });
     }
+    begin = end;
   }
-  for (int q = 0; q < kQueries; ++q) {
-    for (int i = 0; i < kVectors; ++i) store(sums + q * sums_stride + dim + i * kLanes, parts[q][i]);
-  }
+  unrolled<kQueries, kVectors>([&](auto q, auto i) PARLEY_LAMBDA {
+    store(sums + q * sums_stride + dim + i * kLanes, parts[q][i]);
+  });
 }
 
-// sums[q] += weights[q] · values over `num_keys` keys, for kQueries queries.
+// The same for all dims.
 template <int kQueries, typename T>
 PARLEY_INLINE void add_values(
     const float* weights, const T* const* values, int64_t value_token, int64_t first,
-    int64_t last, int64_t value_dim, float* sums, int64_t sums_stride) {
+    int64_t last, int64_t limit, int64_t value_dim, float* sums, int64_t sums_stride) {
   constexpr int kAtOnce = at_once(kQueries);
   int64_t dim = 0;
   for (; dim + kAtOnce * kLanes <= value_dim; dim += kAtOnce * kLanes) {
     add_vectors<kQueries, kAtOnce>(
-        weights, values, value_token, first, last, dim, sums, sums_stride);
+        weights, values, value_token, first, last, limit, dim, sums, sums_stride);
   }
   for (; dim + kLanes <= value_dim; dim += kLanes) {
-    add_vectors<kQueries, 1>(weights, values, value_token, first, last, dim, sums, sums_stride);
+    add_vectors<kQueries, 1>(weights, values, value_token, first, last, limit, dim, sums, sums_stride);
   }
   for (; dim < value_dim; ++dim) {
     for (int q = 0; q < kQueries; ++q) {
@@ -154,48 +165,47 @@ PARLEY_INLINE void scale_blocks(float* numbers, const float* const* scales, int6
   }
 }
 
-// What is done with each run of queries; the last ones may be fewer.
-template <int kQueries, typename T>
-PARLEY_INLINE void score_run(
-    const Scratch& scratch, const Problem& p, int64_t& q, int64_t num_queries,
-    const T* const* keys, int64_t num_blocks, float* scores) {
-  for (; q + kQueries <= num_queries; q += kQueries) {
-    score_queries<kQueries>(
-        &scratch.queries[q * p.key_dim], p.key_dim, keys, num_blocks, scores + q * kSpan);
+// Queries in runs that share a key or value once it is loaded: work(q, constant kQueries).
+template <typename Work>
+PARLEY_INLINE void for_runs(int64_t num_queries, Work work) {
+  int64_t q = 0;
+  for (; q + kRun <= num_queries; q += kRun) work(q, std::integral_constant<int, kRun>{});
+  if constexpr (kRun > 4) {
+    for (; q + 4 <= num_queries; q += 4) work(q, std::integral_constant<int, 4>{});
   }
+  for (; q + 2 <= num_queries; q += 2) work(q, std::integral_constant<int, 2>{});
+  for (; q < num_queries; ++q) work(q, std::integral_constant<int, 1>{});
 }
 
 template <typename T>
 PARLEY_INLINE void score_all(
     const Scratch& scratch, const Problem& p, int64_t num_queries, const T* const* keys,
     int64_t num_blocks, float* scores) {
-  int64_t q = 0;
-  score_run<kRun>(scratch, p, q, num_queries, keys, num_blocks, scores);
-  if (kRun > 4) score_run<4>(scratch, p, q, num_queries, keys, num_blocks, scores);
-  score_run<2>(scratch, p, q, num_queries, keys, num_blocks, scores);
-  score_run<1>(scratch, p, q, num_queries, keys, num_blocks, scores);
-}
-
-template <int kQueries, typename T>
-PARLEY_INLINE void add_run(
-    const Problem& p, int64_t& q, int64_t num_queries, const float* weights,
-    const T* const* values, int64_t first, int64_t last, float* sums, int64_t stride) {
-  for (; q + kQueries <= num_queries; q += kQueries) {
-    add_values<kQueries>(
-        weights + q * kSpan, values, p.value_token, first, last, p.value_dim, sums + q * stride,
-        stride);
+  for (int64_t block = 0; block < num_blocks; block += kNear) {
+    const int64_t num_left = num_blocks - block;
+    for_runs(num_queries, [&](int64_t q, auto run) PARLEY_LAMBDA {
+      score_queries<run>(
+          &scratch.queries[q * p.key_dim], p.key_dim, keys + block, std::min(kNear, num_left), num_left,
+          scores + q * kSpan + block * kBlockSize);
+    });
   }
 }
 
+// Keys [first, last).
 template <typename T>
 PARLEY_INLINE void add_all(
     const Problem& p, int64_t num_queries, const float* weights, const T* const* values,
     int64_t first, int64_t last, float* sums, int64_t stride) {
-  int64_t q = 0;
-  add_run<kRun>(p, q, num_queries, weights, values, first, last, sums, stride);
-  if (kRun > 4) add_run<4>(p, q, num_queries, weights, values, first, last, sums, stride);
-  add_run<2>(p, q, num_queries, weights, values, first, last, sums, stride);
-  add_run<1>(p, q, num_queries, weights, values, first, last, sums, stride);
+  constexpr int64_t kKeys = kNear * kBlockSize;
+  for (int64_t begin = first; begin < last;) {
+    const int64_t end = std::min((begin / kKeys + 1) * kKeys, last);
+    for_runs(num_queries, [&](int64_t q, auto run) PARLEY_LAMBDA {
+      add_values<run>(
+          weights + q * kSpan, values, p.value_token, begin, end, last, p.value_dim, sums + q * stride,
+          stride);
+    });
+    begin = end;
+  }
 }
 
 // Q: queries, sinks and results; T: keys and values.

@@ -66,17 +66,26 @@ PARLEY_INLINE FloatPart load_part(const float* from) {  // aligned as a float is
   return result;
 }
 
+// Of a conversion to wider numbers the compiler makes rubble, where it is not told the instruction.
 PARLEY_INLINE FloatPart load_part(const BFloat16* from) {
+#if defined(PARLEY_X86) && PARLEY_WIDTH == 16
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+#elif defined(PARLEY_X86) && PARLEY_WIDTH == 8
+  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+#else
   HalfPart halves;
   std::memcpy(&halves, from, sizeof(halves));
   const WordPart words = __builtin_convertvector(halves, WordPart) << 16;
   FloatPart result;
   std::memcpy(&result, &words, sizeof(result));
   return result;
+#endif
 }
 
 PARLEY_INLINE FloatPart load_part(const int8_t* from) {
-#if defined(PARLEY_X86) && PARLEY_WIDTH == 16  // of a conversion from bytes the compiler makes rubble, too
+#if defined(PARLEY_X86) && PARLEY_WIDTH == 16
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
 #elif defined(PARLEY_X86) && PARLEY_WIDTH == 8
