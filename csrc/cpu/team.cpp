@@ -68,7 +68,7 @@ Team& Team::of_size(int size) {
   return *team;
 }
 
-Team::Team(int size) : size_(size) {
+Team::Team(int size) : size_(size), shares_(new Share[size]) {
   std::vector<std::thread> helpers;
   try {
     helpers.reserve(size);
@@ -110,10 +110,11 @@ void Team::serve(int thread) {
 }
 
 void Team::meet() {
-  if (size_ == 1) return;
   const uint32_t passed = passed_.load(std::memory_order_relaxed);
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(size_)) {
     arrived_.store(0, std::memory_order_relaxed);
+    for (int i = 0; i < size_; ++i) shares_[i].taken.store(0, std::memory_order_relaxed);
+    if (size_ == 1) return;
     passed_.fetch_add(1, std::memory_order_release);
     passed_.notify_all();
   } else {

@@ -5,9 +5,11 @@
 // microsecond, instead of being started for each phase.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -30,12 +32,40 @@ class Team {
   // Within work: waits until all have come here. What they wrote before is seen behind it.
   void meet();
 
+  // Within work: calls part(begin, end) for pieces of [0, count) until others have the rest. A thread takes
+  // its own share from one end to the other, `block` at a time, and then of the shares of those that are
+  // slower, because something else has their processor. At most once between two meetings.
+  template <typename Part>
+  void share(int thread, int64_t count, int64_t block, Part part) {
+    for (int i = 0; i < size_; ++i) {
+      const int owner = (thread + i) % size_;
+      const int64_t begin = count * owner / size_, end = count * (owner + 1) / size_;
+      while (true) {
+        const int64_t first = begin + shares_[owner].taken.fetch_add(block, std::memory_order_relaxed);
+        if (first >= end) break;
+        part(first, std::min(first + block, end));
+      }
+    }
+  }
+
+  // The same in as many parts as there are threads, for what is soon done.
+  template <typename Part>
+  void share_evenly(int thread, int64_t count, Part part) const {
+    const int64_t begin = count * thread / size_, end = count * (thread + 1) / size_;
+    if (begin < end) part(begin, end);
+  }
+
  private:
+  struct alignas(64) Share {
+    std::atomic<int64_t> taken{0};
+  };
+
   explicit Team(int size);
   void serve(int thread);
   void start_round(const std::function<void(int)>* work);
 
   const int size_;
+  const std::unique_ptr<Share[]> shares_;  // of each thread; whole behind each meeting
   std::mutex turn_;
   const std::function<void(int)>* work_ = nullptr;  // null in a round: the helpers end
   alignas(64) std::atomic<uint32_t> round_{0};    // counts calls of run
