@@ -175,14 +175,15 @@ class Scheduler:
         budget = self.max_step_tokens
         scheduled: list[ScheduledSequence] = []
         num_victims = self._make_way()
-        due = [sequence for sequence in self.running if self._is_due(sequence, now)][:budget]
+        decodes = [sequence for sequence in self.running if sequence.is_decoding]
+        due = [sequence for sequence in decodes if self._is_due(sequence, now)][:budget]
         num_victims += self._preempt_for(due)
 
         for sequence in due:
             if self._attempt(sequence, self._make_room):
                 scheduled.append(ScheduledSequence(sequence, 1))
                 budget -= 1
-        budget = min(budget, self.prompt_budget.num_tokens)
+        budget = min(budget, self.prompt_budget.num_tokens(bool(decodes)))
         for sequence in self.running:
             if budget and not sequence.is_decoding:
                 scheduled.append(self._next_chunk(sequence, budget))
@@ -337,9 +338,7 @@ class Scheduler:
         return num_running < self.config.max_num_seqs and num_needed <= num_available
 
     def _is_due(self, sequence: Sequence, now: float) -> bool:
-        """Whether a running sequence wants its next token now."""
-        if not sequence.is_decoding:
-            return False
+        """Whether a decode wants its next token now."""
         return not self.config.pace or sequence.due_tick <= now * self.config.pace
 
     def _preempt_for(self, due: list[Sequence]) -> int:

@@ -3,12 +3,17 @@
 A step cannot be interrupted. While it reads a prompt, everybody else's next token waits for it, and
 so does a stop; so its length is bounded in seconds and not only in tokens, whose price differs a
 thousandfold between models and machines. The price is learned from the steps themselves.
+
+A step of a few prompt tokens reads all weights as one of many does. So where answers take long for
+a token anyway, a prompt may take in proportion, and where none is running, it may take longer.
 """
 
 FIRST_CHUNK_TOKENS = 128  # before any price is known
 MIN_CHUNK_TOKENS = 32  # less would mostly pay the fixed cost of a step
 CHUNK_UNIT_TOKENS = 16
-NEW_PRICE_WEIGHT = 0.4  # a hiccup of the machine is forgotten after a few steps
+NEW_WEIGHT = 0.4  # of the last step in what is learned: a hiccup is forgotten after a few
+LONGEST_GAP = 2.5  # steps without prompts: so long may a running answer wait for a token
+ALONE = 4  # times the seconds of a step, where no answer runs
 
 
 class StepBudget:
@@ -21,24 +26,32 @@ class StepBudget:
         self._max_num_tokens = max_num_tokens
         self._max_seconds = max_seconds
         self._seconds_per_token: float | None = None
+        self._decode_seconds = 0.0  # of a step without prompts
 
-    @property
-    def num_tokens(self) -> int:
+    def num_tokens(self, has_answers: bool) -> int:
+        """`has_answers`: some are running, whose tokens wait for this step."""
         if not self._max_seconds:
             return self._max_num_tokens
         if self._seconds_per_token is None:
             return min(FIRST_CHUNK_TOKENS, self._max_num_tokens)
+        seconds = self._max_seconds * (1 if has_answers else ALONE)
+        if has_answers:
+            seconds = max(seconds, LONGEST_GAP * self._decode_seconds)
         affordable = self._max_num_tokens
-        if self._seconds_per_token * affordable > self._max_seconds:
-            affordable = int(self._max_seconds / self._seconds_per_token)
+        if self._seconds_per_token * affordable > seconds:
+            affordable = int(seconds / self._seconds_per_token)
         units = max(affordable, MIN_CHUNK_TOKENS) // CHUNK_UNIT_TOKENS
         return min(units * CHUNK_UNIT_TOKENS, self._max_num_tokens)
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Learn from a step with at least one prompt token; tiny ones say nothing of the price."""
-        if num_tokens < CHUNK_UNIT_TOKENS:
-            return
-        price = seconds / num_tokens
-        if self._seconds_per_token is not None:
-            price = NEW_PRICE_WEIGHT * price + (1 - NEW_PRICE_WEIGHT) * self._seconds_per_token
-        self._seconds_per_token = price
+        if num_tokens >= CHUNK_UNIT_TOKENS:
+            self._seconds_per_token = _mean(self._seconds_per_token, seconds / num_tokens)
+
+    def observe_decode(self, seconds: float) -> None:
+        """Learn from a step without prompts."""
+        self._decode_seconds = _mean(self._decode_seconds or None, seconds)
+
+
+def _mean(so_far: float | None, new: float) -> float:
+    return new if so_far is None else NEW_WEIGHT * new + (1 - NEW_WEIGHT) * so_far

@@ -175,7 +175,10 @@ def test_every_layer_shape_is_probed_once(folders: Folders) -> None:
 
 class FixedBudget:
     def __init__(self, num_tokens: int) -> None:
-        self.num_tokens = num_tokens
+        self._num_tokens = num_tokens
+
+    def num_tokens(self, has_answers: bool) -> int:
+        return self._num_tokens
 
 
 class RandomBudget:
@@ -184,8 +187,7 @@ class RandomBudget:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    @property
-    def num_tokens(self) -> int:
+    def num_tokens(self, has_answers: bool) -> int:
         return self._random.choice([1, 2, 3, 5, 8, 13, 16, 21, 34, 55, 89, 144, 512])
 
 
