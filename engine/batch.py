@@ -66,14 +66,14 @@ def build_batch(
         sequence = item.sequence
         table, start = sequence.block_table, sequence.num_computed_tokens
         end = start + item.num_tokens
-        input_ids += sequence.token_ids[start:end]
-        positions += range(start, end)
-        for place in range(start, end):
+        for place in range(start, end):  # mostly one
+            input_ids.append(sequence.token_ids[place])
+            positions.append(place)
             slots.append(table[place // block_size] * block_size + place % block_size)
-        block_tables[row, : len(table)] = np.frombuffer(table, np.int32)
+        block_tables[row, : len(table)] = table
         cu_seqlens.append(len(input_ids))
         seq_lens.append(end)
-        if item.is_sampled:
+        if end == len(sequence.token_ids):  # item.is_sampled, which a call for each would slow down
             logits_rows.append(len(input_ids) - 1)
 
     def tensor(values: Iterable[object], dtype: type[np.signedinteger]) -> Tensor:
