@@ -102,11 +102,18 @@ def parse_arguments() -> argparse.Namespace:
         const=RECORD,
         help=f"keep the rows here, and plots beside it [{RECORD.relative_to(ROOT)}]",
     )
+    parser.add_argument(
+        "--add",
+        type=Path,
+        help="go on with a recorded run of this machine: all of it takes hours",
+    )
     parser.add_argument("--show", type=Path, help="print the table of a recorded run, and end")
     parser.add_argument("--plot", type=Path, help="draw the plots of a recorded run, and end")
     arguments = parser.parse_args()
     if unknown := set(arguments.engines) - set(known):
         parser.error(f"unknown engines: {' '.join(sorted(unknown))}; known: {' '.join(known)}")
+    if arguments.add and not arguments.add.is_file():
+        parser.error(f"there is no {arguments.add} to go on with")
     return arguments
 
 
@@ -122,7 +129,26 @@ class Run:
         self._models: dict[str, Any] = {}
         self._versions: dict[str, str] = {}
         self._left_out: list[str] = []
+        self._first_round = 0
         self._kept = RESULTS / time.strftime("peers-%Y%m%d-%H%M%S.json")
+        if arguments.add:
+            self._go_on(json.loads(arguments.add.read_text()))
+            self._arguments.record = arguments.record or arguments.add
+
+    def _go_on(self, recorded: dict[str, Any]) -> None:
+        """Behind what was recorded. Raises SystemExit where figures would not belong together."""
+        here = {
+            "machine": machine(),
+            "threads": self._arguments.threads,
+            "sizes": json.loads(json.dumps(asdict(self._sizes))),
+        }
+        for what, value in here.items():
+            if recorded[what] != value:
+                raise SystemExit(f"the recorded run had {what} {recorded[what]}, not {value}")
+        self._rows = [Row(**row) for row in recorded["rows"]]
+        self._first_round = 1 + max(row.round for row in self._rows)
+        self._models, self._versions = recorded["models"], recorded["versions"]
+        self._left_out = recorded["left_out"]
 
     def measure(self, model: str) -> None:
         """All engines with one model."""
@@ -131,10 +157,11 @@ class Run:
         site = Site(self._environments, checkpoint, self._arguments.threads)
         peers = self._prepare(site)
         name = checkpoint.name
+        weight_bytes = {peer.engine: peer.precisions[peer.precision] for peer in peers}
         self._models[name] = {
             "num_weights": checkpoint.num_weights,
             "kv_values": checkpoint.kv_values,
-            "weight_bytes": {peer.engine: peer.precisions[peer.precision] for peer in peers},
+            "weight_bytes": self._models.get(name, {}).get("weight_bytes", {}) | weight_bytes,
         }
         if self._arguments.prepare:
             return
@@ -150,7 +177,7 @@ class Run:
         """All servers are up, and take turns with each workload."""
         with contextlib.ExitStack() as stack:
             servers = self._start(peers, stack)
-            for number in range(self._arguments.rounds) if servers else ():
+            for number in self._rounds if servers else ():
                 self._head(servers, number)
                 for workload in self._arguments.workloads:
                     for peer, server in servers.items():
@@ -158,7 +185,7 @@ class Run:
 
     def _one_by_one(self, peers: list[Peer]) -> None:
         """Each server is up once in each round, for all workloads."""
-        for number in range(self._arguments.rounds):
+        for number in self._rounds:
             self._head(peers, number)
             for peer in peers:
                 try:
@@ -171,7 +198,11 @@ class Run:
     def _head(self, peers: Iterable[Peer], number: int) -> None:
         one = next(iter(peers))
         what = f"{one.site.checkpoint.name}, weights of {one.family}'s kind"
-        console.rule(f"{what}: round {number + 1} of {self._arguments.rounds}")
+        console.rule(f"{what}: round {number + 1} of {self._rounds.stop}")
+
+    @property
+    def _rounds(self) -> range:
+        return range(self._first_round, self._first_round + self._arguments.rounds)
 
     def _prepare(self, site: Site) -> list[Peer]:
         kinds = {peer.name: peer for peer in PEERS}
@@ -180,7 +211,9 @@ class Run:
             name, _, precision = engine.partition(":")
             peer = kinds[name](site, precision)
             try:
-                self._versions[engine] = peer.prepare()
+                version = peer.prepare()
+                if self._versions.setdefault(engine, version) != version:
+                    raise SystemExit(f"{engine} was {self._versions[engine]}, and is {version}")
                 ready.append(peer)
             except Unavailable as reason:
                 self._leave_out(engine, str(reason))
