@@ -9,9 +9,21 @@
 
 namespace parley::PARLEY_ISA {
 
-// Of a panel and a row: 16 outputs. They lie as [row][panels], `stride` from row to row.
+// What is fetched meanwhile of the panels behind these: where the memory's own look-ahead ends, at each page,
+// the processor would wait. Of each panel one line in each 2^shift rounds, so that tiles that take turns with
+// the same weights also share the fetching of the next ones.
+struct Fetch {
+  const std::byte* first;
+  int64_t panel_bytes;
+  int shift;
+};
+
+constexpr int64_t kLineBytes = 64;  // one round reads so much of each panel
+
+// `totals` of a panel and a row: 16 outputs. They lie as [row][panels], `stride` from row to row.
 using AddGroup = void (*)(
-    const Product& p, int64_t row, int64_t panel, int64_t group, Floats* totals, int64_t stride);
+    const Product& p, int64_t row, int64_t panel, int64_t group, Floats* totals, int64_t stride,
+    const Fetch& fetch);
 
 // Where the group lies in the rows of a tile and in its first panel.
 template <typename R, typename W, int kRows>
@@ -27,13 +39,14 @@ struct Inputs {
   const W* weights;  // [input / n][16][n], of the first panel
 };
 
-// The panels behind these, while there is time: the memory's own look-ahead ends at each page.
-template <int kRows, int kPanels, typename W>
-PARLEY_INLINE void fetch_later(const W* weights, int64_t panel_size, int64_t stride) {
-  if constexpr (kRows < 4) return;  // they wait for the memory anyway
-  unrolled<kPanels>([&](auto panel) PARLEY_LAMBDA {
-    __builtin_prefetch(weights + (panel + stride) * panel_size, 0, 2);
-  });
+template <int kRows, int kPanels>
+PARLEY_INLINE void fetch_later(const Fetch& fetch, int64_t round) {
+  if constexpr (kRows >= 4) {  // fewer wait for the memory anyway
+    unrolled<kPanels>([&](auto panel) PARLEY_LAMBDA {
+      const std::byte* const line = fetch.first + panel * fetch.panel_bytes;
+      __builtin_prefetch(line + (round >> fetch.shift) * kLineBytes, 0, 2);
+    });
+  }
 }
 
 // 16 outputs of one input; of a pair of bfloat16 one half is moved up and the other masked.
@@ -53,14 +66,15 @@ PARLEY_INLINE Floats load_input(const BFloat16* pair, int which) {
 // Float rows. W: float or BFloat16. The group has sums of its own, which then join the totals.
 template <typename W, int kRows, int kPanels>
 void add_float_group(
-    const Product& p, int64_t row, int64_t panel, int64_t group, Floats* totals, int64_t stride) {
+    const Product& p, int64_t row, int64_t panel, int64_t group, Floats* totals, int64_t stride,
+    const Fetch& fetch) {
   constexpr int kStep = std::is_same_v<W, float> ? 1 : 2;  // inputs that lie together
   const Inputs<float, W, kRows> inputs(p, row, panel, group);
   Floats sums[kRows][kPanels];
   unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA { sums[row][panel] = splat(0.0f); });
   for (int64_t input = 0; input < inputs.count; input += kStep) {
     const W* const from = inputs.weights + input * kPanel;
-    fetch_later<kRows, kPanels>(from, inputs.panel_size, stride);
+    fetch_later<kRows, kPanels>(fetch, input / kStep);
     unrolled<kStep>([&](auto which) PARLEY_LAMBDA {
       Floats weights[kPanels];
       unrolled<kPanels>([&](auto panel) PARLEY_LAMBDA {
@@ -87,7 +101,8 @@ typedef int32_t Word __attribute__((may_alias));  // some inputs of a row
 // Rows in bfloat16 too: one instruction multiplies pairs and adds both to the total.
 template <int kRows, int kPanels>
 void add_dot_group(
-    const Product& p, int64_t row, int64_t panel, int64_t group, Floats* totals, int64_t stride) {
+    const Product& p, int64_t row, int64_t panel, int64_t group, Floats* totals, int64_t stride,
+    const Fetch& fetch) {
   const Inputs<BFloat16, BFloat16, kRows> inputs(p, row, panel, group);
   FloatPart sums[kRows][kPanels];
   unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA {
@@ -95,7 +110,7 @@ void add_dot_group(
   });
   for (int64_t input = 0; input < inputs.count; input += 2) {
     const BFloat16* const from = inputs.weights + input * kPanel;
-    fetch_later<kRows, kPanels>(from, inputs.panel_size, stride);
+    fetch_later<kRows, kPanels>(fetch, input / 2);
     __m512i weights[kPanels];
     unrolled<kPanels>([&](auto panel) PARLEY_LAMBDA {
       weights[panel] = _mm512_loadu_si512(from + panel * inputs.panel_size);
@@ -241,7 +256,8 @@ constexpr int64_t place_of(int64_t input) { return input; }
 
 template <int kRows, int kPanels>
 void add_int8_group(
-    const Product& p, int64_t row, int64_t panel, int64_t group, Floats* totals, int64_t stride) {
+    const Product& p, int64_t row, int64_t panel, int64_t group, Floats* totals, int64_t stride,
+    const Fetch& fetch) {
   const Inputs<Quantized, uint8_t, kRows> inputs(p, row, panel, group);
   const int64_t num_groups = p.weight.num_groups(), first = row * num_groups + group;
   const float* const scales = p.weight.scales + (panel * num_groups + group) * kPanel;
@@ -251,7 +267,7 @@ void add_int8_group(
   });
   for (int64_t input = 0; input < inputs.count; input += 4) {
     const uint8_t* const from = inputs.weights + input * kPanel;
-    fetch_later<kRows, kPanels>(from, inputs.panel_size, stride);
+    fetch_later<kRows, kPanels>(fetch, input / 4);
     add_products<kRows, kPanels>(sums, from, inputs.panel_size, inputs.rows + input * kRows);
   }
   unrolled<kPanels>([&](auto panel) PARLEY_LAMBDA {

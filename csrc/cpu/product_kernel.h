@@ -102,13 +102,21 @@ void compute_bundle(
   for (int64_t tile = first; tile <= last; ++tile) begins[tile - first] = tiles.begin(tile);
   const int64_t first_row = begins[0], num_rows = begins[last - first] - first_row;
   std::fill(totals, totals + num_rows * width, splat(0.0f));
+  const int64_t group_bytes = kGroup * kPanel * element_size(kFormat);
+  const int64_t panel_bytes = p.weight.num_inputs * kPanel * element_size(kFormat);
+  const auto* const later = static_cast<const std::byte*>(p.weight.panels) + (panel + width) * panel_bytes;
+  const int shift = last - first >= 4 ? 2 : last - first >= 2 ? 1 : 0;
+  const int64_t fetched = group_bytes >> shift;  // by each tile, of each panel
   for (int64_t group = 0; group < p.weight.num_groups(); ++group) {
     for (int64_t tile = 0; tile < last - first; ++tile) {
       const int64_t row = begins[tile], height = begins[tile + 1] - row;
       const int64_t step = std::min<int64_t>(width, width_of(height));
       const AddGroup add_group = add_group_of<kFormat>(height, step);
+      const std::byte* const of_tile = later + group * group_bytes + (tile & ((1 << shift) - 1)) * fetched;
       for (int64_t i = 0; i < width; i += step) {
-        add_group(p, row, panel + i, group, totals + (row - first_row) * width + i, width);
+        add_group(
+            p, row, panel + i, group, totals + (row - first_row) * width + i, width,
+            {of_tile + i * panel_bytes, panel_bytes, shift});
       }
     }
   }
