@@ -63,7 +63,7 @@ void decoder_step_cpu(
     const Tensor& logits_rows,   // [num_logits] int64
     const Tensor& key_cache,     // [layers, num_blocks, 16, num_kv_heads, head_dim], written
     const Tensor& value_cache,   // likewise
-    std::optional<Tensor> cache_scales,  // [layers, blocks, keys and values, num_kv_heads, 16] float32, written
+    std::optional<Tensor> cache_scales,  // [layers, blocks, 2, num_kv_heads, 16] float32, written
     std::optional<Tensor> embeddings,  // [vocab, hidden]; absent: the rows of `head`
     const Tensor& norms,         // [2 * layers + 1, hidden]: of attention and MLP of each layer, the last
     std::optional<Tensor> qk_norms,  // [layers, 2, head_dim]

@@ -18,7 +18,7 @@ constexpr int kRun = PARLEY_WIDTH == 16 ? 8 : 4;  // queries that share a key or
 constexpr int64_t kNear = 4;  // blocks that stay in the cache while all queries of a unit go through them
 
 template <typename T>
-constexpr int kLineVectors = std::max<int>(1, 64 / (kLanes * sizeof(T)));  // in a line of the processor's caches
+constexpr int kLineVectors = std::max<int>(1, 64 / (kLanes * sizeof(T)));  // in a line of a cache
 
 constexpr int at_once(int num_queries) { return std::max(1, std::min(kSums / num_queries, 8)); }
 
