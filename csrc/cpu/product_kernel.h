@@ -46,26 +46,36 @@ PARLEY_INLINE void write_gated(
 
 // ---- which tiles --------------------------------------------------------------------------------------
 
-// Registers hold so many vectors of 16 sums besides a weight and an input.
+// Registers hold so many vectors of 16 sums besides weights and an input. Of int8 without dot products a
+// vector takes two registers of half the width.
 #if PARLEY_WIDTH == 16
-constexpr int kMostSums = 24, kTallest = 12;
+constexpr int kMostFloatSums = 24, kTallest = 12;
 #elif PARLEY_WIDTH == 8
-constexpr int kMostSums = 6, kTallest = 6;
+constexpr int kMostFloatSums = 6, kTallest = 6;
 #else
-constexpr int kMostSums = 3, kTallest = 3;
+constexpr int kMostFloatSums = 3, kTallest = 3;
 #endif
 
-constexpr int kWidest = 4;  // panels
+#if PARLEY_WIDTH == 16 && !defined(PARLEY_DOT_INT8)
+constexpr int kMostInt8Sums = kMostFloatSums / 2;
+#else
+constexpr int kMostInt8Sums = kMostFloatSums;
+#endif
+
+template <Format kFormat>
+constexpr int kMostSums = kFormat == Format::kInt8 ? kMostInt8Sums : kMostFloatSums;
+
 constexpr int kBundle = 4;  // tiles that take turns with a group of weights, which stays in the cache meanwhile
 
-// The more sums grow side by side, the better is the latency of each hidden.
+// Panels at once: the more sums grow side by side, the better is the latency of each hidden.
+template <Format kFormat>
 constexpr int width_of(int64_t height) {
-  return height * 4 <= kMostSums ? 4 : height * 2 <= kMostSums ? 2 : 1;
+  return height * 4 <= kMostSums<kFormat> ? 4 : height * 2 <= kMostSums<kFormat> ? 2 : 1;
 }
 
 template <Format kFormat, int kRows, int kPanels>
 constexpr AddGroup add_group() {
-  if constexpr (kRows * kPanels > kMostSums) {
+  if constexpr (kRows * kPanels > kMostSums<kFormat>) {
     return nullptr;
   } else if constexpr (kFormat == Format::kFloat32) {
     return add_float_group<float, kRows, kPanels>;
@@ -97,7 +107,7 @@ PARLEY_INLINE AddGroup add_group_of(int64_t height, int64_t width) {
 template <Format kFormat>
 void compute_bundle(
     const Product& p, const Tiles& tiles, int64_t first, int64_t last, int64_t panel, int64_t width) {
-  Floats totals[kBundle * std::max(kMostSums, 2 * kTallest)];
+  Floats totals[kBundle * std::max(kMostFloatSums, 2 * kTallest)];
   int64_t begins[kBundle + 1];  // divisions are slow
   for (int64_t tile = first; tile <= last; ++tile) begins[tile - first] = tiles.begin(tile);
   const int64_t first_row = begins[0], num_rows = begins[last - first] - first_row;
@@ -110,7 +120,7 @@ void compute_bundle(
   for (int64_t group = 0; group < p.weight.num_groups(); ++group) {
     for (int64_t tile = 0; tile < last - first; ++tile) {
       const int64_t row = begins[tile], height = begins[tile + 1] - row;
-      const int64_t step = std::min<int64_t>(width, width_of(height));
+      const int64_t step = std::min<int64_t>(width, width_of<kFormat>(height));
       const AddGroup add_group = add_group_of<kFormat>(height, step);
       const std::byte* const of_tile = later + group * group_bytes + (tile & ((1 << shift) - 1)) * fetched;
       for (int64_t i = 0; i < width; i += step) {
@@ -137,7 +147,7 @@ template <Format kFormat>
 void compute_pieces(const Product& p, int64_t begin, int64_t end) {
   const Tiles tiles(p.num_rows, kTallest);
   const int64_t panels = p.epilogue == Epilogue::kSiluMultiply ? 2 : 1;  // of a piece
-  const int64_t widest = std::max<int64_t>(panels, width_of(tiles.begin(1)));
+  const int64_t widest = std::max<int64_t>(panels, width_of<kFormat>(tiles.begin(1)));
   for (int64_t panel = begin * panels; panel < end * panels;) {
     int64_t width = widest;
     while (panel + width > end * panels) width /= 2;
