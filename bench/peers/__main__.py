@@ -7,14 +7,12 @@ and after it how much of the machine something else has used.
 
 import argparse
 import contextlib
-import json
 import signal
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import psutil
 import uvloop
@@ -30,12 +28,13 @@ from bench.peers.openvino import OpenVINO
 from bench.peers.parley import Parley
 from bench.peers.processes import Foreign
 from bench.peers.prompts import Prompts
+from bench.peers.record import Mismatch, Record
 from bench.peers.servers import Peer, Running, Site
 from bench.peers.tables import show
 from bench.peers.terminal import console, say, warn
 from bench.peers.transformers_serve import Transformers
 from bench.peers.vllm import VLLM
-from bench.peers.workloads import FULL, QUICK, WORKLOADS, Sizes, Turn, warm_up
+from bench.peers.workloads import FULL, QUICK, WORKLOADS, Sizes, Turn, wake, warm_up
 from bench.report import RESULTS, machine
 
 ROOT = Path(bench.__file__).resolve().parent.parent
@@ -51,19 +50,20 @@ RECORD = ROOT / "docs" / "peers.json"
 def main() -> None:
     arguments = parse_arguments()
     if arguments.show:
-        recorded = json.loads(arguments.show.read_text())
-        rows = [Row(**row) for row in recorded["rows"]]
-        show(rows, recorded["models"], recorded.get("is_quick", False))
+        record = Record.read(arguments.show)
+        show(record.rows, record.models, record.is_quick)
         return
     environments = Environments(cache_folder(), arguments.jobs)
     if arguments.plot:
         plot(environments, arguments.plot)
         return
-    run = Run(arguments, environments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # no server may outlive the run
     try:
+        run = Run(arguments, environments)
         for name in arguments.model:
             run.measure(name)
+    except Mismatch as reason:
+        raise SystemExit(str(reason)) from None
     except KeyboardInterrupt:
         say("interrupted: what was measured so far is kept")
     run.finish()
@@ -118,37 +118,33 @@ def parse_arguments() -> argparse.Namespace:
 
 
 class Run:
-    """Rows of all models, and what was left out and why."""
+    """Turns of all engines with all models, and the record of them."""
 
     def __init__(self, arguments: argparse.Namespace, environments: Environments) -> None:
         self._arguments = arguments
         self._environments = environments
         self._sizes: Sizes = QUICK if arguments.quick else FULL
         self._bandwidth = Bandwidth(environments.cache, arguments.threads)
-        self._rows: list[Row] = []
-        self._models: dict[str, Any] = {}
-        self._versions: dict[str, str] = {}
-        self._left_out: list[str] = []
-        self._first_round = 0
+        self._record = self._begin()
+        first = self._record.next_round
+        self._rounds = range(first, first + arguments.rounds)
         self._kept = RESULTS / time.strftime("peers-%Y%m%d-%H%M%S.json")
-        if arguments.add:
-            self._go_on(json.loads(arguments.add.read_text()))
-            self._arguments.record = arguments.record or arguments.add
 
-    def _go_on(self, recorded: dict[str, Any]) -> None:
-        """Behind what was recorded. Raises SystemExit where figures would not belong together."""
-        here = {
+    def _begin(self) -> Record:
+        """A new record, or one to go on with. Raises `Mismatch`."""
+        arguments = self._arguments
+        conditions = {
             "machine": machine(),
-            "threads": self._arguments.threads,
-            "sizes": json.loads(json.dumps(asdict(self._sizes))),
+            "threads": arguments.threads,
+            "sizes": asdict(self._sizes),
         }
-        for what, value in here.items():
-            if recorded[what] != value:
-                raise SystemExit(f"the recorded run had {what} {recorded[what]}, not {value}")
-        self._rows = [Row(**row) for row in recorded["rows"]]
-        self._first_round = 1 + max(row.round for row in self._rows)
-        self._models, self._versions = recorded["models"], recorded["versions"]
-        self._left_out = recorded["left_out"]
+        notes = {peer.name: peer.note for peer in PEERS if peer.note}
+        if not arguments.add:
+            return Record(conditions, notes=notes, is_quick=arguments.quick)
+        record = Record.read(arguments.add)
+        record.check_conditions(conditions)
+        record.notes = notes
+        return record
 
     def measure(self, model: str) -> None:
         """All engines with one model."""
@@ -156,13 +152,9 @@ class Run:
         checkpoint = models.checkpoint(model, self._environments.cache)
         site = Site(self._environments, checkpoint, self._arguments.threads)
         peers = self._prepare(site)
-        name = checkpoint.name
+        facts = {"num_weights": checkpoint.num_weights, "kv_values": checkpoint.kv_values}
         weight_bytes = {peer.engine: peer.precisions[peer.precision] for peer in peers}
-        self._models[name] = {
-            "num_weights": checkpoint.num_weights,
-            "kv_values": checkpoint.kv_values,
-            "weight_bytes": self._models.get(name, {}).get("weight_bytes", {}) | weight_bytes,
-        }
+        self._record.add_model(checkpoint.name, facts, weight_bytes)
         if self._arguments.prepare:
             return
         # Only engines of one family are compared, so only they need memory at the same time.
@@ -200,10 +192,6 @@ class Run:
         what = f"{one.site.checkpoint.name}, weights of {one.family}'s kind"
         console.rule(f"{what}: round {number + 1} of {self._rounds.stop}")
 
-    @property
-    def _rounds(self) -> range:
-        return range(self._first_round, self._first_round + self._arguments.rounds)
-
     def _prepare(self, site: Site) -> list[Peer]:
         kinds = {peer.name: peer for peer in PEERS}
         ready = []
@@ -211,9 +199,7 @@ class Run:
             name, _, precision = engine.partition(":")
             peer = kinds[name](site, precision)
             try:
-                version = peer.prepare()
-                if self._versions.setdefault(engine, version) != version:
-                    raise SystemExit(f"{engine} was {self._versions[engine]}, and is {version}")
+                self._record.add_version(engine, peer.prepare())
                 ready.append(peer)
             except Unavailable as reason:
                 self._leave_out(engine, str(reason))
@@ -266,11 +252,12 @@ class Run:
         # Fresh words in each round; every engine is asked with the same ones.
         seed = 1000 * list(WORKLOADS).index(workload) + number
         turn = Turn(server, self._prompts(peer, seed), self._sizes)
+        uvloop.run(wake(turn))
         bandwidth = self._bandwidth.measure()
         with Foreign(server.pid) as foreign:
             readings = uvloop.run(WORKLOADS[workload](turn))
         for reading in readings:
-            self._rows.append(
+            self._record.rows.append(
                 Row(
                     number,
                     peer.site.checkpoint.name,
@@ -285,44 +272,28 @@ class Run:
             noise = f", others used {foreign.cores:.2f} cores" if foreign.cores > 0.1 else ""
             shown = f"{reading.value:8.4g} {reading.unit}"
             say(f"{peer.engine:22} {reading.case:26} {shown}{memory}{noise}")
-        self._save(self._kept)  # hours of work may end at any moment
+        self._record.write(self._kept)  # hours of work may end at any moment
 
     def _leave_out(self, what: str, reason: str) -> None:
-        self._left_out.append(f"{what}: {reason}")
+        self._record.left_out.append(f"{what}: {reason}")
         warn(f"left out: {what}: {reason}")
 
     def finish(self) -> None:
         """Print everything once more in order, and keep it."""
-        for line in self._left_out:
+        record = self._record
+        for line in record.left_out:
             warn(f"left out: {line}")
         if self._arguments.prepare:
-            say("prepared: " + ", ".join(self._versions))
+            say("prepared: " + ", ".join(record.versions))
             return
-        if not self._rows:
+        if not record.rows:
             raise SystemExit("nothing was measured")
-        show(self._rows, self._models, self._arguments.quick)
-        self._save(self._kept)
+        show(record.rows, record.models, record.is_quick)
         say(f"saved {self._kept}")
-        if path := self._arguments.record:
-            self._save(path)
+        if path := self._arguments.record or self._arguments.add:
+            record.write(path)
             say(f"saved {path}")
             plot(self._environments, path)
-
-    def _save(self, path: Path) -> None:
-        recorded = {
-            "machine": machine(),
-            "threads": self._arguments.threads,
-            "date": time.strftime("%Y-%m-%d"),
-            "is_quick": self._arguments.quick,
-            "sizes": asdict(self._sizes),
-            "versions": self._versions,
-            "notes": {peer.name: peer.note for peer in PEERS if peer.note},
-            "left_out": self._left_out,
-            "models": self._models,
-            "rows": [asdict(row) for row in self._rows],
-        }
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(recorded, indent=1, ensure_ascii=False) + "\n")
 
 
 def plot(environments: Environments, path: Path) -> None:

@@ -1,10 +1,9 @@
 """PNG curves of a recorded run: `python -m bench.peers.plots peers.json FOLDER`.
 
-Runs in an environment of its own that has matplotlib, so it imports nothing but that and the
-figures.
+Runs in an environment of its own that has matplotlib, so of this package it imports only what needs
+nothing else.
 """
 
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from matplotlib import pyplot
 from matplotlib.ticker import NullLocator
 
 from bench.peers.figures import PARLEY, Row, Summary, summaries
+from bench.peers.record import Record
 
 COLORS = {  # told apart by eyes that see few colours, too (Okabe and Ito)
     PARLEY: "#d55e00",
@@ -30,9 +30,8 @@ INK, FAINT = "#222222", "#dddddd"
 
 def main() -> None:
     source, folder = Path(sys.argv[1]), Path(sys.argv[2])
-    recorded = json.loads(source.read_text())
+    rows = Record.read(source).rows
     pyplot.switch_backend("Agg")
-    rows = [Row(**row) for row in recorded["rows"]]
     pyplot.rcParams.update(
         {
             "font.size": 10,

@@ -88,6 +88,11 @@ async def warm_up(turn: Turn) -> None:
     await burst_of(turn, turn.door, 4, 32, 8)
 
 
+async def wake(turn: Turn) -> None:
+    """Behind the turns of others: a system may give back pages of files that nobody used since."""
+    await turn.door.answer(turn.prompts.draw(32), 4)
+
+
 async def decode(turn: Turn) -> list[Reading]:
     """One stream behind a context of so many tokens."""
     readings = []
