@@ -1,8 +1,8 @@
 // paged_attention: causal attention of a mixed batch of prefills and decodes over cache blocks.
 //
 // A unit of work is a run of query tokens of one sequence with the heads that share one key-value
-// head: up to kUnitQueries queries, which read each key and value once. Threads take units until
-// there are none; what a unit computes does not depend on who takes it.
+// head: some queries, which read each key and value once. Threads take units until there are none;
+// what a query computes depends neither on its unit nor on who takes it.
 #include "attention.h"
 
 #include <torch/csrc/stable/ops.h>
@@ -17,6 +17,7 @@ namespace parley {
 namespace {
 
 constexpr int64_t kSerialWork = 1 << 17;  // multiplications; below it, one thread is quicker
+constexpr int64_t kThreadUnits = 4;       // at least, before units grow: threads are not equally fast
 
 void check_arguments(
     const Tensor& query, const Tensor& key_cache, const Tensor& value_cache,
@@ -42,9 +43,13 @@ void check_arguments(
 }  // namespace
 
 void make_units(
-    const Problem& p, int64_t num_seqs, int64_t num_blocks, std::vector<Unit>& units, double* work) {
+    const Problem& p, int64_t num_seqs, int64_t num_blocks, int64_t num_threads,
+    std::vector<Unit>& units, double* work) {
   units.clear();
-  const int64_t step = std::max<int64_t>(1, kUnitQueries / p.group);
+  const int64_t heads = p.num_kv_heads * p.group;
+  const int64_t num_queries = std::clamp(
+      p.cu_seqlens_q[num_seqs] * heads / (kThreadUnits * num_threads), kFewestQueries, kMostQueries);
+  const int64_t step = std::max<int64_t>(1, num_queries / p.group);
   STD_TORCH_CHECK(p.cu_seqlens_q[0] == 0, "cu_seqlens_q begins at ", p.cu_seqlens_q[0], ", not 0");
   for (int64_t sequence = 0; sequence < num_seqs; ++sequence) {
     const int64_t chunk = p.cu_seqlens_q[sequence + 1] - p.cu_seqlens_q[sequence];
@@ -56,8 +61,8 @@ void make_units(
       const int64_t block = p.block_tables[sequence * p.max_blocks + i];
       STD_TORCH_CHECK(0 <= block && block < num_blocks, "block ", block, " of ", num_blocks);
     }
-    for (int64_t token = (chunk - 1) / step * step; chunk > 0 && token >= 0; token -= step) {
-      for (int64_t head = 0; head < p.num_kv_heads; ++head) {
+    for (int64_t head = 0; head < p.num_kv_heads; ++head) {
+      for (int64_t token = 0; token < chunk; token += step) {
         units.push_back(
             {static_cast<int32_t>(sequence), static_cast<int32_t>(head),
              static_cast<int32_t>(token), static_cast<int32_t>(std::min(step, chunk - token))});
@@ -69,10 +74,11 @@ void make_units(
 }
 
 void Scratch::fit(const Problem& p) {
-  const int64_t num_queries = std::max(kUnitQueries, p.group);
+  const int64_t num_queries = std::max(kMostQueries, p.group);
   queries.resize(num_queries * p.key_dim);
   scores.resize(num_queries * kSpan);
   sums.resize(num_queries * ((p.value_dim + kBlockSize - 1) / kBlockSize * kBlockSize));
+  floats.resize(kSpan * std::max(p.key_dim, p.value_dim));
   maxima.resize(num_queries);
   totals.resize(num_queries);
 }
@@ -112,7 +118,7 @@ void paged_attention_cpu(
 
   double work = 0;
   std::vector<Unit> units;
-  make_units(p, seq_lens.size(0), key_cache.size(0), units, &work);
+  make_units(p, seq_lens.size(0), key_cache.size(0), torch::stable::get_num_threads(), units, &work);
   STD_TORCH_CHECK(
       p.cu_seqlens_q[seq_lens.size(0)] == query.size(0), "cu_seqlens_q ends at ",
       p.cu_seqlens_q[seq_lens.size(0)], " of ", query.size(0), " tokens");

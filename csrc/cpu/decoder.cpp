@@ -207,10 +207,9 @@ void decoder_step_cpu(
   STD_TORCH_CHECK(
       p.cu_seqlens_q[num_seqs] <= rows, "cu_seqlens_q ends at ", p.cu_seqlens_q[num_seqs], " of ", rows,
       " rows");
-  double work = 0;
-  make_units(p, num_seqs, key_cache.size(1), buffers.units, &work);
-
   Team& team = Team::of_size(static_cast<int>(torch::stable::get_num_threads()));
+  double work = 0;
+  make_units(p, num_seqs, key_cache.size(1), team.size(), buffers.units, &work);
   buffers.fit_scratches(p, team.size());
   team.run([&](int thread) { s.run(team, thread); });  // so small that std::function keeps it in itself
 }

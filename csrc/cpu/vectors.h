@@ -146,20 +146,25 @@ PARLEY_INLINE Floats magnitude_of(const Floats& x) {
 }
 
 PARLEY_INLINE float sum_of(const Floats& x) {
-  float total = 0;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    total += x.parts[lane / PARLEY_WIDTH][lane % PARLEY_WIDTH];
-  }
-  return total;
+  float lanes[kLanes];
+  store(lanes, x);
+  unrolled<4>([&](auto fold) PARLEY_LAMBDA {
+    constexpr int kHalf = 8 >> fold;
+    unrolled<kHalf>([&](auto lane) PARLEY_LAMBDA { lanes[lane] += lanes[lane + kHalf]; });
+  });
+  return lanes[0];
 }
 
 PARLEY_INLINE float max_of(const Floats& x) {
-  float largest = x.parts[0][0];
-  for (int lane = 1; lane < kLanes; ++lane) {
-    const float value = x.parts[lane / PARLEY_WIDTH][lane % PARLEY_WIDTH];
-    largest = value > largest ? value : largest;
-  }
-  return largest;
+  float lanes[kLanes];
+  store(lanes, x);
+  unrolled<4>([&](auto fold) PARLEY_LAMBDA {
+    constexpr int kHalf = 8 >> fold;
+    unrolled<kHalf>([&](auto lane) PARLEY_LAMBDA {
+      lanes[lane] = lanes[lane + kHalf] > lanes[lane] ? lanes[lane + kHalf] : lanes[lane];
+    });
+  });
+  return lanes[0];
 }
 
 // e^(x - shift) for x <= shift, within 2 units in the last place. NaN stays NaN; below e^-87 is 0.
