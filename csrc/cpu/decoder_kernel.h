@@ -68,11 +68,11 @@ PARLEY_INLINE Rounding rounding_of(const float* x, int64_t size) {
   return {is_finite ? 127.0f / largest : 0.0f, largest / 127.0f + sum};
 }
 
-// Whole numbers up to 127 for `size` of x, up to kMost. Returns their sum.
-template <int64_t kMost, typename T>
+// Whole numbers up to 127 for `size` of x, kGroup at most. Returns their sum.
+template <typename T>
 PARLEY_INLINE int32_t round_to(const float* x, int64_t size, const Rounding& rounding, T* numbers) {
-  float shifted[kMost];
-  int32_t bits[kMost], sum = 0;
+  float shifted[kGroup];
+  int32_t bits[kGroup], sum = 0;
   for (int64_t i = 0; i < size; ++i) {
     const float scaled = rounding.factor > 0 ? x[i] * rounding.factor : 0.0f;
     shifted[i] = scaled + 12582912.0f;  // its low bits: the nearest whole number
@@ -93,11 +93,11 @@ void store_int8(
   for (int64_t begin = 0; begin < dim; begin += kGroup) {
     const int64_t size = std::min(kGroup, dim - begin);
     int8_t numbers[kGroup];
-    round_to<kGroup>(key + begin, size, of_key, numbers);
+    round_to(key + begin, size, of_key, numbers);
     for (int64_t i = 0; i < size; ++i) {
       static_cast<int8_t*>(keys)[(begin + i) * kBlockSize] = numbers[i];
     }
-    round_to<kGroup>(value + begin, size, of_value, static_cast<int8_t*>(values) + begin);
+    round_to(value + begin, size, of_value, static_cast<int8_t*>(values) + begin);
   }
   *key_scale = of_key.scale;
   *value_scale = of_value.scale;
@@ -123,7 +123,7 @@ void prepare(const Weight& weight, const TilePart& part) {
       const Rounding rounding = rounding_of(x, size);
       const int64_t place = row * num_groups + part.group;
       part.scales[place] = rounding.scale;
-      part.offsets[place] = -128 * round_to<kGroup>(x, size, rounding, numbers);  // weights have 128 added
+      part.offsets[place] = -128 * round_to(x, size, rounding, numbers);  // weights have 128 added
       auto* const out = static_cast<Quantized*>(part.values) + begin * height + 4 * row;
       for (int64_t i = 0; i < size; i += 4) {
         Quantized four[4];

@@ -22,7 +22,7 @@ constexpr int64_t kLineBytes = 64;  // one round reads so much of each panel
 
 // `totals` of a panel and a row: 16 outputs. They lie as [row][panels], `stride` from row to row.
 using AddGroup = void (*)(
-    const Product& p, int64_t row, int64_t panel, int64_t group, Floats* totals, int64_t stride,
+    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals, int64_t stride,
     const Fetch& fetch);
 
 // Where the group lies in the rows of a tile and in its first panel.
@@ -66,10 +66,10 @@ PARLEY_INLINE Floats load_input(const BFloat16* pair, int which) {
 // Float rows. W: float or BFloat16. The group has sums of its own, which then join the totals.
 template <typename W, int kRows, int kPanels>
 void add_float_group(
-    const Product& p, int64_t row, int64_t panel, int64_t group, Floats* totals, int64_t stride,
+    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals, int64_t stride,
     const Fetch& fetch) {
   constexpr int kStep = std::is_same_v<W, float> ? 1 : 2;  // inputs that lie together
-  const Inputs<float, W, kRows> inputs(p, row, panel, group);
+  const Inputs<float, W, kRows> inputs(p, first_row, first_panel, group);
   Floats sums[kRows][kPanels];
   unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA { sums[row][panel] = splat(0.0f); });
   for (int64_t input = 0; input < inputs.count; input += kStep) {
@@ -101,9 +101,9 @@ typedef int32_t Word __attribute__((may_alias));  // some inputs of a row
 // Rows in bfloat16 too: one instruction multiplies pairs and adds both to the total.
 template <int kRows, int kPanels>
 void add_dot_group(
-    const Product& p, int64_t row, int64_t panel, int64_t group, Floats* totals, int64_t stride,
+    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals, int64_t stride,
     const Fetch& fetch) {
-  const Inputs<BFloat16, BFloat16, kRows> inputs(p, row, panel, group);
+  const Inputs<BFloat16, BFloat16, kRows> inputs(p, first_row, first_panel, group);
   FloatPart sums[kRows][kPanels];
   unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA {
     sums[row][panel] = totals[row * stride + panel].parts[0];
@@ -256,11 +256,11 @@ constexpr int64_t place_of(int64_t input) { return input; }
 
 template <int kRows, int kPanels>
 void add_int8_group(
-    const Product& p, int64_t row, int64_t panel, int64_t group, Floats* totals, int64_t stride,
+    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals, int64_t stride,
     const Fetch& fetch) {
-  const Inputs<Quantized, uint8_t, kRows> inputs(p, row, panel, group);
-  const int64_t num_groups = p.weight.num_groups(), first = row * num_groups + group;
-  const float* const scales = p.weight.scales + (panel * num_groups + group) * kPanel;
+  const Inputs<Quantized, uint8_t, kRows> inputs(p, first_row, first_panel, group);
+  const int64_t num_groups = p.weight.num_groups(), first = first_row * num_groups + group;
+  const float* const scales = p.weight.scales + (first_panel * num_groups + group) * kPanel;
   GroupSums sums[kRows][kPanels];
   unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA {
     sums[row][panel] = sums_from(p.rows.offsets[first + row * num_groups]);

@@ -103,6 +103,25 @@ PARLEY_INLINE AddGroup add_group_of(int64_t height, int64_t width) {
                        : kAddGroups<kFormat, 1>)[height - 1];
 }
 
+// Fetch what rows [first, last) will be written to, in turns with the groups: a line at a time costs nothing,
+// and all at once would be waited for.
+PARLEY_INLINE void fetch_outputs(
+    const Product& p, int64_t first, int64_t last, int64_t panel, int64_t width, int64_t group) {
+  const int shift = p.epilogue == Epilogue::kSiluMultiply ? 1 : 0;  // two panels to a line
+  for (int64_t row = first + group; row < last; row += p.weight.num_groups()) {
+    const float* const to = p.out + row * p.out_stride + (panel >> shift) * kPanel;
+    for (int64_t line = 0; line < width >> shift; ++line) __builtin_prefetch(to + line * kPanel, 1);
+  }
+}
+
+// Fetch the scales of a group of `width` panels.
+PARLEY_INLINE void fetch_scales(const Weight& weight, int64_t panel, int64_t width, int64_t group) {
+  const float* const scales = weight.scales + (panel * weight.num_groups() + group) * kPanel;
+  for (int64_t i = 0; i < width; ++i) {
+    __builtin_prefetch(scales + i * weight.num_groups() * kPanel, 0, 2);
+  }
+}
+
 // Some tiles' rows of `width` panels.
 template <Format kFormat>
 void compute_bundle(
@@ -118,8 +137,10 @@ void compute_bundle(
   const int shift = last - first >= 4 ? 2 : last - first >= 2 ? 1 : 0;
   const int64_t fetched = group_bytes >> shift;  // by each tile, of each panel
   for (int64_t group = 0; group < p.weight.num_groups(); ++group) {
+    if (kFormat == Format::kInt8) fetch_scales(p.weight, panel + width, width, group);
     for (int64_t tile = 0; tile < last - first; ++tile) {
       const int64_t row = begins[tile], height = begins[tile + 1] - row;
+      fetch_outputs(p, row, row + height, panel, width, group);
       const int64_t step = std::min<int64_t>(width, width_of<kFormat>(height));
       const AddGroup add_group = add_group_of<kFormat>(height, step);
       const std::byte* const of_tile = later + group * group_bytes + (tile & ((1 << shift) - 1)) * fetched;
