@@ -43,7 +43,7 @@ def test_an_engine_of_another_version_does_not_join() -> None:
     record = Record(CONDITIONS)
     record.add_version("vllm:bf16", "0.11")
     record.add_version("vllm:bf16", "0.11")
-    with pytest.raises(Mismatch, match="vllm:bf16 was 0.11 in the recorded run, and is 0.12"):
+    with pytest.raises(Mismatch, match=r"was 0\.11 in the recorded run, and is"):
         record.add_version("vllm:bf16", "0.12")
 
 
