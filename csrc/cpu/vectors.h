@@ -145,26 +145,26 @@ PARLEY_INLINE Floats magnitude_of(const Floats& x) {
   return result;
 }
 
+// All lanes as one number: halves are combined with each other until one lane is left.
+template <typename Combine>
+PARLEY_INLINE float fold(const Floats& x, Combine combine) {
+  typedef float Eight __attribute__((vector_size(32)));
+  typedef float Four __attribute__((vector_size(16)));
+  Eight eights[2];
+  std::memcpy(eights, &x, sizeof(eights));
+  const Eight eight = combine(eights[0], eights[1]);
+  Four fours[2];
+  std::memcpy(fours, &eight, sizeof(fours));
+  const Four four = combine(fours[0], fours[1]);
+  return combine(combine(four[0], four[2]), combine(four[1], four[3]));
+}
+
 PARLEY_INLINE float sum_of(const Floats& x) {
-  float lanes[kLanes];
-  store(lanes, x);
-  unrolled<4>([&](auto fold) PARLEY_LAMBDA {
-    constexpr int kHalf = 8 >> fold;
-    unrolled<kHalf>([&](auto lane) PARLEY_LAMBDA { lanes[lane] += lanes[lane + kHalf]; });
-  });
-  return lanes[0];
+  return fold(x, [](auto a, auto b) PARLEY_LAMBDA { return a + b; });
 }
 
 PARLEY_INLINE float max_of(const Floats& x) {
-  float lanes[kLanes];
-  store(lanes, x);
-  unrolled<4>([&](auto fold) PARLEY_LAMBDA {
-    constexpr int kHalf = 8 >> fold;
-    unrolled<kHalf>([&](auto lane) PARLEY_LAMBDA {
-      lanes[lane] = lanes[lane + kHalf] > lanes[lane] ? lanes[lane + kHalf] : lanes[lane];
-    });
-  });
-  return lanes[0];
+  return fold(x, [](auto a, auto b) PARLEY_LAMBDA { return b > a ? b : a; });
 }
 
 // e^(x - shift) for x <= shift, within 2 units in the last place. NaN stays NaN; below e^-87 is 0.
