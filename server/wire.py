@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import re
 import socket
+import sys
 from collections.abc import Generator, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -44,6 +45,7 @@ FOLD = re.compile(rb"\n[ \t]")  # obsolete since RFC 7230, and read differently 
 END_OF_HEAD = re.compile(rb"\n\r?\n")
 BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 REQUEST_TIMEOUT = BAD_REQUEST.replace(b"400 Bad Request", b"408 Request Timeout")
+HEAD_TOO_LARGE = BAD_REQUEST.replace(b"400 Bad Request", b"431 Request Header Fields Too Large")
 
 
 class HttpProtocol(H11Protocol):
@@ -89,10 +91,13 @@ class HttpProtocol(H11Protocol):
             protocol.data_received(early)
 
     def send_400_response(self, msg: str) -> None:
+        """Called where h11 refuses what came; a long head gets the status that `Guard` gives."""
+        error = sys.exception()
+        is_large = isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == 431
         if self.cycle is not None and self.cycle.response_started and self._is_answering:
             self.close()  # half an answer is out: nothing can follow it
         else:
-            self._refuse(BAD_REQUEST)
+            self._refuse(HEAD_TOO_LARGE if is_large else BAD_REQUEST)
 
     def on_response_complete(self) -> None:
         if not self._is_over:
