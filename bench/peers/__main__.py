@@ -62,11 +62,15 @@ def main() -> None:
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # no server may outlive the run
     try:
-        run = Run(arguments, environments)
-        for name in arguments.model:
-            run.measure(name)
+        measure(Run(arguments, environments), arguments.model)
     except Mismatch as reason:
         raise SystemExit(str(reason)) from None
+
+
+def measure(run: "Run", names: Iterable[str]) -> None:
+    try:
+        for name in names:
+            run.measure(name)
     except KeyboardInterrupt:
         say("interrupted: what was measured so far is kept")
     run.finish()
