@@ -326,6 +326,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
             self.data_received(early)
 
+    async def receive(self) -> Any:
+        was_paused = self.read_paused
+        message = await super().receive()
+        if was_paused and not self.read_paused:  # what came meanwhile is read in the next turn
+            self._cancel_message_timer()
+            self._await_message()
+        return message
+
     def send_receive_event_to_app(self) -> None:
         # Bad UTF-8 and the client's own close in one packet: the close was answered already.
         with contextlib.suppress(InvalidState):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -63,7 +64,12 @@ async def _echo(scope: Scope, receive: Receive, send: Send) -> None:
     while (message := await receive())["type"] != "websocket.disconnect":
         if message["type"] == "websocket.connect":
             await send({"type": "websocket.accept", "subprotocol": "chat.v1"})
-            await asyncio.sleep(2 * wire.MESSAGE_SECONDS if scope["path"] == "/slow" else 0)
+            if scope["path"] == "/slow":
+                await asyncio.sleep(2 * wire.MESSAGE_SECONDS)
+            elif scope["path"] == "/busy":  # receives in the turn in which the deadline falls due
+                await asyncio.sleep(wire.MESSAGE_SECONDS / 2)
+                time.sleep(wire.MESSAGE_SECONDS)  # noqa: ASYNC251
+                await asyncio.sleep(0)
         elif message["text"].startswith('{"type": "direct"'):
             assert write(message["text"].encode())
         elif message["text"] == "jam":
@@ -287,13 +293,14 @@ async def test_b12_messages_that_end_in_time_may_come_for_ever(
             assert (await socket.next("echo"))["length"] == 5
 
 
+@pytest.mark.parametrize("path", ["/slow", "/busy"])
 async def test_b12_a_message_that_the_application_keeps_waiting_is_not_late(
-    target: Target, monkeypatch: pytest.MonkeyPatch
+    target: Target, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr(wire, "MESSAGE_SECONDS", IN_TIME)
     whole = frame(TEXT, b"hello")
     async with RawSocket(target) as socket:
-        assert (await socket.ask(upgrade(target, path="/slow"))).status == 101
+        assert (await socket.ask(upgrade(target, path=path))).status == 101
         await socket.send(whole + whole[:4])
         await asyncio.sleep(IN_TIME / 5)
         await socket.send(whole[4:])
