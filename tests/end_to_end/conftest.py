@@ -56,7 +56,10 @@ def _shared_server(
     # Paced, so that an answer lasts long enough to be stopped in the middle.
     server = Server(tmp_path_factory.mktemp("shared") / "data", oracle_model, PARLEY_PACE="200")
     try:
-        yield server.start()
+        server.start()
+        # The admin's token must work behind the wrong ones that tests send from this address.
+        assert server.get("/v1/admin/stats", admin_token(server))[0] == 200
+        yield server
     finally:
         server.close()
 
