@@ -279,15 +279,20 @@ class Run:
         self, peer: Peer, server: Running, number: int, workload: str
     ) -> tuple[list[Reading], float | None, float]:
         """Readings, the memory's speed before, and what others used: of the quietest attempt."""
-        attempts = []
+        attempts: list[tuple[list[Reading], float | None, float]] = []
         for attempt in range(ATTEMPTS):
             # Fresh words each time; every engine is asked with the same ones.
             seed = 1000 * (len(WORKLOADS) * attempt + list(WORKLOADS).index(workload)) + number
             turn = Turn(server, self._prompts(peer, seed), self._sizes)
             uvloop.run(wake(turn))
             bandwidth = self._bandwidth.measure()
-            with Foreign(server.pid) as foreign:
-                readings = uvloop.run(WORKLOADS[workload](turn))
+            try:
+                with Foreign(server.pid) as foreign:
+                    readings = uvloop.run(WORKLOADS[workload](turn))
+            except Exception:
+                if attempts:
+                    break  # a disturbed one is better than none
+                raise
             attempts.append((readings, bandwidth, foreign.cores))
             if foreign.cores < DISTURBING_CORES:
                 break
