@@ -6,6 +6,7 @@ every 128 inputs of an output.
 
 import math
 import mmap
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ GROUP_INPUTS = 128  # inputs that share a scale
 INT8_ZERO = 128  # int8 weights are stored unsigned
 INTERLEAVED = {"float32": 1, "bfloat16": 2, "int8": 4}  # inputs of an output that lie together
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.uint8}
+SLAB_WEIGHTS = 4 << 20  # packed at once: copies on the way are of so many, not of a whole weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +45,12 @@ class PackedWeight:
     def fill(self, layer: int, weight: Tensor) -> None:
         """Pack the weight of one layer, [num_outputs, num_inputs]."""
         zero, interleaved = 0, self.panels.shape[-1]
-        if self.scales is not None:
-            weight, scales = quantize(weight)
-            zero = INT8_ZERO
-            self.scales[layer] = _to_panels(scales, 1).squeeze(-1)
-        self.panels[layer] = _to_panels(weight, interleaved, zero)
+        for panels, slab in _slabs(weight):
+            if self.scales is not None:
+                slab, scales = quantize(slab)
+                zero = INT8_ZERO
+                self.scales[layer, panels] = _to_panels(scales, 1).squeeze(-1)
+            self.panels[layer, panels] = _to_panels(slab, interleaved, zero)
 
     def unpack(self, layer: int) -> Tensor:
         """[outputs, inputs] float32, both with their padding."""
@@ -61,7 +64,18 @@ class PackedWeight:
 
 def pack_weight(weight: Tensor) -> Tensor:
     """For `linear`: [num_outputs, num_inputs] → [ceil(num_outputs / 16), num_inputs, 16]."""
-    return _to_panels(weight, 1).squeeze(-1).contiguous()
+    num_outputs, num_inputs = weight.shape
+    packed = weight.new_empty((-(-num_outputs // PANEL_OUTPUTS), num_inputs, PANEL_OUTPUTS))
+    for panels, slab in _slabs(weight):
+        packed[panels] = _to_panels(slab, 1).squeeze(-1)
+    return packed
+
+
+def _slabs(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Outputs of whole panels in turn, and the places of these panels among all."""
+    num_panels = max(1, SLAB_WEIGHTS // (PANEL_OUTPUTS * weight.shape[1]))
+    for index, slab in enumerate(torch.split(weight, num_panels * PANEL_OUTPUTS)):
+        yield slice(index * num_panels, (index + 1) * num_panels), slab
 
 
 def _to_panels(weight: Tensor, interleaved: int, zero: int = 0) -> Tensor:

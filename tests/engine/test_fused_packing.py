@@ -1,9 +1,41 @@
 """Packed weights hold what they were given, in the order in which csrc reads them."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.fused.packing import GROUP_INPUTS, PackedWeight, join_gate_up, quantize
+from engine.fused import packing
+from engine.fused.packing import (
+    GROUP_INPUTS,
+    PackedWeight,
+    join_gate_up,
+    pack_weight,
+    quantize,
+)
+
+
+class LargestCopy(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """How many bytes the largest tensor has that any operation made; views are none."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num_bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {_memory(one) for one in args if isinstance(one, Tensor)}
+        if isinstance(result, Tensor) and _memory(result) not in given:
+            self.num_bytes = max(self.num_bytes, result.nbytes)
+        return result
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 @pytest.mark.parametrize("num_inputs", [16, 200])
@@ -60,3 +92,31 @@ def test_panels_of_gate_and_up_take_turns() -> None:
     joined = join_gate_up(gate, up).view(2, 2, 16, 8)  # pairs, gate and up, outputs, inputs
     assert torch.equal(joined[:, 0].flatten(0, 1)[:20], gate)
     assert torch.equal(joined[:, 1].flatten(0, 1)[:20], up)
+
+
+@pytest.mark.parametrize("format", ["float32", "bfloat16", "int8"])
+def test_a_weight_is_packed_alike_in_slabs_and_whole(
+    format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = torch.randn(100, 200)  # seven panels, the last with padding
+    whole, slabs = (PackedWeight.allocate(1, 100, 200, format) for _ in range(2))
+    whole.fill(0, weight)
+    whole_panels = pack_weight(weight)
+    monkeypatch.setattr(packing, "SLAB_WEIGHTS", 3 * 16 * 200)
+    slabs.fill(0, weight)
+    assert torch.equal(slabs.panels, whole.panels)
+    if slabs.scales is not None and whole.scales is not None:
+        assert torch.equal(slabs.scales, whole.scales)
+    assert torch.equal(pack_weight(weight), whole_panels)
+
+
+@pytest.mark.parametrize("format", ["float32", "bfloat16", "int8"])
+def test_packing_copies_no_more_than_a_slab_at_once(
+    format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "SLAB_WEIGHTS", 2 * 16 * 256)
+    packed = PackedWeight.allocate(1, 320, 256, format)
+    weight = torch.zeros(320, 256, dtype=torch.bfloat16)
+    with LargestCopy() as copies:
+        packed.fill(0, weight)
+    assert 0 < copies.num_bytes <= 2 * 16 * 256 * torch.float32.itemsize
