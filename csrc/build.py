@@ -74,7 +74,9 @@ def _compile(compiler: str, flags: list[str], library: Path) -> None:
     temporary.mkdir(exist_ok=True)
     try:
         units = sorted(SOURCES.rglob("*.cpp"))
-        objects = [temporary / f"{unit.stem}.o" for unit in units]
+        objects = [temporary / unit.relative_to(SOURCES).with_suffix(".o") for unit in units]
+        for folder in {target.parent for target in objects}:
+            folder.mkdir(parents=True, exist_ok=True)
         commands = [
             [compiler, *flags, "-c", str(unit), "-o", str(target)]
             for unit, target in zip(units, objects, strict=True)
@@ -114,7 +116,8 @@ def _digest(compiler: str) -> str:
     said = (version, FLAGS, TARGET_VERSION, str(torch.__version__))
     digest = hashlib.sha256(repr(said).encode())
     for file in sorted([*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h")]):
-        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+        name = file.relative_to(SOURCES).as_posix()
+        digest.update(name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -1,5 +1,6 @@
 """The builder: built once, found again, absent without a compiler."""
 
+import ctypes
 import logging
 import os
 from pathlib import Path
@@ -55,6 +56,25 @@ def test_other_flags_give_another_library(monkeypatch: pytest.MonkeyPatch, tmp_p
     first = build.build_in(tmp_path, compiler)
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-DOTHER"))
     assert build.build_in(tmp_path, compiler) != first
+
+
+def test_units_of_one_name_in_two_folders_are_kept_apart(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = build.find_compiler()
+    if compiler is None:
+        pytest.skip("no compiler")
+    sources = tmp_path / "sources"
+    for name in ("cpu", "cuda"):
+        (sources / name).mkdir(parents=True)
+        unit = f'extern "C" __attribute__((visibility("default"))) int on_{name}() {{ return 1; }}'
+        (sources / name / "attention.cpp").write_text(unit)
+    monkeypatch.setattr(build, "SOURCES", sources)
+    library = build.build_in(tmp_path / "built", compiler)
+    both = ctypes.CDLL(str(library))
+    assert both.on_cpu() == both.on_cuda() == 1
+    (sources / "cuda").rename(sources / "rocm")
+    assert build._digest(compiler) not in library.name
 
 
 def test_a_read_only_checkout_builds_in_the_users_cache(
