@@ -9,6 +9,8 @@ read and to be right, and take the ops' arguments one by one as csrc/registratio
 """
 
 import functools
+import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,6 +23,8 @@ from torch.nn import functional
 
 from csrc import build
 from engine.token_choice import ChooseTokens, choose_tokens_reference
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,20 +148,29 @@ def choose(backend: str) -> Ops:
         raise ValueError(f"attn_backend {backend!r} is none of auto, cpu, torch")
     if load_library():
         built = torch.ops.parley
-        _check_cpu_level()
+        _tell_cpu_level()
         return Ops("cpu", **{name: getattr(built, name) for name in NAMES})
     if backend == "cpu":
         raise ValueError("attn_backend 'cpu' was asked for, but csrc could not be built")
     return REFERENCE
 
 
-def _check_cpu_level() -> None:
-    """Now, because the ops themselves would say it within the first step."""
+def _tell_cpu_level() -> None:
+    """In the log; a level that is not there is an error now, not in the first step."""
     try:
-        torch.ops.parley.cpu_level()
+        level = torch.ops.parley.cpu_level()
     except RuntimeError as error:  # torch puts the place in our code before our words
         message = str(error)
         raise ValueError(message[message.index("PARLEY_CPU_LEVEL") :]) from None
+    logger.info("the kernels are those of CPU level %s", level)
+    capability = torch.backends.cpu.get_cpu_capability()
+    is_asked_for = bool(os.environ.get("PARLEY_CPU_LEVEL"))
+    if level == "baseline" and capability in ("AVX2", "AVX512") and not is_asked_for:
+        logger.warning(
+            "this CPU has %s, but the kernels are plain C++ and far slower: only g++ compiles "
+            "the others, and another compiler was found; install g++ or set CXX=g++",
+            capability,
+        )
 
 
 @functools.cache

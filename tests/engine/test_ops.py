@@ -1,5 +1,6 @@
 """Which ops are chosen, the cache's layout, and the references against torch's own attention."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -58,6 +59,32 @@ def test_without_a_compiler_auto_falls_back_and_cpu_says_so(
     assert ops.choose("auto") is ops.REFERENCE
     with pytest.raises(ValueError, match="csrc could not be built"):
         ops.choose("cpu")
+
+
+@needs_kernels
+def test_the_log_names_the_cpu_level(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        ops.choose("cpu")
+    assert f"CPU level {torch.ops.parley.cpu_level()}" in caplog.text
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("capability", "wanted", "is_warned"),
+    [("AVX512", "", True), ("AVX2", "", True), ("AVX2", "baseline", False), ("DEFAULT", "", False)],
+)
+def test_kernels_that_the_compiler_left_out_are_a_warning(
+    capability: str,
+    wanted: str,
+    is_warned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("PARLEY_CPU_LEVEL", wanted)
+    monkeypatch.setattr(torch.ops.parley, "cpu_level", lambda: "baseline")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    ops.choose("cpu")
+    assert ("only g++ compiles the others" in caplog.text) == is_warned
 
 
 @needs_kernels
