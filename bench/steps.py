@@ -1,8 +1,9 @@
 """`python -m bench.steps`: the engine's step alone, without a process or a socket.
 
 For each number of chats and length of context: what a step takes, what of it is the one call of
-csrc, what the scheduler and the building of the batch take, and how near that comes to reading the
-weights, keys and values as fast as the memory gives them. What it loses is to be looked for in the
+csrc, what the scheduler and the building of the batch take before it ("plan") and the scheduler
+behind it ("update"), and how near that comes to reading the weights, keys and values as fast as the
+memory gives them. What it loses is to be looked for in the
 kernels, or in what is around them.
 """
 
@@ -47,21 +48,26 @@ class Clock:
         self.seconds = 0.0
         self._function = function
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         started = time.perf_counter()
         try:
-            return self._function(*arguments)
+            return self._function(*arguments, **named)
         finally:
             self.seconds += time.perf_counter() - started
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of one step; `plan`: of the scheduler and of laying out the batch."""
+    """Seconds of one step.
+
+    `plan`: of choosing sequences and laying out their batch; `update`: of what the scheduler does
+    with their tokens.
+    """
 
     whole: float
     kernels: float
     plan: float
+    update: float
 
 
 class Steps:
@@ -81,6 +87,7 @@ class Steps:
         self._kernels = fused.forward = Clock(fused.forward)
         scheduler: Any = self._engine.scheduler
         self._schedule = scheduler.schedule = Clock(scheduler.schedule)
+        self._update = scheduler.update = Clock(scheduler.update)
         runner: Any = model_runner
         self._build = runner.build_batch = Clock(build_batch)
         self.value_bytes = fused.cache_bytes_per_token / model.kv_values
@@ -97,7 +104,7 @@ class Steps:
         while not all(engine.tokens.get(chat) for chat in names):
             engine.step()
         prefill, steps = time.perf_counter() - started, []
-        clocks = (self._kernels, self._schedule, self._build)
+        clocks = (self._kernels, self._schedule, self._build, self._update)
         while engine.scheduler.sequences:
             for clock in clocks:
                 clock.seconds = 0.0
@@ -105,7 +112,8 @@ class Steps:
             engine.step()
             whole = time.perf_counter() - started
             plan = self._schedule.seconds + self._build.seconds
-            steps.append(StepTimes(whole, self._kernels.seconds, plan))
+            update = self._update.seconds
+            steps.append(StepTimes(whole, self._kernels.seconds, plan, update))
         return prefill, steps
 
 
@@ -118,7 +126,7 @@ def main() -> None:
     table = Table(title=f"bench.steps, {model.name}, {arguments.threads} threads, {machine()}")
     for heading in ("weights", "chats x context", "prefill tok/s", "step ms", "kernels ms"):
         table.add_column(heading, justify="right")
-    for heading in ("plan ms", "around ms", "tok/s", "memory GB/s", "of the floor"):
+    for heading in ("plan ms", "update ms", "around ms", "tok/s", "memory GB/s", "of the floor"):
         table.add_column(heading, justify="right")
     for name in arguments.weights:
         steps, weight_bytes = Steps(model, FORMATS[name]), Parley.precisions[name]
@@ -129,6 +137,7 @@ def main() -> None:
             step = statistics.median(one.whole for one in times)
             kernels = statistics.median(one.kernels for one in times)
             plan = statistics.median(one.plan for one in times)
+            update = statistics.median(one.update for one in times)
             around = statistics.median(one.whole - one.kernels for one in times)
             floor = floor_rate(
                 speed,
@@ -139,7 +148,7 @@ def main() -> None:
                 steps.value_bytes,
             )
             row = [num_chats * context / prefill, step * 1e3, kernels * 1e3, plan * 1e3]
-            row += [around * 1e3, num_chats / step, speed]
+            row += [update * 1e3, around * 1e3, num_chats / step, speed]
             table.add_row(name, case, *(f"{value:.4g}" for value in row), f"{1 / step / floor:.0%}")
     Console().print(table)
 
