@@ -161,7 +161,8 @@ class Run:
         peers = self._prepare(site)
         facts = {"num_weights": checkpoint.num_weights, "kv_values": checkpoint.kv_values}
         weight_bytes = {peer.engine: peer.precisions[peer.precision] for peer in peers}
-        self._record.add_model(checkpoint.name, facts, weight_bytes)
+        value_bytes = {peer.engine: peer.value_bytes for peer in peers}
+        self._record.add_model(checkpoint.name, facts, weight_bytes, value_bytes)
         if self._arguments.prepare:
             return
         # Only engines of one family are compared, so only they need memory at the same time.

@@ -6,10 +6,11 @@ Knows nothing of engines: it works on rows of a running program and on those of 
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 PARLEY = "parley"
 EIGHT_BITS = ("int8", "q8_0")
+VALUE_BYTES = 2.0  # of a number of keys and values, where nobody said
 
 
 def family(precision: str) -> str:
@@ -71,15 +72,19 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What Parley must reach, as a ratio to a rival, or with `is_absolute` by itself."""
+    """What Parley must reach: a ratio to a rival, a value by itself, or a share of the floor."""
 
     model: str
     case: str
     family: str
     limit: float
     rival: str | None = None  # a peer's name; None is the best of all
-    is_absolute: bool = False
+    kind: Literal["ratio", "absolute", "floor"] = "ratio"
     cache: str = ""  # of Parley; rivals have theirs
+
+    def is_for(self, row: Row) -> bool:
+        wanted = (self.model, self.case, self.family, self.cache)
+        return wanted == (row.model, row.case, row.family, row.cache)
 
 
 def both(case: str, bf16: float, int8: float) -> list[Target]:
@@ -101,7 +106,7 @@ TARGETS = [
     Target("m2", "decode@128", "bf16", 1.1, rival="llama.cpp"),
     Target("m2", "burst@16", "bf16", 1.5, rival="vllm"),
     *(
-        Target(model, case, family, limit, is_absolute=True)
+        Target(model, case, family, limit, kind="absolute")
         for model in ("m1", "m2")
         for case, limit in (
             ("gap beside 1024", 3.0),
@@ -111,6 +116,8 @@ TARGETS = [
         )
         for family in ("bf16", "int8")
     ),
+    Target("m1", "decode@128", "bf16", 0.92, kind="floor"),
+    Target("m1", "decode@128", "int8", 0.85, kind="floor"),
 ]
 
 
@@ -137,12 +144,13 @@ class Comparison:
     def verdict(self) -> str:
         if self.target is None:
             return ""
-        reached = self.own if self.target.is_absolute else self.ratio
+        is_absolute = self.target.kind == "absolute"
+        reached = self.own if is_absolute else self.ratio
         if reached is None:
             return "no rival"
         limit = self.target.limit
         is_reached = reached.median <= limit
-        if self.wants_more and not self.target.is_absolute:
+        if self.wants_more and not is_absolute:
             is_reached = reached.median >= limit
         return "reached" if is_reached else "MISSED"
 
@@ -173,8 +181,7 @@ def compare_case(rows: Sequence[Row], targets: Sequence[Target]) -> Comparison:
     of_parley = [row for row in rows if row.peer == PARLEY]
     one = of_parley[0]
     wanted = (one.model, one.case, one.family)
-    targets = [t for t in targets if (t.model, t.case, t.family) == wanted and t.cache == one.cache]
-    target = targets[0] if targets else None
+    target = next((t for t in targets if t.kind != "floor" and t.is_for(one)), None)
     wants_more = one.unit == "tok/s"
     own_engine, own = best(of_parley, wants_more)
     name = target.rival if target else None
@@ -214,10 +221,10 @@ def floor_rate(
     weight_bytes: float,
     kv_values: int,
     context: int,
-    value_bytes: float = 2.0,
+    value_bytes: float = VALUE_BYTES,
 ) -> float:
     """Tokens/s of one stream if a step took as long as reading weights and keys and values does.
 
-    `value_bytes`: of a key's or value's number, 16 bits unless an engine is known to do otherwise.
+    `value_bytes`: of a key's or value's number, with its share of a scale.
     """
     return bandwidth * 1e9 / (num_weights * weight_bytes + value_bytes * kv_values * context)

@@ -22,6 +22,10 @@ class LlamaCpp(Peer):
     note = "keys and values f16"
     layout = ("--parallel", str(MAX_CHATS), "--ctx-size", str(KV_TOKENS), "--kv-unified")
 
+    @property
+    def value_bytes(self) -> float:
+        return 2.0  # f16 beside any weights
+
     def prepare(self) -> str:
         environments = self.site.environments
         environments.llama_server()  # compiles it

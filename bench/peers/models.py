@@ -65,6 +65,7 @@ class Checkpoint:
     folder: Path
     num_weights: int  # that a step reads: an embedding that is no head is looked up, not read
     kv_values: int  # keys and values of one token
+    head_dim: int
 
     @classmethod
     def open(cls, name: str, folder: Path) -> "Checkpoint":
@@ -78,7 +79,7 @@ class Checkpoint:
         attention = hidden * width * (2 * heads + 2 * kv_heads)
         mlp = 3 * hidden * config["intermediate_size"]
         weights = layers * (attention + mlp) + config["vocab_size"] * hidden
-        return cls(name, folder, weights, 2 * layers * kv_heads * width)
+        return cls(name, folder, weights, 2 * layers * kv_heads * width, width)
 
 
 def checkpoint(model: str, cache: Path) -> Checkpoint:

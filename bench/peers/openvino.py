@@ -20,6 +20,10 @@ class OpenVINO(Peer):
     precisions: ClassVar[dict[str, float]] = {"fp16": 2.0, "fp32": 4.0, "int8": 1.0}
     note = "weights; arithmetic is its own choice, keys and values u8"
 
+    @property
+    def value_bytes(self) -> float:
+        return 1.0  # and scales, whose layout is its own choice
+
     def prepare(self) -> str:
         environments = self.site.environments
         python = environments.program("openvino", "python")

@@ -44,6 +44,12 @@ class Parley(Peer):
     }
     more_settings: ClassVar[dict[str, str]] = {}  # of `parley serve`
 
+    @property
+    def value_bytes(self) -> float:
+        if cache_of(self.precision) == "kv8":
+            return 1.0 + 4 / self.site.checkpoint.head_dim  # a float32 for each token and head
+        return 4.0 if self.precision == "fp32" else 2.0
+
     def prepare(self) -> str:
         return "of this checkout"
 

@@ -64,7 +64,17 @@ class Record:
         if (recorded := self.versions.setdefault(engine, version)) != version:
             raise Mismatch(f"{engine} was {recorded} in the recorded run, and is {version}")
 
-    def add_model(self, name: str, facts: dict[str, Any], weight_bytes: dict[str, float]) -> None:
-        """`weight_bytes`: of each engine's weights; those that are known stay."""
-        known = self.models.get(name, {}).get("weight_bytes", {})
-        self.models[name] = {**facts, "weight_bytes": known | weight_bytes}
+    def add_model(
+        self,
+        name: str,
+        facts: dict[str, Any],
+        weight_bytes: dict[str, float],
+        value_bytes: dict[str, float],
+    ) -> None:
+        """Bytes of each engine's weights, and of its keys and values; those that are known stay."""
+        known = self.models.get(name, {})
+        self.models[name] = {
+            **facts,
+            "weight_bytes": known.get("weight_bytes", {}) | weight_bytes,
+            "value_bytes": known.get("value_bytes", {}) | value_bytes,  # older records have none
+        }

@@ -79,6 +79,11 @@ class Peer(ABC):
         return family(self.precision)
 
     @property
+    @abstractmethod
+    def value_bytes(self) -> float:
+        """What a number of keys and values takes in memory, with its share of a scale."""
+
+    @property
     def memory_bytes(self) -> int:
         """What its server takes, about."""
         weights = self.site.checkpoint.num_weights * self.precisions[self.precision]

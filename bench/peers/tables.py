@@ -8,6 +8,7 @@ from rich.table import Table
 from bench.peers.figures import (
     PARLEY,
     TARGETS,
+    VALUE_BYTES,
     Comparison,
     Row,
     Summary,
@@ -27,7 +28,9 @@ def show(rows: list[Row], known: dict[str, Any], is_quick: bool) -> None:
     for model in dict.fromkeys(row.model for row in rows):
         of_model = [row for row in rows if row.model == model]
         show_engines(model, of_model, known.get(model))
-        show_ratios(model, of_model, [] if is_quick else TARGETS)
+        targets = [] if is_quick else TARGETS
+        show_ratios(model, of_model, targets)
+        show_floors(model, of_model, known.get(model), targets)
 
 
 def show_engines(model: str, rows: list[Row], known: dict[str, Any] | None) -> None:
@@ -49,7 +52,7 @@ def show_engines(model: str, rows: list[Row], known: dict[str, Any] | None) -> N
                 f"{summary.median:.4g} {row.unit}",
                 f"{summary.low:.4g} – {summary.high:.4g}",
                 str(summary.count),
-                "" if share is None else f"{100 * share:.0f} %",
+                "" if share is None else f"{100 * share.median:.0f} %",
             )
         table.add_section()
     console.print(table)
@@ -57,8 +60,8 @@ def show_engines(model: str, rows: list[Row], known: dict[str, Any] | None) -> N
 
 def share_of_floor(
     rows: list[Row], engine: str, case: str, known: dict[str, Any] | None
-) -> float | None:
-    """How near a decode rate comes to what the memory of that moment allows; the median's."""
+) -> Summary | None:
+    """How near a decode rate comes to what the memory of that moment allows."""
     prefix, _, context = case.partition("@")
     if known is None or prefix != "decode":
         return None
@@ -67,9 +70,10 @@ def share_of_floor(
         if (row.engine, row.case) == (engine, case) and row.bandwidth:
             middle = int(context) + row.details["output_tokens"] // 2
             weight = known["weight_bytes"][engine]
-            shape = (known["num_weights"], weight, known["kv_values"], middle)
+            value = known.get("value_bytes", {}).get(engine, VALUE_BYTES)  # older records: none
+            shape = (known["num_weights"], weight, known["kv_values"], middle, value)
             shares.append(row.value / floor_rate(row.bandwidth, *shape))
-    return Summary.of(shares).median if shares else None
+    return Summary.of(shares) if shares else None
 
 
 def show_ratios(model: str, rows: list[Row], targets: Sequence[Target]) -> None:
@@ -92,11 +96,40 @@ def show_ratios(model: str, rows: list[Row], targets: Sequence[Target]) -> None:
     console.print(table)
 
 
+def show_floors(
+    model: str, rows: list[Row], known: dict[str, Any] | None, targets: Sequence[Target]
+) -> None:
+    """Parley's shares of the floor beside their targets; nothing where none is in the rows."""
+    table = Table(title=f"{model}: Parley beside what the memory allows")
+    table.add_column("case")
+    for heading in ("of the floor", "of the rounds", "target", ""):
+        table.add_column(heading, justify="right")
+    for target in targets:
+        engines = {row.engine for row in rows if row.peer == PARLEY and target.is_for(row)}
+        for engine in sorted(engines) if target.kind == "floor" else ():
+            share = share_of_floor(rows, engine, target.case, known)
+            table.add_row(
+                f"{target.case}, {engine.removeprefix(f'{PARLEY}:')}",
+                "" if share is None else f"{share.median:.2f}",
+                "" if share is None else f"{share.low:.2f} – {share.high:.2f}",
+                f"≥ {target.limit:g}",
+                floor_verdict(share, target),
+            )
+    if table.row_count:
+        console.print(table)
+
+
+def floor_verdict(share: Summary | None, target: Target) -> str:
+    if share is None:
+        return "no floor"  # the memory was not measured
+    return "reached" if share.median >= target.limit else "MISSED"
+
+
 def wanted(one: Comparison) -> str:
     """A target as text."""
     if one.target is None:
         return ""
-    if one.target.is_absolute:
+    if one.target.kind == "absolute":
         return f"≤ {one.target.limit:g} {one.unit}"
     sign = "≥" if one.wants_more else "≤"
     rival = f" {one.target.rival}" if one.target.rival else ""

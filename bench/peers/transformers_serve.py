@@ -17,6 +17,10 @@ class Transformers(Peer):
     name = "transformers"
     precisions: ClassVar[dict[str, float]] = {"bf16": 2.0, "fp32": 4.0}
 
+    @property
+    def value_bytes(self) -> float:
+        return self.precisions[self.precision]  # in the dtype of the weights
+
     def prepare(self) -> str:
         self.site.environments.program("transformers", "transformers")
         return REQUIREMENTS["transformers"][0].rpartition("=")[2]

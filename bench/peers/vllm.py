@@ -19,6 +19,10 @@ class VLLM(Peer):
     precisions: ClassVar[dict[str, float]] = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0}
 
     @property
+    def value_bytes(self) -> float:
+        return self.precisions[self.precision]  # in the dtype of the weights
+
+    @property
     def version(self) -> str:
         return REQUIREMENTS["vllm"][0].rpartition("=")[2]
 

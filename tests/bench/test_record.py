@@ -16,7 +16,8 @@ def row(number: int) -> Row:
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     record = Record(CONDITIONS, [row(0)], notes={"vllm": "slow to start"}, left_out=["x: why"])
-    record.add_model("m1", {"num_weights": 6, "kv_values": 2}, {"vllm:bf16": 2.0})
+    facts = {"num_weights": 6, "kv_values": 2}
+    record.add_model("m1", facts, {"vllm:bf16": 2.0}, {"vllm:bf16": 2.0})
     record.add_version("vllm:bf16", "0.11")
     record.write(tmp_path / "new" / "peers.json")
     again = Record.read(tmp_path / "new" / "peers.json")
@@ -49,9 +50,14 @@ def test_an_engine_of_another_version_does_not_join() -> None:
 
 def test_the_weights_of_further_engines_join_those_of_a_model() -> None:
     record = Record(CONDITIONS)
-    record.add_model("m1", {"num_weights": 6}, {"vllm:bf16": 2.0})
-    record.add_model("m1", {"num_weights": 6}, {"openvino:int8": 1.0})
-    assert record.models["m1"] == {
-        "num_weights": 6,
-        "weight_bytes": {"vllm:bf16": 2.0, "openvino:int8": 1.0},
-    }
+    record.add_model("m1", {"num_weights": 6}, {"vllm:bf16": 2.0}, {"vllm:bf16": 2.0})
+    record.add_model("m1", {"num_weights": 6}, {"openvino:int8": 1.0}, {"openvino:int8": 1.0})
+    of_each = {"vllm:bf16": 2.0, "openvino:int8": 1.0}
+    expected = {"num_weights": 6, "weight_bytes": of_each, "value_bytes": of_each}
+    assert record.models["m1"] == expected
+
+
+def test_a_record_without_the_bytes_of_keys_and_values_is_gone_on_with() -> None:
+    record = Record(CONDITIONS, models={"m1": {"weight_bytes": {"vllm:bf16": 2.0}}})
+    record.add_model("m1", {"num_weights": 6}, {"parley:bf16-kv8": 2.0}, {"parley:bf16-kv8": 1.03})
+    assert record.models["m1"]["value_bytes"] == {"parley:bf16-kv8": 1.03}

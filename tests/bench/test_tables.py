@@ -2,21 +2,37 @@
 
 import pytest
 
-from bench.peers.figures import Row, Target, compare, floor_rate
-from bench.peers.tables import share_of_floor, wanted
+from bench.peers.figures import Row, Summary, Target, compare, floor_rate
+from bench.peers.tables import floor_verdict, share_of_floor, show, wanted
+from bench.peers.terminal import console
 
 KNOWN = {"num_weights": 10**8, "kv_values": 10**4, "weight_bytes": {"vllm:bf16": 2.0}}
 
 
-def row(case: str, value: float, bandwidth: float | None, peer: str = "vllm") -> Row:
+def row(
+    case: str,
+    value: float,
+    bandwidth: float | None,
+    peer: str = "vllm",
+    precision: str = "bf16",
+) -> Row:
     details = {"output_tokens": 128}
-    return Row(0, "m1", peer, "bf16", case, value, "tok/s", bandwidth, details=details)
+    return Row(0, "m1", peer, precision, case, value, "tok/s", bandwidth, details=details)
 
 
 def test_a_decode_rate_is_a_share_of_what_the_memory_allows_in_its_middle() -> None:
     floor = floor_rate(20.0, 10**8, 2.0, 10**4, 128 + 64)
     rows = [row("decode@128", floor / 2, 20.0), row("decode@128", 5, None)]
-    assert share_of_floor(rows, "vllm:bf16", "decode@128", KNOWN) == pytest.approx(0.5)
+    share = share_of_floor(rows, "vllm:bf16", "decode@128", KNOWN)
+    assert share is not None and share.median == pytest.approx(0.5)
+
+
+def test_keys_and_values_of_bytes_are_charged_as_such() -> None:
+    engine, floor = "parley:bf16-kv8", floor_rate(20.0, 10**8, 2.0, 10**4, 128 + 64, 1.03)
+    known = {**KNOWN, "weight_bytes": {engine: 2.0}, "value_bytes": {engine: 1.03}}
+    rows = [row("decode@128", floor, 20.0, "parley", "bf16-kv8")]
+    share = share_of_floor(rows, engine, "decode@128", known)
+    assert share is not None and share.median == pytest.approx(1)
 
 
 @pytest.mark.parametrize("case", ["decode@128", "burst@4"])
@@ -30,10 +46,31 @@ def test_other_cases_and_unmeasured_memory_have_no_floor(case: str) -> None:
     [
         (Target("m1", "decode@128", "bf16", 1.1), "≥ 1.1×"),
         (Target("m1", "decode@128", "bf16", 1.1, rival="vllm"), "≥ 1.1× vllm"),
-        (Target("m1", "decode@128", "bf16", 3.0, is_absolute=True), "≤ 3 tok/s"),
+        (Target("m1", "decode@128", "bf16", 3.0, kind="absolute"), "≤ 3 tok/s"),
     ],
 )
 def test_a_target_is_told_with_its_rival_or_its_unit(target: Target, text: str) -> None:
     rows = [row("decode@128", 5, None, peer) for peer in ("parley", "vllm")]
     (found,) = compare(rows, [target])
     assert wanted(found) == text
+
+
+@pytest.mark.parametrize(
+    ("median", "verdict"),
+    [(0.93, "reached"), (0.92, "reached"), (0.91, "MISSED"), (None, "no floor")],
+)
+def test_a_share_of_the_floor_has_a_target(median: float | None, verdict: str) -> None:
+    target = Target("m1", "decode@128", "bf16", 0.92, kind="floor")
+    share = None if median is None else Summary(median, 0.1, 1.1, 3)
+    assert floor_verdict(share, target) == verdict
+
+
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_a_recorded_run_is_shown_with_its_share_of_the_floor(is_quick: bool) -> None:
+    floor = floor_rate(20.0, 10**8, 2.0, 10**4, 128 + 64)
+    rows = [row("decode@128", 0.9 * floor, 20.0, "parley"), row("decode@128", 2, 20.0)]
+    known = {**KNOWN, "weight_bytes": {"parley:bf16": 2.0, "vllm:bf16": 2.0}}  # an older record
+    with console.capture() as shown:
+        show(rows, {"m1": known}, is_quick)
+    lines = [line for line in shown.get().splitlines() if "≥ 0.92" in line]
+    assert [("0.90" in line, "MISSED" in line) for line in lines] == [(True, True)] * (not is_quick)
