@@ -195,6 +195,7 @@ _CHOICES = {
     "scheduling_policy": ("fcfs", "priority"),
     "device": ("auto", "cpu", "cuda"),
     "attn_backend": ("auto", "cpu", "torch"),
+    "model_impl": ("auto", "transformers", "fused"),
     "log_level": ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
     # blocks are compared by their tokens, so that it makes no difference
     "prefix_caching_hash_algo": ("builtin", "sha256", "sha256_cbor", "xxhash", "xxhash_cbor"),
@@ -207,7 +208,6 @@ _ONLY_VALUES: dict[str, tuple[object, ...]] = {
     "async_scheduling": (None, False),
     "tokenizer_mode": ("auto", "hf"),
     "block_size": (None, 16),  # what the kernels are written for
-    "model_impl": ("auto", "transformers", "fused"),
     "generation_config": ("auto",),
 }
 _BOOLEANS = (

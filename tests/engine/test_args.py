@@ -49,6 +49,7 @@ def test_unknown_name_is_a_type_error() -> None:
         ("seed", "x"),
         ("log_level", "CHATTY"),
         ("attn_backend", "flash"),
+        ("model_impl", "fuzed"),
         ("prefix_caching_hash_algo", "md5x"),
         ("enable_prefix_caching", "no"),
         ("batch_invariant", "no"),
@@ -64,6 +65,11 @@ def test_wrong_value_is_refused_by_name(name: str, value: Any) -> None:
     assert caught.value.parameter == name
 
 
+def test_the_error_of_a_wrong_choice_lists_the_right_ones() -> None:
+    with pytest.raises(ValidationError, match="must be one of auto, transformers, fused, got"):
+        AsyncEngineArgs(model="m", model_impl="fuzed")
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -76,7 +82,6 @@ def test_wrong_value_is_refused_by_name(name: str, value: Any) -> None:
         ("skip_tokenizer_init", True),
         ("block_size", 32),
         ("block_size", 7),
-        ("model_impl", "vllm"),
         ("generation_config", "vllm"),
         ("tokenizer_revision", "v9"),
         ("enable_lora", True),
