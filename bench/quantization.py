@@ -1,13 +1,15 @@
 """`python -m bench.quantization`: what `--quantize int8` and `--kv-cache-dtype int8` change.
 
 The demo model reads documents of its own generator that it was not trained on, and a model with
-random weights at real dimensions reads random tokens. Both are read by the fused decoder, token by
-token of the vocabulary: with float32 weights (the truth), with bfloat16 and with int8, and each of
-these with keys and values in 8 bits.
+random weights at real dimensions reads random tokens. Both are read by the fused decoder: with
+float32 weights, with bfloat16 and with int8, and each of these with keys and values in 8 bits. What
+they predict behind each token is compared with what float32 and bfloat16 predict, and greedy
+answers, each of which goes on from its own tokens, with those of bfloat16.
 """
 
 import argparse
 import dataclasses
+import itertools
 import json
 import tempfile
 from array import array
@@ -37,7 +39,12 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "int8, int8 cache": {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"},
 }
+REFERENCES = ("float32", "bfloat16")
 CONTEXT = 512
+PROMPT_TOKENS = 32
+ANSWER_TOKENS = 64  # at most
+NUM_PROMPTS = 64
+ANSWER_BLOCKS = -(-(PROMPT_TOKENS + ANSWER_TOKENS) // 16)
 CORPUS_SEED = 20261121  # not the training's
 RANDOM_MODEL = {  # a llama of 96 million weights
     "model_type": "llama",
@@ -65,7 +72,7 @@ class Reader:
             load_format=load_format,
             model_impl="fused",
             max_model_len=CONTEXT,
-            num_blocks=CONTEXT // 16,
+            num_blocks=max(CONTEXT // 16, NUM_PROMPTS * ANSWER_BLOCKS),
             batch_invariant=False,
             **settings,
         )
@@ -80,22 +87,51 @@ class Reader:
         batch = dataclasses.replace(batch, logits_rows=rows, num_sampled=len(token_ids))
         return self._runner.forward(batch)
 
+    def answers(self, prompts: list[list[int]]) -> list[list[int]]:
+        """Greedy ones to all prompts at once, up to the end of the text."""
+        sequences = [Sequence("", "reader", prompt, SamplingParams()) for prompt in prompts]
+        for number, sequence in enumerate(sequences):
+            first = number * ANSWER_BLOCKS
+            sequence.block_table = array("i", range(first, first + ANSWER_BLOCKS))
+        for _ in range(ANSWER_TOKENS):
+            scheduled = [ScheduledSequence(each, each.num_uncomputed_tokens) for each in sequences]
+            logits = self._runner.forward(build_batch(scheduled, 16, torch.device("cpu")))
+            for sequence, token_id in zip(sequences, logits.argmax(-1).tolist(), strict=True):
+                sequence.num_computed_tokens = sequence.num_tokens
+                sequence.token_ids.append(token_id)
+        ends = set(self._runner.loaded.eos_token_ids)
+        answers = (sequence.token_ids[PROMPT_TOKENS:] for sequence in sequences)
+        return [list(itertools.takewhile(lambda id: id not in ends, ids)) for ids in answers]
+
+
+@dataclasses.dataclass(slots=True)
+class Likeness:
+    """Of one format's predictions to those of another."""
+
+    divergence: float = 0.0  # Kullback-Leibler, from the other's distributions, in nats
+    num_alike: int = 0  # positions whose best token is the other's
+
+    def add(self, expected: Tensor, found: Tensor) -> None:
+        """Both are logarithms of probabilities, [num_tokens, vocab]."""
+        self.divergence += float((expected.exp() * (expected - found)).sum())
+        self.num_alike += int((expected.argmax(-1) == found.argmax(-1)).sum())
+
 
 @dataclasses.dataclass(slots=True)
 class Comparison:
-    """One format beside float32, over all tokens read."""
+    """One format beside the references, over all tokens read."""
 
     loss: float = 0.0  # of the texts' own next tokens, in nats
-    divergence: float = 0.0  # Kullback-Leibler, from float32's distribution, in nats
-    num_alike: int = 0  # positions whose best token is float32's
     num_tokens: int = 0
+    likeness: dict[str, Likeness] = dataclasses.field(
+        default_factory=lambda: {reference: Likeness() for reference in REFERENCES}
+    )
 
-    def add(self, truth: Tensor, logits: Tensor, next_ids: list[int]) -> None:
-        expected, found = truth.log_softmax(-1), logits.log_softmax(-1)
+    def add(self, found: Tensor, references: dict[str, Tensor], next_ids: list[int]) -> None:
         self.loss += float(functional.nll_loss(found, torch.tensor(next_ids), reduction="sum"))
-        self.divergence += float((expected.exp() * (expected - found)).sum())
-        self.num_alike += int((expected.argmax(-1) == found.argmax(-1)).sum())
         self.num_tokens += len(next_ids)
+        for reference, expected in references.items():
+            self.likeness[reference].add(expected, found)
 
 
 def main() -> None:
@@ -105,10 +141,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(RANDOM_MODEL))
         generator = torch.Generator().manual_seed(0)
-        noise = torch.randint(0, 32000, (4, CONTEXT), generator=generator).tolist()
+        noise = torch.randint(0, 32000, (4, CONTEXT), generator=generator)
+        texts = documents(arguments.texts)
+        prompts = [ids[:PROMPT_TOKENS] for ids in texts if len(ids) > PROMPT_TOKENS]
+        pieces = noise.view(-1, PROMPT_TOKENS).tolist()
         figures = [
-            *compare("demo model", demo_model(), documents(arguments.texts)),
-            *compare("random weights", Path(folder), noise, load_format="dummy"),
+            *compare("demo model", demo_model(), texts, prompts),
+            *compare("random weights", Path(folder), noise.tolist(), pieces, load_format="dummy"),
         ]
     report("quantization", figures)
 
@@ -123,27 +162,55 @@ def documents(count: int) -> list[list[int]]:
 
 @torch.inference_mode()
 def compare(
-    name: str, folder: Path, texts: list[list[int]], load_format: str = "auto"
+    name: str,
+    folder: Path,
+    texts: list[list[int]],
+    prompts: list[list[int]],
+    load_format: str = "auto",
 ) -> list[Figure]:
     readers = {
         format: Reader(folder, settings, load_format) for format, settings in FORMATS.items()
     }
     comparisons = {format: Comparison() for format in FORMATS}
     for token_ids in texts:
-        truth = readers["float32"].logits(token_ids)[:-1]
-        for format, reader in readers.items():
-            comparisons[format].add(truth, reader.logits(token_ids)[:-1], token_ids[1:])
+        predicted = {
+            format: reader.logits(token_ids)[:-1].log_softmax(-1)
+            for format, reader in readers.items()
+        }
+        references = {reference: predicted[reference] for reference in REFERENCES}
+        for format, comparison in comparisons.items():
+            comparison.add(predicted[format], references, token_ids[1:])
+    answers = {format: reader.answers(prompts[:NUM_PROMPTS]) for format, reader in readers.items()}
     figures = []
     for format, found in comparisons.items():
         count = found.num_tokens
         perplexity = float(torch.tensor(found.loss / count).exp())
         figures.append(Figure(f"{name}, {format}: perplexity", perplexity, None, ""))
-        if format != "float32":
-            divergence = found.divergence / count
-            figures.append(Figure(f"{name}, {format}: divergence", divergence, None, "nats"))
-            alike = 100 * found.num_alike / count
-            figures.append(Figure(f"{name}, {format}: same best token", alike, None, "%"))
+        for reference, likeness in found.likeness.items():
+            if reference != format:
+                what = f"{name}, {format} beside {reference}"
+                divergence = likeness.divergence / count
+                figures.append(Figure(f"{what}: divergence", divergence, None, "nats"))
+                alike = 100 * likeness.num_alike / count
+                figures.append(Figure(f"{what}: same best token", alike, None, "%"))
+        figures += compare_answers(f"{name}, {format}", answers[format], answers["bfloat16"])
     return figures
+
+
+def compare_answers(what: str, answers: list[list[int]], expected: list[list[int]]) -> list[Figure]:
+    """How many are the same to their ends, and how far the two go together on average."""
+    pairs = list(zip(answers, expected, strict=True))
+    same = 100 * sum(ours == theirs for ours, theirs in pairs) / len(pairs)
+    together = sum(common_length(*pair) for pair in pairs) / len(pairs)
+    return [
+        Figure(f"{what}: greedy answers same as bfloat16's", same, None, "%"),
+        Figure(f"{what}: mean common beginning", together, None, "tokens"),
+    ]
+
+
+def common_length(ours: list[int], theirs: list[int]) -> int:
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
 
 
 if __name__ == "__main__":
