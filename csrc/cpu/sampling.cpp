@@ -1,5 +1,7 @@
 // choose_tokens: one token for each row of logits.
 #include <atomic>
+#include <iterator>
+#include <vector>
 
 #include "common.h"
 #include "kernels.h"
@@ -17,6 +19,14 @@ const T* read_column(const Tensor& tensor, ScalarType type, int64_t count, const
           tensor.size(0) == count,
       name, " has one ", type == ScalarType::Long ? "int64" : "float64", " for each row");
   return static_cast<const T*>(tensor.const_data_ptr());
+}
+
+// One for each thread of a team. They are the caller's, which all its threads use until the next call.
+ChoiceScratch* fit_scratches(int num_threads, int64_t vocab) {
+  static thread_local std::vector<ChoiceScratch> scratches;
+  if (std::ssize(scratches) < num_threads) scratches.resize(num_threads);
+  for (int thread = 0; thread < num_threads; ++thread) scratches[thread].fit(vocab);
+  return scratches.data();
 }
 
 }  // namespace
@@ -38,25 +48,32 @@ void choose_tokens_cpu(
   const auto* const uniform = read_column<double>(uniforms, ScalarType::Double, num_rows, "uniforms");
   read_column<int64_t>(tokens, ScalarType::Long, num_rows, "tokens");
   auto* const chosen = static_cast<int64_t*>(tokens.mutable_data_ptr());
+  bool is_random = false;
   for (int64_t row = 0; row < num_rows; ++row) {
     STD_TORCH_CHECK(
         temperature[row] >= 0 && best[row] >= 1 && 0 <= uniform[row] && uniform[row] < 1,
         "temperatures are not negative, top_k is at least 1, uniforms are in [0, 1)");
+    is_random |= temperature[row] > 0;
   }
 
+  Team* const team =
+      num_rows > 1 ? &Team::of_size(static_cast<int>(torch::stable::get_num_threads())) : nullptr;
+  ChoiceScratch* const scratches = fit_scratches(team ? team->size() : 1, is_random ? vocab : 0);
   const Choose choose = kernels().choose;
-  const auto choose_row = [&](int64_t row) {
-    static thread_local ChoiceScratch scratch;
+  const auto choose_row = [&](int64_t row, ChoiceScratch& scratch) {
     const Choice choice{
         .logits = values + row * stride, .vocab = vocab,
         .temperature = static_cast<float>(temperature[row]), .min_p = least[row],
         .top_p = share[row], .top_k = best[row], .uniform = uniform[row]};
     chosen[row] = choose(choice, scratch);
   };
-  if (num_rows == 1) return choose_row(0);
+  if (team == nullptr) {
+    for (int64_t row = 0; row < num_rows; ++row) choose_row(row, scratches[0]);
+    return;
+  }
   std::atomic<int64_t> next{0};
-  Team::of_size(static_cast<int>(torch::stable::get_num_threads())).run([&](int) {
-    for (int64_t row; (row = next++) < num_rows;) choose_row(row);
+  team->run([&](int thread) {
+    for (int64_t row; (row = next++) < num_rows;) choose_row(row, scratches[thread]);
   });
 }
 

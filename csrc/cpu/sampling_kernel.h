@@ -11,7 +11,7 @@
 
 namespace parley::PARLEY_ISA {
 
-constexpr int64_t kBlock = 512;  // tokens looked at before asking whether the one is among them
+static_assert(kPadding % kLanes == 0 && kBlock % kLanes == 0);
 
 PARLEY_INLINE float find_maximum(const float* logits, int64_t vocab) {
   Floats best = splat(-std::numeric_limits<float>::infinity());
@@ -49,9 +49,8 @@ PARLEY_INLINE int64_t find_first(const float* logits, int64_t vocab, float wante
 }
 
 // e^((logit - maximum) / temperature), 0 where that is below `least`; padded with 0 to whole vectors.
-PARLEY_INLINE void weigh_tokens(const Choice& c, float maximum, std::vector<float>& weights) {
+PARLEY_INLINE void weigh_tokens(const Choice& c, float maximum, float* weights) {
   const int64_t padded = (c.vocab + kLanes - 1) / kLanes * kLanes;
-  if (static_cast<int64_t>(weights.size()) < padded) weights.resize(padded);
   float least = static_cast<float>(c.min_p);
   if (least < c.min_p) least = std::nextafter(least, 2.0f);  // no float lies between
   float last[kLanes];
@@ -70,7 +69,7 @@ PARLEY_INLINE void weigh_tokens(const Choice& c, float maximum, std::vector<floa
     for (int j = 0; j < kParts; ++j) {
       weight.parts[j] = weight.parts[j] < least ? FloatPart{} : weight.parts[j];
     }
-    store(weights.data() + i, weight);
+    store(weights + i, weight);
   }
 }
 
@@ -204,7 +203,7 @@ int64_t choose(const Choice& c, ChoiceScratch& scratch) {
   const float maximum = find_maximum(c.logits, c.vocab);
   if (!std::isfinite(maximum)) return -1;
   if (c.temperature == 0) return find_first(c.logits, c.vocab, maximum);
-  weigh_tokens(c, maximum, scratch.weights);
+  weigh_tokens(c, maximum, scratch.weights.data());
   const bool is_cut = c.top_k < c.vocab || c.top_p < 1;
   return is_cut ? choose_of_best(c, scratch) : choose_of_all(c, scratch);
 }
