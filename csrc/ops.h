@@ -77,6 +77,17 @@ void decoder_step_cpu(
     std::vector<int64_t> windows,  // of each layer, 0 = all
     int64_t num_heads, double scale, double epsilon);
 
+void penalize_cpu(
+    const Tensor& logits,        // [num_rows, vocab] float32, written
+    const Tensor& rows,          // [n] int64: those with penalties, ascending
+    const Tensor& offsets,       // [n + 1] int64: rows[i] has the ids from offsets[i] to offsets[i + 1]
+    const Tensor& ids,           // [num_ids] int64: tokens of the text, in a row each once
+    const Tensor& counts,        // [num_ids] float32: how often in the answer; 0 = in the prompt alone
+    const Tensor& repetition,    // [n] float64, as the next two: a factor of all ids, 1 = none
+    const Tensor& frequency,     // for each time in the answer
+    const Tensor& presence       // for being in the answer
+);
+
 void choose_tokens_cpu(
     const Tensor& logits,        // [num_rows, vocab] float32
     const Tensor& temperatures,  // [num_rows] float64, as the next two and `uniforms`; 0 = the best token

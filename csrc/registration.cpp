@@ -22,6 +22,9 @@ STABLE_TORCH_LIBRARY(parley, ops) {
       "Tensor? down_scales, Tensor head, Tensor? head_scales, Tensor(d!) logits, int[] windows, "
       "int num_heads, float scale, float epsilon) -> ()");
   ops.def(
+      "penalize(Tensor(a!) logits, Tensor rows, Tensor offsets, Tensor ids, Tensor counts, "
+      "Tensor repetition, Tensor frequency, Tensor presence) -> ()");
+  ops.def(
       "choose_tokens(Tensor logits, Tensor temperatures, Tensor min_p, Tensor top_p, Tensor top_k, "
       "Tensor uniforms, Tensor(a!) tokens) -> ()");
 }
@@ -35,5 +38,6 @@ STABLE_TORCH_LIBRARY_IMPL(parley, CPU, ops) {
   ops.impl("paged_attention", TORCH_BOX(&parley::paged_attention_cpu));
   ops.impl("linear", TORCH_BOX(&parley::linear_cpu));
   ops.impl("decoder_step", TORCH_BOX(&parley::decoder_step_cpu));
+  ops.impl("penalize", TORCH_BOX(&parley::penalize_cpu));
   ops.impl("choose_tokens", TORCH_BOX(&parley::choose_tokens_cpu));
 }

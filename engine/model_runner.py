@@ -36,7 +36,8 @@ class ModelRunner:
         self.loaded = loaded
         self.config = resolve_sizes(config, loaded)
         self._context = loaded.context
-        self._sampler = Sampler(loaded.context.ops.choose_tokens)
+        ops = loaded.context.ops
+        self._sampler = Sampler(ops.choose_tokens, ops.penalize)
         _allocate_cache(loaded, self.config)
         if loaded.fused is None:
             model: Any = loaded.model

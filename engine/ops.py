@@ -25,6 +25,8 @@ from csrc import build
 from engine.token_choice import ChooseTokens, choose_tokens_reference
 
 logger = logging.getLogger(__name__)
+# As `penalize_reference` below.
+Penalize = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class Ops:
     ]
     linear: Callable[[Tensor, Tensor, Tensor | None, Tensor], None]
     decoder_step: Callable[..., None]  # as engine/fused/reference.py declares it
+    penalize: Penalize
     choose_tokens: ChooseTokens
 
 
@@ -119,6 +122,28 @@ def linear_reference(
     out.copy_(functional.linear(rows, weight, bias))
 
 
+def penalize_reference(
+    logits: Tensor,  # [num_rows, vocab] float32, written
+    rows: Tensor,  # [n] int64: those with penalties, ascending
+    offsets: Tensor,  # [n + 1] int64: rows[i] has the ids from offsets[i] to offsets[i + 1]
+    ids: Tensor,  # [num_ids] int64: tokens that were seen, in a row each once
+    counts: Tensor,  # [num_ids] float32: how often in the answer; 0 = in the prompt alone
+    repetition: Tensor,  # [n] float64: divides positive logits of all ids, multiplies others
+    frequency: Tensor,  # [n] float64: taken off for each time in the answer
+    presence: Tensor,  # [n] float64: taken off for being in the answer
+) -> None:
+    """Change the logits of the tokens that were seen. All is float32, rounded at each step."""
+    bounds, factors = offsets.tolist(), repetition.tolist()
+    each_time, once = frequency.tolist(), presence.tolist()
+    for place, row in enumerate(rows.tolist()):
+        own = slice(bounds[place], bounds[place + 1])
+        values = logits[row, ids[own]]
+        values = torch.where(values > 0, values / factors[place], values * factors[place])
+        values -= each_time[place] * counts[own]
+        values -= once[place] * (counts[own] > 0)
+        logits[row, ids[own]] = values
+
+
 def decoder_step_reference(*args: Any) -> None:
     """See engine/fused/reference.py, which is made of the references above."""
     from engine.fused.reference import decoder_step_reference
@@ -132,6 +157,7 @@ REFERENCE = Ops(
     paged_attention_reference,
     linear_reference,
     decoder_step_reference,
+    penalize_reference,
     choose_tokens_reference,
 )
 

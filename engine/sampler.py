@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engine.ops import Penalize, penalize_reference
 from engine.sampling_params import SamplingParams
 from engine.sequence import SampledToken, Sequence
 from engine.token_choice import ChooseTokens, choose_tokens_reference
@@ -27,6 +28,8 @@ NUM_UNIFORMS = 32  # random numbers made at once for one sequence
 ROW_FAULTS = (LookupError, ValueError, TypeError, ArithmeticError)
 
 Uints = npt.NDArray[np.uint64]
+Ids = npt.NDArray[np.int64]
+Counts = npt.NDArray[np.float32]
 
 _MASK = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
@@ -83,7 +86,7 @@ class RowState:
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
         self._uniforms: list[float] = []
         self._uniforms_start = 0
-        self._seen = SeenTokens()
+        self.seen = SeenTokens()
 
     def uniform(self, position: int) -> float:
         """The random number of one output position."""
@@ -94,7 +97,7 @@ class RowState:
         return self._uniforms[offset]
 
     def edit(self, logits: Tensor, sequence: Sequence) -> None:
-        """Apply everything that changes single logits, in place. logits: [vocab] float32."""
+        """Apply what changes single logits before penalties, in place. logits: [vocab] float32."""
         params = sequence.params
         if params.allowed_token_ids:
             allowed = torch.tensor(params.allowed_token_ids, device=logits.device)
@@ -107,20 +110,6 @@ class RowState:
             logits[list(sequence.stop_ids)] = -torch.inf
         if params.logit_bias:
             logits[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()))
-        if self.has_penalties:
-            self._penalize(logits, sequence)
-
-    def _penalize(self, logits: Tensor, sequence: Sequence) -> None:
-        """Only of tokens that were seen, which are few: a vocabulary has many times as many."""
-        params = sequence.params
-        ids, counts = (column.to(logits.device) for column in self._seen.of(sequence))
-        values = logits[ids]
-        if params.repetition_penalty != 1:
-            factor = params.repetition_penalty
-            values = torch.where(values > 0, values / factor, values * factor)
-        values -= params.frequency_penalty * counts
-        values -= params.presence_penalty * (counts > 0)
-        logits[ids] = values
 
 
 class SeenTokens:
@@ -128,31 +117,80 @@ class SeenTokens:
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}  # by token
-        self._ids = np.empty(0, np.int64)
-        self._counts = np.empty(0, np.float32)
+        self._ids: Ids = np.empty(0, np.int64)
+        self._counts: Counts = np.empty(0, np.float32)
         self._num_read = 0  # tokens of the sequence
 
-    def of(self, sequence: Sequence) -> tuple[Tensor, Tensor]:
-        """Ids [n] int64 and counts [n] float32, 0 for what is in the prompt alone."""
+    def of(self, sequence: Sequence) -> tuple[Ids, Counts]:
+        """Ids [n] and counts [n], 0 for what is in the prompt alone. True until it is asked again.
+
+        A sequence only grows, so that it is read once, and its new tokens one by one.
+        """
+        if self._num_read == 0:
+            self._read_all(sequence)
         for position in range(self._num_read, sequence.num_tokens):
             token = sequence.token_ids[position]
             place = self._places.setdefault(token, len(self._places))
             if place == len(self._ids):
-                more = max(256, len(self._ids))
-                self._ids = np.append(self._ids, np.zeros(more, np.int64))
-                self._counts = np.append(self._counts, np.zeros(more, np.float32))
+                self._make_room()
             self._ids[place] = token
             self._counts[place] += position >= sequence.num_prompt_tokens
         self._num_read = sequence.num_tokens
         num_seen = len(self._places)
-        return torch.from_numpy(self._ids[:num_seen]), torch.from_numpy(self._counts[:num_seen])
+        return self._ids[:num_seen], self._counts[:num_seen]
+
+    def _read_all(self, sequence: Sequence) -> None:
+        tokens = np.array(sequence.token_ids, np.int64)
+        self._ids, places = np.unique(tokens, return_inverse=True)
+        in_answer = places[sequence.num_prompt_tokens :]
+        self._counts = np.bincount(in_answer, minlength=len(self._ids)).astype(np.float32)
+        self._places = {token: place for place, token in enumerate(self._ids.tolist())}
+        self._num_read = len(tokens)
+
+    def _make_room(self) -> None:
+        more = max(256, len(self._ids))
+        self._ids = np.append(self._ids, np.zeros(more, np.int64))
+        self._counts = np.append(self._counts, np.zeros(more, np.float32))
+
+
+class Penalties:
+    """What the rows of one step are penalized for, put together for one call of the op."""
+
+    def __init__(self) -> None:
+        self._rows: list[int] = []
+        self._ids: list[Ids] = []
+        self._counts: list[Counts] = []
+        self._factors: list[tuple[float, float, float]] = []
+
+    def add(self, row: int, params: SamplingParams, ids: Ids, counts: Counts) -> None:
+        """Row by row, in their order."""
+        self._rows.append(row)
+        self._ids.append(ids)
+        self._counts.append(counts)
+        self._factors.append(
+            (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+        )
+
+    def apply(self, penalize: Penalize, logits: Tensor) -> None:
+        """Change the rows that were added. logits: [num_rows, vocab] float32"""
+        if not self._rows:
+            return
+        offsets = np.cumsum([0, *map(len, self._ids)])
+        factors = np.array(self._factors, np.float64).T.copy()  # each penalty's lie together
+        columns = (self._rows, offsets, np.concatenate(self._ids), np.concatenate(self._counts))
+        penalize(logits, *(torch.as_tensor(x, device=logits.device) for x in (*columns, *factors)))
 
 
 class Sampler:
     """Chooses one token per row. Stateless: what it remembers lies in `sequence.sampler_state`."""
 
-    def __init__(self, choose_tokens: ChooseTokens = choose_tokens_reference) -> None:
+    def __init__(
+        self,
+        choose_tokens: ChooseTokens = choose_tokens_reference,
+        penalize: Penalize = penalize_reference,
+    ) -> None:
         self._choose_tokens = choose_tokens
+        self._penalize = penalize
 
     def sample(self, logits: Tensor, sequences: Collection[Sequence]) -> list[SampledToken]:
         """Choose the next token of each sequence; row i of `logits` [n, vocab] float32 is its own.
@@ -167,13 +205,17 @@ class Sampler:
         if any(state.edits_logits for state in states):
             if any(sequence.params.logprobs is not None for sequence in sequences):
                 edited = logits.clone()  # they are told as the model gave them
-            for row, state in enumerate(states):
+            penalties = Penalties()
+            for row, (state, sequence) in enumerate(zip(states, sequences, strict=True)):
                 try:
                     if state.edits_logits:
-                        state.edit(edited[row], sequences[row])
+                        state.edit(edited[row], sequence)
+                    if state.has_penalties:
+                        penalties.add(row, sequence.params, *state.seen.of(sequence))
                 except ROW_FAULTS as error:
-                    logger.exception("%r: its logits could not be edited", sequences[row])
+                    logger.exception("%r: its logits could not be edited", sequence)
                     errors[row] = f"{type(error).__name__} in the sampler"
+            penalties.apply(self._penalize, edited)
         tokens = self._choose(edited, sequences, states)
         for row, token in enumerate(tokens):
             if token < 0:

@@ -162,22 +162,21 @@ def test_without_a_seed_two_sequences_differ() -> None:
     assert len(tokens) > 10
 
 
-def test_penalties_are_vllms() -> None:
-    logits = torch.tensor([[2.0, -2.0, 1.0, 0.5, 3.0]])
+def test_penalties_come_after_all_other_changes() -> None:
+    logits = torch.tensor([[2.0, 1.0, 4.0, 9.0]])
     sequence = make_sequence(
         prompt=(0, 1),
-        output=(2, 2, 4),
+        output=(2,),
         temperature=0,
+        allowed_token_ids=[0, 2],
+        logit_bias={0: -4.0, 2: 2.0},
         repetition_penalty=2.0,
-        frequency_penalty=0.25,
-        presence_penalty=0.125,
-        logprobs=0,
+        presence_penalty=0.5,
     )
-    sample_one(logits, sequence)
     edited = logits.clone()
-    sequence.sampler_state.edit(edited[0], sequence)
-    expected = [2 / 2, -2 * 2, 1 / 2 - 0.5 - 0.125, 0.5, 3 / 2 - 0.25 - 0.125]
-    torch.testing.assert_close(edited[0], torch.tensor(expected))
+    Sampler().sample(edited, [sequence])
+    expected = [(2 - 4) * 2, -torch.inf, (4 + 2) / 2 - 0.5, -torch.inf]
+    assert edited.tolist() == [expected]
 
 
 def test_penalties_follow_an_answer_token_by_token() -> None:
@@ -189,7 +188,7 @@ def test_penalties_follow_an_answer_token_by_token() -> None:
     }
     prompt = tuple(random.integers(0, 1000, 300).tolist())
     sequence = make_sequence(prompt, **params)
-    state = RowState(sequence.params)
+    sampler = Sampler()
     for _ in range(400):
         sequence.token_ids += random.integers(0, 1000, random.integers(1, 4)).tolist()
         logits = random_logits(vocab=1000)[0]
@@ -198,7 +197,7 @@ def test_penalties_follow_an_answer_token_by_token() -> None:
         is_seen[sequence.token_ids] = True
         expected = torch.where(logits > 0, logits / 1.5, logits * 1.5).where(is_seen, logits)
         expected = expected - 0.25 * counts - 0.125 * (counts > 0)
-        state.edit(logits, sequence)
+        sampler.sample(logits[None], [sequence])  # writes over them
         torch.testing.assert_close(logits, expected)
 
 
