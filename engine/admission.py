@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from engine.config import EngineConfig
-from engine.sequence import Sequence
+from engine.sequence import Problem, Sequence
 
 ABSENT_FEATURES = (  # of SamplingParams: refused by name rather than ignored
     "prompt_logprobs",
@@ -11,8 +11,6 @@ ABSENT_FEATURES = (  # of SamplingParams: refused by name rather than ignored
     "thinking_token_budget",
     "repetition_detection",
 )
-
-Problem = tuple[str, str]  # (code, message) of an answer that ends with "error"
 
 
 def find_problem(sequence: Sequence, config: EngineConfig, vocab_size: int) -> Problem | None:

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from engine.admission import Problem
 from engine.core_metrics import CoreMetrics
 from engine.ipc import CoreMessage, Utility, UtilityReply, encode
 from engine.profiling import Profiler
 from engine.scheduler import Scheduler
+from engine.sequence import Problem
 
 logger = logging.getLogger("engine.core")
 

@@ -3,9 +3,8 @@
 import math
 from collections.abc import Iterable, Iterator
 
-from engine.admission import Problem
 from engine.config import EngineConfig
-from engine.sequence import Sequence
+from engine.sequence import Problem, Sequence
 
 CHECK_SECONDS = 0.25  # how late a deadline may be noticed
 

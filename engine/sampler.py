@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engine.ops import Penalize, penalize_reference
 from engine.sampling_params import SamplingParams
-from engine.sequence import SampledToken, Sequence
+from engine.sequence import Problem, SampledToken, Sequence
 from engine.token_choice import ChooseTokens, choose_tokens_reference
 
 logger = logging.getLogger(__name__)
@@ -104,10 +104,8 @@ class RowState:
             kept = logits[allowed]
             logits.fill_(-torch.inf)
             logits[allowed] = kept
-        if params.bad_words_token_ids:
-            logits[_completing(params.bad_words_token_ids, sequence)] = -torch.inf
-        if sequence.num_output_tokens < params.min_tokens:
-            logits[list(sequence.stop_ids)] = -torch.inf
+        if banned := _banned(sequence):
+            logits[banned] = -torch.inf
         if params.logit_bias:
             logits[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()))
 
@@ -196,10 +194,10 @@ class Sampler:
         """Choose the next token of each sequence; row i of `logits` [n, vocab] float32 is its own.
 
         Writes over `logits` where parameters change them and nobody asked for logprobs. A row
-        without a finite maximum, or whose parameters fail, gives an error in its place and does
-        not disturb the others.
+        without a finite maximum, or whose parameters fail or leave no token, gives an error in its
+        place and does not disturb the others.
         """
-        errors: dict[int, str] = {}  # by row
+        errors: dict[int, Problem] = {}  # by row
         states = [_state_of(sequence) for sequence in sequences]
         edited = logits
         if any(state.edits_logits for state in states):
@@ -214,12 +212,12 @@ class Sampler:
                         penalties.add(row, sequence.params, *state.seen.of(sequence))
                 except ROW_FAULTS as error:
                     logger.exception("%r: its logits could not be edited", sequence)
-                    errors[row] = f"{type(error).__name__} in the sampler"
+                    errors[row] = ("engine_error", f"{type(error).__name__} in the sampler")
             penalties.apply(self._penalize, edited)
         tokens = self._choose(edited, sequences, states)
         for row, token in enumerate(tokens):
             if token < 0:
-                errors.setdefault(row, "the model gave no finite logits")
+                errors.setdefault(row, _blame(sequences[row], logits.shape[1]))
         return [
             SampledToken(-1, error=errors[row])
             if row in errors
@@ -248,9 +246,25 @@ class Sampler:
         return chosen
 
 
+def _banned(sequence: Sequence) -> list[int]:
+    """The tokens that may not come next, though they were allowed."""
+    banned = _completing(sequence.params.bad_words_token_ids or [], sequence)
+    if sequence.num_output_tokens < sequence.params.min_tokens:
+        banned += sequence.stop_ids
+    return banned
+
+
+def _blame(sequence: Sequence, vocab: int) -> Problem:
+    """Why there is no token to choose: is that the request's doing, or the model's?"""
+    allowed, banned = sequence.params.allowed_token_ids, set(_banned(sequence))
+    if banned.issuperset(allowed or range(vocab)):
+        return ("invalid_request", "the request's own parameters leave no token to choose")
+    return ("engine_error", "the model gave no finite logits")
+
+
 def _completing(words: list[list[int]], sequence: Sequence) -> list[int]:
     """The tokens that would complete one of these words in the answer."""
-    longest = max(map(len, words))
+    longest = max(map(len, words), default=0)
     answer = sequence.token_ids[max(sequence.num_prompt_tokens, sequence.num_tokens - longest) :]
     return [
         word[-1]

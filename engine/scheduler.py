@@ -24,13 +24,14 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from engine.admission import Problem, find_congestion, find_problem
+from engine.admission import find_congestion, find_problem
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
 from engine.deadlines import Deadlines
 from engine.fair_share import find_excess
 from engine.ipc import AddRequest, SchedulerStats, SequenceOutput
 from engine.sequence import (
+    Problem,
     RequestKey,
     SampledToken,
     ScheduledSequence,
@@ -419,7 +420,7 @@ class Scheduler:
         if token is None:
             self._outputs[sequence.client_id].append(self._output(sequence))
         elif token.error is not None:
-            self.finish(sequence, "error", error=("engine_error", token.error))
+            self.finish(sequence, "error", error=token.error)
         else:
             self._append(sequence, token, now)
 

@@ -20,6 +20,7 @@ from typing import Any
 from engine.sampling_params import SamplingParams
 
 RequestKey = tuple[str, str]  # (client id, internal request id)
+Problem = tuple[str, str]  # (code, message) of an answer that ends with "error"
 Order = tuple[int, int, float, int]  # priority, turn among users, arrival, number
 
 
@@ -154,7 +155,7 @@ class SampledToken:
 
     token_id: int
     logprobs: list[tuple[int, float, int]] | None = None  # (token id, logprob, rank)
-    error: str | None = None
+    error: Problem | None = None
 
 
 Execute = Callable[[list[ScheduledSequence]], list[SampledToken | None]]

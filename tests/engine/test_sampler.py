@@ -269,7 +269,36 @@ def test_a_row_without_finite_maximum_fails_alone(value: float) -> None:
     logits = random_logits(3)
     logits[1, 4] = value
     tokens = Sampler().sample(logits, [make_sequence(temperature=t) for t in (0, 1, 1)])
-    assert [token.error is None for token in tokens] == [True, False, True]
+    problem = ("engine_error", "the model gave no finite logits")
+    assert [token.error for token in tokens] == [None, problem, None]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"allowed_token_ids": [5], "bad_words_token_ids": [[5]]},
+        {"allowed_token_ids": [5, 6], "bad_words_token_ids": [[3, 5], [6]], "output": (3,)},
+        {"allowed_token_ids": [5], "min_tokens": 1, "stop_token_ids": [5]},
+        {"bad_words_token_ids": [[token] for token in range(VOCAB)], "logit_bias": {1: 9.0}},
+    ],
+)
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_parameters_that_leave_no_token_are_named_and_end_their_row_alone(
+    params: dict[str, Any], temperature: int
+) -> None:
+    logits = random_logits(3)
+    rows: list[dict[str, Any]] = [{}, params, {"allowed_token_ids": [5]}]
+    tokens = Sampler().sample(logits, [make_sequence(temperature=temperature, **p) for p in rows])
+    problem = ("invalid_request", "the request's own parameters leave no token to choose")
+    assert [token.error for token in tokens] == [None, problem, None]
+    assert tokens[2].token_id == 5
+
+
+def test_the_model_is_to_blame_where_parameters_left_a_token() -> None:
+    logits = random_logits()
+    logits[:, 5] = torch.nan
+    sequence = make_sequence(allowed_token_ids=[5, 6], bad_words_token_ids=[[6]])
+    assert sample_one(logits, sequence).error == ("engine_error", "the model gave no finite logits")
 
 
 def test_r32_a_row_whose_parameters_fail_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,5 +313,6 @@ def test_r32_a_row_whose_parameters_fail_ends_alone(monkeypatch: pytest.MonkeyPa
     logits = random_logits(3)
     rows = [make_sequence(temperature=0, logit_bias={token: 1.0}) for token in (0, 1, 2)]
     tokens = Sampler().sample(logits, rows)
-    assert [token.error for token in tokens] == [None, "IndexError in the sampler", None]
+    problem = ("engine_error", "IndexError in the sampler")
+    assert [token.error for token in tokens] == [None, problem, None]
     assert tokens[2] == Sampler().sample(logits[2:], rows[2:])[0]

@@ -149,7 +149,9 @@ def test_progress_is_told_when_let_in_and_after_each_chunk() -> None:
 
 
 def test_nan_of_one_row_ends_that_request_alone() -> None:
-    model = FakeModel(lambda s: SampledToken(-1, error="nan") if s.request_id == "bad" else 7)
+    model = FakeModel(
+        lambda s: SampledToken(-1, error=("engine_error", "nan")) if s.request_id == "bad" else 7
+    )
     run = Run(make_scheduler(), model)
     run.add("bad")
     run.add("good", max_tokens=2)

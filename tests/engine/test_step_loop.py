@@ -96,12 +96,12 @@ def test_a_dead_client_ends_its_requests_and_hears_nothing() -> None:
 
 def test_r32_a_row_without_finite_logits_ends_alone() -> None:
     core = SteppedCore(
-        FakeModel(lambda s: SampledToken(-1, error="nan") if s.request_id == "bad" else 5)
+        FakeModel(lambda s: SampledToken(-1, error=("code", "nan")) if s.request_id == "bad" else 5)
     )
     core.add("bad", max_tokens=3)
     core.add("good", max_tokens=3)
     core.run()
-    assert core.end("bad").error == ("engine_error", "nan")
+    assert core.end("bad").error == ("code", "nan")
     assert core.tokens("good") == [5, 5, 5]
 
 
