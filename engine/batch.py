@@ -9,11 +9,12 @@ the same bits (engine/invariance.py). They write no keys and values, attend to n
 the output layer says of them is thrown away.
 """
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -38,6 +39,44 @@ class Batch:
     logits_rows: Tensor  # [num_logits] int64: the tokens whose logits are wanted
 
 
+class KeptTensor:
+    """Memory for one input of a step, on the CPU, which the next step writes over.
+
+    A step makes a dozen small tensors, mostly as large as those of the step before. So their memory
+    is kept, and grows to the largest seen.
+    """
+
+    def __init__(self, dtype: type[np.generic]) -> None:
+        self._memory = np.empty(0, dtype)
+        self._array: npt.NDArray[Any] = self._memory
+        self._tensor = torch.from_numpy(self._memory)
+
+    def write(self, values: npt.ArrayLike, *shape: int) -> Tensor:
+        """A tensor of these values, until this is called again: whoever keeps it copies it."""
+        if shape != self._array.shape:
+            self._reshape(shape)
+        self._array[...] = values
+        return self._tensor
+
+    def _reshape(self, shape: tuple[int, ...]) -> None:
+        size = int(np.prod(shape))
+        if size > len(self._memory):
+            self._memory = np.empty(size, self._memory.dtype)
+        self._array = self._memory[:size].reshape(shape)
+        self._tensor = torch.from_numpy(self._array)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMemory:
+    """Memory for the tensors of a batch: those of a batch on the CPU last until the next one."""
+
+    per_token: KeptTensor = field(default_factory=lambda: KeptTensor(np.int64))
+    block_tables: KeptTensor = field(default_factory=lambda: KeptTensor(np.int32))
+    cu_seqlens_q: KeptTensor = field(default_factory=lambda: KeptTensor(np.int32))
+    seq_lens: KeptTensor = field(default_factory=lambda: KeptTensor(np.int32))
+    logits_rows: KeptTensor = field(default_factory=lambda: KeptTensor(np.int64))
+
+
 def round_up(number: int, multiple: int) -> int:
     """The first multiple of `multiple` that is not below `number`."""
     return -(-number // multiple) * multiple
@@ -48,11 +87,14 @@ def build_batch(
     block_size: int,
     device: torch.device,
     row_multiple: int = 1,
+    memory: BatchMemory | None = None,
 ) -> Batch:
     """Lay out the next tokens of each sequence; `logits_rows` keeps the order of sequences.
 
-    Both numbers of rows are padded to a multiple of `row_multiple`.
+    Both numbers of rows are padded to a multiple of `row_multiple`. Without `memory`, the batch
+    has its own.
     """
+    memory = memory or BatchMemory()
     input_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -60,7 +102,8 @@ def build_batch(
     cu_seqlens = [0]
     seq_lens: list[int] = []
     max_blocks = max(len(item.sequence.block_table) for item in scheduled)
-    block_tables = np.zeros((len(scheduled), max_blocks), np.int32)
+    block_tables = memory.block_tables.write(0, len(scheduled), max_blocks)
+    tables = block_tables.numpy()  # the same memory
 
     for row, item in enumerate(scheduled):
         sequence = item.sequence
@@ -70,15 +113,11 @@ def build_batch(
             input_ids.append(sequence.token_ids[place])
             positions.append(place)
             slots.append(table[place // block_size] * block_size + place % block_size)
-        block_tables[row, : len(table)] = table
+        tables[row, : len(table)] = table
         cu_seqlens.append(len(input_ids))
         seq_lens.append(end)
         if end == len(sequence.token_ids):  # item.is_sampled, which a call for each would slow down
             logits_rows.append(len(input_ids) - 1)
-
-    def tensor(values: Iterable[object], dtype: type[np.signedinteger]) -> Tensor:
-        array = torch.from_numpy(np.array(values, dtype))
-        return array if device.type == "cpu" else array.to(device, non_blocking=True)
 
     num_tokens, num_sampled = len(input_ids), len(logits_rows)
     num_padding = round_up(num_tokens, row_multiple) - num_tokens
@@ -86,15 +125,16 @@ def build_batch(
     positions += [0] * num_padding
     slots += [-1] * num_padding
     logits_rows += [0] * (round_up(num_sampled, row_multiple) - num_sampled)
-    per_token = tensor((input_ids, positions, slots), np.int64)  # one tensor: three cost thrice
+    tokens = (input_ids, positions, slots)  # one tensor: three cost thrice
+    per_token = memory.per_token.write(tokens, 3, len(input_ids)).to(device)
     return Batch(
         num_tokens=num_tokens,
         num_sampled=num_sampled,
         input_ids=per_token[0],
         positions=per_token[1],
         slot_mapping=per_token[2],
-        block_tables=tensor(block_tables, np.int32),
-        cu_seqlens_q=tensor(cu_seqlens, np.int32),
-        seq_lens=tensor(seq_lens, np.int32),
-        logits_rows=tensor(logits_rows, np.int64),
+        block_tables=block_tables.to(device),
+        cu_seqlens_q=memory.cu_seqlens_q.write(cu_seqlens, len(cu_seqlens)).to(device),
+        seq_lens=memory.seq_lens.write(seq_lens, len(seq_lens)).to(device),
+        logits_rows=memory.logits_rows.write(logits_rows, len(logits_rows)).to(device),
     )

@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from engine.batch import Batch, build_batch
+from engine.batch import Batch, BatchMemory, build_batch
 from engine.checkpoint import UnsupportedModelError
 from engine.config import EngineConfig
 from engine.invariance import RowInvariance, RowProbe
@@ -37,6 +37,7 @@ class ModelRunner:
         self.config = resolve_sizes(config, loaded)
         self._context = loaded.context
         ops = loaded.context.ops
+        self._batch_memory = BatchMemory()
         self._sampler = Sampler(ops.choose_tokens, ops.penalize)
         _allocate_cache(loaded, self.config)
         if loaded.fused is None:
@@ -49,8 +50,8 @@ class ModelRunner:
 
     def execute(self, scheduled: list[ScheduledSequence]) -> list[SampledToken | None]:
         """Compute these parts; a token for each sequence that reached its last known token."""
-        multiple = self._context.row_multiple
-        batch = build_batch(scheduled, self.config.block_size, self.loaded.device, multiple)
+        multiple, memory = self._context.row_multiple, self._batch_memory
+        batch = build_batch(scheduled, self.config.block_size, self.loaded.device, multiple, memory)
         sampled = [item.sequence for item in scheduled if item.is_sampled]
         with torch.inference_mode():
             logits = self.forward(batch)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engine.batch import KeptTensor
 from engine.ops import Penalize, penalize_reference
 from engine.sampling_params import SamplingParams
 from engine.sequence import Problem, SampledToken, Sequence
@@ -180,7 +181,7 @@ class Penalties:
 
 
 class Sampler:
-    """Chooses one token per row. Stateless: what it remembers lies in `sequence.sampler_state`."""
+    """Chooses one token per row. What it remembers of a sequence lies in its `sampler_state`."""
 
     def __init__(
         self,
@@ -189,6 +190,9 @@ class Sampler:
     ) -> None:
         self._choose_tokens = choose_tokens
         self._penalize = penalize
+        self._columns = KeptTensor(np.float64)
+        self._top_k = KeptTensor(np.int64)
+        self._tokens = KeptTensor(np.int64)
 
     def sample(self, logits: Tensor, sequences: Collection[Sequence]) -> list[SampledToken]:
         """Choose the next token of each sequence; row i of `logits` [n, vocab] float32 is its own.
@@ -236,11 +240,13 @@ class Sampler:
             temperature = 0.0 if is_greedy else params.temperature
             uniform = 0.0 if is_greedy else state.uniform(sequence.num_output_tokens)
             numbers.append((temperature, params.min_p, params.top_p, uniform))
-        columns = torch.tensor(numbers, dtype=torch.float64, device=device).T.contiguous()
+        num_rows, by_column = len(numbers), tuple(zip(*numbers, strict=True))
+        columns = self._columns.write(by_column, 4, num_rows).to(device)
         temperatures, min_p, top_p, uniforms = columns.unbind()
         counts = [sequence.params.top_k for sequence in sequences]
-        top_k = torch.tensor([k if 0 < k < vocab else vocab for k in counts], device=device)
-        tokens = torch.empty(len(numbers), dtype=torch.int64, device=device)
+        counts = [k if 0 < k < vocab else vocab for k in counts]
+        top_k = self._top_k.write(counts, num_rows).to(device)
+        tokens = self._tokens.write(-1, num_rows).to(device)
         self._choose_tokens(logits, temperatures, min_p, top_p, top_k, uniforms, tokens)
         chosen: list[int] = tokens.tolist()
         return chosen

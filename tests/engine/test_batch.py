@@ -4,8 +4,9 @@ from array import array
 
 import pytest
 import torch
+from torch import Tensor
 
-from engine.batch import build_batch
+from engine.batch import Batch, BatchMemory, build_batch
 from engine.sampling_params import SamplingParams
 from engine.sequence import ScheduledSequence, Sequence
 
@@ -90,3 +91,44 @@ def test_a_step_that_samples_nothing_wants_no_logits() -> None:
     sequence = make_sequence([1] * 9, 0, [0, 1, 2])
     batch = build_batch([ScheduledSequence(sequence, 5)], 4, CPU, row_multiple=16)
     assert (batch.num_sampled, len(batch.logits_rows)) == (0, 0)
+
+
+def tensors_of(batch: Batch) -> list[Tensor]:
+    return [
+        batch.input_ids,
+        batch.positions,
+        batch.slot_mapping,
+        batch.block_tables,
+        batch.cu_seqlens_q,
+        batch.seq_lens,
+        batch.logits_rows,
+    ]
+
+
+def test_the_next_batch_lies_in_the_same_memory_with_nothing_left_of_the_last() -> None:
+    memory = BatchMemory()
+
+    def build(lengths: list[int]) -> Batch:
+        scheduled = []
+        for length in lengths:
+            sequence = make_sequence([*range(length)], length - 1, [*range(1, length // 4 + 2)])
+            scheduled.append(ScheduledSequence(sequence, 1))
+        alone = build_batch(scheduled, 4, CPU, row_multiple=4)
+        batch = build_batch(scheduled, 4, CPU, row_multiple=4, memory=memory)
+        pairs = zip(tensors_of(batch), tensors_of(alone), strict=True)
+        assert all(torch.equal(*pair) and pair[0].is_contiguous() for pair in pairs)
+        assert (batch.num_tokens, batch.num_sampled) == (alone.num_tokens, alone.num_sampled)
+        return batch
+
+    first = [tensor.data_ptr() for tensor in tensors_of(build([30, 9, 17, 2, 40]))]
+    assert [tensor.data_ptr() for tensor in tensors_of(build([31, 10, 3, 3, 41]))] == first
+    build([9, 2])
+    assert [tensor.data_ptr() for tensor in tensors_of(build([8, 40, 1, 33, 7]))] == first
+
+
+def test_without_memory_a_batch_keeps_its_tensors() -> None:
+    sequence = make_sequence([5, 6], 1, [3])
+    first = build_batch([ScheduledSequence(sequence, 1)], 4, CPU)
+    sequence.num_computed_tokens = 0
+    build_batch([ScheduledSequence(sequence, 1)], 4, CPU)
+    assert (first.input_ids.tolist(), first.positions.tolist()) == ([6], [1])

@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.sampler import RowState, Sampler, philox_4x32, uniforms
 from engine.sampling_params import SamplingParams
 from engine.sequence import SampledToken, Sequence
+from engine.token_choice import choose_tokens_reference
 
 VOCAB = 50
 
@@ -154,6 +155,22 @@ def test_a_resumed_sequence_goes_on_with_the_same_choices() -> None:
     for step in range(25, 40):
         resumed.token_ids.append(sample_one(logits[step : step + 1], resumed).token_id)
     assert resumed.token_ids == whole.token_ids
+
+
+def test_the_next_step_is_chosen_from_the_same_memory() -> None:
+    calls: list[list[int]] = []
+
+    def choose_tokens(logits: Tensor, *columns: Tensor) -> None:
+        calls.append([column.data_ptr() for column in columns])
+        choose_tokens_reference(logits, *columns)
+
+    logits = random_logits(3)
+    rows = [make_sequence(top_k=3), make_sequence(temperature=0.5), make_sequence(temperature=0)]
+    sampler = Sampler(choose_tokens)
+    tokens = sampler.sample(logits, rows)
+    sampler.sample(logits[:1], rows[1:2])
+    assert sampler.sample(logits, rows) == tokens == Sampler().sample(logits, rows)
+    assert calls[0] == calls[2]
 
 
 def test_without_a_seed_two_sequences_differ() -> None:
