@@ -27,6 +27,10 @@ SHAPES = [  # heads, kv heads, key dim, value dim
     (6, 2, 24, 16),
     (3, 1, 7, 5),
     (32, 1, 33, 17),
+    (4, 2, 80, 80),
+    (2, 2, 96, 96),
+    (6, 2, 128, 128),  # three decodes at once: two that share each value, and one
+    (2, 1, 256, 256),
 ]
 
 
