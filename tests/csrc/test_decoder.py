@@ -1,10 +1,12 @@
 """decoder_step against its torch reference: formats, awkward sizes, levels, threads, opcheck."""
 
+import functools
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,16 +18,18 @@ from engine.fused.packing import PackedWeight, join_gate_up
 from tests.built_kernels import needs_kernels
 
 BLOCK_SIZE = 16
-NUM_BLOCKS = 24
-MAX_POSITIONS = 128
+TABLE_BLOCKS = 20  # of a sequence: two spans of keys, which attention takes one by one
+NUM_BLOCKS = 6 * TABLE_BLOCKS
+MAX_POSITIONS = TABLE_BLOCKS * BLOCK_SIZE
 FORMATS = ["float32", "bfloat16", "int8", "float32, int8 cache", "int8, int8 cache"]
-TOLERANCE = {  # of logits of about 1; what is rounded may be rounded to the other side
-    "float32": 2e-5,
-    "bfloat16": 5e-2,
-    "int8": 0.12,
-    "float32, int8 cache": 0.05,
-    "int8, int8 cache": 0.12,
+TOLERANCE = {  # of logits of about 1, from the reference: of half of the rows, and of all
+    "float32": (1e-5, 2e-5),
+    "bfloat16": (1e-4, 1e-2),
+    "int8": (1e-4, 0.1),
+    "float32, int8 cache": (1e-4, 2e-2),
+    "int8, int8 cache": (1e-4, 0.1),
 }
+ROUNDED_ROWS = (2e-2, 6e-2)  # bfloat16 where rows are rounded too, as the reference's are not
 
 pytestmark = needs_kernels
 
@@ -76,23 +80,28 @@ class Model:
         self.norms = torch.rand(2 * layers + 1, hidden) + 0.5
         self.qk_norms = torch.rand(layers, 2, head_dim) + 0.5 if has_qk_norms else None
         self.bias = torch.randn(layers, num_qkv) if has_bias else None
-        angles = torch.arange(MAX_POSITIONS)[:, None] / 10.0 ** torch.arange(head_dim // 2)
+        angles = torch.arange(MAX_POSITIONS)[:, None] / torch.logspace(0, 3, head_dim // 2)
         self.rotary = torch.stack([angles.cos(), angles.sin()], 1)
         self.sizes = (layers * NUM_BLOCKS, BLOCK_SIZE, kv_heads, head_dim)
         self.dtype = torch.int8 if cache else dtype  # of the cache
         self.layers = layers
 
     def arguments(
-        self, caches: tuple[Tensor, Tensor, Tensor | None], parts: list[tuple[int, int, int]]
+        self,
+        caches: tuple[Tensor, Tensor, Tensor | None],
+        parts: list[tuple[int, int, int]],
+        *,
+        all_logits: bool = False,
     ) -> tuple[Any, ...]:
         """`parts`: (number of the sequence, first token, end), whose last tokens give logits."""
         ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
-        bounds, lengths, rows = [0], [], []
-        tables = torch.zeros(len(parts), 4, dtype=torch.int32)
+        bounds, lengths = [0], []
+        rows: list[int] = []
+        tables = torch.zeros(len(parts), TABLE_BLOCKS, dtype=torch.int32)
         for row, (number, begin, end) in enumerate(parts):
-            table = [(5 * number + 7 * i) % NUM_BLOCKS for i in range(4)]
+            table = [7 * (TABLE_BLOCKS * number + i) % NUM_BLOCKS for i in range(TABLE_BLOCKS)]
             tables[row] = torch.tensor(table)
             text = [(number * 31 + i * 17 + i * i) % self.vocab for i in range(end)]
             ids += text[begin:]
@@ -100,8 +109,8 @@ class Model:
             slots += [table[i // 16] * 16 + i % 16 for i in range(begin, end)]
             bounds.append(len(ids))
             lengths.append(end)
-            rows.append(len(ids) - 1)
-        logits = torch.full((len(parts), self.vocab), torch.nan)
+            rows += range(bounds[-2] if all_logits else bounds[-1] - 1, bounds[-1])
+        logits = torch.full((len(rows), self.vocab), torch.nan)
         return (
             *(torch.tensor(values) for values in (ids, positions, slots)),
             tables,
@@ -137,13 +146,37 @@ class Model:
         )
 
     def run(self, backend: str, *steps: list[tuple[int, int, int]]) -> Tensor:
-        """The logits of the last step."""
+        """The logits of the last step: of the last token of each sequence."""
+        return self._run(backend, steps, all_logits=False)[-1]
+
+    def run_all(self, backend: str, *steps: list[tuple[int, int, int]]) -> Tensor:
+        """The logits of all tokens, in the order of the steps."""
+        return torch.cat(self._run(backend, steps, all_logits=True))
+
+    def _run(self, backend: str, steps: Any, *, all_logits: bool) -> list[Tensor]:
         caches = self.caches()
+        logits = []
         for parts in steps:
-            arguments = self.arguments(caches, parts)
+            arguments = self.arguments(caches, parts, all_logits=all_logits)
             ops.choose(backend).decoder_step(*arguments)
-        logits: Tensor = arguments[-5]
+            logits.append(arguments[-5])
         return logits
+
+
+def check_equals_reference(
+    ours: Tensor, reference: Tensor, format: str, level: str | None = None
+) -> None:
+    """Sums in another order are all that most rows differ by.
+
+    A number between two steps may be rounded to the other one by that: it shows in its whole row,
+    and in rows behind it.
+    """
+    differences = (ours - reference).abs().amax(-1)
+    half, largest = TOLERANCE[format]
+    if format == "bfloat16" and (level or torch.ops.parley.cpu_level()) == "avx512_bf16":
+        half, largest = ROUNDED_ROWS
+    assert differences.median() < half
+    assert differences.max() < largest
 
 
 @pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
@@ -155,13 +188,33 @@ def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 STEPS = ([(0, 0, 33), (1, 0, 5)], [(2, 0, 1)], [(0, 33, 34), (1, 5, 40), (2, 1, 2)])
+WIDE: dict[str, Any] = {  # as real models: several vectors of a head, several groups of inputs
+    "hidden": 384,
+    "heads": 6,
+    "kv_heads": 2,
+    "head_dim": 128,
+    "gated": 400,
+    "vocab": 211,
+}
+LONG_STEPS = ([(0, 0, 250), (1, 0, 5)], [(0, 250, 320), (1, 5, 8)])
+NUM_LATE = 73  # tokens of the last step: 70 about the border of two spans of keys, and 3
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_prompts_chunks_and_decodes_equal_the_reference(format: str, num_threads: int) -> None:
     model = Model(format)
-    ours, reference = model.run("cpu", *STEPS), model.run("torch", *STEPS)
-    torch.testing.assert_close(ours, reference, rtol=0, atol=TOLERANCE[format])
+    ours, reference = model.run_all("cpu", *STEPS), model.run_all("torch", *STEPS)
+    check_equals_reference(ours, reference, format)
+
+
+@pytest.mark.parametrize("window", [0, 20, 270])
+@pytest.mark.parametrize("format", FORMATS)
+def test_long_texts_in_wide_models_equal_the_reference(format: str, window: int) -> None:
+    """In one layer: in more, one number that is rounded to the other side soon shows everywhere."""
+    model = Model(format, **WIDE, layers=1, windows=(window,))
+    ours, reference = model.run_all("cpu", *LONG_STEPS), model.run_all("torch", *LONG_STEPS)
+    check_equals_reference(ours[:-NUM_LATE], reference[:-NUM_LATE], format)
+    check_equals_reference(ours[-NUM_LATE:], reference[-NUM_LATE:], format)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -176,22 +229,40 @@ def test_prompts_chunks_and_decodes_equal_the_reference(format: str, num_threads
 )
 def test_other_shapes_equal_the_reference(shape: dict[str, Any], format: str) -> None:
     model = Model(format, **shape)
-    ours, reference = model.run("cpu", *STEPS), model.run("torch", *STEPS)
-    torch.testing.assert_close(ours, reference, rtol=0, atol=TOLERANCE[format])
+    ours, reference = model.run_all("cpu", *STEPS), model.run_all("torch", *STEPS)
+    check_equals_reference(ours, reference, format)
 
 
 @pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("shape", "length", "chunkings"),
+    [
+        ({}, 41, ([1, 2, 3], [40], [16, 32], [7, 14, 21, 28, 35])),
+        (
+            WIDE | {"layers": 3, "windows": (0, 20, 270)},
+            310,
+            ([1, 2, 3], [255, 256, 257], [300, 309], [64, 128, 192, 256], [*range(47, 310, 47)]),
+        ),
+    ],
+    ids=["small", "wide"],
+)
 def test_a_row_is_the_same_to_the_last_bit_in_any_batch_and_chunk(
-    format: str, num_threads: int
+    shape: dict[str, Any],
+    length: int,
+    chunkings: tuple[list[int], ...],
+    format: str,
+    num_threads: int,
 ) -> None:
-    model = Model(format)
-    whole = model.run("cpu", [(0, 0, 41)])
+    model = Model(format, **shape)
+    whole = model.run_all("cpu", [(0, 0, length)])
     others = [(number, 0, 12 + number) for number in range(1, 5)]
-    assert torch.equal(model.run("cpu", [*others, (0, 0, 41)])[-1:], whole)
-    for cuts in ([1, 2, 3], [40], [16, 32], [7, 14, 21, 28, 35]):
-        bounds = [0, *cuts, 41]
+    assert torch.equal(model.run_all("cpu", [*others, (0, 0, length)])[-length:], whole)
+    for cuts in chunkings:
+        bounds = [0, *cuts, length]
         parts = [[(0, begin, end)] for begin, end in pairwise(bounds)]
-        assert torch.equal(model.run("cpu", *parts), whole)
+        assert torch.equal(model.run_all("cpu", *parts), whole)
+    company = [*others, (0, length - 1, length)]
+    assert torch.equal(model.run("cpu", [(0, 0, length - 1)], company)[-1:], whole[-1:])
 
 
 def test_threads_do_not_change_a_bit() -> None:
@@ -208,30 +279,43 @@ def test_threads_do_not_change_a_bit() -> None:
     assert torch.equal(results[0], results[2])
 
 
-LEVELS_PROGRAM = """
+LEVEL_PROGRAM = """
 import sys, torch
 from engine import ops
-from tests.csrc.test_decoder import FORMATS, STEPS, Model
+from tests.csrc.test_decoder import run_of_each_format
 ops.load_library()
-torch.save({f: Model(f).run("cpu", *STEPS) for f in FORMATS}, sys.argv[1])
+torch.set_num_threads(1)
+torch.save(run_of_each_format("cpu"), sys.argv[1])
 """
 
 
-def test_every_level_of_this_machine_gives_the_same(tmp_path: Any) -> None:
-    results = {}
-    for level in ("baseline", "x86_64_v3", "x86_64_v4", "avx512_vnni", "avx512_bf16"):
-        file = tmp_path / f"{level}.pt"
-        environment = {**os.environ, "PARLEY_CPU_LEVEL": level}
-        command = [sys.executable, "-c", LEVELS_PROGRAM, str(file)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if f"PARLEY_CPU_LEVEL is {level}, this machine has" in done.stderr:
-            continue
-        assert done.returncode == 0, done.stderr
-        results[level] = torch.load(file)
-    baseline = results.pop("baseline")
-    for by_format in results.values():
-        for format, logits in by_format.items():
-            torch.testing.assert_close(logits, baseline[format], rtol=0, atol=TOLERANCE[format])
+@functools.cache
+def run_of_each_format(backend: str) -> dict[str, tuple[Tensor, Tensor]]:
+    """Logits of a small model, and the last ones of a long text in a wide model."""
+    return {
+        format: (
+            Model(format).run_all(backend, *STEPS),
+            Model(format, **WIDE, layers=1, windows=(0,)).run_all(backend, *LONG_STEPS)[-NUM_LATE:],
+        )
+        for format in FORMATS
+    }
+
+
+@pytest.mark.parametrize(
+    "level", ["baseline", "x86_64_v3", "x86_64_v4", "avx512_vnni", "avx512_bf16"]
+)
+def test_each_level_equals_the_reference(level: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LEVEL_PROGRAM, str(tmp_path / "logits.pt")]
+    environment = {**os.environ, "PARLEY_CPU_LEVEL": level}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if f"PARLEY_CPU_LEVEL is {level}, this machine has" in done.stderr:
+        # Its instructions would end the process: another machine has to try them.
+        pytest.skip(f"this machine has no {level}")
+    assert done.returncode == 0, done.stderr
+    results = torch.load(tmp_path / "logits.pt")
+    for format, references in run_of_each_format("torch").items():
+        for ours, reference in zip(results[format], references, strict=True):
+            check_equals_reference(ours, reference, format, level)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -249,8 +333,8 @@ def test_opcheck(format: str) -> None:
     ("place", "value", "problem"),
     [
         (0, torch.tensor([50]), "input_ids has 50, the limit is 50"),
-        (1, torch.tensor([MAX_POSITIONS]), "positions has 128"),
-        (2, torch.tensor([NUM_BLOCKS * 16]), "slot_mapping has 384"),
+        (1, torch.tensor([MAX_POSITIONS]), "positions has 320"),
+        (2, torch.tensor([NUM_BLOCKS * 16]), "slot_mapping has 1920"),
         (0, torch.tensor([-1]), "input_ids has -1"),
         (1, torch.tensor([0, 1]), "positions is a row of 1 int64"),
         (3, torch.zeros(1, 4), "are contiguous int32"),
