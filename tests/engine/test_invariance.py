@@ -1,7 +1,7 @@
 """Batch invariance: the probe finds what padding it takes, and then no bit depends on company.
 
 Tokens and logprobs are compared with `==`: of the same request alone, in a crowd, in other chunks,
-from the prefix cache, and computed again after a preemption.
+from the prefix cache, computed again after a preemption, and ended by another engine.
 """
 
 import logging
@@ -29,7 +29,14 @@ from tests.tiny_model import build_tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-FAMILIES = ["llama", "gpt2", "gemma2", "qwen3_moe"]  # one is fused, the last padded: for experts
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # name: (family, settings)
+    "llama": ("llama", {}),  # fused, as the next two
+    "llama in bfloat16": ("llama", {"dtype": "bfloat16"}),
+    "llama in 8 bits": ("llama", {"quantization": "int8", "kv_cache_dtype": "int8"}),
+    "gpt2": ("gpt2", {}),
+    "gemma2": ("gemma2", {}),
+    "qwen3_moe": ("qwen3_moe", {}),  # padded: for experts
+}
 BUDGETS = [5, 7, 16, 33, 64, 512]
 PROMPT_LENGTHS = (7, 3, 70, 1, 17, 33, 12, 48)
 GROWING_LENGTHS = (15, 31, 14, 13, 15, 30)  # answers of these soon want two blocks more
@@ -37,6 +44,7 @@ NUM_TOKENS = 20
 
 Folders = Callable[[str], Path]
 Answer = tuple[list[int], Logprobs]
+AnswersAlone = Callable[[str], list[Answer]]
 
 
 @pytest.fixture(scope="module")
@@ -196,15 +204,22 @@ def make_prompts(lengths: Iterable[int] = PROMPT_LENGTHS) -> list[list[int]]:
     return [torch.randint(5, 380, (n,), generator=generator).tolist() for n in lengths]
 
 
-def ask(engine: SteppedEngine, number: int, prompt: list[int], name: str = "") -> None:
+def ask(
+    engine: SteppedEngine, number: int, prompt: list[int], name: str = "", **settings: Any
+) -> None:
     """A seeded random answer, with logprobs, so that every bit of its logits counts."""
-    params = {"temperature": 1.0, "top_p": 0.95, "seed": number, "logprobs": 3}
+    params = {"temperature": 1.0, "top_p": 0.95, "seed": number, "logprobs": 3} | settings
     engine.add(name or str(number), prompt, max_tokens=NUM_TOKENS, **params)
 
 
 def answer(engine: SteppedEngine, name: str) -> Answer:
     assert len(engine.tokens[name]) == NUM_TOKENS
     return engine.tokens[name], engine.logprobs[name]
+
+
+def start(folders: Folders, model: str, **settings: Any) -> SteppedEngine:
+    family, settings_of_model = MODELS[model]
+    return SteppedEngine(folders(family), **settings_of_model, **settings)
 
 
 def answer_alone(folder: Path, prompts: list[list[int]], **settings: Any) -> list[Answer]:
@@ -230,40 +245,42 @@ def answer_together(engine: SteppedEngine, prompts: list[list[int]]) -> list[Ans
 
 
 @pytest.fixture(scope="module")
-def alone(folders: Folders) -> Callable[[str], list[Answer]]:
+def alone(folders: Folders) -> AnswersAlone:
     known: dict[str, list[Answer]] = {}
 
-    def answers(family: str) -> list[Answer]:
-        if family not in known:
-            known[family] = answer_alone(folders(family), make_prompts())
-        return known[family]
+    def answers(model: str) -> list[Answer]:
+        if model not in known:
+            family, settings = MODELS[model]
+            known[model] = answer_alone(folders(family), make_prompts(), **settings)
+        return known[model]
 
     return answers
 
 
 @needs_kernels
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("model", MODELS)
 def test_answers_are_alike_alone_and_together_in_chunks_of_any_size(
-    family: str, folders: Folders, alone: Callable[[str], list[Answer]]
+    model: str, folders: Folders, alone: AnswersAlone
 ) -> None:
-    engine = SteppedEngine(folders(family), num_blocks=512)
+    engine = start(folders, model, num_blocks=512)
     assert engine.runner.invariance.is_proven
     for budget in BUDGETS:
         engine.scheduler.prompt_budget = FixedBudget(budget)  # type: ignore[assignment]
         engine.scheduler.blocks.reset_cache()
         engine.tokens.clear()
         engine.logprobs.clear()
-        assert answer_together(engine, make_prompts()) == alone(family), f"in chunks of {budget}"
+        assert answer_together(engine, make_prompts()) == alone(model), f"in chunks of {budget}"
 
 
 @needs_kernels
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("model", MODELS)
 def test_answers_are_alike_preempted_and_in_chunks_whose_size_depends_on_the_clock(
-    family: str, folders: Folders
+    model: str, folders: Folders
 ) -> None:
     prompts = make_prompts(GROWING_LENGTHS)
-    expected = answer_alone(folders(family), prompts)
-    engine = SteppedEngine(folders(family), num_blocks=8)
+    family, settings = MODELS[model]
+    expected = answer_alone(folders(family), prompts, **settings)
+    engine = start(folders, model, num_blocks=8)
     assert answer_together(engine, prompts) == expected
     assert engine.scheduler.totals.preemptions > 0
     seed = random.randrange(1 << 32)
@@ -276,17 +293,35 @@ def test_answers_are_alike_preempted_and_in_chunks_whose_size_depends_on_the_clo
 
 
 @needs_kernels
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("model", MODELS)
 def test_answers_are_alike_from_the_prefix_cache(
-    family: str, folders: Folders, alone: Callable[[str], list[Answer]]
+    model: str, folders: Folders, alone: AnswersAlone
 ) -> None:
     prompt = make_prompts()[2]
-    engine = SteppedEngine(folders(family))
+    engine = start(folders, model)
     for name in ("cold", "cached"):
         ask(engine, 2, prompt, name)
         engine.run()
     assert engine.ends["cached"].num_cached_tokens == 64
-    assert answer(engine, "cold") == answer(engine, "cached") == alone(family)[2]
+    assert answer(engine, "cold") == answer(engine, "cached") == alone(model)[2]
+
+
+@needs_kernels
+@pytest.mark.parametrize("model", MODELS)
+def test_answers_are_alike_begun_in_one_engine_and_ended_in_another(
+    model: str, folders: Folders, alone: AnswersAlone
+) -> None:
+    """As after the death of a core: the next one reads prompt and tokens so far as one text."""
+    engine = start(folders, model)
+    expected = []
+    for number, (prompt, (tokens, logprobs)) in enumerate(
+        zip(make_prompts(), alone(model), strict=True)
+    ):
+        ask(engine, number, prompt, resume_token_ids=tokens[: 2 * number + 1])
+        expected.append((tokens[2 * number + 1 :], logprobs[2 * number + 1 :]))
+    engine.run()
+    names = map(str, range(len(expected)))
+    assert [(engine.tokens[name], engine.logprobs[name]) for name in names] == expected
 
 
 @pytest.fixture
