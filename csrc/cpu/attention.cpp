@@ -2,7 +2,9 @@
 //
 // A unit of work is a run of query tokens of one sequence with the heads that share one key-value
 // head: some queries, which read each key and value once. Threads take units until there are none;
-// what a query computes depends neither on its unit nor on who takes it.
+// what a query computes depends neither on its unit nor on who takes it. Where there are few units,
+// those of single tokens with a long context are shared: each stretch of it is a unit, and who is
+// the last puts them together (as Flash-Decoding does, Dao et al. 2023).
 #include "attention.h"
 
 #include <torch/csrc/stable/ops.h>
@@ -43,15 +45,17 @@ void check_arguments(
 }  // namespace
 
 void make_units(
-    const Problem& p, int64_t num_seqs, int64_t num_blocks, int64_t num_threads,
-    std::vector<Unit>& units, double* work) {
+    Problem& p, int64_t num_seqs, int64_t num_blocks, int64_t num_threads, std::vector<Unit>& units,
+    Parts& parts, double* work) {
   units.clear();
   const int64_t heads = p.num_kv_heads * p.group;
   const int64_t num_queries = std::clamp(
       p.cu_seqlens_q[num_seqs] * heads / (kThreadUnits * num_threads), kFewestQueries, kMostQueries);
   const int64_t step = std::max<int64_t>(1, num_queries / p.group);
+  const bool are_few = p.cu_seqlens_q[num_seqs] * p.num_kv_heads < kThreadUnits * num_threads;
+  int32_t num_parts = 0;
   STD_TORCH_CHECK(p.cu_seqlens_q[0] == 0, "cu_seqlens_q begins at ", p.cu_seqlens_q[0], ", not 0");
-  for (int64_t sequence = 0; sequence < num_seqs; ++sequence) {
+  for (int32_t sequence = 0; sequence < num_seqs; ++sequence) {
     const int64_t chunk = p.cu_seqlens_q[sequence + 1] - p.cu_seqlens_q[sequence];
     const int64_t length = p.seq_lens[sequence];
     STD_TORCH_CHECK(
@@ -61,15 +65,29 @@ void make_units(
       const int64_t block = p.block_tables[sequence * p.max_blocks + i];
       STD_TORCH_CHECK(0 <= block && block < num_blocks, "block ", block, " of ", num_blocks);
     }
-    for (int64_t head = 0; head < p.num_kv_heads; ++head) {
+    const auto num_stretches = static_cast<int32_t>((length + kStretch - 1) / kStretch);
+    for (int32_t head = 0; head < p.num_kv_heads; ++head) {
+      if (are_few && chunk == 1 && num_stretches > 1) {
+        for (int32_t i = 0; i < num_stretches; ++i) {
+          units.push_back({sequence, head, 0, 1, i, num_parts, num_stretches});
+        }
+        num_parts += num_stretches;
+        continue;
+      }
       for (int64_t token = 0; token < chunk; token += step) {
         units.push_back(
-            {static_cast<int32_t>(sequence), static_cast<int32_t>(head),
-             static_cast<int32_t>(token), static_cast<int32_t>(std::min(step, chunk - token))});
+            {sequence, head, static_cast<int32_t>(token),
+             static_cast<int32_t>(std::min(step, chunk - token))});
       }
     }
     *work += static_cast<double>(chunk) * length * p.num_kv_heads * p.group *
              (p.key_dim + p.value_dim);
+  }
+  parts.fit(p, num_parts);
+  p.parts = parts.states.data();
+  p.left = parts.left.get();
+  for (const Unit& unit : units) {
+    if (unit.num_parts) p.left[unit.first_part] = unit.num_parts;
   }
 }
 
@@ -77,10 +95,17 @@ void Scratch::fit(const Problem& p) {
   const int64_t num_queries = std::max(kMostQueries, p.group);
   queries.resize(num_queries * p.key_dim);
   scores.resize(num_queries * kSpan);
-  sums.resize(num_queries * ((p.value_dim + kBlockSize - 1) / kBlockSize * kBlockSize));
+  states.resize(2 * State::size(num_queries, p.value_stride()));
   floats.resize(kSpan * std::max(p.key_dim, p.value_dim));
-  maxima.resize(num_queries);
-  totals.resize(num_queries);
+}
+
+void Parts::fit(const Problem& p, int64_t num_parts) {
+  states.resize(num_parts * State::size(p.group, p.value_stride()));
+  if (num_parts > num_left) {
+    num_left = 0;  // also if there is no memory
+    left.reset(new std::atomic<int32_t>[num_parts]);
+    num_left = num_parts;
+  }
 }
 
 void paged_attention_cpu(
@@ -118,7 +143,9 @@ void paged_attention_cpu(
 
   double work = 0;
   std::vector<Unit> units;
-  make_units(p, seq_lens.size(0), key_cache.size(0), torch::stable::get_num_threads(), units, &work);
+  Parts parts;
+  make_units(
+      p, seq_lens.size(0), key_cache.size(0), torch::stable::get_num_threads(), units, parts, &work);
   STD_TORCH_CHECK(
       p.cu_seqlens_q[seq_lens.size(0)] == query.size(0), "cu_seqlens_q ends at ",
       p.cu_seqlens_q[seq_lens.size(0)], " of ", query.size(0), " tokens");

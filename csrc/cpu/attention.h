@@ -2,12 +2,17 @@
 // attention_kernel.h, which does it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <vector>
+
+#include "common.h"
 
 namespace parley {
 
-constexpr int64_t kSpan = 256;         // keys whose scores are held at once; 16 blocks
+constexpr int64_t kSpan = 256;  // keys whose scores are held at once; 16 blocks
+constexpr int64_t kStretch = 4 * kSpan;  // keys that are summed by themselves, maybe by another thread
 constexpr int64_t kFewestQueries = 16, kMostQueries = 64;  // of a unit, where group and chunk allow it
 
 struct Problem {
@@ -18,11 +23,30 @@ struct Problem {
   int64_t query_token, query_head, out_token, out_head;           // strides
   int64_t key_block, key_head, value_block, value_token, value_head;  // strides
   const float* cache_scales;  // of bytes: [block][keys, values][head][token]; null for other caches
+  float* parts;               // of units that are shared, as Parts has them
+  std::atomic<int32_t>* left;
   float scale, softcap;
+
+  int64_t value_stride() const { return (value_dim + kBlockSize - 1) / kBlockSize * kBlockSize; }
 };
 
 struct Unit {
   int32_t sequence, kv_head, token, num_tokens;  // token: first one, counted within this step
+  int32_t stretch = -1;                          // -1: all of them; else one, the unit being shared
+  int32_t first_part = 0, num_parts = 0;         // of a shared unit: where its stretches are put together
+};
+
+// What some queries have seen so far: the sums of their weighted values, their largest scores and the sums
+// of their weights.
+struct State {
+  State(float* memory, int64_t num_queries, int64_t stride)
+      : sums(memory), maxima(memory + num_queries * stride), totals(maxima + num_queries) {}
+
+  static int64_t size(int64_t num_queries, int64_t stride) {  // in whole lines
+    return num_queries * stride + (2 * num_queries + kBlockSize - 1) / kBlockSize * kBlockSize;
+  }
+
+  float *sums, *maxima, *totals;
 };
 
 // Numbers that begin with a line of the cache: a vector across two lines is loaded at half the speed.
@@ -44,16 +68,24 @@ struct Scratch {
 
   Lines queries;  // scaled; in runs of some queries, [run][dim][query]
   Lines scores;   // [queries][kSpan]
-  Lines sums;     // [queries][value_dim rounded up to whole vectors]
+  Lines states;   // of all that was seen, and of a stretch
   Lines floats;   // a span's keys or values, as many queries read them
-  std::vector<float> maxima, totals;
+};
+
+// What threads that share units have of each stretch, and how many stretches of a unit they still lack.
+struct Parts {
+  void fit(const Problem& p, int64_t num_parts);
+
+  Lines states;
+  std::unique_ptr<std::atomic<int32_t>[]> left;
+  int64_t num_left = 0;
 };
 
 // Cut the batch into units for so many threads; those that read the same keys lie side by side. Adds up the
 // multiplications in `work`. Throws where lengths, chunks or block tables contradict each other.
 void make_units(
-    const Problem& p, int64_t num_seqs, int64_t num_blocks, int64_t num_threads,
-    std::vector<Unit>& units, double* work);
+    Problem& p, int64_t num_seqs, int64_t num_blocks, int64_t num_threads, std::vector<Unit>& units,
+    Parts& parts, double* work);
 
 using AttendUnit = void (*)(const Problem&, const Unit&, Scratch&);
 

@@ -3,144 +3,16 @@
 // Keys are taken in spans of kSpan tokens that begin at multiples of kSpan, whatever the batch and the
 // chunk, and the sums of one query never mix with those of another; so a token's result depends on its
 // sequence alone, to the last bit. Within a span: scores, then their weights, then weighted values;
-// between spans the running maximum rescales what was summed before.
+// between spans the running maximum rescales what was summed before. Each stretch of spans is summed by
+// itself, and then joins what was seen before it: so stretches may be different threads'.
 #pragma once
 
+#include "attention_tiles.h"
 #include "vectors.h"
 
 namespace parley::PARLEY_ISA {
 
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
-
-// Sums of so many vectors are held in registers at once: enough to hide how long each addition takes.
-constexpr int kSums = PARLEY_WIDTH == 16 ? 24 : PARLEY_WIDTH == 8 ? 6 : 3;
-// Queries that share a key or value once it is loaded: of a unit with more than kFew, and of others.
-constexpr int kMany = PARLEY_WIDTH == 16 ? 12 : PARLEY_WIDTH == 8 ? 6 : 3;
-constexpr int kFew = PARLEY_WIDTH == 16 ? 8 : PARLEY_WIDTH == 8 ? 4 : 2;
-
-// Blocks that stay in the nearest cache while the few queries of a unit go through them.
-constexpr int64_t kNear = 4;
-
-template <typename T>
-constexpr int kLineVectors = std::max<int>(1, 64 / (kLanes * sizeof(T)));  // in a line of a cache
-
-constexpr int at_once(int num_queries, int most) {
-  while (most > 1 && most * num_queries > kSums) most /= 2;
-  return most;
-}
-
-// Scores of kQueries queries, [dim][query], against kBlocks blocks, each [dim][token]. With kFetches, `next`
-// are fetched meanwhile: blocks lie anywhere, and the processor does not see where the next ones begin.
-template <int kQueries, int kBlocks, bool kFetches, typename T>
-PARLEY_INLINE void score_tile(
-    const float* queries, int64_t key_dim, const T* const* keys, const T* const* next,
-    float* scores) {
-  Floats sums[kQueries][kBlocks];
-  unrolled<kQueries, kBlocks>([&](auto q, auto block) PARLEY_LAMBDA { sums[q][block] = splat(0.0f); });
-  for (int64_t dim = 0; dim < key_dim; ++dim) {
-    Floats of_dim[kBlocks];
-    unrolled<kBlocks>([&](auto block) PARLEY_LAMBDA {
-      if (kFetches && dim % kLineVectors<T> == 0) __builtin_prefetch(next[block] + dim * kBlockSize);
-      of_dim[block] = load(keys[block] + dim * kBlockSize);
-    });
-    unrolled<kQueries>([&](auto q) PARLEY_LAMBDA {
-      const Floats query = splat(queries[dim * kQueries + q]);
-      unrolled<kBlocks>([&](auto block) PARLEY_LAMBDA {
-        add_product(sums[q][block], query, of_dim[block]);
-      });
-    });
-  }
-  unrolled<kQueries, kBlocks>([&](auto q, auto block) PARLEY_LAMBDA {
-    store(scores + q * kSpan + block * kBlockSize, sums[q][block]);
-  });
-}
-
-// Scores of kQueries queries against `num_blocks` blocks, several at once to hide latency. `num_left`: these
-// and those behind them, which are fetched.
-template <int kQueries, bool kFetches, typename T>
-PARLEY_INLINE void score_queries(
-    const float* queries, int64_t key_dim, const T* const* keys, int64_t num_blocks,
-    int64_t num_left, float* scores) {
-  constexpr int kAtOnce = at_once(kQueries, 4);
-  int64_t block = 0;
-  for (; block + kAtOnce <= num_blocks; block += kAtOnce) {
-    const bool is_last = block + 2 * kAtOnce > num_left;
-    score_tile<kQueries, kAtOnce, kFetches>(
-        queries, key_dim, keys + block, keys + block + (is_last ? 0 : kAtOnce),
-        scores + block * kBlockSize);
-  }
-  for (; block < num_blocks; ++block) {
-    score_tile<kQueries, 1, false>(
-        queries, key_dim, keys + block, keys + block, scores + block * kBlockSize);
-  }
-}
-
-// Some values: of each block the first one, and the strides between tokens and between vectors of dims.
-template <typename T>
-struct Values {
-  const T* const* blocks;
-  int64_t token, vector;
-};
-
-// sums[q] += weights[q] · values over keys [first, last), for kQueries queries and kVectors vectors of dims.
-// The block behind is fetched meanwhile, if a key before `limit` is in it.
-template <int kQueries, int kVectors, bool kFetches, typename T>
-PARLEY_INLINE void add_vectors(
-    const float* weights, const Values<T>& values, int64_t first, int64_t last, int64_t limit,
-    int64_t vector, float* sums, int64_t sums_stride) {
-  Floats parts[kQueries][kVectors];
-  unrolled<kQueries, kVectors>([&](auto q, auto i) PARLEY_LAMBDA {
-    parts[q][i] = load(sums + q * sums_stride + (vector + i) * kLanes);
-  });
-  for (int64_t begin = first; begin < last;) {
-    const int64_t block = begin / kBlockSize, end = std::min((block + 1) * kBlockSize, last);
-    const T* from = values.blocks[block] + begin % kBlockSize * values.token + vector * values.vector;
-    const T* next = values.blocks[end < limit ? block + 1 : block] + vector * values.vector;
-    for (int64_t key = begin; key < end; ++key, from += values.token, next += values.token) {
-      Floats of_key[kVectors];
-      unrolled<kVectors>([&](auto i) PARLEY_LAMBDA {
-        if (kFetches && i % kLineVectors<T> == 0) __builtin_prefetch(next + i * values.vector);
-        of_key[i] = load(from + i * values.vector);
-      });
-      unrolled<kQueries>([&](auto q) PARLEY_LAMBDA {
-        const Floats weight = splat(weights[q * kSpan + key]);
-        unrolled<kVectors>([&](auto i) PARLEY_LAMBDA { add_product(parts[q][i], weight, of_key[i]); });
-      });
-    }
-    begin = end;
-  }
-  unrolled<kQueries, kVectors>([&](auto q, auto i) PARLEY_LAMBDA {
-    store(sums + q * sums_stride + (vector + i) * kLanes, parts[q][i]);
-  });
-}
-
-// The same for all whole vectors.
-template <int kQueries, bool kFetches, typename T>
-PARLEY_INLINE void add_values(
-    const float* weights, const Values<T>& values, int64_t first, int64_t last, int64_t limit,
-    int64_t num_vectors, float* sums, int64_t sums_stride) {
-  constexpr int kAtOnce = at_once(kQueries, 8);
-  int64_t vector = 0;
-  for (; vector + kAtOnce <= num_vectors; vector += kAtOnce) {
-    add_vectors<kQueries, kAtOnce, kFetches>(
-        weights, values, first, last, limit, vector, sums, sums_stride);
-  }
-  for (; vector < num_vectors; ++vector) {
-    add_vectors<kQueries, 1, kFetches>(
-        weights, values, first, last, limit, vector, sums, sums_stride);
-  }
-}
-
-// Of a dim that is in no whole vector.
-template <typename T>
-PARLEY_INLINE void add_dim(
-    const float* weights, const T* const* values, int64_t value_token, int64_t first, int64_t last,
-    int64_t dim, float* sums) {
-  for (int64_t key = first; key < last; ++key) {
-    const T* const value = values[key / kBlockSize] + key % kBlockSize * value_token;
-    sums[dim] += weights[key] * to_float(value[dim]);
-  }
-}
 
 // Turn the scores [begin, end) of one query into weights, 0 outside; rescale what came before.
 PARLEY_INLINE void weigh(
@@ -181,189 +53,196 @@ PARLEY_INLINE void scale_blocks(float* numbers, const float* const* scales, int6
   }
 }
 
-// Queries [q, num_queries) in runs that share a key or value once it is loaded, long ones first:
-// work(q, constant kQueries).
-template <int kRun, typename Work>
-PARLEY_INLINE void for_runs(int64_t q, int64_t num_queries, Work work) {
-  for (; q + kRun <= num_queries; q += kRun) work(q, std::integral_constant<int, kRun>{});
-  if constexpr (kRun > 1) {
-    for_runs<(kRun > 8 ? 8 : kRun > 4 ? 4 : kRun > 2 ? 2 : 1)>(q, num_queries, work);
+// The state of queries that have seen nothing.
+PARLEY_INLINE void clear(const State& state, int64_t num_queries, int64_t stride) {
+  std::fill(state.sums, state.sums + num_queries * stride, 0.0f);
+  std::fill(state.maxima, state.maxima + num_queries, kNegativeInfinity);
+  std::fill(state.totals, state.totals + num_queries, 0.0f);
+}
+
+// What a further stretch adds to what was seen before it.
+PARLEY_INLINE void join(
+    const State& seen, const State& stretch, int64_t num_queries, int64_t stride) {
+  for (int64_t q = 0; q < num_queries; ++q) {
+    if (stretch.maxima[q] == kNegativeInfinity) continue;  // nothing of it was visible
+    const float maximum = std::max(seen.maxima[q], stretch.maxima[q]);
+    const float old_share = std::exp(seen.maxima[q] - maximum);
+    const float new_share = std::exp(stretch.maxima[q] - maximum);
+    seen.maxima[q] = maximum;
+    seen.totals[q] = seen.totals[q] * old_share + stretch.totals[q] * new_share;
+    float* const to = seen.sums + q * stride;
+    const float* const from = stretch.sums + q * stride;
+    for (int64_t i = 0; i < stride; ++i) to[i] = to[i] * old_share + from[i] * new_share;
   }
 }
 
-// Whether keys and values are made floats first. Of few queries each is loaded once or twice anyway.
-template <typename T>
-PARLEY_INLINE bool are_widened(int64_t num_queries) {
-  return !std::is_same_v<T, float> && num_queries > kFew;
-}
-
-// The longest run where keys and values are read as they are.
-template <typename T>
-constexpr int kDirect = std::is_same_v<T, float> ? kMany : kFew;
-
-// `count` vectors as floats, `stride` apart. What is fetched meanwhile is `next`.
-template <typename T>
-PARLEY_INLINE void widen(const T* from, int64_t count, const T* next, float* to, int64_t stride) {
-  for (int64_t vector = 0; vector < count; ++vector) {
-    if (vector % kLineVectors<T> == 0) __builtin_prefetch(next + vector * kLanes);
-    store(to + vector * stride, load(from + vector * kLanes));
-  }
-}
-
-// Of all queries with all keys.
-template <typename T>
-PARLEY_INLINE void score_all(
-    Scratch& scratch, const Problem& p, int64_t num_queries, const T* const* keys,
-    int64_t num_blocks, float* scores) {
-  const float* const queries = scratch.queries.data();
-  if (are_widened<T>(num_queries)) {
-    const float* floats[kSpan / kBlockSize];
-    for (int64_t block = 0; block < num_blocks; ++block) {
-      float* const to = scratch.floats.data() + block * p.key_dim * kBlockSize;
-      const T* const next = keys[std::min(block + 1, num_blocks - 1)];
-      widen(keys[block], p.key_dim, next, to, kLanes);
-      floats[block] = to;
-    }
-    for_runs<kMany>(0, num_queries, [&](int64_t q, auto run) PARLEY_LAMBDA {
-      score_queries<run, false>(
-          queries + q * p.key_dim, p.key_dim, floats, num_blocks, num_blocks, scores + q * kSpan);
-    });
-    return;
-  }
-  for (int64_t block = 0; block < num_blocks; block += kNear) {
-    const int64_t num_left = num_blocks - block;
-    for_runs<kDirect<T>>(0, num_queries, [&](int64_t q, auto run) PARLEY_LAMBDA {
-      score_queries<run, true>(
-          queries + q * p.key_dim, p.key_dim, keys + block, std::min(kNear, num_left), num_left,
-          scores + q * kSpan + block * kBlockSize);
-    });
-  }
-}
-
-// The values of keys [first, last), weighted, to the sums of all queries.
-template <typename T>
-PARLEY_INLINE void add_all(
-    Scratch& scratch, const Problem& p, int64_t num_queries, const float* weights,
-    const T* const* values, int64_t first, int64_t last, float* sums, int64_t stride) {
-  const int64_t num_vectors = p.value_dim / kLanes;
-  if (are_widened<T>(num_queries)) {
-    const float* floats[kSpan / kBlockSize];
-    for (int64_t block = first / kBlockSize; block * kBlockSize < last; ++block) {
-      const T* const next = values[(block + 1) * kBlockSize < last ? block + 1 : block];
-      float* const to = scratch.floats.data() + block * kBlockSize * kLanes;  // [dim / 16][kSpan][16]
-      for (int64_t token = 0; token < kBlockSize; ++token) {
-        const int64_t place = token * p.value_token;
-        widen(values[block] + place, num_vectors, next + place, to + token * kLanes, kSpan * kLanes);
-      }
-      floats[block] = to;
-    }
-    const Values<float> all{floats, kLanes, kLanes * kSpan};
-    for_runs<kMany>(0, num_queries, [&](int64_t q, auto run) PARLEY_LAMBDA {
-      add_values<run, false>(
-          weights + q * kSpan, all, first, last, last, num_vectors, sums + q * stride, stride);
-    });
-  } else {
-    constexpr int64_t kKeys = kNear * kBlockSize;
-    const Values<T> all{values, p.value_token, kLanes};
-    for (int64_t begin = first; begin < last;) {
-      const int64_t end = std::min((begin / kKeys + 1) * kKeys, last);
-      for_runs<kDirect<T>>(0, num_queries, [&](int64_t q, auto run) PARLEY_LAMBDA {
-        add_values<run, true>(
-            weights + q * kSpan, all, begin, end, last, num_vectors, sums + q * stride, stride);
-      });
-      begin = end;
-    }
-  }
-  for (int64_t dim = num_vectors * kLanes; dim < p.value_dim; ++dim) {
-    for (int64_t q = 0; q < num_queries; ++q) {
-      add_dim(weights + q * kSpan, values, p.value_token, first, last, dim, sums + q * stride);
-    }
-  }
-}
-
-// Q: queries, sinks and results; T: keys and values.
+// The queries of a unit. Q: queries, sinks and results; T: keys and values.
 template <typename Q, typename T>
-void attend(const Problem& p, const Unit& unit, Scratch& scratch) {
-  const int64_t first_row = p.cu_seqlens_q[unit.sequence] + unit.token;
-  const int64_t chunk = p.cu_seqlens_q[unit.sequence + 1] - p.cu_seqlens_q[unit.sequence];
-  const int64_t first_place = p.seq_lens[unit.sequence] - chunk + unit.token;
-  const int64_t num_queries = unit.num_tokens * p.group, head = unit.kv_head * p.group;
-  const int64_t stride = (p.value_dim + kLanes - 1) / kLanes * kLanes;
-  const int32_t* table = p.block_tables + unit.sequence * p.max_blocks;
-  const Q* const query = static_cast<const Q*>(p.query);
-  const Q* const sinks = static_cast<const Q*>(p.sinks);
-  float *const scores = scratch.scores.data(), *const sums = scratch.sums.data();
-  constexpr bool kAreBytes = std::is_same_v<T, int8_t>;
+class Attention {
+ public:
+  PARLEY_MEMBER Attention(const Problem& p, const Unit& unit, Scratch& scratch)
+      : p_(p),
+        unit_(unit),
+        scratch_(scratch),
+        first_row_(p.cu_seqlens_q[unit.sequence] + unit.token),
+        first_place_(
+            p.seq_lens[unit.sequence] + unit.token -
+            (p.cu_seqlens_q[unit.sequence + 1] - p.cu_seqlens_q[unit.sequence])),
+        num_queries_(unit.num_tokens * p.group),
+        head_(unit.kv_head * p.group),
+        stride_(p.value_stride()),
+        seen_(scratch.states.data(), num_queries_, stride_) {}
 
-  for (int64_t q = 0; q < num_queries; ++q) {  // query q: token q / group, head q % group
-    scratch.maxima[q] = sinks ? to_float(sinks[head + q % p.group]) : kNegativeInfinity;
-    scratch.totals[q] = sinks ? 1.0f : 0.0f;
-    std::fill(sums + q * stride, sums + (q + 1) * stride, 0.0f);
-  }
-  const auto pack = [&](int64_t first, int64_t run) {  // as the runs read them
-    float* const to = scratch.queries.data() + first * p.key_dim;
-    for (int64_t i = 0; i < run; ++i) {
-      const int64_t q = first + i;
-      const Q* from = query + (first_row + q / p.group) * p.query_token +
-                      (head + q % p.group) * p.query_head;
-      for (int64_t dim = 0; dim < p.key_dim; ++dim) to[dim * run + i] = to_float(from[dim]) * p.scale;
+  // False if a result is no number.
+  bool run() {
+    pack_queries();
+    const int64_t end = first_place_ + unit_.num_tokens;
+    if (unit_.stretch >= 0) {
+      see(unit_.stretch, part(unit_.stretch));
+      std::atomic<int32_t>& left = p_.left[unit_.first_part];
+      if (left.fetch_sub(1, std::memory_order_acq_rel) > 1) return true;
+      left.store(unit_.num_parts, std::memory_order_relaxed);  // for the next layer
+      begin();
+      for (int64_t i = 0; i < unit_.num_parts; ++i) join(seen_, part(i), num_queries_, stride_);
+    } else {
+      const State stretch(
+          scratch_.states.data() + State::size(num_queries_, stride_), num_queries_, stride_);
+      begin();
+      for (int64_t i = first_seen() / kStretch; i * kStretch < end; ++i) {
+        see(i, stretch);
+        join(seen_, stretch, num_queries_, stride_);
+      }
     }
-  };
-  if (are_widened<T>(num_queries)) {
-    for_runs<kMany>(0, num_queries, pack);
-  } else {
-    for_runs<kDirect<T>>(0, num_queries, pack);
+    return write();
   }
 
-  const int64_t end_place = first_place + unit.num_tokens;
-  const int64_t first_seen = p.window ? std::max<int64_t>(0, first_place - p.window + 1) : 0;
-  for (int64_t span = first_seen / kSpan * kSpan; span < end_place; span += kSpan) {
-    const int64_t num_seen = std::min(kSpan, end_place - span);
+ private:
+  // Query q: token q / group, head q % group.
+  PARLEY_MEMBER int64_t row_of(int64_t q) const { return first_row_ + q / p_.group; }
+  PARLEY_MEMBER int64_t head_of(int64_t q) const { return head_ + q % p_.group; }
+
+  PARLEY_MEMBER int64_t first_seen() const {  // the first key in a window
+    return p_.window ? std::max<int64_t>(0, first_place_ - p_.window + 1) : 0;
+  }
+
+  PARLEY_MEMBER State part(int64_t index) const {
+    const int64_t size = State::size(p_.group, stride_);
+    return State(p_.parts + (unit_.first_part + index) * size, p_.group, stride_);
+  }
+
+  // As the runs read them.
+  PARLEY_MEMBER void pack_queries() {
+    const Q* const query = static_cast<const Q*>(p_.query);
+    const auto pack = [&](int64_t first, int64_t run) {
+      float* const to = scratch_.queries.data() + first * p_.key_dim;
+      for (int64_t i = 0; i < run; ++i) {
+        const Q* const from =
+            query + row_of(first + i) * p_.query_token + head_of(first + i) * p_.query_head;
+        for (int64_t dim = 0; dim < p_.key_dim; ++dim) {
+          to[dim * run + i] = to_float(from[dim]) * p_.scale;
+        }
+      }
+    };
+    if (are_widened<T>(num_queries_)) {
+      for_runs<kMany>(0, num_queries_, pack);
+    } else {
+      for_runs<kDirect<T>>(0, num_queries_, pack);
+    }
+  }
+
+  // A sink is seen before all keys: it takes weight and gives nothing.
+  PARLEY_MEMBER void begin() {
+    clear(seen_, num_queries_, stride_);
+    if (!p_.sinks) return;
+    for (int64_t q = 0; q < num_queries_; ++q) {
+      seen_.maxima[q] = to_float(static_cast<const Q*>(p_.sinks)[head_of(q)]);
+      seen_.totals[q] = 1.0f;
+    }
+  }
+
+  // What the queries see of a stretch.
+  PARLEY_MEMBER void see(int64_t stretch, const State& state) {
+    clear(state, num_queries_, stride_);
+    const int64_t end = std::min(first_place_ + unit_.num_tokens, (stretch + 1) * kStretch);
+    const int64_t first = std::max(first_seen() / kSpan * kSpan, stretch * kStretch);
+    for (int64_t span = first; span < end; span += kSpan) see_span(span, state);
+  }
+
+  PARLEY_MEMBER void see_span(int64_t span, const State& state) {
+    constexpr bool kAreBytes = std::is_same_v<T, int8_t>;
+    const int64_t num_seen = std::min(kSpan, first_place_ + unit_.num_tokens - span);
     const int64_t num_blocks = (num_seen + kBlockSize - 1) / kBlockSize;
-    const int64_t skipped = std::max<int64_t>(0, first_seen - span);  // of no query's window
+    const int64_t skipped = std::max<int64_t>(0, first_seen() - span);  // of no query's window
+    const int32_t* const table = p_.block_tables + unit_.sequence * p_.max_blocks + span / kBlockSize;
     const T *keys[kSpan / kBlockSize], *values[kSpan / kBlockSize];
     const float *key_scales[kSpan / kBlockSize], *value_scales[kSpan / kBlockSize];
     for (int64_t i = 0; i < num_blocks; ++i) {
-      const int64_t block = table[span / kBlockSize + i];
-      keys[i] = static_cast<const T*>(p.key_cache) + block * p.key_block + unit.kv_head * p.key_head;
-      values[i] = static_cast<const T*>(p.value_cache) + block * p.value_block +
-                  unit.kv_head * p.value_head;
+      const int64_t block = table[i];
+      keys[i] =
+          static_cast<const T*>(p_.key_cache) + block * p_.key_block + unit_.kv_head * p_.key_head;
+      values[i] = static_cast<const T*>(p_.value_cache) + block * p_.value_block +
+                  unit_.kv_head * p_.value_head;
       if constexpr (kAreBytes) {
-        key_scales[i] = p.cache_scales + (2 * block * p.num_kv_heads + unit.kv_head) * kBlockSize;
-        value_scales[i] = key_scales[i] + p.num_kv_heads * kBlockSize;
+        key_scales[i] =
+            p_.cache_scales + (2 * block * p_.num_kv_heads + unit_.kv_head) * kBlockSize;
+        value_scales[i] = key_scales[i] + p_.num_kv_heads * kBlockSize;
       }
     }
-    const int64_t empty_blocks = skipped / kBlockSize;
+    float* const scores = scratch_.scores.data();
+    const int64_t empty_blocks = skipped / kBlockSize, empty = empty_blocks * kBlockSize;
     score_all(
-        scratch, p, num_queries, keys + empty_blocks, num_blocks - empty_blocks,
-        scores + empty_blocks * kBlockSize);
-    for (int64_t q = 0; q < num_queries; ++q) {
+        scratch_, p_, num_queries_, keys + empty_blocks, num_blocks - empty_blocks, scores + empty);
+    for (int64_t q = 0; q < num_queries_; ++q) {
+      float* const of_query = scores + q * kSpan;
       if constexpr (kAreBytes) {
-        scale_blocks(
-            scores + q * kSpan + empty_blocks * kBlockSize, key_scales + empty_blocks,
-            num_blocks - empty_blocks);
+        scale_blocks(of_query + empty, key_scales + empty_blocks, num_blocks - empty_blocks);
       }
-      const int64_t place = first_place + q / p.group - span;  // of the query, within the span
-      const int64_t begin = p.window ? std::max<int64_t>(0, place - p.window + 1) : 0;
+      const int64_t place = first_place_ + q / p_.group - span;  // of the query, within the span
+      const int64_t begin = p_.window ? std::max<int64_t>(0, place - p_.window + 1) : 0;
       const int64_t end = std::min(place + 1, num_seen);
       if (begin >= end) {  // another token of the unit sees this span, this one does not
-        std::fill(scores + q * kSpan, scores + q * kSpan + num_blocks * kBlockSize, 0.0f);
+        std::fill(of_query, of_query + num_blocks * kBlockSize, 0.0f);
         continue;
       }
       weigh(
-          scores + q * kSpan, begin, end, num_blocks * kBlockSize, p.softcap, &scratch.maxima[q],
-          &scratch.totals[q], sums + q * stride, p.value_dim);
-      if constexpr (kAreBytes) scale_blocks(scores + q * kSpan, value_scales, num_blocks);
+          of_query, begin, end, num_blocks * kBlockSize, p_.softcap, &state.maxima[q],
+          &state.totals[q], state.sums + q * stride_, p_.value_dim);
+      if constexpr (kAreBytes) scale_blocks(of_query, value_scales, num_blocks);
     }
-    add_all(scratch, p, num_queries, scores, values, skipped, num_seen, sums, stride);
+    add_all(scratch_, p_, num_queries_, scores, values, skipped, num_seen, state.sums, stride_);
   }
 
-  for (int64_t q = 0; q < num_queries; ++q) {
-    Q* to = static_cast<Q*>(p.out) + (first_row + q / p.group) * p.out_token +
-            (head + q % p.group) * p.out_head;
-    for (int64_t dim = 0; dim < p.value_dim; ++dim) {
-      from_float(sums[q * stride + dim] / scratch.totals[q], to + dim);
+  PARLEY_MEMBER bool write() const {
+    bool are_numbers = true;
+    for (int64_t q = 0; q < num_queries_; ++q) {
+      Q* const to =
+          static_cast<Q*>(p_.out) + row_of(q) * p_.out_token + head_of(q) * p_.out_head;
+      for (int64_t dim = 0; dim < p_.value_dim; ++dim) {
+        const float result = seen_.sums[q * stride_ + dim] / seen_.totals[q];
+        are_numbers &= result == result;
+        from_float(result, to + dim);
+      }
     }
+    return are_numbers;
+  }
+
+  const Problem& p_;
+  const Unit& unit_;
+  Scratch& scratch_;
+  const int64_t first_row_, first_place_, num_queries_, head_, stride_;
+  const State seen_;
+};
+
+template <typename Q, typename T>
+void attend(const Problem& p, const Unit& unit, Scratch& scratch) {
+  if (Attention<Q, T>(p, unit, scratch).run() || unit.num_tokens == 1) return;
+  // The tokens of a unit share loops over keys, and 0 times a key's or value's NaN is NaN: so each by
+  // itself, which meets only what it may see.
+  for (int32_t i = 0; i < unit.num_tokens; ++i) {
+    Unit token = unit;
+    token.token += i;
+    token.num_tokens = 1;
+    Attention<Q, T>(p, token, scratch).run();
   }
 }
 

@@ -209,7 +209,7 @@ void decoder_step_cpu(
       " rows");
   Team& team = Team::of_size(static_cast<int>(torch::stable::get_num_threads()));
   double work = 0;
-  make_units(p, num_seqs, key_cache.size(1), team.size(), buffers.units, &work);
+  make_units(p, num_seqs, key_cache.size(1), team.size(), buffers.units, buffers.parts, &work);
   buffers.fit_scratches(p, team.size());
   team.run([&](int thread) { s.run(team, thread); });  // so small that std::function keeps it in itself
 }

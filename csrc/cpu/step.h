@@ -41,6 +41,7 @@ class Buffer {
 struct Buffers {
   Buffer hidden, normalized, heads, attended, gated, values, scales, offsets;
   std::vector<Unit> units;
+  Parts parts;  // of units that threads share
   std::vector<Scratch> scratches;  // one for each thread
 
   void fit_scratches(const Problem& p, int num_threads) {
