@@ -381,3 +381,20 @@ def test_what_is_no_number_stays_none_and_in_its_row(value: float, format: str) 
     logits = model.run("cpu", [(0, 0, 1), (1, 0, 1)])
     assert not logits[0].isfinite().any()
     assert torch.equal(logits[1], expected[1])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_no_number_does_not_reach_the_tokens_before_it(value: float, format: str) -> None:
+    """Though their queries are taken together with those that see it."""
+    model = Model(format, vocab=211)
+    parts = [(0, 0, 64), (1, 0, 9)]
+    expected = model.run_all("cpu", parts)
+    ids: Tensor = model.arguments(model.caches(), parts)[0]
+    assert (ids == ids[20]).sum() == 1
+    assert model.embeddings is not None
+    model.embeddings[ids[20], 3] = value
+    logits = model.run_all("cpu", parts)
+    assert not logits[20:64].isfinite().any()
+    assert torch.equal(logits[:20], expected[:20])
+    assert torch.equal(logits[64:], expected[64:])

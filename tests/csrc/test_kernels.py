@@ -170,6 +170,27 @@ def test_a_nan_of_one_sequence_stays_with_it() -> None:
 
 
 @DTYPES
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("cache", ["key_cache", "value_cache"])
+@pytest.mark.parametrize(
+    ("chunk", "window", "place"),
+    [(300, 0, 20), (300, 0, 270), (300, 20, 20), (300, 20, 250), (5, 0, 297)],
+)
+def test_what_is_no_number_reaches_only_the_queries_that_see_it(
+    chunk: int, window: int, place: int, cache: str, value: float, dtype: torch.dtype
+) -> None:
+    """Many queries share each key and value; the reference is no help, for it has 0 · NaN too."""
+    case = Case([300, 40], [chunk, 40], (4, 2, 24, 24), dtype)
+    expected = case.attend(ops.choose("cpu"), window)
+    getattr(case, cache)[case.block_tables[0, place // BLOCK_SIZE], place % BLOCK_SIZE] = value
+    out = case.attend(ops.choose("cpu"), window)
+    places = torch.cat([torch.arange(300 - chunk, 300), torch.full([40], -1)])  # of sequence 0
+    sees = (places >= place) & (places < place + (window or 300))
+    assert not out[sees].isfinite().any()
+    assert torch.equal(out[~sees], expected[~sees])
+
+
+@DTYPES
 @pytest.mark.parametrize(("num_kv_heads", "key_dim", "value_dim"), [(1, 5, 3), (2, 64, 48)])
 def test_store_kv_equals_the_reference_and_skips_padding(
     num_kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype
