@@ -416,11 +416,13 @@ class Scheduler:
         if not sequence.is_decoding:
             self.totals.prompt_tokens += num_tokens
         sequence.num_computed_tokens += num_tokens
+        if token is not None and token.error is not None:
+            # Nor may its keys and values serve anybody else.
+            self.finish(sequence, "error", error=token.error)
+            return
         self.blocks.cache_full_blocks(sequence)
         if token is None:
             self._outputs[sequence.client_id].append(self._output(sequence))
-        elif token.error is not None:
-            self.finish(sequence, "error", error=token.error)
         else:
             self._append(sequence, token, now)
 
