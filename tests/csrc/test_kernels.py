@@ -9,7 +9,7 @@ from engine.fused.packing import pack_weight
 from tests.built_kernels import needs_kernels
 
 BLOCK_SIZE = 16
-NUM_BLOCKS = 80
+NUM_BLOCKS = 160
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 2e-2}
 
 pytestmark = needs_kernels
@@ -20,6 +20,7 @@ BATCHES = {  # name: (tokens of each sequence, how many of them are queries)
     "decodes and a chunk": ([17, 5, 300], [1, 5, 33]),
     "borders of spans": ([256, 257, 255, 32], [1, 2, 1, 32]),
     "a whole prompt": ([40], [40]),
+    "decodes behind stretches": ([2049, 30], [1, 1]),  # whose stretches threads share
 }
 SHAPES = [  # heads, kv heads, key dim, value dim
     (4, 2, 16, 16),
@@ -112,6 +113,29 @@ def test_window_softcap_and_sinks_equal_the_reference(
     ours = case.attend(ops.choose("cpu"), window, softcap, sinks)
     reference = case.attend(ops.REFERENCE, window, softcap, sinks)
     torch.testing.assert_close(ours, reference, rtol=0, atol=TOLERANCE[dtype])
+
+
+@DTYPES
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize(
+    ("window", "softcap", "has_sinks"), [(0, 0, 0), (0, 5, 1), (40, 0, 0), (1500, 0, 1)]
+)
+def test_a_token_behind_a_long_context_is_the_same_whether_threads_share_it_or_not(
+    window: int, softcap: float, has_sinks: int, num_threads: int, dtype: torch.dtype
+) -> None:
+    """By itself its stretches are shared; behind others of its chunk they are one thread's."""
+    case = Case([2100], [40], (6, 2, 24, 16), dtype)
+    sinks = torch.randn(6).to(dtype) if has_sinks else None
+    with_others = case.attend(ops.choose("cpu"), window, softcap, sinks)[-1:]
+    case.query, case.out_shape = case.query[-1:], (1, *case.out_shape[1:])
+    case.cu_seqlens_q = torch.tensor([0, 1], dtype=torch.int32)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        alone = [case.attend(ops.choose("cpu"), window, softcap, sinks) for _ in range(3)]
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(again, with_others) for again in alone)
 
 
 @DTYPES
