@@ -18,7 +18,7 @@ from engine.fused.packing import PackedWeight, join_gate_up
 from tests.built_kernels import needs_kernels
 
 BLOCK_SIZE = 16
-TABLE_BLOCKS = 20  # of a sequence: two spans of keys, which attention takes one by one
+TABLE_BLOCKS = 80  # of a sequence: two stretches of keys, and several spans
 NUM_BLOCKS = 6 * TABLE_BLOCKS
 MAX_POSITIONS = TABLE_BLOCKS * BLOCK_SIZE
 FORMATS = ["float32", "bfloat16", "int8", "float32, int8 cache", "int8, int8 cache"]
@@ -265,6 +265,17 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_batch_and_chunk(
     assert torch.equal(model.run("cpu", [(0, 0, length - 1)], company)[-1:], whole[-1:])
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_long_context_gives_the_same_bits_shared_by_threads_or_not(
+    format: str, num_threads: int
+) -> None:
+    """One token by itself shares its stretches out, in each layer anew; two in a chunk do not."""
+    model = Model(format, heads=2, kv_heads=1, windows=(0, 1100))
+    prompt = [(0, 0, 1200)]
+    alone = model.run("cpu", prompt, [(0, 1200, 1201)], [(0, 1201, 1202)])
+    assert torch.equal(alone, model.run("cpu", prompt, [(0, 1200, 1202)]))
+
+
 def test_threads_do_not_change_a_bit() -> None:
     before = torch.get_num_threads()
     model = Model("int8")
@@ -333,8 +344,8 @@ def test_opcheck(format: str) -> None:
     ("place", "value", "problem"),
     [
         (0, torch.tensor([50]), "input_ids has 50, the limit is 50"),
-        (1, torch.tensor([MAX_POSITIONS]), "positions has 320"),
-        (2, torch.tensor([NUM_BLOCKS * 16]), "slot_mapping has 1920"),
+        (1, torch.tensor([MAX_POSITIONS]), f"positions has {MAX_POSITIONS}"),
+        (2, torch.tensor([NUM_BLOCKS * 16]), f"slot_mapping has {16 * NUM_BLOCKS}"),
         (0, torch.tensor([-1]), "input_ids has -1"),
         (1, torch.tensor([0, 1]), "positions is a row of 1 int64"),
         (3, torch.zeros(1, 4), "are contiguous int32"),
