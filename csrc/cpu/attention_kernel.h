@@ -160,8 +160,8 @@ class Attention {
     }
   }
 
-  // What the queries see of a stretch.
-  PARLEY_MEMBER void see(int64_t stretch, const State& state) {
+  // What the queries see of a stretch. Not inlined: it is most of the code, and asked for twice.
+  [[gnu::noinline]] void see(int64_t stretch, const State& state) {
     clear(state, num_queries_, stride_);
     const int64_t end = std::min(first_place_ + unit_.num_tokens, (stretch + 1) * kStretch);
     const int64_t first = std::max(first_seen() / kSpan * kSpan, stretch * kStretch);
