@@ -137,13 +137,10 @@ class Model:
     def caches(self) -> tuple[Tensor, Tensor, Tensor | None]:
         keys = ops.allocate_cache(*self.sizes, self.dtype, is_key=True)
         values = ops.allocate_cache(*self.sizes, self.dtype, is_key=False)
-        num_heads = self.sizes[2]
-        scales = torch.zeros(self.layers, NUM_BLOCKS, 2, num_heads, BLOCK_SIZE)
-        return (
-            ops.stack_layers(keys, self.layers),
-            ops.stack_layers(values, self.layers),
-            scales if self.dtype == torch.int8 else None,
-        )
+        scales = None
+        if self.dtype == torch.int8:
+            scales = torch.zeros(self.layers, NUM_BLOCKS, 2, self.sizes[2], BLOCK_SIZE)
+        return ops.stack_layers(keys, self.layers), ops.stack_layers(values, self.layers), scales
 
     def run(self, backend: str, *steps: list[tuple[int, int, int]]) -> Tensor:
         """The logits of the last step: of the last token of each sequence."""
