@@ -65,13 +65,19 @@ PARLEY_INLINE void join(
     const State& seen, const State& stretch, int64_t num_queries, int64_t stride) {
   for (int64_t q = 0; q < num_queries; ++q) {
     if (stretch.maxima[q] == kNegativeInfinity) continue;  // nothing of it was visible
+    float* const to = seen.sums + q * stride;
+    const float* const from = stretch.sums + q * stride;
+    if (seen.maxima[q] == kNegativeInfinity) {  // the first one
+      seen.maxima[q] = stretch.maxima[q];
+      seen.totals[q] = stretch.totals[q];
+      std::copy(from, from + stride, to);
+      continue;
+    }
     const float maximum = std::max(seen.maxima[q], stretch.maxima[q]);
     const float old_share = std::exp(seen.maxima[q] - maximum);
     const float new_share = std::exp(stretch.maxima[q] - maximum);
     seen.maxima[q] = maximum;
     seen.totals[q] = seen.totals[q] * old_share + stretch.totals[q] * new_share;
-    float* const to = seen.sums + q * stride;
-    const float* const from = stretch.sums + q * stride;
     for (int64_t i = 0; i < stride; ++i) to[i] = to[i] * old_share + from[i] * new_share;
   }
 }
@@ -213,17 +219,30 @@ class Attention {
   }
 
   PARLEY_MEMBER bool write() const {
-    bool are_numbers = true;
+    IntPart no_numbers{};  // of whole vectors, as a loop over numbers that looks at each is slow
     for (int64_t q = 0; q < num_queries_; ++q) {
       Q* const to =
           static_cast<Q*>(p_.out) + row_of(q) * p_.out_token + head_of(q) * p_.out_head;
-      for (int64_t dim = 0; dim < p_.value_dim; ++dim) {
-        const float result = seen_.sums[q * stride_ + dim] / seen_.totals[q];
-        are_numbers &= result == result;
-        from_float(result, to + dim);
+      for (int64_t dim = 0; dim < p_.value_dim; dim += kLanes) {
+        Floats results = load(seen_.sums + q * stride_ + dim);
+        for (FloatPart& part : results.parts) {
+          part /= seen_.totals[q];
+          no_numbers |= part != part;
+        }
+        float lanes[kLanes];
+        store(lanes, results);
+        const int64_t count = std::min<int64_t>(kLanes, p_.value_dim - dim);
+        if (count == kLanes) {
+          for (int i = 0; i < kLanes; ++i) from_float(lanes[i], to + dim + i);
+        } else {
+          for (int64_t i = 0; i < count; ++i) from_float(lanes[i], to + dim + i);
+        }
       }
     }
-    return are_numbers;
+    for (int i = 0; i < PARLEY_WIDTH; ++i) {
+      if (no_numbers[i]) return false;
+    }
+    return true;
   }
 
   const Problem& p_;
