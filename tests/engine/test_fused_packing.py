@@ -17,6 +17,7 @@ from engine.fused.packing import (
 )
 
 
+# torch gives this class no types, neither to inherit nor to call.
 class LargestCopy(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """How many bytes the largest tensor has that any operation made; views are none."""
 

@@ -68,6 +68,7 @@ async def _echo(scope: Scope, receive: Receive, send: Send) -> None:
                 await asyncio.sleep(2 * wire.MESSAGE_SECONDS)
             elif scope["path"] == "/busy":  # receives in the turn in which the deadline falls due
                 await asyncio.sleep(wire.MESSAGE_SECONDS / 2)
+                # It is the loop that must be held up: deadlines fall due, and nothing is read.
                 time.sleep(wire.MESSAGE_SECONDS)  # noqa: ASYNC251
                 await asyncio.sleep(0)
         elif message["text"].startswith('{"type": "direct"'):
