@@ -1,4 +1,4 @@
-// What the CPU ops share: the checks of their arguments.
+// What the CPU ops share: how they check and read their arguments.
 #pragma once
 
 #include <torch/headeronly/core/ScalarType.h>
@@ -18,7 +18,24 @@ struct BFloat16 {
 };
 
 inline const char* name_of(ScalarType type) {
-  return type == ScalarType::Float ? "float32" : type == ScalarType::BFloat16 ? "bfloat16" : "other";
+  switch (type) {
+    case ScalarType::Float: return "float32";
+    case ScalarType::Double: return "float64";
+    case ScalarType::BFloat16: return "bfloat16";
+    case ScalarType::Long: return "int64";
+    default: return "other";
+  }
+}
+
+// The values of a tensor that must be `count` of them in one run.
+template <typename T>
+const T* read_column(const Tensor& tensor, int64_t count, const char* name) {
+  constexpr ScalarType kType = torch::headeronly::CppTypeToScalarType<T>::value;
+  STD_TORCH_CHECK(
+      tensor.scalar_type() == kType && tensor.dim() == 1 && tensor.is_contiguous() &&
+          tensor.size(0) == count,
+      name, " must be ", count, " ", name_of(kType), " in one run");
+  return static_cast<const T*>(tensor.const_data_ptr());
 }
 
 inline void check_cache(const Tensor& key_cache, const Tensor& value_cache) {

@@ -9,15 +9,6 @@
 namespace parley {
 namespace {
 
-template <typename T>
-const T* read_column(const Tensor& tensor, ScalarType type, int64_t count, const char* what) {
-  STD_TORCH_CHECK(
-      tensor.scalar_type() == type && tensor.dim() == 1 && tensor.is_contiguous() &&
-          tensor.size(0) == count,
-      what, ", ", count, " in one run");
-  return static_cast<const T*>(tensor.const_data_ptr());
-}
-
 struct Penalties {
   float repetition, frequency, presence;
 };
@@ -46,16 +37,13 @@ void penalize_cpu(
   STD_TORCH_CHECK(rows.dim() == 1 && ids.dim() == 1, "rows and ids have one dimension");
   const int64_t vocab = logits.size(1), stride = logits.stride(0);
   const int64_t num_rows = rows.size(0), num_ids = ids.size(0);
-  const auto* const row = read_column<int64_t>(rows, ScalarType::Long, num_rows, "rows are int64");
-  const auto* const offset = read_column<int64_t>(
-      offsets, ScalarType::Long, num_rows + 1, "offsets are int64, one more than rows");
-  const auto* const id = read_column<int64_t>(ids, ScalarType::Long, num_ids, "ids are int64");
-  const auto* const count =
-      read_column<float>(counts, ScalarType::Float, num_ids, "counts are float32, one for each id");
-  constexpr const char* kWhat = "penalties are float64, one for each row";
-  const auto* const factor = read_column<double>(repetition, ScalarType::Double, num_rows, kWhat);
-  const auto* const each = read_column<double>(frequency, ScalarType::Double, num_rows, kWhat);
-  const auto* const once = read_column<double>(presence, ScalarType::Double, num_rows, kWhat);
+  const auto* const row = read_column<int64_t>(rows, num_rows, "rows");
+  const auto* const offset = read_column<int64_t>(offsets, num_rows + 1, "offsets");
+  const auto* const id = read_column<int64_t>(ids, num_ids, "ids");
+  const auto* const count = read_column<float>(counts, num_ids, "counts");
+  const auto* const factor = read_column<double>(repetition, num_rows, "repetition penalties");
+  const auto* const each = read_column<double>(frequency, num_rows, "frequency penalties");
+  const auto* const once = read_column<double>(presence, num_rows, "presence penalties");
   STD_TORCH_CHECK(
       offset[0] == 0 && offset[num_rows] == num_ids, "offsets go from 0 to the number of ids");
   for (int64_t i = 0; i < num_rows; ++i) {

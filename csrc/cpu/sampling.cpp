@@ -12,15 +12,6 @@
 namespace parley {
 namespace {
 
-template <typename T>
-const T* read_column(const Tensor& tensor, ScalarType type, int64_t count, const char* name) {
-  STD_TORCH_CHECK(
-      tensor.scalar_type() == type && tensor.dim() == 1 && tensor.is_contiguous() &&
-          tensor.size(0) == count,
-      name, " has one ", type == ScalarType::Long ? "int64" : "float64", " for each row");
-  return static_cast<const T*>(tensor.const_data_ptr());
-}
-
 // One for each thread of a team. They are the caller's, which all its threads use until the next call.
 ChoiceScratch* fit_scratches(int num_threads, int64_t vocab) {
   static thread_local std::vector<ChoiceScratch> scratches;
@@ -40,13 +31,12 @@ void choose_tokens_cpu(
   const int64_t num_rows = logits.size(0), vocab = logits.size(1), stride = logits.stride(0);
   STD_TORCH_CHECK(vocab > 0, "there is no token to choose");
   const auto* const values = static_cast<const float*>(logits.const_data_ptr());
-  const auto* const temperature =
-      read_column<double>(temperatures, ScalarType::Double, num_rows, "temperatures");
-  const auto* const least = read_column<double>(min_p, ScalarType::Double, num_rows, "min_p");
-  const auto* const share = read_column<double>(top_p, ScalarType::Double, num_rows, "top_p");
-  const auto* const best = read_column<int64_t>(top_k, ScalarType::Long, num_rows, "top_k");
-  const auto* const uniform = read_column<double>(uniforms, ScalarType::Double, num_rows, "uniforms");
-  read_column<int64_t>(tokens, ScalarType::Long, num_rows, "tokens");
+  const auto* const temperature = read_column<double>(temperatures, num_rows, "temperatures");
+  const auto* const least = read_column<double>(min_p, num_rows, "min_p");
+  const auto* const share = read_column<double>(top_p, num_rows, "top_p");
+  const auto* const best = read_column<int64_t>(top_k, num_rows, "top_k");
+  const auto* const uniform = read_column<double>(uniforms, num_rows, "uniforms");
+  read_column<int64_t>(tokens, num_rows, "tokens");
   auto* const chosen = static_cast<int64_t*>(tokens.mutable_data_ptr());
   bool is_random = false;
   for (int64_t row = 0; row < num_rows; ++row) {

@@ -178,7 +178,7 @@ def test_opcheck() -> None:
 def test_wrong_arguments_are_refused(name: str, wrong: Tensor) -> None:
     rows = Rows(random_logits(4, VOCAB))
     setattr(rows, name, wrong)
-    with pytest.raises(RuntimeError, match=r"logits|row|token|temperatures"):
+    with pytest.raises(RuntimeError, match=f"{name}|no token"):
         rows.choose("cpu")
 
 
