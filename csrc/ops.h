@@ -46,9 +46,10 @@ void paged_attention_cpu(
 
 void linear_cpu(
     const Tensor& rows,          // [num_rows, num_inputs] float32
-    const Tensor& panels,        // [ceil(num_outputs / 16), num_inputs, 16] float32, padded with 0
-    std::optional<Tensor> bias,  // [num_outputs]
-    const Tensor& out            // [num_rows, num_outputs], written
+    const Tensor& panels,        // a packed weight of one layer
+    std::optional<Tensor> scales,
+    std::optional<Tensor> bias,  // [num_outputs] float32
+    const Tensor& out            // [num_rows, num_outputs] float32, written
 );
 
 // A weight of every layer, packed: [layers][panels][inputs / n][16][n] with n = 1 for float32, 2 for

@@ -12,7 +12,7 @@ STABLE_TORCH_LIBRARY(parley, ops) {
       "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, "
       "Tensor cu_seqlens_q, Tensor seq_lens, Tensor(a!) out, float scale, int sliding_window, "
       "float softcap, Tensor? sinks) -> ()");
-  ops.def("linear(Tensor rows, Tensor panels, Tensor? bias, Tensor(a!) out) -> ()");
+  ops.def("linear(Tensor rows, Tensor panels, Tensor? scales, Tensor? bias, Tensor(a!) out) -> ()");
   ops.def(
       "decoder_step(Tensor input_ids, Tensor positions, Tensor slot_mapping, Tensor block_tables, "
       "Tensor cu_seqlens_q, Tensor seq_lens, Tensor logits_rows, Tensor(a!) key_cache, "

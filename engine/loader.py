@@ -55,12 +55,16 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
     check_folder(folder, needs_weights=config.load_format != "dummy")
     hf_config = _read_config(folder)
     _check_config(hf_config)
+    _check_quantization(config, hf_config, ops)
     device = _choose_device(config.device)
     is_fused = _choose_fused(config, hf_config, device, ops)
     dtype = _choose_dtype(config.dtype, hf_config, device, is_fused)
     logger.info("loading %s as %s on %s", folder, str(dtype).removeprefix("torch."), device)
     attention.register()
-    model = _build(folder, hf_config, dtype, config.load_format).to(device)
+    read_dtype = dtype
+    if config.quantization and dtype == torch.float32 and not is_fused:
+        read_dtype = _own_dtype(hf_config)  # float32 would need twice the memory for a moment
+    model = _build(folder, hf_config, read_dtype, config.load_format).to(device)
     model.eval().requires_grad_(False)
 
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -79,7 +83,9 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
             raise UnsupportedModelError(f"{folder}: {_one_line(error)}") from None
     else:
         if ops.name == "cpu":
-            linear.pack_layers(model, ops)
+            linear.pack_layers(model, ops, config.quantization or "float32")
+        if read_dtype != dtype:
+            model.to(dtype)
         layers = attention.attach_layers(model, context)
         experts.attach_experts(model, context)
         _probe(model, layers, hf_config, device)
@@ -125,6 +131,18 @@ def _check_config(config: Any) -> None:
         raise UnsupportedModelError(f"{name} uses alibi positions")
 
 
+def _check_quantization(config: EngineConfig, hf_config: Any, ops: Ops) -> None:
+    reason = None
+    if ops.name != "cpu":
+        reason = "no C++ kernels"
+    elif getattr(hf_config, "quantization_config", None):
+        reason = "its weights are quantized already"
+    if config.quantization and reason:
+        raise UnsupportedModelError(
+            f"quantization {config.quantization!r} is not possible here: {reason}"
+        )
+
+
 def _choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cpu")
@@ -142,7 +160,7 @@ def _choose_fused(config: EngineConfig, hf_config: Any, device: torch.device, op
         obstacle = "float16 weights"
     if obstacle is None and ops.name != "cpu":
         obstacle = "no C++ kernels"
-    must = config.quantization and f"quantization {config.quantization!r}"
+    must = None
     if config.kv_cache_dtype != "auto":
         must = f"kv_cache_dtype {config.kv_cache_dtype!r}"
     if config.model_impl == "fused":
@@ -157,14 +175,19 @@ def _choose_dtype(name: str, config: Any, device: torch.device, is_fused: bool) 
     if name != "auto":
         chosen: torch.dtype = getattr(torch, name)
         return chosen
-    dtype = getattr(config, "dtype", None) or torch.float32
-    if isinstance(dtype, str):
-        dtype = getattr(torch, dtype)
+    dtype = _own_dtype(config)
     if device.type == "cpu" and dtype != torch.float32:
         if is_fused and dtype == torch.bfloat16:  # its kernels convert as they read
             return torch.bfloat16
         return torch.bfloat16 if _has_native_bfloat16() else torch.float32
     return dtype
+
+
+def _own_dtype(config: Any) -> torch.dtype:
+    """The checkpoint's."""
+    dtype = getattr(config, "dtype", None) or torch.float32
+    named: torch.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    return named
 
 
 def _has_native_bfloat16() -> bool:

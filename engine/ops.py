@@ -22,9 +22,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from csrc import build
+from engine.fused.packing import unpack
 from engine.token_choice import ChooseTokens, choose_tokens_reference
 
 logger = logging.getLogger(__name__)
+Linear = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, Tensor], None]
 # As `penalize_reference` below.
 Penalize = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
@@ -39,7 +41,7 @@ class Ops:
         [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float, int, float, Tensor | None],
         None,
     ]
-    linear: Callable[[Tensor, Tensor, Tensor | None, Tensor], None]
+    linear: Linear
     decoder_step: Callable[..., None]  # as engine/fused/reference.py declares it
     penalize: Penalize
     choose_tokens: ChooseTokens
@@ -113,13 +115,16 @@ def paged_attention_reference(
 
 def linear_reference(
     rows: Tensor,  # [num_rows, num_inputs]
-    panels: Tensor,  # [num_panels, num_inputs, 16], as fused/packing.py makes them
+    panels: Tensor,  # [num_panels, num_inputs / n, 16, n], as fused/packing.py makes them
+    scales: Tensor | None,  # int8: [num_panels, groups, 16]
     bias: Tensor | None,  # [num_outputs]
     out: Tensor,  # [num_rows, num_outputs], written
 ) -> None:
-    """A linear layer. The built op gives a row the same bits however many rows there are."""
-    weight = panels.transpose(1, 2).flatten(0, 1)[: out.shape[1]]
-    out.copy_(functional.linear(rows, weight, bias))
+    """A linear layer. The built op gives a row the same bits however many rows there are.
+
+    With int8 weights it rounds rows, too, to 8 bits with a scale for 128 inputs.
+    """
+    out.copy_(functional.linear(rows, unpack(panels, scales)[: out.shape[1]], bias))
 
 
 def penalize_reference(

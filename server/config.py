@@ -85,11 +85,9 @@ class Settings(BaseSettings):
         None, ge=1, description="Memory for keys and values. [default: the engine's choice]"
     )
     dtype: str = Field("auto", description="auto, float32, bfloat16 or float16.")
-    quantize: str | None = Field(
-        None, description="int8: weights in 8 bits, for llama, mistral, qwen2 and qwen3."
-    )
+    quantize: str | None = Field(None, description="int8: the weights of linear layers in 8 bits.")
     kv_cache_dtype: str = Field(
-        "auto", description="int8: keys and values in 8 bits, for the same; auto: as the model."
+        "auto", description="int8: keys and values in 8 bits, for llama, mistral, qwen2 and qwen3."
     )
     token: str | None = Field(
         None, description="Bearer token of the user `local`; generated into the data directory."

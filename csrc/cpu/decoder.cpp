@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "packed_weight.h"
 #include "step.h"
 
 namespace parley {
@@ -12,34 +13,12 @@ namespace {
 Stack read_stack(
     const Tensor& panels, const std::optional<Tensor>& scales, int64_t num_layers, int64_t num_outputs,
     const std::optional<Tensor>& bias = std::nullopt) {
+  STD_TORCH_CHECK(panels.dim() == 5 && panels.size(0) == num_layers, "weights are stacked by layer");
   Stack stack{};
-  const ScalarType type = panels.scalar_type();
-  STD_TORCH_CHECK(
-      type == ScalarType::Float || type == ScalarType::BFloat16 || type == ScalarType::Byte,
-      "weights are float32, bfloat16 or uint8");
-  const int64_t interleaved = type == ScalarType::Float ? 1 : type == ScalarType::BFloat16 ? 2 : 4;
-  STD_TORCH_CHECK(
-      panels.dim() == 5 && panels.is_contiguous() && panels.size(0) == num_layers &&
-          panels.size(3) == kPanel &&
-          panels.size(4) == interleaved && panels.size(1) == (num_outputs + kPanel - 1) / kPanel,
-      "panels are [layers][panels][inputs / ", interleaved, "][16][", interleaved, "]");
   Weight& weight = stack.first;
-  weight.format = type == ScalarType::Float      ? Format::kFloat32
-                  : type == ScalarType::BFloat16 ? Format::kBFloat16
-                                                 : Format::kInt8;
-  weight.panels = panels.const_data_ptr();
-  weight.num_inputs = panels.size(2) * interleaved;
-  weight.num_outputs = num_outputs;
+  weight = read_weight(panels, scales, num_layers, num_outputs);
   stack.panels_bytes = panels.size(1) * weight.num_inputs * kPanel * element_size(weight.format);
-  STD_TORCH_CHECK((weight.format == Format::kInt8) == scales.has_value(), "int8 weights have scales");
-  if (scales) {
-    stack.num_scales = panels.size(1) * weight.num_groups() * kPanel;
-    STD_TORCH_CHECK(
-        scales->scalar_type() == ScalarType::Float && scales->is_contiguous() &&
-            scales->numel() == panels.size(0) * stack.num_scales,
-        "scales are one float32 for each 128 inputs of an output");
-    weight.scales = static_cast<const float*>(scales->const_data_ptr());
-  }
+  stack.num_scales = panels.size(1) * weight.num_groups() * kPanel;
   if (bias) {
     STD_TORCH_CHECK(
         bias->scalar_type() == ScalarType::Float && bias->is_contiguous() &&

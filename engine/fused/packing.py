@@ -54,21 +54,17 @@ class PackedWeight:
 
     def unpack(self, layer: int) -> Tensor:
         """[outputs, inputs] float32, both with their padding."""
-        _, num_panels, num_steps, _, n = self.panels.shape
-        panels = self.panels[layer].float().transpose(1, 2).reshape(num_panels, PANEL_OUTPUTS, -1)
-        if self.scales is not None:
-            scales = self.scales[layer].transpose(1, 2).repeat_interleave(GROUP_INPUTS, -1)
-            panels = (panels - INT8_ZERO) * scales[..., : num_steps * n]
-        return panels.flatten(0, 1)
+        return unpack(self.panels[layer], None if self.scales is None else self.scales[layer])
 
 
-def pack_weight(weight: Tensor) -> Tensor:
-    """For `linear`: [num_outputs, num_inputs] → [ceil(num_outputs / 16), num_inputs, 16]."""
-    num_outputs, num_inputs = weight.shape
-    packed = weight.new_empty((-(-num_outputs // PANEL_OUTPUTS), num_inputs, PANEL_OUTPUTS))
-    for panels, slab in _slabs(weight):
-        packed[panels] = _to_panels(slab, 1).squeeze(-1)
-    return packed
+def unpack(panels: Tensor, scales: Tensor | None) -> Tensor:
+    """What one layer's panels stand for: [outputs, inputs] float32, both with their padding."""
+    num_panels, num_steps, _, n = panels.shape
+    weights = panels.float().transpose(1, 2).reshape(num_panels, PANEL_OUTPUTS, -1)
+    if scales is not None:
+        of_inputs = scales.transpose(1, 2).repeat_interleave(GROUP_INPUTS, -1)
+        weights = (weights - INT8_ZERO) * of_inputs[..., : num_steps * n]
+    return weights.flatten(0, 1)
 
 
 def _slabs(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:

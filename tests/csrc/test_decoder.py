@@ -355,7 +355,7 @@ def test_opcheck(format: str) -> None:
         (10, torch.zeros(49, 64), "embeddings are contiguous"),
         (11, torch.zeros(4, 64), "norms has 256 numbers, not 320"),
         (14, torch.zeros(2, 8, 64, 16, 2), "panels are"),
-        (14, torch.zeros(1, 8, 64, 16, 1), "panels are"),
+        (14, torch.zeros(1, 8, 64, 16, 1), "stacked by layer"),
     ],
     ids=str,
 )

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from engine import ops
-from engine.fused.packing import pack_weight
+from engine.fused.packing import PackedWeight
 from tests.built_kernels import needs_kernels
 
 BLOCK_SIZE = 16
@@ -234,40 +234,56 @@ def test_store_kv_equals_the_reference_and_skips_padding(
     assert caches[0][0].count_nonzero() <= 36 * num_kv_heads * key_dim
 
 
-LINEAR_SHAPES = [(1, 1), (16, 7), (17, 512), (50, 513), (64, 1500), (130, 96)]  # outputs, inputs
+LINEAR_SHAPES = [  # of a format and a weight: outputs, inputs
+    *(("float32", *shape) for shape in [(1, 1), (16, 7), (17, 512), (50, 513), (130, 96)]),
+    *((format, *shape) for format in ("bfloat16", "int8") for shape in [(17, 512), (50, 1500)]),
+]
+LINEARS = pytest.mark.parametrize(("format", "num_outputs", "num_inputs"), LINEAR_SHAPES)
 
 
-def linear(rows: Tensor, weight: Tensor, bias: Tensor | None, which: ops.Ops) -> Tensor:
+def linear(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, which: ops.Ops, format: str = "float32"
+) -> Tensor:
+    packed = PackedWeight.allocate(1, len(weight), weight.shape[1], format)
+    packed.fill(0, weight)
+    scales = None if packed.scales is None else packed.scales[0]
     out = torch.full((len(rows), len(weight)), torch.nan)
-    which.linear(rows, pack_weight(weight), bias, out)
+    which.linear(rows, packed.panels[0], scales, bias, out)
     return out
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("shape", LINEAR_SHAPES, ids=str)
-def test_linear_equals_the_reference(shape: tuple[int, int], has_bias: bool) -> None:
+@LINEARS
+def test_linear_equals_the_reference(
+    format: str, num_outputs: int, num_inputs: int, has_bias: bool
+) -> None:
+    """Rows are rounded to 8 bits for int8 weights, and to bfloat16 where that is multiplied."""
     torch.manual_seed(0)
-    weight, rows = torch.randn(shape), torch.randn(29, shape[1])
-    bias = torch.randn(shape[0]) if has_bias else None
-    exact = rows.double() @ weight.double().T + (0 if bias is None else bias)
-    for which in (ops.choose("cpu"), ops.REFERENCE):
-        result = linear(rows, weight, bias, which).double()
-        torch.testing.assert_close(result, exact, rtol=0, atol=2e-6 * shape[1] ** 0.5)
+    weight, rows = torch.randn(num_outputs, num_inputs), torch.randn(29, num_inputs)
+    bias = torch.randn(num_outputs) if has_bias else None
+    reference = linear(rows, weight, bias, ops.REFERENCE, format)
+    ours = linear(rows, weight, bias, ops.choose("cpu"), format)
+    if format == "float32":
+        exact = rows.double() @ weight.double().T + (0 if bias is None else bias)
+        torch.testing.assert_close(reference.double(), exact, rtol=0, atol=2e-6 * num_inputs**0.5)
+    step = {"float32": 4e-6, "bfloat16": 2e-2, "int8": 6e-2}[format]
+    torch.testing.assert_close(ours, reference, rtol=0, atol=step * num_inputs**0.5)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("shape", LINEAR_SHAPES, ids=str)
+@LINEARS
 def test_a_row_of_linear_is_the_same_to_the_last_bit_among_any_others(
-    shape: tuple[int, int], num_threads: int
+    format: str, num_outputs: int, num_inputs: int, num_threads: int
 ) -> None:
     torch.manual_seed(0)
-    weight, rows, bias = torch.randn(shape), torch.randn(600, shape[1]), torch.randn(shape[0])
-    whole = linear(rows, weight, bias, ops.choose("cpu"))
+    weight, bias = torch.randn(num_outputs, num_inputs), torch.randn(num_outputs)
+    rows = torch.randn(600, num_inputs)
+    whole = linear(rows, weight, bias, ops.choose("cpu"), format)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
         for count in (0, *range(1, 20), 33, 100):
-            part = linear(rows[count : 2 * count], weight, bias, ops.choose("cpu"))
+            part = linear(rows[count : 2 * count], weight, bias, ops.choose("cpu"), format)
             assert torch.equal(part, whole[count : 2 * count]), count
     finally:
         torch.set_num_threads(before)
@@ -279,7 +295,7 @@ def test_linear_reads_rows_that_lie_apart_and_refuses_what_does_not_fit() -> Non
     assert torch.equal(ours, linear(wide[:, 10:18].clone(), weight, None, ops.choose("cpu")))
     with pytest.raises(RuntimeError, match="differ in sizes"):
         linear(wide, weight, None, ops.choose("cpu"))
-    with pytest.raises(RuntimeError, match="linear is for float32"):
+    with pytest.raises(RuntimeError, match="rows and out are float32"):
         linear(wide[:, :8].double(), weight, None, ops.choose("cpu"))
     with pytest.raises(RuntimeError, match="bias is one float32 per output"):
         linear(wide[:, :8], weight, torch.zeros(3), ops.choose("cpu"))
@@ -291,7 +307,7 @@ def test_wrong_arguments_are_named() -> None:
     with pytest.raises(RuntimeError, match="sequence 0 has 1 queries, 400 tokens and 2 blocks"):
         case.attend(ops.choose("cpu"))
     case.query = case.query.double()
-    with pytest.raises(RuntimeError, match="queries and out are float32 as the cache, got other"):
+    with pytest.raises(RuntimeError, match="queries and out are float32 as the cache, got float64"):
         case.attend(ops.choose("cpu"))
 
 
@@ -325,6 +341,8 @@ def test_schemas_and_fake_kernels_pass_opcheck(dtype: torch.dtype) -> None:
     for sinks in (None, torch.randn(4).to(dtype)):
         args = (case.query, *caches, *indices, out, 0.2, 0, 0.0, sinks)
         torch.library.opcheck(torch.ops.parley.paged_attention.default, args)
-    panels = pack_weight(torch.randn(20, 8))
-    tensors = (torch.randn(3, 8), panels, torch.randn(20), torch.empty(3, 20))
-    torch.library.opcheck(torch.ops.parley.linear.default, tensors)
+    for format in ("float32", "int8"):
+        weight = PackedWeight.allocate(1, 20, 8, format)
+        scales = None if weight.scales is None else weight.scales[0]
+        tensors = (torch.randn(3, 8), weight.panels[0], scales, torch.randn(20), torch.empty(3, 20))
+        torch.library.opcheck(torch.ops.parley.linear.default, tensors)

@@ -13,6 +13,7 @@ from engine.checkpoint import UnsupportedModelError
 from engine.config import EngineConfig
 from engine.fused import support
 from engine.fused.decoder import fuse
+from engine.linear import PackedLinear
 from engine.loader import LoadedModel, load_model
 from engine.model_runner import ModelRunner
 from tests.built_kernels import needs_kernels
@@ -42,17 +43,36 @@ def test_others_are_transformers(family: str, tmp_path: Path) -> None:
     assert load(folder).fused is None
     with pytest.raises(UnsupportedModelError, match=f"'fused' is not possible here: {family}"):
         load(folder, model_impl="fused")
-    with pytest.raises(UnsupportedModelError, match="'int8' is not possible here"):
-        load(folder, quantization="int8")
     with pytest.raises(UnsupportedModelError, match="kv_cache_dtype 'int8' is not possible here"):
         load(folder, kv_cache_dtype="int8")
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "qwen3_moe", "olmo2", "phi3"])
+def test_others_have_their_linear_layers_in_8_bits(family: str, tmp_path: Path) -> None:
+    folder = build_tiny_model(tmp_path, family)
+    loaded = load(folder, quantization="int8")
+    layers = [module for module in loaded.model.modules() if isinstance(module, PackedLinear)]
+    assert loaded.fused is None and loaded.dtype == torch.float32
+    assert len(layers) > 4 and {layer.get_buffer("panels").dtype for layer in layers} == {
+        torch.uint8
+    }
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
+
+
+def test_nothing_is_in_8_bits_without_kernels(tmp_path: Path) -> None:
+    folder = build_tiny_model(tmp_path, "gemma2")
+    with pytest.raises(UnsupportedModelError, match="'int8' is not possible here: no C"):
+        load_model(
+            EngineConfig(model=str(folder), address="", served_model_name="", quantization="int8"),
+            ops.REFERENCE,
+        )
 
 
 def test_who_asks_for_transformers_gets_it(tmp_path: Path) -> None:
     folder = build_tiny_model(tmp_path, "llama")
     assert load(folder, model_impl="transformers").fused is None
     with pytest.raises(UnsupportedModelError, match="'int8' is not possible here: model_impl"):
-        load(folder, model_impl="transformers", quantization="int8")
+        load(folder, model_impl="transformers", kv_cache_dtype="int8")
 
 
 @pytest.mark.parametrize(

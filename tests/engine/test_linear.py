@@ -6,8 +6,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from engine import ops
-from engine.fused.packing import pack_weight
 from engine.linear import PackedLinear, pack_layers
+from tests.built_kernels import needs_kernels
 
 
 class Model(nn.Module):
@@ -47,13 +47,25 @@ def test_a_packed_weight_has_a_shape_and_no_memory() -> None:
     layer = PackedLinear(torch.randn(20, 6), None, ops.REFERENCE)
     assert (layer.weight.shape, layer.weight.dtype) == ((20, 6), torch.float32)
     assert layer.weight.is_meta
-    assert layer.get_buffer("panels").shape == (2, 6, 16)
+    assert layer.get_buffer("panels").shape == (2, 6, 16, 1)
 
 
-@pytest.mark.parametrize("num_outputs", [1, 16, 33])
-def test_packing_loses_nothing_and_pads_with_zeros(num_outputs: int) -> None:
-    weight = torch.randn(num_outputs, 5)
-    panels = pack_weight(weight)
-    flat = panels.transpose(1, 2).flatten(0, 1)
-    assert torch.equal(flat[:num_outputs], weight)
-    assert not flat[num_outputs:].any()
+def test_in_8_bits_layers_of_every_dtype_are_packed_if_their_inputs_come_in_fours() -> None:
+    model = Model().requires_grad_(False)
+    pack_layers(model, ops.REFERENCE, "int8")
+    assert type(model.first) is nn.Linear and type(model.other) is nn.Linear  # six inputs
+    assert type(model.conv) is Conv1D  # seven
+    assert isinstance(model.second, PackedLinear)
+    assert model.second.get_buffer("panels").dtype == torch.uint8
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_a_layer_in_8_bits_is_nearly_what_it_was(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(260, 50, dtype=dtype).requires_grad_(False)
+    rows = torch.randn(2, 7, 260, dtype=dtype)
+    packed = PackedLinear(layer.weight, layer.bias, ops.choose("cpu"), "int8")
+    result, exact = packed(rows), layer(rows)
+    assert (result.dtype, result.shape) == (dtype, exact.shape)
+    assert (result - exact).float().std() < 0.012 * exact.float().std()
