@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bench.peers.bandwidth import Bandwidth
 from bench.peers.environments import cache_folder
 from bench.peers.figures import floor_rate
+from bench.peers.machine_speed import MachineSpeed
 from bench.peers.models import Checkpoint, checkpoint
 from bench.peers.parley import Parley
 from bench.report import machine
@@ -122,7 +122,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     cache = cache_folder()
     model = checkpoint(arguments.model, cache)
-    bandwidth = Bandwidth(cache, arguments.threads)
+    machine_speed = MachineSpeed(cache, arguments.threads)
     table = Table(title=f"bench.steps, {model.name}, {arguments.threads} threads, {machine()}")
     for heading in ("weights", "chats x context", "prefill tok/s", "step ms", "kernels ms"):
         table.add_column(heading, justify="right")
@@ -132,7 +132,7 @@ def main() -> None:
         steps, weight_bytes = Steps(model, FORMATS[name]), Parley.precisions[name]
         for case in track(arguments.cases, description=name, transient=True):
             num_chats, context = map(int, case.split("x"))
-            speed = bandwidth.measure() or float("nan")
+            speed = machine_speed.measure().bandwidth or float("nan")
             prefill, times = steps.measure(num_chats, context)
             step = statistics.median(one.whole for one in times)
             kernels = statistics.median(one.kernels for one in times)

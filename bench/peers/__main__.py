@@ -1,9 +1,9 @@
 """`make bench-peers`: Parley beside other engines on this machine, each by its own server.
 
 Engines take turns within each round, because a shared machine changes by the minute: what counts is
-the ratio of two figures of the same round. Before each turn the speed of the memory is measured,
-and after it how much of the machine something else has used; where that is much, the turn is done
-again.
+the ratio of two figures of the same round. Before each turn the speed of the memory and of
+multiplications is measured, and after it how much of the machine something else has used; where
+that is much, the turn is done again.
 """
 
 import argparse
@@ -20,11 +20,11 @@ import uvloop
 
 import bench
 from bench.peers import models
-from bench.peers.bandwidth import Bandwidth
 from bench.peers.environments import Environments, Unavailable, cache_folder
 from bench.peers.figures import Row
 from bench.peers.llama_cpp import LlamaCpp, LlamaCppSplit
 from bench.peers.load import LoadError
+from bench.peers.machine_speed import MachineSpeed, Speed
 from bench.peers.openvino import OpenVINO
 from bench.peers.parley import Parley
 from bench.peers.processes import Foreign
@@ -131,7 +131,7 @@ class Run:
         self._arguments = arguments
         self._environments = environments
         self._sizes: Sizes = QUICK if arguments.quick else FULL
-        self._bandwidth = Bandwidth(environments.cache, arguments.threads)
+        self._machine = MachineSpeed(environments.cache, arguments.threads)
         self._record = self._begin()
         first = self._record.next_round
         self._rounds = range(first, first + arguments.rounds)
@@ -159,7 +159,8 @@ class Run:
         checkpoint = models.checkpoint(model, self._environments.cache)
         site = Site(self._environments, checkpoint, self._arguments.threads)
         peers = self._prepare(site)
-        facts = {"num_weights": checkpoint.num_weights, "kv_values": checkpoint.kv_values}
+        names = ("num_weights", "kv_values", "flops_per_token", "flops_per_key")
+        facts = {name: getattr(checkpoint, name) for name in names}
         weight_bytes = {peer.engine: peer.precisions[peer.precision] for peer in peers}
         value_bytes = {peer.engine: peer.value_bytes for peer in peers}
         self._record.add_model(checkpoint.name, facts, weight_bytes, value_bytes)
@@ -257,7 +258,7 @@ class Run:
             self._leave_out(f"{peer.engine} {workload}, round {number + 1}", what)
 
     def _measure(self, peer: Peer, server: Running, number: int, workload: str) -> None:
-        readings, bandwidth, foreign_cores = self._undisturbed(peer, server, number, workload)
+        readings, speed, foreign_cores = self._undisturbed(peer, server, number, workload)
         for reading in readings:
             self._record.rows.append(
                 Row(
@@ -266,27 +267,26 @@ class Run:
                     peer.name,
                     peer.precision,
                     **asdict(reading),
-                    bandwidth=bandwidth,
+                    **asdict(speed),
                     foreign_cores=round(foreign_cores, 2),
                 )
             )
-            memory = "" if bandwidth is None else f", memory {bandwidth:.0f} GB/s"
             noise = f", others used {foreign_cores:.2f} cores" if foreign_cores > 0.1 else ""
             shown = f"{reading.value:8.4g} {reading.unit}"
-            say(f"{peer.engine:22} {reading.case:26} {shown}{memory}{noise}")
+            say(f"{peer.engine:22} {reading.case:26} {shown}{told(speed)}{noise}")
         self._record.write(self._kept)  # hours of work may end at any moment
 
     def _undisturbed(
         self, peer: Peer, server: Running, number: int, workload: str
-    ) -> tuple[list[Reading], float | None, float]:
-        """Readings, the memory's speed before, and what others used: of the quietest attempt."""
-        attempts: list[tuple[list[Reading], float | None, float]] = []
+    ) -> tuple[list[Reading], Speed, float]:
+        """Readings, the machine's speed before, and what others used: of the quietest attempt."""
+        attempts: list[tuple[list[Reading], Speed, float]] = []
         for attempt in range(ATTEMPTS):
             # Fresh words each time; every engine is asked with the same ones.
             seed = 1000 * (len(WORKLOADS) * attempt + list(WORKLOADS).index(workload)) + number
             turn = Turn(server, self._prompts(peer, seed), self._sizes)
             uvloop.run(wake(turn))
-            bandwidth = self._bandwidth.measure()
+            speed = self._machine.measure()
             try:
                 with Foreign(server.pid) as foreign:
                     readings = uvloop.run(WORKLOADS[workload](turn))
@@ -294,7 +294,7 @@ class Run:
                 if attempts:
                     break  # a disturbed one is better than none
                 raise
-            attempts.append((readings, bandwidth, foreign.cores))
+            attempts.append((readings, speed, foreign.cores))
             if foreign.cores < DISTURBING_CORES:
                 break
         return min(attempts, key=lambda attempt: attempt[2])
@@ -319,6 +319,12 @@ class Run:
             record.write(path)
             say(f"saved {path}")
             plot(self._environments, path)
+
+
+def told(speed: Speed) -> str:
+    if speed.bandwidth is None:
+        return ""
+    return f", memory {speed.bandwidth:.0f} GB/s, arithmetic {speed.gigaflops:.0f} GFLOP/s"
 
 
 def plot(environments: Environments, path: Path) -> None:

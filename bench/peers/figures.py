@@ -39,9 +39,10 @@ class Row:
     case: str
     value: float
     unit: str
-    bandwidth: float | None = None  # GB/s, just before
+    bandwidth: float | None = None  # GB/s that the memory gave just before
     foreign_cores: float = 0.0
     details: dict[str, Any] = field(default_factory=dict)
+    gigaflops: float | None = None  # GFLOP/s of float32 that the processors did just before
 
     @property
     def engine(self) -> str:
@@ -228,3 +229,14 @@ def floor_rate(
     `value_bytes`: of a key's or value's number, with its share of a scale.
     """
     return bandwidth * 1e9 / (num_weights * weight_bytes + value_bytes * kv_values * context)
+
+
+def prefill_rate(
+    gigaflops: float, flops_per_token: int, flops_per_key: int, num_tokens: int
+) -> float:
+    """Tokens/s of a prompt whose multiplications are all of float32, and nothing else takes time.
+
+    `flops_per_key`: of a token, for each key that it attends to.
+    """
+    per_token = flops_per_token + flops_per_key * (num_tokens + 1) / 2
+    return gigaflops * 1e9 / per_token

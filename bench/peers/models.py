@@ -66,6 +66,8 @@ class Checkpoint:
     num_weights: int  # that a step reads: an embedding that is no head is looked up, not read
     kv_values: int  # keys and values of one token
     head_dim: int
+    flops_per_token: int  # of a prompt, all but attention: logits are only for its last one
+    flops_per_key: int  # of attention, for each token and each key that it sees
 
     @classmethod
     def open(cls, name: str, folder: Path) -> "Checkpoint":
@@ -78,8 +80,16 @@ class Checkpoint:
         layers = config["num_hidden_layers"]
         attention = hidden * width * (2 * heads + 2 * kv_heads)
         mlp = 3 * hidden * config["intermediate_size"]
-        weights = layers * (attention + mlp) + config["vocab_size"] * hidden
-        return cls(name, folder, weights, 2 * layers * kv_heads * width, width)
+        body = layers * (attention + mlp)
+        return cls(
+            name,
+            folder,
+            num_weights=body + config["vocab_size"] * hidden,
+            kv_values=2 * layers * kv_heads * width,
+            head_dim=width,
+            flops_per_token=2 * body,
+            flops_per_key=4 * layers * heads * width,
+        )
 
 
 def checkpoint(model: str, cache: Path) -> Checkpoint:

@@ -15,6 +15,7 @@ from bench.peers.figures import (
     Target,
     compare,
     floor_rate,
+    prefill_rate,
     summaries,
 )
 from bench.peers.terminal import console
@@ -39,13 +40,13 @@ def show_engines(model: str, rows: list[Row], known: dict[str, Any] | None) -> N
     table = Table(title=f"{model}: medians, and the range of the rounds")
     table.add_column("engine")
     table.add_column("case")
-    for heading in ("median", "range", "rounds", "of the floor"):
+    for heading in ("median", "range", "rounds", "of the machine"):
         table.add_column(heading, justify="right")
     for engine in dict.fromkeys(row.engine for row in rows):
         for case, row in cases.items():
             if (summary := found.get((model, case, engine))) is None:
                 continue
-            share = share_of_floor(rows, engine, case, known)
+            share = share_of_machine(rows, engine, case, known)
             table.add_row(
                 engine,
                 case,
@@ -56,6 +57,14 @@ def show_engines(model: str, rows: list[Row], known: dict[str, Any] | None) -> N
             )
         table.add_section()
     console.print(table)
+
+
+def share_of_machine(
+    rows: list[Row], engine: str, case: str, known: dict[str, Any] | None
+) -> Summary | None:
+    """Of its memory for decodes, and for prompts of its multiplications."""
+    of_memory = share_of_floor(rows, engine, case, known)
+    return of_memory or share_of_multiplications(rows, engine, case, known)
 
 
 def share_of_floor(
@@ -73,6 +82,25 @@ def share_of_floor(
             value = known.get("value_bytes", {}).get(engine, VALUE_BYTES)  # older records: none
             shape = (known["num_weights"], weight, known["kv_values"], middle, value)
             shares.append(row.value / floor_rate(row.bandwidth, *shape))
+    return Summary.of(shares) if shares else None
+
+
+def share_of_multiplications(
+    rows: list[Row], engine: str, case: str, known: dict[str, Any] | None
+) -> Summary | None:
+    """How near a prompt comes to what the processors of that moment multiply in float32.
+
+    Of weights in 8 bits there is none, and instructions for bfloat16 can do more than all.
+    """
+    prefix, _, num_tokens = case.partition("@")
+    if prefix != "prefill" or known is None or "flops_per_token" not in known:  # older records
+        return None
+    of_prompt = known["flops_per_token"], known["flops_per_key"]
+    shares = [
+        row.value / prefill_rate(row.gigaflops, *of_prompt, int(num_tokens))
+        for row in rows
+        if (row.engine, row.case, row.family) == (engine, case, "bf16") and row.gigaflops
+    ]
     return Summary.of(shares) if shares else None
 
 

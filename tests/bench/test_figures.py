@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.peers.figures import Row, Summary, Target, compare, floor_rate, summaries
+from bench.peers.figures import Row, Summary, Target, compare, floor_rate, prefill_rate, summaries
 
 
 def row(engine: str, case: str, value: float, round: int = 0, unit: str = "tok/s") -> Row:
@@ -82,3 +82,8 @@ def test_the_floor_of_a_step_is_what_must_be_read() -> None:
     # 600 M weights of 2 bytes, and 1,000 tokens of 57,344 values: 1.31 GB at 50 GB/s
     rate = floor_rate(50, 600_000_000, 2.0, 57_344, 1000)
     assert rate == pytest.approx(50e9 / (1.2e9 + 114_688_000))
+
+
+def test_a_prompt_attends_to_half_of_itself_on_average() -> None:
+    whole = sum(2_000 + 10 * keys for keys in (1, 2, 3, 4, 5))
+    assert prefill_rate(1e-9, 2_000, 10, 5) == pytest.approx(5 / whole)

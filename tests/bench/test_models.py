@@ -29,6 +29,8 @@ def test_what_a_step_reads_is_counted_from_the_shape(checkpoint_folder: Path) ->
     layer = 64 * 64 * (2 * 2 + 2 * 1) + 3 * 64 * 128
     assert found.num_weights == 2 * layer + 1200 * 64
     assert found.kv_values == 2 * 2 * 1 * 64
+    assert found.flops_per_token == 2 * (2 * layer)
+    assert found.flops_per_key == 2 * 2 * (2 * 2 * 64)  # of 2 heads in 2 layers: keys and values
 
 
 def test_m1_has_the_size_of_its_original() -> None:

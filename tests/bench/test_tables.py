@@ -2,8 +2,14 @@
 
 import pytest
 
-from bench.peers.figures import Row, Summary, Target, compare, floor_rate
-from bench.peers.tables import floor_verdict, share_of_floor, show, wanted
+from bench.peers.figures import Row, Summary, Target, compare, floor_rate, prefill_rate
+from bench.peers.tables import (
+    floor_verdict,
+    share_of_floor,
+    share_of_multiplications,
+    show,
+    wanted,
+)
 from bench.peers.terminal import console
 
 KNOWN = {"num_weights": 10**8, "kv_values": 10**4, "weight_bytes": {"vllm:bf16": 2.0}}
@@ -15,9 +21,21 @@ def row(
     bandwidth: float | None,
     peer: str = "vllm",
     precision: str = "bf16",
+    gigaflops: float | None = None,
 ) -> Row:
     details = {"output_tokens": 128}
-    return Row(0, "m1", peer, precision, case, value, "tok/s", bandwidth, details=details)
+    return Row(
+        0,
+        "m1",
+        peer,
+        precision,
+        case,
+        value,
+        "tok/s",
+        bandwidth,
+        details=details,
+        gigaflops=gigaflops,
+    )
 
 
 def test_a_decode_rate_is_a_share_of_what_the_memory_allows_in_its_middle() -> None:
@@ -33,6 +51,17 @@ def test_keys_and_values_of_bytes_are_charged_as_such() -> None:
     rows = [row("decode@128", floor, 20.0, "parley", "bf16-kv8")]
     share = share_of_floor(rows, engine, "decode@128", known)
     assert share is not None and share.median == pytest.approx(1)
+
+
+def test_a_prompt_is_a_share_of_what_the_processors_multiply() -> None:
+    case, known = "prefill@1024", {**KNOWN, "flops_per_token": 10**9, "flops_per_key": 10**5}
+    best = prefill_rate(300.0, 10**9, 10**5, 1024)
+    rows = [row(case, 0.7 * best, 20.0, gigaflops=300.0), row(case, 5, 20.0)]
+    share = share_of_multiplications(rows, "vllm:bf16", case, known)
+    assert share is not None and share.median == pytest.approx(0.7)
+    assert share_of_multiplications(rows, "vllm:bf16", case, KNOWN) is None  # an older record
+    of_bytes = [row(case, 5, 20.0, "parley", "int8", gigaflops=300.0)]
+    assert share_of_multiplications(of_bytes, "parley:int8", case, known) is None
 
 
 @pytest.mark.parametrize("case", ["decode@128", "burst@4"])
