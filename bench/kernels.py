@@ -73,11 +73,11 @@ class Attention:
         dim = shape.head_dim
         blocks = -(-context // BLOCK_SIZE)
         num_blocks = shape.num_hidden_layers * num_chats * blocks
-        self._caches = [
-            ops.allocate_cache(num_blocks, BLOCK_SIZE, kv_heads, dim, dtype, is_key=is_key)
-            for is_key in (True, False)
-        ]
-        for cache in self._caches:
+        sizes = (num_blocks, BLOCK_SIZE, kv_heads, dim, dtype)
+        self._keys, self._values = (
+            ops.allocate_cache(*sizes, is_key=is_key) for is_key in (True, False)
+        )
+        for cache in (self._keys, self._values):
             cache.copy_(torch.randn(1, BLOCK_SIZE, kv_heads, dim))
         self._query = torch.randn(num_chats * chunk, heads, dim).to(dtype)
         self._out = torch.empty_like(self._query)
@@ -93,8 +93,19 @@ class Attention:
     def run(self) -> None:
         attend = ops.choose("cpu").paged_attention
         for table in self._tables:
-            where = (table, self._starts, self._lengths)
-            attend(self._query, *self._caches, *where, self._out, self._scale, 0, 0.0, None)
+            attend(
+                self._query,
+                self._keys,
+                self._values,
+                table,
+                self._starts,
+                self._lengths,
+                self._out,
+                self._scale,
+                0,
+                0.0,
+                None,
+            )
 
 
 def time_passes(run: Callable[[], None]) -> tuple[float, float]:

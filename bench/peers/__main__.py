@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
@@ -35,7 +35,17 @@ from bench.peers.tables import show
 from bench.peers.terminal import console, say, warn
 from bench.peers.transformers_serve import Transformers
 from bench.peers.vllm import VLLM
-from bench.peers.workloads import FULL, QUICK, WORKLOADS, Reading, Sizes, Turn, wake, warm_up
+from bench.peers.workloads import (
+    FULL,
+    QUICK,
+    WORKLOADS,
+    Reading,
+    Sizes,
+    Turn,
+    parts,
+    wake,
+    warm_up,
+)
 from bench.report import RESULTS, machine
 
 ROOT = Path(bench.__file__).resolve().parent.parent
@@ -124,6 +134,20 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one turn measures: a workload, or the part of it with this number."""
+
+    workload: str
+    part: int
+    sizes: Sizes
+
+    def seed(self, round: int, attempt: int) -> int:
+        """Fresh words for each turn, and the same ones for every engine."""
+        workload = list(WORKLOADS).index(self.workload)
+        return ((attempt * len(WORKLOADS) + workload) * 100 + self.part) * 1000 + round
+
+
 class Run:
     """Turns of all engines with all models, and the record of them."""
 
@@ -180,9 +204,9 @@ class Run:
             servers = self._start(peers, stack)
             for number in self._rounds if servers else ():
                 self._head(servers, number)
-                for workload in self._arguments.workloads:
+                for piece in self._pieces():
                     for peer, server in servers.items():
-                        self._turn(peer, server, number, workload)
+                        self._turn(peer, server, number, piece)
 
     def _one_by_one(self, peers: list[Peer]) -> None:
         """Each server is up once in each round, for all workloads."""
@@ -191,10 +215,15 @@ class Run:
             for peer in peers:
                 try:
                     with self._running(peer) as server:
-                        for workload in self._arguments.workloads:
-                            self._turn(peer, server, number, workload)
+                        for piece in self._pieces():
+                            self._turn(peer, server, number, piece)
                 except Unavailable as reason:
                     self._leave_out(f"{peer.engine}, round {number + 1}", str(reason))
+
+    def _pieces(self) -> Iterator[Piece]:
+        for workload in self._arguments.workloads:
+            for number, sizes in enumerate(parts(workload, self._sizes)):
+                yield Piece(workload, number, sizes)
 
     def _head(self, peers: Iterable[Peer], number: int) -> None:
         one = next(iter(peers))
@@ -247,18 +276,18 @@ class Run:
     def _prompts(self, peer: Peer, seed: int) -> Prompts:
         return Prompts(peer.site.checkpoint.folder, seed)
 
-    def _turn(self, peer: Peer, server: Running, number: int, workload: str) -> None:
-        """One workload of one engine. What fails is told, and the others go on."""
+    def _turn(self, peer: Peer, server: Running, number: int, piece: Piece) -> None:
+        """One piece of one engine. What fails is told, and the others go on."""
         try:
-            self._measure(peer, server, number, workload)
+            self._measure(peer, server, number, piece)
         except Exception as error:  # of a server that we know nothing about
             if isinstance(error, ExceptionGroup):
                 error = error.exceptions[0]
             what = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-            self._leave_out(f"{peer.engine} {workload}, round {number + 1}", what)
+            self._leave_out(f"{peer.engine} {piece.workload}, round {number + 1}", what)
 
-    def _measure(self, peer: Peer, server: Running, number: int, workload: str) -> None:
-        readings, speed, foreign_cores = self._undisturbed(peer, server, number, workload)
+    def _measure(self, peer: Peer, server: Running, number: int, piece: Piece) -> None:
+        readings, speed, foreign_cores = self._undisturbed(peer, server, number, piece)
         for reading in readings:
             self._record.rows.append(
                 Row(
@@ -277,19 +306,17 @@ class Run:
         self._record.write(self._kept)  # hours of work may end at any moment
 
     def _undisturbed(
-        self, peer: Peer, server: Running, number: int, workload: str
+        self, peer: Peer, server: Running, number: int, piece: Piece
     ) -> tuple[list[Reading], Speed, float]:
         """Readings, the machine's speed before, and what others used: of the quietest attempt."""
         attempts: list[tuple[list[Reading], Speed, float]] = []
         for attempt in range(ATTEMPTS):
-            # Fresh words each time; every engine is asked with the same ones.
-            seed = 1000 * (len(WORKLOADS) * attempt + list(WORKLOADS).index(workload)) + number
-            turn = Turn(server, self._prompts(peer, seed), self._sizes)
+            turn = Turn(server, self._prompts(peer, piece.seed(number, attempt)), piece.sizes)
             uvloop.run(wake(turn))
             speed = self._machine.measure()
             try:
                 with Foreign(server.pid) as foreign:
-                    readings = uvloop.run(WORKLOADS[workload](turn))
+                    readings = uvloop.run(WORKLOADS[piece.workload](turn))
             except Exception:
                 if attempts:
                     break  # a disturbed one is better than none

@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import statistics
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.peers.load import Answer, ChatDoor, Door, LoadError
@@ -286,6 +286,15 @@ WORKLOADS: dict[str, Workload] = {
     "stop": stop,
     "through": through,
 }
+
+
+def parts(workload: str, sizes: Sizes) -> list[Sizes]:
+    """What engines take turns with: one size at a time, as the machine changes within minutes."""
+    if workload == "decode":
+        return [replace(sizes, contexts=(one,)) for one in sizes.contexts]
+    if workload == "burst":
+        return [replace(sizes, chats=(one,)) for one in sizes.chats]
+    return [sizes]
 
 
 def rate_of(answer: Answer) -> float:

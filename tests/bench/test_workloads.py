@@ -13,12 +13,14 @@ from bench.peers.parley import Parley
 from bench.peers.prompts import Prompts
 from bench.peers.servers import Running, Site
 from bench.peers.workloads import (
+    FULL,
     QUICK,
     WORKLOADS,
     Turn,
     decode,
     gaps_over,
     gaps_within,
+    parts,
     stop,
     warm_up,
 )
@@ -66,6 +68,12 @@ def test_a_workload_reads_what_it_promises(turn: Turn, name: str) -> None:
     readings = uvloop.run(WORKLOADS[name](turn))
     assert [reading.case for reading in readings] == ALL[name]
     assert all(reading.unit == "%" or reading.value >= 0 for reading in readings)
+
+
+def test_engines_take_turns_with_one_size_at_a_time() -> None:
+    assert [sizes.chats for sizes in parts("burst", FULL)] == [(4,), (8,), (16,), (32,)]
+    assert [sizes.contexts for sizes in parts("decode", FULL)] == [((128, 128),), ((2048, 64),)]
+    assert parts("chat", FULL) == [FULL]
 
 
 def test_prompts_and_answers_have_the_lengths_that_were_asked_for(turn: Turn) -> None:
