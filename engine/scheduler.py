@@ -184,7 +184,9 @@ class Scheduler:
             if self._attempt(sequence, self._make_room):
                 scheduled.append(ScheduledSequence(sequence, 1))
                 budget -= 1
-        budget = min(budget, self.prompt_budget.num_tokens(bool(decodes)))
+        num_seats = max(0, self.config.max_num_seqs - len(self.running))
+        num_waiting = len(self.running) - len(decodes) + min(len(self.waiting), num_seats)
+        budget = min(budget, self.prompt_budget.num_tokens(len(decodes), num_waiting))
         for sequence in self.running:
             if budget and not sequence.is_decoding:
                 scheduled.append(self._next_chunk(sequence, budget))

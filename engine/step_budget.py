@@ -5,19 +5,20 @@ so does a stop; so its length is bounded in seconds and not only in tokens, whos
 thousandfold between models and machines. The price is learned from the steps themselves.
 
 A step of a few prompt tokens reads all weights as one of many does. So where answers take long for
-a token anyway, a prompt may take in proportion, and where none is running, it may take longer.
+a token anyway, a prompt may take in proportion; where more requests wait for their first token than
+are answered, as much longer; and where none is answered, longer, too.
 """
 
 FIRST_CHUNK_TOKENS = 128  # before any price is known
-MIN_CHUNK_TOKENS = 32  # less would mostly pay the fixed cost of a step
-CHUNK_UNIT_TOKENS = 16
+CHUNK_UNIT_TOKENS = 16  # and the fewest beside answers: their tokens come first
+MIN_CHUNK_TOKENS = 32  # where no answer runs: less would mostly pay the fixed cost of a step
 NEW_WEIGHT = 0.4  # of the last step in what is learned: a hiccup is forgotten after a few
 LONGEST_GAP = 2.5  # steps without prompts: so long may a running answer wait for a token
-ALONE = 4  # times the seconds of a step, where no answer runs
+LONGER = 4  # times the seconds of a step at most, where more wait than are answered, or all
 
 
 class StepBudget:
-    """The prompt tokens of the next step: between `MIN_CHUNK_TOKENS` and `max_num_tokens`.
+    """The prompt tokens of the next step: whole units of them, up to `max_num_tokens`.
 
     `max_seconds` 0 means that only tokens count.
     """
@@ -26,21 +27,25 @@ class StepBudget:
         self._max_num_tokens = max_num_tokens
         self._max_seconds = max_seconds
         self._seconds_per_token: float | None = None
-        self._decode_seconds = 0.0  # of a step without prompts
+        # Of steps without prompts; up to how many answers they had, as a power of two.
+        self._decode_seconds: dict[int, float] = {}
 
-    def num_tokens(self, has_answers: bool) -> int:
-        """`has_answers`: some are running, whose tokens wait for this step."""
+    def num_tokens(self, num_answers: int, num_waiting: int) -> int:
+        """For so many answers, whose tokens wait for this step, and requests still without one."""
         if not self._max_seconds:
             return self._max_num_tokens
-        if self._seconds_per_token is None:
+        price = self._seconds_per_token
+        if price is None:
             return min(FIRST_CHUNK_TOKENS, self._max_num_tokens)
-        seconds = self._max_seconds * (1 if has_answers else ALONE)
-        if has_answers:
-            seconds = max(seconds, LONGEST_GAP * self._decode_seconds)
+        least, seconds = MIN_CHUNK_TOKENS, LONGER * self._max_seconds
+        if num_answers:
+            gap = LONGEST_GAP * self._seconds_without_prompts(num_answers)
+            longer = min(max(1.0, num_waiting / num_answers), LONGER)
+            least, seconds = CHUNK_UNIT_TOKENS, max(self._max_seconds, gap) * longer
         affordable = self._max_num_tokens
-        if self._seconds_per_token * affordable > seconds:
-            affordable = int(seconds / self._seconds_per_token)
-        units = max(affordable, MIN_CHUNK_TOKENS) // CHUNK_UNIT_TOKENS
+        if price * (affordable + num_answers) > seconds:
+            affordable = int(seconds / price) - num_answers
+        units = max(affordable, least) // CHUNK_UNIT_TOKENS
         return min(units * CHUNK_UNIT_TOKENS, self._max_num_tokens)
 
     def observe(self, num_tokens: int, seconds: float) -> None:
@@ -48,9 +53,20 @@ class StepBudget:
         if num_tokens >= CHUNK_UNIT_TOKENS:
             self._seconds_per_token = _mean(self._seconds_per_token, seconds / num_tokens)
 
-    def observe_decode(self, seconds: float) -> None:
+    def observe_decode(self, num_answers: int, seconds: float) -> None:
         """Learn from a step without prompts."""
-        self._decode_seconds = _mean(self._decode_seconds or None, seconds)
+        size = _size(num_answers)
+        self._decode_seconds[size] = _mean(self._decode_seconds.get(size), seconds)
+
+    def _seconds_without_prompts(self, num_answers: int) -> float:
+        """As steps of so many answers took, or else of the next fewer that were seen."""
+        sizes = range(_size(num_answers), -1, -1)
+        return next((self._decode_seconds[s] for s in sizes if s in self._decode_seconds), 0.0)
+
+
+def _size(num_answers: int) -> int:
+    """0, 1, 2, 3, … for 1, 2, up to 4, up to 8, … answers."""
+    return (num_answers - 1).bit_length()
 
 
 def _mean(so_far: float | None, new: float) -> float:

@@ -91,7 +91,7 @@ class EngineCore:
         self._stuck_since = None
         if is_decode:
             metrics.decode_steps.observe(seconds)
-            self.scheduler.prompt_budget.observe_decode(seconds)
+            self.scheduler.prompt_budget.observe_decode(len(scheduled), seconds)
         else:
             metrics.other_steps.observe(seconds)
             num_tokens = sum(item.num_tokens for item in scheduled)

@@ -186,7 +186,7 @@ class FixedBudget:
     def __init__(self, num_tokens: int) -> None:
         self._num_tokens = num_tokens
 
-    def num_tokens(self, has_answers: bool) -> int:
+    def num_tokens(self, num_answers: int, num_waiting: int) -> int:
         return self._num_tokens
 
 
@@ -196,7 +196,7 @@ class RandomBudget:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    def num_tokens(self, has_answers: bool) -> int:
+    def num_tokens(self, num_answers: int, num_waiting: int) -> int:
         return self._random.choice([1, 2, 3, 5, 8, 13, 16, 21, 34, 55, 89, 144, 512])
 
 
