@@ -13,7 +13,7 @@ FIRST_CHUNK_TOKENS = 128  # before any price is known
 CHUNK_UNIT_TOKENS = 16  # and the fewest beside answers: their tokens come first
 MIN_CHUNK_TOKENS = 32  # where no answer runs: less would mostly pay the fixed cost of a step
 NEW_WEIGHT = 0.4  # of the last step in what is learned: a hiccup is forgotten after a few
-LONGEST_GAP = 2.5  # steps without prompts: so long may a running answer wait for a token
+LONGEST_GAP = 2.0  # steps without prompts: so long a running answer waits for a token on average
 LONGER = 4  # times the seconds of a step at most, where more wait than are answered, or all
 
 
