@@ -152,7 +152,7 @@ def main() -> None:
         speed = machine_speed.measure()
         median, least = time_passes(run)
         rates = (num_bytes / median / 1e9, flops / median / 1e9)
-        limits = (speed.bandwidth, speed.gigaflops)
+        limits = (speed.bandwidth, None if name.startswith("int8") else speed.gigaflops)
         cells = [f"{median * 1e3:.4g}", f"{least * 1e3:.4g}"]
         for rate, limit in zip(rates, limits, strict=True):
             cells += [f"{rate:.4g}", "" if limit is None else f"{rate / limit:.0%}"]

@@ -3,8 +3,7 @@
 For each number of chats and length of context: what a step takes, what of it is the one call of
 csrc, what the scheduler and the building of the batch take before it ("plan") and the scheduler
 behind it ("update"), and how near that comes to reading the weights, keys and values as fast as the
-memory gives them. What it loses is to be looked for in the
-kernels, or in what is around them.
+memory gives them. What it loses is to be looked for in the kernels, or in what is around them.
 """
 
 import argparse
@@ -39,6 +38,7 @@ FORMATS = {
 CASES = ("1x128", "4x128", "16x128", "32x128", "1x2048")
 NUM_STEPS = 24
 MAX_CONTEXT = 4096
+MAX_PROMPT_TOKENS = 2048  # in a step
 
 
 class Clock:
@@ -78,7 +78,8 @@ class Steps:
             model.folder,
             max_model_len=MAX_CONTEXT,
             kv_cache_memory_bytes=1200 << 20,
-            max_num_batched_tokens=2048,
+            max_num_batched_tokens=MAX_PROMPT_TOKENS,
+            max_step_seconds=0.0,  # or the first chats would end before the last begin
             **settings,
         )
         fused: Any = self._engine.runner.loaded.fused
@@ -93,19 +94,20 @@ class Steps:
         self.value_bytes = fused.cache_bytes_per_token / model.kv_values
 
     def measure(self, num_chats: int, context: int) -> tuple[float, list[StepTimes]]:
-        """Seconds of the prefill of all, and of each step behind it."""
+        """Seconds of the prefill of all, and of each of `NUM_STEPS` steps in which all decode."""
         engine, name = self._engine, f"{num_chats}x{context}"
         generator = torch.Generator().manual_seed(context + num_chats)  # no prefix twice
         ids = torch.randint(300, 2000, (num_chats, context), generator=generator)
         names = [f"{name}-{number}" for number in range(num_chats)]
+        num_tokens = NUM_STEPS + 1 + num_chats * context // MAX_PROMPT_TOKENS
         for number, chat in enumerate(names):
-            engine.add(chat, ids[number].tolist(), max_tokens=NUM_STEPS, temperature=0)
+            engine.add(chat, ids[number].tolist(), max_tokens=num_tokens, temperature=0)
         started = time.perf_counter()
         while not all(engine.tokens.get(chat) for chat in names):
             engine.step()
         prefill, steps = time.perf_counter() - started, []
         clocks = (self._kernels, self._schedule, self._build, self._update)
-        while engine.scheduler.sequences:
+        for _ in range(NUM_STEPS):
             for clock in clocks:
                 clock.seconds = 0.0
             started = time.perf_counter()
@@ -114,6 +116,8 @@ class Steps:
             plan = self._schedule.seconds + self._build.seconds
             update = self._update.seconds
             steps.append(StepTimes(whole, self._kernels.seconds, plan, update))
+        while engine.scheduler.sequences:
+            engine.step()
         return prefill, steps
 
 
