@@ -31,7 +31,7 @@ from bench.peers.processes import Foreign
 from bench.peers.prompts import Prompts
 from bench.peers.record import Mismatch, Record
 from bench.peers.servers import Peer, Running, Site
-from bench.peers.tables import show
+from bench.peers.tables import markdown, show
 from bench.peers.terminal import console, say, warn
 from bench.peers.transformers_serve import Transformers
 from bench.peers.vllm import VLLM
@@ -62,9 +62,12 @@ ATTEMPTS = 3  # at most
 
 def main() -> None:
     arguments = parse_arguments()
-    if arguments.show:
-        record = Record.read(arguments.show)
-        show(record.rows, record.models, record.is_quick)
+    if path := arguments.show or arguments.markdown:
+        record = Record.read(path)
+        if arguments.markdown:
+            print(markdown(record.rows))
+        else:
+            show(record.rows, record.models, record.is_quick)
         return
     environments = Environments(cache_folder(), arguments.jobs)
     if arguments.plot:
@@ -125,6 +128,7 @@ def parse_arguments() -> argparse.Namespace:
         help="go on with a recorded run of this machine: all of it takes hours",
     )
     parser.add_argument("--show", type=Path, help="print the table of a recorded run, and end")
+    parser.add_argument("--markdown", type=Path, help="print its ratios for a document, and end")
     parser.add_argument("--plot", type=Path, help="draw the plots of a recorded run, and end")
     arguments = parser.parse_args()
     if unknown := set(arguments.engines) - set(known):

@@ -104,24 +104,41 @@ def share_of_multiplications(
     return Summary.of(shares) if shares else None
 
 
+RATIO_HEADINGS = ("case", "Parley", "best peer", "ratio", "of the rounds", "target", "")
+
+
 def show_ratios(model: str, rows: list[Row], targets: Sequence[Target]) -> None:
     table = Table(title=f"{model}: Parley beside the best of the others")
-    table.add_column("case")
-    table.add_column("Parley", justify="right")
-    table.add_column("best peer", justify="right")
-    for heading in ("ratio", "of the rounds", "target", ""):
-        table.add_column(heading, justify="right")
+    for heading in RATIO_HEADINGS:
+        table.add_column(heading, justify="left" if heading == "case" else "right")
     for one in compare(rows, targets):
-        table.add_row(
-            f"{one.case}, {one.own_engine.removeprefix(f'{PARLEY}:')}",
-            f"{one.own.median:.4g} {one.unit}",
-            "" if one.rival is None else f"{one.rival.median:.4g} {one.rival_engine}",
-            "" if one.ratio is None else f"{one.ratio.median:.2f}",
-            "" if one.ratio is None else f"{one.ratio.low:.2f} – {one.ratio.high:.2f}",
-            wanted(one),
-            one.verdict,
-        )
+        table.add_row(*ratio_cells(one))
     console.print(table)
+
+
+def ratio_cells(one: Comparison) -> tuple[str, ...]:
+    """What stands below `RATIO_HEADINGS`."""
+    return (
+        f"{one.case}, {one.own_engine.removeprefix(f'{PARLEY}:')}",
+        f"{one.own.median:.4g} {one.unit}",
+        "" if one.rival is None else f"{one.rival.median:.4g} {one.rival_engine}",
+        "" if one.ratio is None else f"{one.ratio.median:.2f}",
+        "" if one.ratio is None else f"{one.ratio.low:.2f} – {one.ratio.high:.2f}",
+        wanted(one),
+        one.verdict,
+    )
+
+
+def markdown(rows: Sequence[Row], targets: Sequence[Target] = TARGETS) -> str:
+    """The tables of ratios as documents have them, one for each model and kind of weights."""
+    lines = []
+    for model, family in dict.fromkeys((row.model, row.family) for row in rows):
+        of_both = [row for row in rows if (row.model, row.family) == (model, family)]
+        if found := compare(of_both, targets):
+            lines += ["", f"{model}, weights of {family}'s kind:", ""]
+            lines += [f"| {' | '.join(RATIO_HEADINGS)} |", "|---" * len(RATIO_HEADINGS) + "|"]
+            lines += [f"| {' | '.join(ratio_cells(one))} |" for one in found]
+    return "\n".join(lines)
 
 
 def show_floors(

@@ -5,6 +5,7 @@ import pytest
 from bench.peers.figures import Row, Summary, Target, compare, floor_rate, prefill_rate
 from bench.peers.tables import (
     floor_verdict,
+    markdown,
     share_of_floor,
     share_of_multiplications,
     show,
@@ -103,3 +104,25 @@ def test_a_recorded_run_is_shown_with_its_share_of_the_floor(is_quick: bool) -> 
         show(rows, {"m1": known}, is_quick)
     lines = [line for line in shown.get().splitlines() if "≥ 0.92" in line]
     assert [("0.90" in line, "MISSED" in line) for line in lines] == [(True, True)] * (not is_quick)
+
+
+def test_a_document_has_a_table_for_each_kind_of_weights() -> None:
+    rows = [
+        row("decode@128", 30, 20.0, "parley"),
+        row("decode@128", 20, 20.0),
+        row("decode@128", 50, 20.0, "parley", "int8"),
+    ]
+    assert markdown(rows).splitlines() == [
+        "",
+        "m1, weights of bf16's kind:",
+        "",
+        "| case | Parley | best peer | ratio | of the rounds | target |  |",
+        "|---|---|---|---|---|---|---|",
+        "| decode@128, bf16 | 30 tok/s | 20 vllm:bf16 | 1.50 | 1.50 – 1.50 | ≥ 1.1× | reached |",
+        "",
+        "m1, weights of int8's kind:",
+        "",
+        "| case | Parley | best peer | ratio | of the rounds | target |  |",
+        "|---|---|---|---|---|---|---|",
+        "| decode@128, int8 | 50 tok/s |  |  |  | ≥ 1.5× | no rival |",
+    ]
