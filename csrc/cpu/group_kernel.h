@@ -72,10 +72,9 @@ PARLEY_INLINE Floats load_input(const BFloat16* pair, int which) {
   return result;
 }
 
-// sums[i] += *value * factors[i]. With AVX-512 an instruction that multiplies can read a number itself, so
-// that for two vectors there is an instruction less and a load more. Of a processor whose other thread is
-// busy we get half of the instructions and half of the loads: with every other row of a tall tile read so,
-// neither are too many.
+// sums[i] += *value * factors[i]. With AVX-512 an instruction that multiplies can read a number itself: for
+// two vectors that is an instruction less and a load more. Both are scarce at times (docs/performance.md), so
+// that every other row of a tall tile is read so, and not all.
 template <bool kReads, int kCount>
 PARLEY_INLINE void add_multiples(
     Floats (&sums)[kCount], const float* value, const Floats (&factors)[kCount]) {
