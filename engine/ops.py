@@ -16,12 +16,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from csrc import build
+from engine import huge_pages
 from engine.fused.packing import unpack
 from engine.token_choice import ChooseTokens, choose_tokens_reference
 
@@ -220,14 +220,9 @@ def load_library() -> bool:
 def allocate_cache(
     num_blocks: int, block_size: int, num_heads: int, width: int, dtype: torch.dtype, is_key: bool
 ) -> Tensor:  # [num_blocks, block_size, num_heads, width]
-    """Zeros laid out as csrc reads them: keys by token last, values by width last (csrc/ops.h).
-
-    Memory is taken page by page when it is first used, which `torch.zeros` would not do.
-    """
+    """Zeros laid out as csrc reads them: keys by token last, values by width last (csrc/ops.h)."""
     inner = (width, block_size) if is_key else (block_size, width)
-    num_bytes = num_blocks * block_size * num_heads * width * dtype.itemsize
-    flat = torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype)
-    cache = flat.view(num_blocks, num_heads, *inner)
+    cache = huge_pages.zeros((num_blocks, num_heads, *inner), dtype)
     return cache.permute(0, 3, 1, 2) if is_key else cache.transpose(1, 2)
 
 

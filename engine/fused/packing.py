@@ -4,14 +4,14 @@ A format is named by how it stores a weight: "float32", "bfloat16", or "int8" wi
 every 128 inputs of an output.
 """
 
-import math
-import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from engine import huge_pages
 
 PANEL_OUTPUTS = 16
 GROUP_INPUTS = 128  # inputs that share a scale
@@ -39,8 +39,10 @@ class PackedWeight:
         scales = None
         if format == "int8":
             num_groups = -(-num_inputs // GROUP_INPUTS)
-            scales = allocate((num_layers, num_panels, num_groups, PANEL_OUTPUTS), torch.float32)
-        return cls(allocate(shape, DTYPES[format]), scales)
+            scales = huge_pages.zeros(
+                (num_layers, num_panels, num_groups, PANEL_OUTPUTS), torch.float32
+            )
+        return cls(huge_pages.zeros(shape, DTYPES[format]), scales)
 
     def fill(self, layer: int, weight: Tensor) -> None:
         """Pack the weight of one layer, [num_outputs, num_inputs]."""
@@ -103,15 +105,3 @@ def join_gate_up(gate: Tensor, up: Tensor) -> Tensor:
     padding = (0, 0, 0, -num_outputs % PANEL_OUTPUTS)
     panels = [functional.pad(w, padding).view(-1, PANEL_OUTPUTS, num_inputs) for w in (gate, up)]
     return torch.stack(panels, dim=1).flatten(0, 2)
-
-
-def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros, in huge pages where there are such: weights are read from end to end in each step."""
-    num_bytes = math.prod(shape) * dtype.itemsize
-    memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            pass  # a kernel without them
-    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)
