@@ -10,6 +10,10 @@
 #include "attention_tiles.h"
 #include "vectors.h"
 
+#if defined(PARLEY_DOT_BFLOAT16)
+#include "attention_pairs.h"
+#endif
+
 namespace parley::PARLEY_ISA {
 
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
@@ -139,6 +143,9 @@ class Attention {
   // As the runs read them.
   PARLEY_MEMBER void pack_queries() {
     const Q* const query = static_cast<const Q*>(p_.query);
+#if defined(PARLEY_DOT_BFLOAT16)
+    if constexpr (std::is_same_v<T, BFloat16>) return pack_pairs(query);
+#endif
     const auto pack = [&](int64_t first, int64_t run) {
       float* const to = scratch_.queries.data() + first * p_.key_dim;
       for (int64_t i = 0; i < run; ++i) {
@@ -155,6 +162,31 @@ class Attention {
       for_runs<kDirect<T>>(0, num_queries_, pack);
     }
   }
+
+#if defined(PARLEY_DOT_BFLOAT16)
+  PARLEY_MEMBER void pack_pairs(const Q* query) {
+    constexpr int64_t kDims = 128;  // at once
+    const int64_t num_pairs = (p_.key_dim + 1) / 2;
+    const auto pack = [&](int64_t first, int64_t run) {
+      auto* const to = reinterpret_cast<Pair*>(scratch_.queries.data()) + first * num_pairs;
+      for (int64_t dim = 0; dim < p_.key_dim; dim += kDims) {
+        const int64_t count = std::min(kDims, p_.key_dim - dim);
+        Pair pairs[kMany][kDims / 2];
+        for (int64_t i = 0; i < run; ++i) {
+          const Q* const from =
+              query + row_of(first + i) * p_.query_token + head_of(first + i) * p_.query_head;
+          to_pairs(from + dim, count, p_.scale, pairs[i]);
+        }
+        interleave(pairs[0], kDims / 2, (count + 1) / 2, run, to + dim / 2 * run);
+      }
+    };
+    if (num_queries_ > kFew) {
+      for_runs<kMany>(0, num_queries_, pack);
+    } else {
+      for_runs<kFew>(0, num_queries_, pack);
+    }
+  }
+#endif
 
   // A sink is seen before all keys: it takes weight and gives nothing.
   PARLEY_MEMBER void begin() {
@@ -174,13 +206,24 @@ class Attention {
     for (int64_t span = first; span < end; span += kSpan) see_span(span, state);
   }
 
+  // Of a later span, or else the first ones of the next head, which this thread most likely sees next.
+  PARLEY_MEMBER const T* keys_behind(int64_t span, int64_t block) const {
+    const bool is_next_head = span >= first_place_ + unit_.num_tokens;
+    const int64_t head = is_next_head && unit_.kv_head + 1 < p_.num_kv_heads ? unit_.kv_head + 1 : unit_.kv_head;
+    const int64_t first = is_next_head ? first_seen() / kBlockSize : span / kBlockSize;
+    const int64_t last = (first_place_ + unit_.num_tokens - 1) / kBlockSize;
+    const int64_t number = p_.block_tables[unit_.sequence * p_.max_blocks + std::min(first + block, last)];
+    return static_cast<const T*>(p_.key_cache) + number * p_.key_block + head * p_.key_head;
+  }
+
   PARLEY_MEMBER void see_span(int64_t span, const State& state) {
     constexpr bool kAreBytes = std::is_same_v<T, int8_t>;
     const int64_t num_seen = std::min(kSpan, first_place_ + unit_.num_tokens - span);
     const int64_t num_blocks = (num_seen + kBlockSize - 1) / kBlockSize;
     const int64_t skipped = std::max<int64_t>(0, first_seen() - span);  // of no query's window
     const int32_t* const table = p_.block_tables + unit_.sequence * p_.max_blocks + span / kBlockSize;
-    const T *keys[kSpan / kBlockSize], *values[kSpan / kBlockSize];
+    // Behind them what is read next, so that it can be fetched.
+    const T *keys[kSpan / kBlockSize + kNear], *values[kSpan / kBlockSize + kNear];
     const float *key_scales[kSpan / kBlockSize], *value_scales[kSpan / kBlockSize];
     for (int64_t i = 0; i < num_blocks; ++i) {
       const int64_t block = table[i];
@@ -193,6 +236,10 @@ class Attention {
             p_.cache_scales + (2 * block * p_.num_kv_heads + unit_.kv_head) * kBlockSize;
         value_scales[i] = key_scales[i] + p_.num_kv_heads * kBlockSize;
       }
+    }
+    for (int64_t i = 0; i < kNear; ++i) {
+      keys[num_blocks + i] = values[std::min(i, num_blocks - 1)];
+      values[num_blocks + i] = keys_behind(span + kSpan, i);
     }
     float* const scores = scratch_.scores.data();
     const int64_t empty_blocks = skipped / kBlockSize, empty = empty_blocks * kBlockSize;

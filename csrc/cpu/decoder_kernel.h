@@ -68,18 +68,37 @@ PARLEY_INLINE Rounding rounding_of(const float* x, int64_t size) {
   return {is_finite ? 127.0f / largest : 0.0f, largest / 127.0f + sum};
 }
 
+// Added to a small number, its low bits are the nearest whole number.
+constexpr float kShift = 12582912.0f;
+constexpr int32_t kShifted = 0x4b400000;  // the bits of 0 + kShift
+
 // Whole numbers up to 127 for `size` of x, kGroup at most. Returns their sum.
 template <typename T>
 PARLEY_INLINE int32_t round_to(const float* x, int64_t size, const Rounding& rounding, T* numbers) {
+#if defined(PARLEY_X86) && PARLEY_WIDTH == 16
+  if constexpr (sizeof(T) == 1) {
+    if (size % kLanes == 0 && rounding.factor > 0) {
+      __m512i sums = _mm512_setzero_si512();
+      for (int64_t i = 0; i < size; i += kLanes) {
+        const __m512 shifted = _mm512_fmadd_ps(
+            _mm512_loadu_ps(x + i), _mm512_set1_ps(rounding.factor), _mm512_set1_ps(kShift));
+        const __m512i whole = _mm512_sub_epi32(_mm512_castps_si512(shifted), _mm512_set1_epi32(kShifted));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(numbers + i), _mm512_cvtepi32_epi8(whole));
+        sums = _mm512_add_epi32(sums, whole);
+      }
+      return _mm512_reduce_add_epi32(sums);
+    }
+  }
+#endif
   float shifted[kGroup];
   int32_t bits[kGroup], sum = 0;
   for (int64_t i = 0; i < size; ++i) {
     const float scaled = rounding.factor > 0 ? x[i] * rounding.factor : 0.0f;
-    shifted[i] = scaled + 12582912.0f;  // its low bits: the nearest whole number
+    shifted[i] = scaled + kShift;
   }
   std::memcpy(bits, shifted, size * sizeof(float));
   for (int64_t i = 0; i < size; ++i) {
-    const int32_t number = bits[i] - 0x4b400000;
+    const int32_t number = bits[i] - kShifted;
     numbers[i] = static_cast<T>(number);
     sum += number;
   }
@@ -112,35 +131,51 @@ int64_t prepared_size(Format format) {
   return sizeof(float);
 }
 
+// A group of inputs of a tile's rows as whole numbers, four of a row together.
+PARLEY_INLINE void prepare_int8(const TilePart& part, int64_t size, int64_t num_groups, void* to) {
+  struct Four { Quantized numbers[4]; };
+  using Word = std::conditional_t<sizeof(Four) == 4, uint32_t, uint64_t>;
+  Word fours[kTallest][kGroup / 4];
+  for (int64_t row = 0; row < part.num_rows; ++row) {
+    const float* const x = part.rows + row * part.stride + part.group * kGroup;
+    Quantized numbers[kGroup];
+    const Rounding rounding = rounding_of(x, size);
+    const int64_t place = row * num_groups + part.group;
+    part.scales[place] = rounding.scale;
+    part.offsets[place] = -128 * round_to(x, size, rounding, numbers);  // weights have 128 added
+    if constexpr (place_of(1) != 1) {
+      for (int64_t i = 0; i < size; i += 4) std::swap(numbers[i + 1], numbers[i + 2]);
+    }
+    std::memcpy(fours[row], numbers, size * sizeof(Quantized));
+  }
+  interleave(fours[0], kGroup / 4, size / 4, part.num_rows, static_cast<Word*>(to));
+}
+
+#if defined(PARLEY_DOT_BFLOAT16)
+
+// A group of inputs of a tile's rows in bfloat16, two of a row together.
+PARLEY_INLINE void prepare_pairs(const TilePart& part, int64_t size, void* to) {
+  Pair pairs[kTallest][kGroup / 2];
+  for (int64_t row = 0; row < part.num_rows; ++row) {
+    to_pairs(part.rows + row * part.stride + part.group * kGroup, size, 1.0f, pairs[row]);
+  }
+  interleave(pairs[0], kGroup / 2, size / 2, part.num_rows, static_cast<Pair*>(to));
+}
+
+#endif
+
 // Bring a group of inputs of a tile's rows into the format and order that products of this weight read.
 void prepare(const Weight& weight, const TilePart& part) {
-  const int64_t begin = part.group * kGroup, num_groups = weight.num_groups();
-  const int64_t size = std::min(kGroup, weight.num_inputs - begin), height = part.num_rows;
+  const int64_t begin = part.group * kGroup, height = part.num_rows;
+  const int64_t size = std::min(kGroup, weight.num_inputs - begin);
+  void* const to = static_cast<std::byte*>(part.values) + begin * height * prepared_size(weight.format);
+  if (weight.format == Format::kInt8) return prepare_int8(part, size, weight.num_groups(), to);
+#if defined(PARLEY_DOT_BFLOAT16)
+  if (weight.format == Format::kBFloat16) return prepare_pairs(part, size, to);
+#endif
   for (int64_t row = 0; row < height; ++row) {
     const float* const x = part.rows + row * part.stride + begin;
-    if (weight.format == Format::kInt8) {
-      Quantized numbers[kGroup];
-      const Rounding rounding = rounding_of(x, size);
-      const int64_t place = row * num_groups + part.group;
-      part.scales[place] = rounding.scale;
-      part.offsets[place] = -128 * round_to(x, size, rounding, numbers);  // weights have 128 added
-      auto* const out = static_cast<Quantized*>(part.values) + begin * height + 4 * row;
-      for (int64_t i = 0; i < size; i += 4) {
-        Quantized four[4];
-        for (int64_t j = 0; j < 4; ++j) four[place_of(j)] = numbers[i + j];
-        std::memcpy(out + i * height, four, sizeof(four));
-      }
-      continue;
-    }
-#if defined(PARLEY_DOT_BFLOAT16)
-    if (weight.format == Format::kBFloat16) {
-      auto* const out = static_cast<BFloat16*>(part.values) + begin * height + 2 * row;
-      for (int64_t i = 0; i < size; ++i) from_float(x[i], out + (i - i % 2) * height + i % 2);
-      continue;
-    }
-#endif
-    auto* const out = static_cast<float*>(part.values) + begin * height + row;
-    for (int64_t i = 0; i < size; ++i) out[i * height] = x[i];
+    for (int64_t i = 0; i < size; ++i) static_cast<float*>(to)[i * height + row] = x[i];
   }
 }
 

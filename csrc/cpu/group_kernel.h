@@ -20,19 +20,29 @@ struct Fetch {
 
 constexpr int64_t kLineBytes = 64;  // one round reads so much of each panel
 
-// `totals` of a panel and a row: 16 outputs. They lie as [row][panels], `stride` from row to row.
+// Inputs that are added by one call. Those of int8 have a scale, and of float rows a sum, for themselves; dot
+// products of bfloat16 go on with the totals, so that a call may be longer.
+#if defined(PARLEY_DOT_BFLOAT16)
+template <Format kFormat>
+constexpr int64_t kInputs = kFormat == Format::kBFloat16 ? 2 * kGroup : kGroup;
+#else
+template <Format kFormat>
+constexpr int64_t kInputs = kGroup;
+#endif
+
+// `totals` of a panel and a row: 16 outputs. They lie as [kRows][kPanels].
 using AddGroup = void (*)(
-    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals, int64_t stride,
+    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals,
     const Fetch& fetch);
 
 // Where the group lies in the rows of a tile and in its first panel.
-template <typename R, typename W, int kRows>
+template <typename R, typename W, int kRows, int64_t kSize = kGroup>
 struct Inputs {
   PARLEY_MEMBER Inputs(const Product& p, int64_t row, int64_t panel, int64_t group)
       : panel_size(p.weight.num_inputs * kPanel),
-        count(std::min(kGroup, p.weight.num_inputs - group * kGroup)),
-        rows(static_cast<const R*>(p.rows.values) + row * p.weight.num_inputs + group * kGroup * kRows),
-        weights(static_cast<const W*>(p.weight.panels) + panel * panel_size + group * kGroup * kPanel) {}
+        count(std::min(kSize, p.weight.num_inputs - group * kSize)),
+        rows(static_cast<const R*>(p.rows.values) + row * p.weight.num_inputs + group * kSize * kRows),
+        weights(static_cast<const W*>(p.weight.panels) + panel * panel_size + group * kSize * kPanel) {}
 
   int64_t panel_size, count;
   const R* rows;     // [input / n][row][n]
@@ -95,7 +105,7 @@ PARLEY_INLINE void add_multiples(
 // Float rows. W: float or BFloat16. The group has sums of its own, which then join the totals.
 template <typename W, int kRows, int kPanels>
 void add_float_group(
-    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals, int64_t stride,
+    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals,
     const Fetch& fetch) {
   constexpr int kStep = std::is_same_v<W, float> ? 1 : 2;  // inputs that lie together
   const Inputs<float, W, kRows> inputs(p, first_row, first_panel, group);
@@ -117,7 +127,7 @@ void add_float_group(
     });
   }
   unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA {
-    add(totals[row * stride + panel], sums[row][panel]);
+    add(totals[row * kPanels + panel], sums[row][panel]);
   });
 }
 
@@ -129,12 +139,13 @@ typedef int32_t Word __attribute__((may_alias));  // some inputs of a row
 // Rows in bfloat16 too: one instruction multiplies pairs and adds both to the total.
 template <int kRows, int kPanels>
 void add_dot_group(
-    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals, int64_t stride,
+    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals,
     const Fetch& fetch) {
-  const Inputs<BFloat16, BFloat16, kRows> inputs(p, first_row, first_panel, group);
+  const Inputs<BFloat16, BFloat16, kRows, kInputs<Format::kBFloat16>> inputs(
+      p, first_row, first_panel, group);
   FloatPart sums[kRows][kPanels];
   unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA {
-    sums[row][panel] = totals[row * stride + panel].parts[0];
+    sums[row][panel] = totals[row * kPanels + panel].parts[0];
   });
   Fetching<kRows, kPanels> fetching(fetch);
   for (int64_t input = 0; input < inputs.count; input += 2) {
@@ -153,7 +164,7 @@ void add_dot_group(
     });
   }
   unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA {
-    totals[row * stride + panel].parts[0] = sums[row][panel];
+    totals[row * kPanels + panel].parts[0] = sums[row][panel];
   });
 }
 
@@ -285,7 +296,7 @@ constexpr int64_t place_of(int64_t input) { return input; }
 
 template <int kRows, int kPanels>
 void add_int8_group(
-    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals, int64_t stride,
+    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals,
     const Fetch& fetch) {
   const Inputs<Quantized, uint8_t, kRows> inputs(p, first_row, first_panel, group);
   const int64_t num_groups = p.weight.num_groups(), first = first_row * num_groups + group;
@@ -304,7 +315,7 @@ void add_int8_group(
     const Floats scale = load(scales + panel * num_groups * kPanel);
     unrolled<kRows>([&](auto row) PARLEY_LAMBDA {
       const Floats scaled = product(to_floats(sums[row][panel]), scale);
-      add_scaled(totals[row * stride + panel], p.rows.scales[first + row * num_groups], scaled);
+      add_scaled(totals[row * kPanels + panel], p.rows.scales[first + row * num_groups], scaled);
     });
   });
 }

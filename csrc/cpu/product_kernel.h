@@ -44,6 +44,26 @@ PARLEY_INLINE void write_gated(
   store(p.out + row * p.out_stride + pair * kPanel, product(silu_of(gate), up));
 }
 
+// A tile's totals, [width / step][height][step].
+PARLEY_INLINE void write_tile(
+    const Product& p, int64_t first_row, int64_t height, int64_t first_panel, int64_t width, int64_t step,
+    const Floats* totals) {
+  const auto of = [&](int64_t row, int64_t panel) PARLEY_LAMBDA -> const Floats& {
+    return totals[(panel & -step) * height + row * step + (panel & (step - 1))];  // a power of two
+  };
+  for (int64_t row = 0; row < height; ++row) {
+    if (p.epilogue == Epilogue::kSiluMultiply) {
+      for (int64_t i = 0; i < width; i += 2) {
+        write_gated(p, first_row + row, (first_panel + i) / 2, of(row, i), of(row, i + 1));
+      }
+    } else {
+      for (int64_t i = 0; i < width; ++i) {
+        write_out(p, first_row + row, (first_panel + i) * kPanel, of(row, i));
+      }
+    }
+  }
+}
+
 // ---- which tiles --------------------------------------------------------------------------------------
 
 // Registers hold so many vectors of 16 sums besides weights and an input. Of int8 without dot products a
@@ -106,9 +126,10 @@ PARLEY_INLINE AddGroup add_group_of(int64_t height, int64_t width) {
 // Fetch what rows [first, last) will be written to, in turns with the groups: a line at a time costs nothing,
 // and all at once would be waited for.
 PARLEY_INLINE void fetch_outputs(
-    const Product& p, int64_t first, int64_t last, int64_t panel, int64_t width, int64_t group) {
+    const Product& p, int64_t first, int64_t last, int64_t panel, int64_t width, int64_t group,
+    int64_t num_groups) {
   const int shift = p.epilogue == Epilogue::kSiluMultiply ? 1 : 0;  // two panels to a line
-  for (int64_t row = first + group; row < last; row += p.weight.num_groups()) {
+  for (int64_t row = first + group; row < last; row += num_groups) {
     const float* const to = p.out + row * p.out_stride + (panel >> shift) * kPanel;
     for (int64_t line = 0; line < width >> shift; ++line) __builtin_prefetch(to + line * kPanel, 1);
   }
@@ -131,36 +152,31 @@ void compute_bundle(
   for (int64_t tile = first; tile <= last; ++tile) begins[tile - first] = tiles.begin(tile);
   const int64_t first_row = begins[0], num_rows = begins[last - first] - first_row;
   std::fill(totals, totals + num_rows * width, splat(0.0f));
-  const int64_t group_bytes = kGroup * kPanel * element_size(kFormat);
+  const int64_t num_groups = (p.weight.num_inputs + kInputs<kFormat> - 1) / kInputs<kFormat>;
+  const int64_t group_bytes = kInputs<kFormat> * kPanel * element_size(kFormat);
   const int64_t panel_bytes = p.weight.num_inputs * kPanel * element_size(kFormat);
   const auto* const later = static_cast<const std::byte*>(p.weight.panels) + (panel + width) * panel_bytes;
   const int shift = last - first >= 4 ? 2 : last - first >= 2 ? 1 : 0;
   const int64_t fetched = group_bytes >> shift;  // by each tile, of each panel
-  for (int64_t group = 0; group < p.weight.num_groups(); ++group) {
+  for (int64_t group = 0; group < num_groups; ++group) {
     if (kFormat == Format::kInt8) fetch_scales(p.weight, panel + width, width, group);
     for (int64_t tile = 0; tile < last - first; ++tile) {
       const int64_t row = begins[tile], height = begins[tile + 1] - row;
-      fetch_outputs(p, row, row + height, panel, width, group);
+      fetch_outputs(p, row, row + height, panel, width, group, num_groups);
       const int64_t step = std::min<int64_t>(width, width_of<kFormat>(height));
       const AddGroup add_group = add_group_of<kFormat>(height, step);
       const std::byte* const of_tile = later + group * group_bytes + (tile & ((1 << shift) - 1)) * fetched;
       for (int64_t i = 0; i < width; i += step) {
         add_group(
-            p, row, panel + i, group, totals + (row - first_row) * width + i, width,
+            p, row, panel + i, group, totals + (row - first_row) * width + i * height,
             {of_tile + i * panel_bytes, panel_bytes, shift});
       }
     }
   }
-  const bool is_gated = p.epilogue == Epilogue::kSiluMultiply;
-  for (int64_t row = 0; row < num_rows; ++row) {
-    const Floats* const of_row = totals + row * width;
-    for (int64_t i = 0; i < width; i += is_gated ? 2 : 1) {
-      if (is_gated) {
-        write_gated(p, first_row + row, (panel + i) / 2, of_row[i], of_row[i + 1]);
-      } else {
-        write_out(p, first_row + row, (panel + i) * kPanel, of_row[i]);
-      }
-    }
+  for (int64_t tile = 0; tile < last - first; ++tile) {
+    const int64_t row = begins[tile], height = begins[tile + 1] - row;
+    const int64_t step = std::min<int64_t>(width, width_of<kFormat>(height));
+    write_tile(p, row, height, panel, width, step, totals + (row - first_row) * width);
   }
 }
 

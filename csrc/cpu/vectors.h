@@ -141,7 +141,12 @@ PARLEY_INLINE void keep_larger(Floats& best, const Floats& x) {
 
 PARLEY_INLINE Floats magnitude_of(const Floats& x) {
   Floats result;
-  for (int i = 0; i < kParts; ++i) result.parts[i] = x.parts[i] < 0 ? -x.parts[i] : x.parts[i];
+  for (int i = 0; i < kParts; ++i) {
+    WordPart words;
+    std::memcpy(&words, &x.parts[i], sizeof(words));
+    words &= 0x7fffffffu;
+    std::memcpy(&result.parts[i], &words, sizeof(words));
+  }
   return result;
 }
 
@@ -193,5 +198,63 @@ PARLEY_INLINE Floats exp_of(const Floats& input, float shift) {
   }
   return result;
 }
+
+// What an instruction reads at once of a row lies together, and the same of other rows beside it: from
+// [row][part], `stride` from row to row, to [part][height].
+template <typename T>
+PARLEY_INLINE void interleave(const T* rows, int64_t stride, int64_t num_parts, int64_t height, T* to) {
+  int64_t row = 0;
+#if defined(PARLEY_X86) && PARLEY_WIDTH == 16
+  if constexpr (sizeof(T) == 4) {  // four rows by four parts: a store for four of them
+    for (; row + 4 <= height; row += 4) {
+      int64_t part = 0;
+      for (; part + 4 <= num_parts; part += 4) {
+        __m128i of_row[4];
+        unrolled<4>([&](auto i) PARLEY_LAMBDA {
+          of_row[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows + (row + i) * stride + part));
+        });
+        const __m128i low01 = _mm_unpacklo_epi32(of_row[0], of_row[1]);
+        const __m128i low23 = _mm_unpacklo_epi32(of_row[2], of_row[3]);
+        const __m128i high01 = _mm_unpackhi_epi32(of_row[0], of_row[1]);
+        const __m128i high23 = _mm_unpackhi_epi32(of_row[2], of_row[3]);
+        const __m128i of_part[4] = {
+            _mm_unpacklo_epi64(low01, low23), _mm_unpackhi_epi64(low01, low23),
+            _mm_unpacklo_epi64(high01, high23), _mm_unpackhi_epi64(high01, high23)};
+        unrolled<4>([&](auto i) PARLEY_LAMBDA {
+          _mm_storeu_si128(reinterpret_cast<__m128i*>(to + (part + i) * height + row), of_part[i]);
+        });
+      }
+      for (; part < num_parts; ++part) {
+        for (int i = 0; i < 4; ++i) to[part * height + row + i] = rows[(row + i) * stride + part];
+      }
+    }
+  }
+#endif
+  for (; row < height; ++row) {
+    for (int64_t part = 0; part < num_parts; ++part) to[part * height + row] = rows[row * stride + part];
+  }
+}
+
+#if defined(PARLEY_DOT_BFLOAT16)
+
+typedef uint32_t Pair __attribute__((may_alias));  // two numbers in bfloat16, as instructions multiply them
+
+// Numbers times a factor, in pairs; of an odd count the last one is with 0.
+template <typename T>
+PARLEY_INLINE void to_pairs(const T* from, int64_t count, float factor, Pair* to) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const __m256bh halves = _mm512_cvtneps_pbh(product(load(from + i), splat(factor)).parts[0]);
+    std::memcpy(to + i / 2, &halves, sizeof(halves));
+  }
+  for (; i < count; i += 2) {
+    BFloat16 two[2];
+    from_float(to_float(from[i]) * factor, &two[0]);
+    from_float(i + 1 < count ? to_float(from[i + 1]) * factor : 0.0f, &two[1]);
+    std::memcpy(to + i / 2, two, sizeof(two));
+  }
+}
+
+#endif
 
 }  // namespace parley::PARLEY_ISA

@@ -29,7 +29,9 @@ TOLERANCE = {  # of logits of about 1, from the reference: of half of the rows, 
     "float32, int8 cache": (1e-4, 2e-2),
     "int8, int8 cache": (1e-4, 0.1),
 }
-ROUNDED_ROWS = (2e-2, 6e-2)  # bfloat16 where rows are rounded too, as the reference's are not
+# Where products of bfloat16 round their rows, and attention over bfloat16 its queries and weights,
+# as the reference does not. Rows of int8 then fall on other steps here and there, which is more.
+ROUNDED_TOLERANCE = {"bfloat16": (2e-2, 6e-2), "int8": (7e-2, 0.15)}
 
 pytestmark = needs_kernels
 
@@ -169,9 +171,9 @@ def check_equals_reference(
     and in rows behind it.
     """
     differences = (ours - reference).abs().amax(-1)
-    half, largest = TOLERANCE[format]
-    if format == "bfloat16" and (level or torch.ops.parley.cpu_level()) == "avx512_bf16":
-        half, largest = ROUNDED_ROWS
+    rounds = (level or torch.ops.parley.cpu_level()) == "avx512_bf16"
+    tolerance = TOLERANCE | ROUNDED_TOLERANCE if rounds else TOLERANCE
+    half, largest = tolerance[format]
     assert differences.median() < half
     assert differences.max() < largest
 
