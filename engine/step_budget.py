@@ -4,9 +4,10 @@ A step cannot be interrupted. While it reads a prompt, everybody else's next tok
 so does a stop; so its length is bounded in seconds and not only in tokens, whose price differs a
 thousandfold between models and machines. The price is learned from the steps themselves.
 
-A step of a few prompt tokens reads all weights as one of many does. So where answers take long for
-a token anyway, a prompt may take in proportion; where more requests wait for their first token than
-are answered, as much longer; and where none is answered, longer, too.
+A step of a few prompt tokens reads all weights as one of many does, and prompts that are read late
+make answers that end alone. So where answers take long for a token anyway, a prompt may take in
+proportion; where several requests wait for their first token, longer, the more the fewer are
+answered; and where none is answered, longer, too.
 """
 
 FIRST_CHUNK_TOKENS = 128  # before any price is known
@@ -14,7 +15,7 @@ CHUNK_UNIT_TOKENS = 16  # and the fewest beside answers: their tokens come first
 MIN_CHUNK_TOKENS = 32  # where no answer runs: less would mostly pay the fixed cost of a step
 NEW_WEIGHT = 0.4  # of the last step in what is learned: a hiccup is forgotten after a few
 LONGEST_GAP = 2.0  # steps without prompts: so long a running answer waits for a token on average
-LONGER = 4  # times the seconds of a step at most, where more wait than are answered, or all
+LONGER = 4  # times the seconds of a step at most: where as many wait as are answered, or all
 
 
 class StepBudget:
@@ -40,7 +41,8 @@ class StepBudget:
         least, seconds = MIN_CHUNK_TOKENS, LONGER * self._max_seconds
         if num_answers:
             gap = LONGEST_GAP * self._seconds_without_prompts(num_answers)
-            longer = min(max(1.0, num_waiting / num_answers), LONGER)
+            crowd = LONGER * num_waiting / num_answers if num_waiting > 1 else 1.0
+            longer = min(max(1.0, crowd), LONGER)
             least, seconds = CHUNK_UNIT_TOKENS, max(self._max_seconds, gap) * longer
         affordable = self._max_num_tokens
         if price * (affordable + num_answers) > seconds:
