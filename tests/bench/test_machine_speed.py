@@ -6,13 +6,10 @@ import pytest
 
 from bench.peers import machine_speed
 from bench.peers.machine_speed import MachineSpeed, Speed
-from csrc.build import find_compiler
-
-# machine_speed.c is built where it runs; without a compiler there is nothing to measure with.
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+from tests.built_kernels import needs_kernels
 
 
-@needs_compiler
+@needs_kernels
 def test_the_machine_reads_and_multiplies(tmp_path: Path) -> None:
     speed = MachineSpeed(tmp_path, threads=1).measure()
     assert speed.bandwidth is not None and 0.1 < speed.bandwidth < 2000
@@ -26,6 +23,6 @@ def test_without_a_compiler_nothing_is_measured(
     assert MachineSpeed(tmp_path, threads=1).measure() == Speed()
 
 
-@needs_compiler
+@needs_kernels
 def test_more_threads_than_it_can_have_are_not_measured(tmp_path: Path) -> None:
     assert MachineSpeed(tmp_path, threads=1000).measure() == Speed()
