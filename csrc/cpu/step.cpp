@@ -14,7 +14,7 @@ constexpr int64_t kTakes = 8, kTilePieces = 4;
 
 }  // namespace
 
-// The rows as the product with this weight reads them. Ends with a barrier, if it does anything.
+// The rows as the product with this weight reads them.
 Rows Step::prepare(
     Team& team, int thread, const Weight& weight, const float* rows, int64_t count, int64_t stride) {
   const int64_t element = k.prepared_size(weight.format);
@@ -30,7 +30,6 @@ Rows Step::prepare(
           .scales = scales + row * groups, .offsets = offsets + row * groups});
     }
   });
-  team.meet();
   return {values, scales, offsets};
 }
 
@@ -43,7 +42,6 @@ void Step::multiply(
   team.share(thread, pieces, tiles * kTilePieces, [&](int64_t begin, int64_t end) {
     k.multiply(p, begin, end);
   });
-  team.meet();
 }
 
 void Step::embed(int64_t row) {
@@ -107,7 +105,6 @@ void Step::normalize_rows(Team& team, int thread, const float* weight) {
           hidden + row * hidden_size, weight, hidden_size, epsilon, normalized + row * hidden_size);
     }
   });
-  team.meet();
 }
 
 void Step::attend(Team& team, int thread, int64_t layer) const {
@@ -130,7 +127,6 @@ void Step::run(Team& team, int thread) {
   team.share_evenly(thread, num_rows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) embed(row);
   });
-  team.meet();
   for (int64_t layer = 0; layer < num_layers; ++layer) {
     normalize_rows(team, thread, norms + 2 * layer * hidden_size);
     multiply(
@@ -139,9 +135,7 @@ void Step::run(Team& team, int thread) {
     team.share_evenly(thread, num_rows, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) finish_heads(layer, row);
     });
-    team.meet();
     attend(team, thread, layer);
-    team.meet();
     multiply(
         team, thread, attention_out.layer(layer), attended, num_rows, attended_size, Epilogue::kAdd,
         hidden, hidden_size);
@@ -160,7 +154,6 @@ void Step::run(Team& team, int thread) {
           epsilon, normalized + row * hidden_size);
     }
   });
-  team.meet();
   if (num_logits) {
     multiply(
         team, thread, head.first, normalized, num_logits, hidden_size, Epilogue::kStore, logits,

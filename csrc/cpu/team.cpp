@@ -14,10 +14,17 @@
 namespace parley {
 namespace {
 
-// Longer than any phase that is well balanced, and short beside what waking a thread costs when the
-// other one has lost its core: then the core is needed elsewhere.
+// Longer than the last piece of a phase takes, and short beside what waking a thread costs when the one
+// that has that piece has lost its processor.
 constexpr int kSpins = 4000;       // some 50 to 100 microseconds
 constexpr int kIdleSpins = 20000;  // between two steps, a few hundred microseconds
+
+// Whoever waits for this processor gets it so soon, between two pieces, when a thread has nothing that the
+// others need. Otherwise the system takes it away in the midst of one. Asking takes a fraction of a
+// microsecond.
+constexpr std::chrono::microseconds kYieldInterval{100};
+
+constexpr uint32_t kOpen = 1u << 31;
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -68,7 +75,7 @@ Team& Team::of_size(int size) {
   return *team;
 }
 
-Team::Team(int size) : size_(size), shares_(new Share[size]) {
+Team::Team(int size) : size_(size), seats_(new Seat[size]) {
   std::vector<std::thread> helpers;
   try {
     helpers.reserve(size);
@@ -86,15 +93,38 @@ Team::Team(int size) : size_(size), shares_(new Share[size]) {
 
 void Team::start_round(const std::function<void(int)>* work) {
   work_ = work;
+  first_phase_ = ended_.load(std::memory_order_relaxed);
+  inside_.store(kOpen, std::memory_order_release);
   round_.fetch_add(1, std::memory_order_release);
   round_.notify_all();
 }
 
+// All is done: who has not begun need not, and who is late is waited for.
+void Team::end_round() {
+  uint32_t inside = inside_.fetch_and(~kOpen, std::memory_order_acquire) & ~kOpen;
+  for (; inside != 0; inside = inside_.load(std::memory_order_acquire)) {
+    wait_for_change(inside_, inside, kSpins);
+  }
+}
+
+bool Team::enter() {
+  uint32_t inside = inside_.load(std::memory_order_relaxed);
+  while (inside & kOpen) {
+    if (inside_.compare_exchange_weak(inside, inside + 1, std::memory_order_acquire)) return true;
+  }
+  return false;
+}
+
+void Team::leave() {
+  if (inside_.fetch_sub(1, std::memory_order_release) == 1) inside_.notify_all();
+}
+
 void Team::run(const std::function<void(int)>& work) {
   const std::lock_guard<std::mutex> lock(turn_);
-  if (size_ > 1) start_round(&work);
+  start_round(&work);
+  seats_[0].phase = first_phase_;
   work(0);
-  meet();
+  end_round();
 }
 
 void Team::serve(int thread) {
@@ -102,24 +132,39 @@ void Team::serve(int thread) {
   uint32_t round = 0;
   while (true) {
     wait_for_change(round_, round, kIdleSpins);
-    ++round;
+    round = round_.load(std::memory_order_acquire);
+    if (!enter()) continue;
     if (work_ == nullptr) return;
+    seats_[thread].phase = first_phase_;
     (*work_)(thread);
-    meet();
+    leave();
   }
 }
 
-void Team::meet() {
-  const uint32_t passed = passed_.load(std::memory_order_relaxed);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(size_)) {
-    arrived_.store(0, std::memory_order_relaxed);
-    for (int i = 0; i < size_; ++i) shares_[i].taken.store(0, std::memory_order_relaxed);
-    if (size_ == 1) return;
-    passed_.fetch_add(1, std::memory_order_release);
-    passed_.notify_all();
-  } else {
-    wait_for_change(passed_, passed, kSpins);
+void Team::report(uint32_t phase, int64_t count, int64_t done) {
+  if (done == 0 || done_.fetch_add(done, std::memory_order_acq_rel) + done < count) return;
+  done_.store(0, std::memory_order_relaxed);
+  for (int i = 0; i < size_; ++i) {
+    seats_[i].taken.store(static_cast<uint64_t>(phase + 1) << 32, std::memory_order_relaxed);
   }
+  ended_.store(phase + 1, std::memory_order_release);
+  if (size_ > 1) ended_.notify_all();
+}
+
+void Team::wait_for_end(uint32_t phase) {
+  const auto is_over = [&](uint32_t ended) { return static_cast<int32_t>(ended - phase) > 0; };
+  for (uint32_t ended; !is_over(ended = ended_.load(std::memory_order_acquire));) {
+    wait_for_change(ended_, ended, kSpins);
+  }
+}
+
+bool Team::is_time_to_yield(int thread) const {
+  return size_ > 1 && std::chrono::steady_clock::now() - seats_[thread].yielded >= kYieldInterval;
+}
+
+void Team::yield(int thread) {
+  std::this_thread::yield();
+  seats_[thread].yielded = std::chrono::steady_clock::now();
 }
 
 }  // namespace parley

@@ -1,12 +1,15 @@
-// A team of threads that do one piece of work together and meet in between.
+// A team of threads that do one piece of work together, phase by phase.
 //
-// A step of the model is hundreds of short phases, each of which needs the one before it from all threads.
-// So the threads stay for the whole step and meet at barriers that spin, which takes a fraction of a
-// microsecond, instead of being started for each phase.
+// A step of the model is hundreds of short phases, each of which needs all of the one before it. So the
+// threads stay for the whole step and go from phase to phase by counters in memory, which takes a fraction
+// of a microsecond, instead of being started for each. A phase is over when its pieces are done, not when
+// all threads have come: one whose processor something else has, for a millisecond or two, holds nobody up,
+// and finds later that its phase is over.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -25,52 +28,84 @@ class Team {
 
   int size() const { return size_; }
 
-  // Calls work(0) here and work(1) to work(size - 1) on the others; returns when all are done. Work must
-  // not throw. Callers take turns.
+  // Calls work(0) here and work(1) to work(size - 1) on the others, unless all is done before one of them
+  // has begun; returns when all who have begun are done. Work must not throw, and must ask for the same
+  // phases in all threads. Callers take turns.
   void run(const std::function<void(int)>& work);
 
-  // Within work: waits until all have come here. What they wrote before is seen behind it.
-  void meet();
-
-  // Within work: calls part(begin, end) for pieces of [0, count) until others have the rest. A thread takes
-  // its own share from one end to the other, `block` at a time, and then of the shares of those that are
-  // slower, because something else has their processor. At most once between two meetings.
+  // Within work, a phase: calls part(begin, end) for pieces of [0, count), and returns when all pieces are
+  // done, by whomever; what others wrote for them is seen then. A thread takes its own share from one end to
+  // the other, `block` at a time, and then of the shares of those that are slower.
   template <typename Part>
   void share(int thread, int64_t count, int64_t block, Part part) {
+    if (count <= 0) return;
+    const uint32_t phase = seats_[thread].phase++;
+    int64_t done = 0;
     for (int i = 0; i < size_; ++i) {
       const int owner = (thread + i) % size_;
       const int64_t begin = count * owner / size_, end = count * (owner + 1) / size_;
-      while (true) {
-        const int64_t first = begin + shares_[owner].taken.fetch_add(block, std::memory_order_relaxed);
-        if (first >= end) break;
-        part(first, std::min(first + block, end));
+      for (int64_t first; (first = take(owner, phase, begin, end, block)) < end;) {
+        const int64_t last = std::min(first + block, end);
+        part(first, last);
+        done += last - first;
+        if (is_time_to_yield(thread)) {
+          report(phase, count, done);
+          done = 0;
+          yield(thread);
+        }
       }
     }
+    report(phase, count, done);
+    wait_for_end(phase);
   }
 
-  // The same in as many parts as there are threads, for what is soon done.
+  // The same in as many pieces as there are threads, for what is soon done.
   template <typename Part>
-  void share_evenly(int thread, int64_t count, Part part) const {
-    const int64_t begin = count * thread / size_, end = count * (thread + 1) / size_;
-    if (begin < end) part(begin, end);
+  void share_evenly(int thread, int64_t count, Part part) {
+    share(thread, count, (count + size_ - 1) / size_, part);
   }
 
  private:
-  struct alignas(64) Share {
-    std::atomic<int64_t> taken{0};
+  struct alignas(64) Seat {  // of a thread
+    uint32_t phase = 0;      // the next one that it comes to
+    std::chrono::steady_clock::time_point yielded;
+    std::atomic<uint64_t> taken{0};  // of its share: the phase, and behind it in 32 bits how much
   };
 
   explicit Team(int size);
   void serve(int thread);
   void start_round(const std::function<void(int)>* work);
+  void end_round();
+  bool enter();
+  void leave();
+
+  // The first of a block of this share that nobody has, which now is the caller's; `end` if there is none,
+  // or if the phase is over.
+  int64_t take(int owner, uint32_t phase, int64_t begin, int64_t end, int64_t block) {
+    std::atomic<uint64_t>& taken = seats_[owner].taken;
+    uint64_t seen = taken.load(std::memory_order_relaxed);
+    while (seen >> 32 == phase && begin + static_cast<int64_t>(seen & 0xffffffff) < end) {
+      if (taken.compare_exchange_weak(seen, seen + block, std::memory_order_relaxed)) {
+        return begin + static_cast<int64_t>(seen & 0xffffffff);
+      }
+    }
+    return end;
+  }
+
+  void report(uint32_t phase, int64_t count, int64_t done);  // so many more of the phase are done
+  void wait_for_end(uint32_t phase);
+  bool is_time_to_yield(int thread) const;
+  void yield(int thread);
 
   const int size_;
-  const std::unique_ptr<Share[]> shares_;  // of each thread; whole behind each meeting
+  const std::unique_ptr<Seat[]> seats_;
   std::mutex turn_;
   const std::function<void(int)>* work_ = nullptr;  // null in a round: the helpers end
-  alignas(64) std::atomic<uint32_t> round_{0};    // counts calls of run
-  alignas(64) std::atomic<uint32_t> arrived_{0};  // at the barrier
-  alignas(64) std::atomic<uint32_t> passed_{0};   // counts barriers
+  uint32_t first_phase_ = 0;                        // of this round
+  alignas(64) std::atomic<uint32_t> round_{0};   // counts calls of run
+  alignas(64) std::atomic<uint32_t> inside_{0};  // helpers in this round, and kOpen while more may enter
+  alignas(64) std::atomic<int64_t> done_{0};     // of this phase
+  alignas(64) std::atomic<uint32_t> ended_{0};   // counts phases
 };
 
 }  // namespace parley
