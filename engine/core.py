@@ -86,6 +86,7 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     import torch  # after these settings; and tests of the step loop need no torch
 
     from engine import ops
+    from engine.cache_taker import CacheTaker
     from engine.loader import load_model
     from engine.model_runner import ModelRunner
 
@@ -115,6 +116,7 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
         pace=config.pace,
         config=config,
     )
+    CacheTaker(runner.caches()).start()
     metrics = CoreMetrics(
         config.served_model_name,
         chosen.name,

@@ -6,13 +6,13 @@ hook cuts the rows out before the output layer, which works for every architectu
 """
 
 import logging
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor, nn
 
+from engine import system_memory
 from engine.batch import Batch, BatchMemory, build_batch
 from engine.checkpoint import UnsupportedModelError
 from engine.config import EngineConfig
@@ -47,6 +47,12 @@ class ModelRunner:
         self.invariance = RowInvariance()
         if config.batch_invariant:
             self.invariance = RowProbe(loaded, self.config, self.forward).run()
+
+    def caches(self) -> list[Tensor]:
+        """The memory of all keys and values."""
+        fused = self.loaded.fused
+        holders: list[Any] = self.loaded.layers if fused is None else [fused]
+        return [cache for one in holders for cache in (one.key_cache, one.value_cache)]
 
     def execute(self, scheduled: list[ScheduledSequence]) -> list[SampledToken | None]:
         """Compute these parts; a token for each sequence that reached its last known token."""
@@ -92,7 +98,7 @@ def resolve_sizes(config: EngineConfig, loaded: LoadedModel) -> EngineConfig:
         memory = config.kv_cache_memory_bytes
         if memory is None:
             num_blocks = min(num_blocks, max(per_sequence, MAX_CACHE_TOKENS // block_size))
-            memory = min(int(_available_memory() * CACHE_MEMORY_SHARE), MAX_CACHE_BYTES)
+            memory = min(int(system_memory.available() * CACHE_MEMORY_SHARE), MAX_CACHE_BYTES)
         block_bytes = block_size * _bytes_per_token(loaded)
         num_blocks = min(num_blocks, memory // block_bytes)
     if num_blocks < 1:
@@ -139,10 +145,3 @@ def _bytes_per_token(loaded: LoadedModel) -> int:
         shape.num_kv_heads * (shape.head_dim + shape.value_head_dim) * shape.dtype.itemsize
         for shape in shapes
     )
-
-
-def _available_memory() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise OSError("/proc/meminfo has no MemAvailable")

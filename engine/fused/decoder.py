@@ -88,7 +88,7 @@ class FusedDecoder:
     def allocate_cache(self, num_blocks: int, num_positions: int) -> None:
         """The KV cache, and rotations for sequences of `num_positions` tokens at most.
 
-        The cache takes memory page by page when it is first used. MemoryError if the system
+        The system gives memory page by page when it is first used. MemoryError if the system
         refuses.
         """
         shape = self.shape

@@ -1,0 +1,74 @@
+"""`CacheTaker`: takes the KV cache's memory before somebody waits for it.
+
+The system gives a page when it is first written to, zeroed, and that takes longer than to compute
+what is written: of a prompt with int8 weights a tenth or more of the time, and in a virtual machine
+whose host has to find the page, too, a sixth (docs/performance.md). Every prompt meets it until all
+blocks of the cache were used once.
+"""
+
+import ctypes
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from engine import system_memory
+
+logger = logging.getLogger(__name__)
+
+PIECE_BYTES = 16 << 20  # taken at once
+RESERVE_BYTES = 1 << 30  # of the system's memory: that stays for others
+POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, of Linux 5.14
+
+
+class CacheTaker(threading.Thread):
+    """Takes these tensors' memory while the processors have nothing else to do.
+
+    What is in them stays as it is, and they may be used meanwhile. It ends early, with a line in
+    the log, where memory is short; the rest is then taken page by page, as on systems that cannot
+    be asked.
+    """
+
+    def __init__(
+        self,
+        caches: Sequence[Tensor],
+        available: Callable[[], int] = system_memory.available,
+    ) -> None:
+        super().__init__(name="cache-taker", daemon=True)
+        self._caches = [cache for cache in caches if cache.is_cpu]
+        self._available = available
+        self.num_taken = 0  # bytes
+
+    def run(self) -> None:
+        if hasattr(os, "SCHED_IDLE"):
+            try:
+                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # this thread alone
+            except OSError:
+                pass  # forbidden: then at the usual priority, for a second or two
+        try:
+            if all(self._take(cache) for cache in self._caches):
+                logger.debug("all memory of the KV cache is taken")
+        except OSError as error:
+            logger.debug("the KV cache's memory is taken when it is used: %s", error)
+
+    def _take(self, cache: Tensor) -> bool:
+        storage = cache.untyped_storage()
+        begin, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        begin -= begin % os.sysconf("SC_PAGE_SIZE")
+        libc = ctypes.CDLL(None, use_errno=True)
+        for place in range(begin, end, PIECE_BYTES):
+            if self._available() < RESERVE_BYTES + PIECE_BYTES:
+                logger.warning(
+                    "memory is short: %d MiB of the KV cache were taken, the rest will be when it "
+                    "is used",
+                    self.num_taken >> 20,
+                )
+                return False
+            size = min(PIECE_BYTES, end - place)
+            arguments = (ctypes.c_void_p(place), ctypes.c_size_t(size), POPULATE_WRITE)
+            if libc.madvise(*arguments) != 0:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            self.num_taken += size
+        return True
