@@ -34,7 +34,8 @@ inline void pause() {
 #endif
 }
 
-// Waits until `value` is no longer `seen`: spinning first, asleep then.
+// Waits until `value` is no longer `seen`: spinning first, asleep then. Who changes it does so in sequential
+// order: notify_all first looks whether somebody sleeps, and must not do so before the change is seen.
 void wait_for_change(std::atomic<uint32_t>& value, uint32_t seen, int spins) {
   for (int i = 0; i < spins; ++i) {
     if (value.load(std::memory_order_acquire) != seen) return;
@@ -95,7 +96,7 @@ void Team::start_round(const std::function<void(int)>* work) {
   work_ = work;
   first_phase_ = ended_.load(std::memory_order_relaxed);
   inside_.store(kOpen, std::memory_order_release);
-  round_.fetch_add(1, std::memory_order_release);
+  round_.fetch_add(1);
   round_.notify_all();
 }
 
@@ -116,7 +117,7 @@ bool Team::enter() {
 }
 
 void Team::leave() {
-  if (inside_.fetch_sub(1, std::memory_order_release) == 1) inside_.notify_all();
+  if (inside_.fetch_sub(1) == 1) inside_.notify_all();
 }
 
 void Team::run(const std::function<void(int)>& work) {
@@ -147,7 +148,7 @@ void Team::report(uint32_t phase, int64_t count, int64_t done) {
   for (int i = 0; i < size_; ++i) {
     seats_[i].taken.store(static_cast<uint64_t>(phase + 1) << 32, std::memory_order_relaxed);
   }
-  ended_.store(phase + 1, std::memory_order_release);
+  ended_.store(phase + 1);
   if (size_ > 1) ended_.notify_all();
 }
 

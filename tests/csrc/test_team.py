@@ -71,3 +71,12 @@ print(len(allowed))
     whole, larger, count = map(json.loads, output.splitlines())
     assert whole == [1] * (count - 1)
     assert larger == [count] * count
+
+
+def test_threads_that_come_late_change_nothing() -> None:
+    """Of more threads than processors some are away in most phases, and at the end of steps."""
+    run("""
+for num_threads in (2, 3, 8, 2 * os.cpu_count() + 1):
+    for _ in range(40):
+        assert torch.equal(step(num_threads), expected)
+""")
