@@ -10,6 +10,7 @@ import ctypes
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
@@ -18,35 +19,35 @@ from engine import system_memory
 
 logger = logging.getLogger(__name__)
 
-PIECE_BYTES = 16 << 20  # taken at once
+# Taken at once, within some milliseconds: so long the process can neither map other memory nor end.
+PIECE_BYTES = 2 << 20
+LOOK_SECONDS = 0.05  # whether the core is idle again
 RESERVE_BYTES = 1 << 30  # of the system's memory: that stays for others
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, of Linux 5.14
 
 
 class CacheTaker(threading.Thread):
-    """Takes these tensors' memory while the processors have nothing else to do.
+    """Takes these tensors' memory while nobody waits for the core.
 
     What is in them stays as it is, and they may be used meanwhile. It ends early, with a line in
     the log, where memory is short; the rest is then taken page by page, as on systems that cannot
-    be asked.
+    be asked. `is_idle` is asked before each piece. A lower priority in its place would be worse: a
+    thread that waits for a processor within the call keeps a lock that others need.
     """
 
     def __init__(
         self,
         caches: Sequence[Tensor],
+        is_idle: Callable[[], bool],
         available: Callable[[], int] = system_memory.available,
     ) -> None:
         super().__init__(name="cache-taker", daemon=True)
         self._caches = [cache for cache in caches if cache.is_cpu]
+        self._is_idle = is_idle
         self._available = available
         self.num_taken = 0  # bytes
 
     def run(self) -> None:
-        if hasattr(os, "SCHED_IDLE"):
-            try:
-                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # this thread alone
-            except OSError:
-                pass  # forbidden: then at the usual priority, for a second or two
         try:
             if all(self._take(cache) for cache in self._caches):
                 logger.debug("all memory of the KV cache is taken")
@@ -59,6 +60,8 @@ class CacheTaker(threading.Thread):
         begin -= begin % os.sysconf("SC_PAGE_SIZE")
         libc = ctypes.CDLL(None, use_errno=True)
         for place in range(begin, end, PIECE_BYTES):
+            while not self._is_idle():
+                time.sleep(LOOK_SECONDS)
             if self._available() < RESERVE_BYTES + PIECE_BYTES:
                 logger.warning(
                     "memory is short: %d MiB of the KV cache were taken, the rest will be when it "

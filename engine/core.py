@@ -116,7 +116,6 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
         pace=config.pace,
         config=config,
     )
-    CacheTaker(runner.caches()).start()
     metrics = CoreMetrics(
         config.served_model_name,
         chosen.name,
@@ -127,6 +126,7 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     gc.freeze()  # the model is not garbage: do not look at it again
     execute = translate_out_of_memory(runner.execute)
     core = EngineCore(scheduler, execute, metrics, epoch=ready.epoch, worker=runner)
+    CacheTaker(runner.caches(), lambda: core.is_idle).start()
     return core, ready
 
 

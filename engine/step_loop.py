@@ -65,6 +65,11 @@ class EngineCore:
             scheduler, metrics, lambda client_id, reply: self.send(client_id, reply), worker
         )
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no round is under way; may be asked by other threads."""
+        return self._round_started is None
+
     def run(self) -> None:
         """Step until a `Shutdown` arrives. An exception of a step is not caught here."""
         while not self._is_stopping:

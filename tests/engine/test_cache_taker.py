@@ -9,7 +9,7 @@ import torch
 from engine import huge_pages
 from engine.cache_taker import PIECE_BYTES, RESERVE_BYTES, CacheTaker
 
-SIZE = 3 * PIECE_BYTES + 12_345
+SIZE = 20 * PIECE_BYTES + 12_345
 
 
 def resident() -> int:
@@ -17,7 +17,7 @@ def resident() -> int:
 
 
 def take(caches: list[torch.Tensor], available: int = 1 << 50) -> CacheTaker:
-    taker = CacheTaker(caches, lambda: available)
+    taker = CacheTaker(caches, lambda: True, lambda: available)
     taker.start()
     taker.join()
     return taker
@@ -40,6 +40,21 @@ def test_what_was_written_stays(caches: list[torch.Tensor]) -> None:
     take([cache[5:].view(-1, 2) for cache in caches])  # whatever part of the memory they show
     assert caches[0][::1000].eq(7).all() and caches[0].sum() == 7 * len(caches[0][::1000])
     assert not caches[1].any()
+
+
+def test_it_does_nothing_while_the_core_has_work(caches: list[torch.Tensor]) -> None:
+    before, looks = resident(), iter([False, False, False])
+    seen: list[int] = []
+
+    def is_idle() -> bool:
+        seen.append(resident())
+        return next(looks, True)
+
+    taker = CacheTaker(caches, is_idle, lambda: 1 << 50)
+    taker.start()
+    taker.join()
+    assert taker.num_taken == 2 * SIZE
+    assert max(seen[:4]) - before < SIZE // 2
 
 
 def test_it_leaves_memory_to_others_and_says_so(
