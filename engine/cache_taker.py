@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 # Taken at once, within some milliseconds: so long the process can neither map other memory nor end.
 PIECE_BYTES = 2 << 20
 LOOK_SECONDS = 0.05  # whether the core is idle again
-RESERVE_BYTES = 1 << 30  # of the system's memory: that stays for others
+RESERVE_BYTES, RESERVE_SHARE = 1 << 30, 0.25  # of the memory that is free: it stays for others
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, of Linux 5.14
 
 
@@ -45,10 +45,12 @@ class CacheTaker(threading.Thread):
         self._caches = [cache for cache in caches if cache.is_cpu]
         self._is_idle = is_idle
         self._available = available
+        self._reserve = RESERVE_BYTES
         self.num_taken = 0  # bytes
 
     def run(self) -> None:
         try:
+            self._reserve = min(RESERVE_BYTES, int(self._available() * RESERVE_SHARE))
             if all(self._take(cache) for cache in self._caches):
                 logger.debug("all memory of the KV cache is taken")
         except OSError as error:
@@ -62,8 +64,8 @@ class CacheTaker(threading.Thread):
         for place in range(begin, end, PIECE_BYTES):
             while not self._is_idle():
                 time.sleep(LOOK_SECONDS)
-            if self._available() < RESERVE_BYTES + PIECE_BYTES:
-                logger.warning(
+            if self._available() < self._reserve + PIECE_BYTES:
+                logger.info(
                     "memory is short: %d MiB of the KV cache were taken, the rest will be when it "
                     "is used",
                     self.num_taken >> 20,

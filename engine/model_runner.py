@@ -49,10 +49,12 @@ class ModelRunner:
             self.invariance = RowProbe(loaded, self.config, self.forward).run()
 
     def caches(self) -> list[Tensor]:
-        """The memory of all keys and values."""
+        """The memory of all keys and values, and of their scales."""
         fused = self.loaded.fused
         holders: list[Any] = self.loaded.layers if fused is None else [fused]
-        return [cache for one in holders for cache in (one.key_cache, one.value_cache)]
+        names = ("key_cache", "value_cache", "cache_scales")
+        found = (getattr(one, name, None) for one in holders for name in names)
+        return [cache for cache in found if cache is not None]
 
     def execute(self, scheduled: list[ScheduledSequence]) -> list[SampledToken | None]:
         """Compute these parts; a token for each sequence that reached its last known token."""

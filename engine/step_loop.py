@@ -67,8 +67,8 @@ class EngineCore:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no round is under way; may be asked by other threads."""
-        return self._round_started is None
+        """Whether nobody waits for a token; may be asked by other threads."""
+        return self._round_started is None and not self.scheduler.sequences
 
     def run(self) -> None:
         """Step until a `Shutdown` arrives. An exception of a step is not caught here."""

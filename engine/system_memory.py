@@ -1,15 +1,23 @@
 """`available`: how much memory we may still take, by the system and by our control groups."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+Names = tuple[tuple[str, ...], str, str]  # of limits, of what is used, of files' memory in the stat
+VERSION_2: Names = (("memory.max", "memory.high"), "memory.current", "inactive_file")
+VERSION_1: Names = (
+    ("memory.limit_in_bytes",),
+    "memory.usage_in_bytes",
+    "total_inactive_file",
+)
 
 
 def available(proc: Path = PROC, groups: Path = GROUPS) -> int:
     """Bytes. Raises OSError where the system does not tell.
 
-    A container sees the memory of the whole machine; what limits it is its control group (version
-    2), or one that this one is in. What a group has read of files and not used lately is free.
+    A container sees the memory of the whole machine; what limits it is its control group, or one
+    that this one is in. What a group has read of files and not used lately is free.
     """
     return min([_of_system(proc), *_of_groups(proc, groups)])
 
@@ -21,31 +29,42 @@ def _of_system(proc: Path) -> int:
     return fields["MemAvailable:"] * 1024
 
 
-def _of_groups(proc: Path, groups: Path) -> list[int]:
+def _of_groups(proc: Path, groups: Path) -> Iterator[int]:
     """What is left of each group that has a limit."""
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
     except OSError:
-        return []
-    own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
-    if own is None:
-        return []
-    left = []
-    for folder in (groups / own, *(groups / own).parents):
-        if not folder.is_relative_to(groups):
-            break
+        return
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            root, names = groups, VERSION_2
+        elif "memory" in controllers.split(","):
+            root, names = groups / "memory", VERSION_1
+        else:
+            continue
+        own = root / path.strip("/")
+        for folder in (own, *own.parents):
+            if folder.is_relative_to(root):
+                yield from _left(folder, names)
+
+
+def _left(folder: Path, names: Names) -> Iterator[int]:
+    """For each limit of a group. The outermost one has none, and in a container no name of ours."""
+    limits, used, old_files = names
+    for limit in limits:
         try:
-            limit = (folder / "memory.max").read_text().strip()
-            used = int((folder / "memory.current").read_text())
-            old_files = _fields(folder / "memory.stat").get("inactive_file", 0)
+            left = int((folder / limit).read_text()) - int((folder / used).read_text())
+        except (OSError, ValueError):  # a limit may be "max"
+            continue
+        try:
+            left += _fields(folder / "memory.stat").get(old_files, 0)
         except OSError:
-            continue  # the outermost group has no limit, nor a file for it
-        if limit != "max":
-            left.append(max(0, int(limit) - used + old_files))
-    return left
+            pass
+        yield max(0, left)
 
 
 def _fields(path: Path) -> dict[str, int]:
     """Of lines that begin with a name and a number."""
     words = (line.split() for line in path.read_text().splitlines())
-    return {line[0]: int(line[1]) for line in words if len(line) > 1}
+    return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdecimal()}

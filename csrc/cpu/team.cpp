@@ -94,6 +94,7 @@ Team::Team(int size) : size_(size), seats_(new Seat[size]) {
 
 void Team::start_round(const std::function<void(int)>* work) {
   work_ = work;
+  number_ = round_.load(std::memory_order_relaxed) + 1;
   first_phase_ = ended_.load(std::memory_order_relaxed);
   inside_.store(kOpen, std::memory_order_release);
   round_.fetch_add(1);
@@ -130,14 +131,17 @@ void Team::run(const std::function<void(int)>& work) {
 
 void Team::serve(int thread) {
   keep_to_processor(thread, size_);
-  uint32_t round = 0;
+  uint32_t seen = 0, served = 0;  // rounds
   while (true) {
-    wait_for_change(round_, round, kIdleSpins);
-    round = round_.load(std::memory_order_acquire);
+    wait_for_change(round_, seen, kIdleSpins);
+    seen = round_.load(std::memory_order_acquire);
     if (!enter()) continue;
     if (work_ == nullptr) return;
-    seats_[thread].phase = first_phase_;
-    (*work_)(thread);
+    if (number_ != served) {  // who came late to a round may have entered the next one before it was counted
+      served = number_;
+      seats_[thread].phase = first_phase_;
+      (*work_)(thread);
+    }
     leave();
   }
 }

@@ -101,7 +101,7 @@ class Team {
   const std::unique_ptr<Seat[]> seats_;
   std::mutex turn_;
   const std::function<void(int)>* work_ = nullptr;  // null in a round: the helpers end
-  uint32_t first_phase_ = 0;                        // of this round
+  uint32_t number_ = 0, first_phase_ = 0;           // of this round
   alignas(64) std::atomic<uint32_t> round_{0};   // counts calls of run
   alignas(64) std::atomic<uint32_t> inside_{0};  // helpers in this round, and kOpen while more may enter
   alignas(64) std::atomic<int64_t> done_{0};     // of this phase

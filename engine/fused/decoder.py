@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from engine import huge_pages
 from engine.batch import Batch
 from engine.fused.packing import PackedWeight, join_gate_up
 from engine.fused.support import head_dim, unknown_parameters, windows
@@ -99,7 +99,7 @@ class FusedDecoder:
         self.value_cache = stack_layers(values, shape.num_layers)
         if shape.cache_dtype == torch.int8:
             columns = (shape.num_layers, num_blocks, 2, shape.num_kv_heads, BLOCK_SIZE)
-            self.cache_scales = torch.from_numpy(np.zeros(columns, np.float32))
+            self.cache_scales = huge_pages.zeros(columns, torch.float32)
         self.rotary = _rotary(self.rotate, num_positions)
 
     def forward(self, batch: Batch) -> Tensor:

@@ -52,6 +52,31 @@ def test_a_container_sees_its_group_as_the_outermost(proc: Path, tmp_path: Path)
     assert system_memory.available(proc, tmp_path / "groups") == 2000
 
 
+def test_a_group_that_would_be_slowed_down_counts_too(proc: Path, tmp_path: Path) -> None:
+    group = tmp_path / "groups/outer/inner"
+    limit(group, "90000", 10000)
+    (group / "memory.high").write_text("15000\n")
+    assert system_memory.available(proc, tmp_path / "groups") == 5000
+
+
+def test_groups_of_version_1_count(proc: Path, tmp_path: Path) -> None:
+    (proc / "self/cgroup").write_text("9:cpu,cpuacct:/x\n8:memory:/docker/abc\n0::/\n")
+    group = tmp_path / "groups/memory"  # a container sees its own one here
+    group.mkdir(parents=True)
+    (group / "memory.limit_in_bytes").write_text("8000\n")
+    (group / "memory.usage_in_bytes").write_text("5000\n")
+    (group / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 400\n")
+    assert system_memory.available(proc, tmp_path / "groups") == 3400
+
+
+def test_what_cannot_be_read_limits_nothing_else(proc: Path, tmp_path: Path) -> None:
+    groups = tmp_path / "groups"
+    limit(groups / "outer", "", 5)
+    limit(groups / "outer/inner", "9000", 1000)
+    (groups / "outer/inner/memory.stat").unlink()
+    assert system_memory.available(proc, groups) == 8000
+
+
 def test_a_system_that_does_not_tell_is_an_error(proc: Path, tmp_path: Path) -> None:
     (proc / "meminfo").write_text("MemTotal: 4000 kB\n")
     with pytest.raises(OSError, match="MemAvailable"):
