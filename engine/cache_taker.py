@@ -1,9 +1,8 @@
 """`CacheTaker`: takes the KV cache's memory before somebody waits for it.
 
-The system gives a page when it is first written to, zeroed, and that takes longer than to compute
-what is written: of a prompt with int8 weights a tenth or more of the time, and in a virtual machine
-whose host has to find the page, too, a sixth (docs/performance.md). Every prompt meets it until all
-blocks of the cache were used once.
+The system gives a page when it is first written to, zeroed. In a virtual machine, whose host has to
+find the page, too, that took 12 to 15 % of a prompt's time with int8 weights (docs/performance.md).
+Every prompt meets it until all blocks of the cache were used once.
 """
 
 import ctypes
@@ -63,7 +62,7 @@ class CacheTaker(threading.Thread):
         libc = ctypes.CDLL(None, use_errno=True)
         for place in range(begin, end, PIECE_BYTES):
             while not self._is_idle():
-                time.sleep(LOOK_SECONDS)
+                time.sleep(LOOK_SECONDS)  # waking us would cost the step loop something each round
             if self._available() < self._reserve + PIECE_BYTES:
                 logger.info(
                     "memory is short: %d MiB of the KV cache were taken, the rest will be when it "

@@ -24,7 +24,7 @@ constexpr int kIdleSpins = 20000;  // between two steps, a few hundred microseco
 // microsecond.
 constexpr std::chrono::microseconds kYieldInterval{100};
 
-constexpr uint32_t kOpen = 1u << 31;
+constexpr uint32_t kOpen = 1u << 31;  // in inside_, above the number of helpers
 
 inline void pause() {
 #if defined(__x86_64__)

@@ -24,6 +24,7 @@ def can_populate() -> bool:
     return Path("/proc/self/pagemap").exists()
 
 
+# Elsewhere nothing is taken ahead, and the thread ends by itself: no MADV_POPULATE_WRITE.
 pytestmark = pytest.mark.skipif(not can_populate(), reason="needs Linux 5.14")
 
 
