@@ -24,8 +24,10 @@ def can_populate() -> bool:
     return Path("/proc/self/pagemap").exists()
 
 
-# Elsewhere nothing is taken ahead, and the thread ends by itself: no MADV_POPULATE_WRITE.
-pytestmark = pytest.mark.skipif(not can_populate(), reason="needs Linux 5.14")
+pytestmark = pytest.mark.skipif(
+    not can_populate(),
+    reason="needs Linux 5.14",  # elsewhere the thread ends by itself, and there is nothing to see
+)
 
 
 def share_taken(memory: torch.Tensor) -> float:
