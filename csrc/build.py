@@ -1,37 +1,75 @@
-"""Builds csrc into one shared library with nothing but a C++ compiler, in a few seconds, once.
+"""Builds csrc into shared libraries with nothing but a compiler, in a minute or less, once.
 
-The sources use torch's stable ABI, so neither ninja, cmake nor setuptools is needed, and the
-library loads into later versions of torch as well. Its file name is a hash of everything that went
-into it: when that exists it is used, when not it is built under a lock and moved into place in one
+One library for each folder: `cpu` by a C++ compiler, and `cuda` by nvcc, where there is one. The
+sources use torch's stable ABI, so neither ninja, cmake nor setuptools is needed, and a library
+loads into later versions of torch as well. Its file name is a hash of everything that went into
+it: when that exists it is used, when not it is built under a lock and moved into place in one
 step, so any number of processes may ask at the same time.
 
-    python -m csrc.build    builds, if needed, and prints the path
+    python -m csrc.build         builds the kernels of the CPU, if needed
+    python -m csrc.build cuda    builds those of GPUs, and tells what each of them takes
 """
 
 import fcntl
 import hashlib
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).resolve().parent
 TARGET_VERSION = "0x020a000000000000"  # the oldest torch whose stable ABI we use: 2.10
-FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wno-psabi")
+CPU_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wno-psabi")
+CUDA_FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-DUSE_CUDA",
+    "--expt-relaxed-constexpr",
+    "-Xcompiler=-fPIC,-fvisibility=hidden",
+    "-gencode=arch=compute_80,code=sm_80",
+    "-gencode=arch=compute_90,code=[sm_90,compute_90]",  # and whatever comes later
+    "-Xptxas=-v",
+)
+TORCH_LIBRARIES: tuple[str, ...] = ("torch_cpu", "c10")
 TIMEOUT_SECONDS = 1200  # of one compilation: a slow machine, or a busy one, takes minutes
+CUDA_COMPILER = "nvcc"
 
 
 class BuildError(RuntimeError):
     """The compiler did not take our sources; the message holds what it said."""
 
 
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How one library is made: of all .cpp and .cu of a folder, by one compiler."""
+
+    name: str  # what its file name begins with
+    folder: Path
+    compiler: str
+    flags: tuple[str, ...]
+    libraries: tuple[str, ...] = TORCH_LIBRARIES
+    include: tuple[Path, ...] = ()  # folders, whose files are part of the hash
+
+    def sources(self) -> list[Path]:
+        """Units and headers, by name."""
+        suffixes = (".cpp", ".cu", ".h")
+        found = [path for folder in (self.folder, *self.include) for path in folder.iterdir()]
+        return sorted(path for path in found if path.suffix in suffixes)
+
+    def units(self) -> list[Path]:
+        """What is compiled by itself."""
+        return [path for path in self.sources() if path.suffix != ".h"]
+
+
 def build() -> Path | None:
-    """The path of the built library; None, after one warning, where it cannot be built."""
+    """The path of the CPU's library; None, after one warning, where it cannot be built."""
     compiler = find_compiler()
     if compiler is None:
         logger.warning(
@@ -39,11 +77,28 @@ def build() -> Path | None:
             "on Debian: apt install g++"
         )
         return None
-    try:
-        return build_in(_cache_folder(), compiler)
-    except (BuildError, OSError, subprocess.SubprocessError) as error:
-        logger.warning("csrc was not built, the slow reference kernels are used: %s", error)
+    return _try_to_build(cpu_recipe(compiler))
+
+
+def build_cuda() -> Path | None:
+    """The path of the GPUs' library; None, after one warning, where it cannot be built."""
+    compiler = find_cuda_compiler()
+    if compiler is None:
+        logger.warning("no nvcc: GPUs use torch's own operations; it comes with the CUDA toolkit")
         return None
+    return _try_to_build(cuda_recipe(compiler))
+
+
+def cpu_recipe(compiler: str) -> Recipe:
+    return Recipe("parley", SOURCES / "cpu", compiler, CPU_FLAGS)
+
+
+def cuda_recipe(compiler: str) -> Recipe:
+    """Where torch has no CUDA, it cannot be loaded, and only shows that all compiles."""
+    libraries = TORCH_LIBRARIES
+    if (_torch_folder() / "lib" / "libtorch_cuda.so").exists():
+        libraries = ("torch_cuda", *libraries)
+    return Recipe("parley_cuda", SOURCES / "cuda", compiler, CUDA_FLAGS, libraries)
 
 
 def find_compiler() -> str | None:
@@ -52,76 +107,95 @@ def find_compiler() -> str | None:
     return next((path for name in candidates if name and (path := shutil.which(name))), None)
 
 
-def build_in(folder: Path, compiler: str) -> Path:
-    """Build into `folder`, or find what was built there from the same sources."""
-    flags = [*FLAGS, *_torch_flags()]
-    library = folder / f"parley-{_digest(compiler)}.so"
+def find_cuda_compiler() -> str | None:
+    return shutil.which(CUDA_COMPILER)
+
+
+def build_in(folder: Path, recipe: Recipe) -> Path:
+    """Build into `folder`, or find what was built there from the same sources.
+
+    What the compiler said lies beside the library, as `.log`. Raises BuildError.
+    """
+    library = folder / f"{recipe.name}-{digest(recipe)}.so"
     if library.exists():
         return library
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # released with the file, also by a death
         if not library.exists():
-            logger.info("building the C++ kernels with %s", compiler)
-            _compile(compiler, flags, library)
+            logger.info("building the kernels of csrc/%s", recipe.folder.name)
+            _compile(recipe, library)
     return library
 
 
-def _compile(compiler: str, flags: list[str], library: Path) -> None:
+def digest(recipe: Recipe) -> str:
+    """The same for the same sources, compiler, flags and torch, wherever they lie."""
     import torch
 
+    version = subprocess.run([recipe.compiler, "--version"], capture_output=True, text=True).stdout
+    # Not the folder of torch's headers, which its version says enough of: so a build can be moved.
+    said = (version, recipe.flags, recipe.libraries, TARGET_VERSION, str(torch.__version__))
+    result = hashlib.sha256(repr(said).encode())
+    for file in recipe.sources():
+        result.update(file.name.encode() + b"\0" + file.read_bytes())
+    return result.hexdigest()[:16]
+
+
+def _try_to_build(recipe: Recipe) -> Path | None:
+    try:
+        return build_in(cache_folder(), recipe)
+    except (BuildError, OSError, subprocess.SubprocessError) as error:
+        logger.warning(
+            "csrc/%s was not built, the slow reference kernels are used: %s",
+            recipe.folder.name,
+            error,
+        )
+        return None
+
+
+def _compile(recipe: Recipe, library: Path) -> None:
     temporary = library.with_suffix(".tmp")
     temporary.mkdir(exist_ok=True)
     try:
-        units = sorted(SOURCES.rglob("*.cpp"))
-        objects = [temporary / unit.relative_to(SOURCES).with_suffix(".o") for unit in units]
-        for folder in {target.parent for target in objects}:
-            folder.mkdir(parents=True, exist_ok=True)
+        units = recipe.units()
+        objects = [temporary / f"{unit.name}.o" for unit in units]
+        flags = (*recipe.flags, *_include_flags(recipe))
         commands = [
-            [compiler, *flags, "-c", str(unit), "-o", str(target)]
+            [recipe.compiler, *flags, "-c", str(unit), "-o", str(target)]
             for unit, target in zip(units, objects, strict=True)
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(_run, commands))
-        libraries = [f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu", "-lc10"]
+            said = list(pool.map(_run, commands))
+        libraries = [f"-L{_torch_folder() / 'lib'}", *(f"-l{name}" for name in recipe.libraries)]
         linked = temporary / library.name
-        _run([compiler, "-shared", "-o", str(linked), *map(str, objects), *libraries])
+        _run([recipe.compiler, "-shared", "-o", str(linked), *map(str, objects), *libraries])
+        library.with_suffix(".log").write_text("".join(said))
         linked.replace(library)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _run(command: list[str]) -> None:
+def _run(command: list[str]) -> str:
+    """What it said. Raises BuildError."""
     result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     if result.returncode:
         raise BuildError(f"{' '.join(command)}\n{result.stderr.strip()}")
+    return result.stdout + result.stderr
 
 
-def _torch_flags() -> list[str]:
+def _include_flags(recipe: Recipe) -> tuple[str, ...]:
+    include = _torch_folder() / "include"
+    folders = (*recipe.include, include, include / "torch" / "csrc" / "api" / "include")
+    return (f"-DTORCH_TARGET_VERSION={TARGET_VERSION}", *(f"-I{folder}" for folder in folders))
+
+
+def _torch_folder() -> Path:
     import torch
 
-    include = Path(torch.__file__).parent / "include"
-    return [
-        f"-DTORCH_TARGET_VERSION={TARGET_VERSION}",
-        f"-I{include}",
-        f"-I{include}/torch/csrc/api/include",
-    ]
+    return Path(torch.__file__).parent
 
 
-def _digest(compiler: str) -> str:
-    import torch
-
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
-    # Not the folder of torch's headers, which its version says enough of: so a build can be moved.
-    said = (version, FLAGS, TARGET_VERSION, str(torch.__version__))
-    digest = hashlib.sha256(repr(said).encode())
-    for file in sorted([*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h")]):
-        name = file.relative_to(SOURCES).as_posix()
-        digest.update(name.encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
     """`build/` beside the sources; where that is read-only, the user's cache."""
     beside = SOURCES.parent / "build"
     if os.access(beside if beside.exists() else beside.parent, os.W_OK):
@@ -129,7 +203,72 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "parley"
 
 
-if __name__ == "__main__":
+# ---- what a GPU's kernels take -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KernelUse:
+    """Of one kernel on one generation of GPUs, as ptxas tells it."""
+
+    architecture: str  # "sm_90"
+    name: str  # as the linker sees it
+    num_registers: int  # of a thread
+    num_shared_bytes: int  # of a block
+    num_spilled_bytes: int  # to memory and back, for want of registers
+
+
+_PTXAS = re.compile(
+    r"Compiling entry function '(?P<name>\w+)' for '(?P<architecture>\w+)'"
+    r".*?(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
+    r".*?Used (?P<registers>\d+) registers(?P<rest>[^\n]*)",
+    re.DOTALL,
+)
+
+
+def read_kernel_uses(log: str) -> list[KernelUse]:
+    """What `ptxas -v` said, a kernel each."""
+    uses = []
+    for match in _PTXAS.finditer(log):
+        shared = re.search(r"(\d+) bytes smem", match["rest"])
+        uses.append(
+            KernelUse(
+                match["architecture"],
+                match["name"],
+                int(match["registers"]),
+                int(shared[1]) if shared else 0,
+                int(match["stores"]) + int(match["loads"]),
+            )
+        )
+    return uses
+
+
+def _tell_kernels(library: Path) -> bool:
+    """Print a table of all kernels; False if one of them spills."""
+    uses = read_kernel_uses(library.with_suffix(".log").read_text())
+    print("arch   registers  shared  spilled  kernel")
+    for use in sorted(uses, key=lambda use: (use.architecture, use.name)):
+        print(
+            f"{use.architecture:6} {use.num_registers:9} {use.num_shared_bytes:7} "
+            f"{use.num_spilled_bytes:8}  {use.name}"
+        )
+    return bool(uses) and not any(use.num_spilled_bytes for use in uses)
+
+
+def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    path = build()
-    sys.exit(path is None)
+    if arguments != ["cuda"]:
+        return build() is None
+    if find_cuda_compiler() is None:
+        print("skipped: no nvcc, which compiles csrc/cuda; it comes with the CUDA toolkit")
+        return 0
+    library = build_cuda()
+    if library is None:
+        return 1
+    if not _tell_kernels(library):
+        print("a kernel spills registers to memory")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -2,7 +2,7 @@
 
 `choose(backend)` returns one `Ops` with the same signatures either way, so that nothing else knows
 whether there was a compiler. The references run on any device and dtype; they are written to be
-read and to be right, and take the ops' arguments one by one as csrc/registration.cpp declares them.
+read and to be right, and take arguments one by one as csrc/cpu/registration.cpp declares them.
 
     key_cache    [num_blocks, block_size, num_kv_heads, head_dim]
     value_cache  [num_blocks, block_size, num_kv_heads, value_head_dim]  may be narrower than keys
@@ -210,17 +210,23 @@ def load_library() -> bool:
     path = build.build()
     if path is None:
         return False
+    load_library_of("parley", path)
+    return True
+
+
+def load_library_of(namespace: str, path: Path) -> None:
+    """Make the ops of a library known to torch, and that those which write return nothing."""
     load: Callable[[Path], None] = torch.ops.load_library
     load(path)
-    for name in NAMES:  # they return nothing, so nothing has a shape
-        torch.library.register_fake(f"parley::{name}", lambda *args: None)
-    return True
+    for schema in torch._C._jit_get_all_schemas():
+        if schema.name.startswith(f"{namespace}::") and not schema.returns:
+            torch.library.register_fake(schema.name, lambda *args: None)
 
 
 def allocate_cache(
     num_blocks: int, block_size: int, num_heads: int, width: int, dtype: torch.dtype, is_key: bool
 ) -> Tensor:  # [num_blocks, block_size, num_heads, width]
-    """Zeros laid out as csrc reads them: keys by token last, values by width last (csrc/ops.h)."""
+    """Zeros as csrc/cpu/ops.h reads them: keys by token last, values by width last."""
     inner = (width, block_size) if is_key else (block_size, width)
     cache = huge_pages.zeros((num_blocks, num_heads, *inner), dtype)
     return cache.permute(0, 3, 1, 2) if is_key else cache.transpose(1, 2)

@@ -20,7 +20,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / ".parley"
 KERNELS_STAMP = VENV / ".parley-kernels"
-SOURCE_SUFFIXES = (".cpp", ".h", ".py")
+SOURCE_SUFFIXES = (".cpp", ".h")
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 TORCH_CPU_INDEX_TIMEOUT_SECONDS = 3.0
 
@@ -113,8 +113,10 @@ def build_extension() -> None:
             "WARNING: no C++ compiler (sudo apt install g++): slower torch reference paths are used"
         )
         return
-    wanted = fingerprint([p for p in (ROOT / "csrc").rglob("*") if p.suffix in SOURCE_SUFFIXES])
-    if made_from(KERNELS_STAMP, wanted) and any((ROOT / "build").glob("*.so")):
+    csrc = ROOT / "csrc"
+    sources = [path for path in (csrc / "cpu").iterdir() if path.suffix in SOURCE_SUFFIXES]
+    wanted = fingerprint([csrc / "build.py", *sources])
+    if made_from(KERNELS_STAMP, wanted) and any((ROOT / "build").glob("parley-*.so")):
         return
     say("building the C++ kernels")
     if subprocess.run([str(PYTHON), "-m", "csrc.build"], cwd=ROOT).returncode == 0:

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "../ops.h"
+#include "ops.h"
 
 namespace parley {
 
