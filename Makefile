@@ -5,7 +5,7 @@ PYTHON ?= python3
 TEST_PROCESSES ?= 2
 BIN := .venv/bin
 
-.PHONY: help setup serve test test-slow check bench bench-server bench-peers format demo-crash clean
+.PHONY: help setup serve test test-slow check ext-cuda bench bench-server bench-peers format demo-crash clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -24,6 +24,9 @@ test-slow: setup ## the long random runs
 
 check: setup     ## ruff, mypy --strict, the direction of imports
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+ext-cuda: setup  ## compile the CUDA kernels, if nvcc is there, and tell what each takes
+	@$(BIN)/python -m csrc.build cuda
 
 format: setup    ## let ruff format and fix
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .

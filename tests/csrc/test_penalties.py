@@ -7,9 +7,19 @@ import torch
 from torch import Tensor
 
 from engine import ops
+from engine.ops import Penalize
 from tests.built_kernels import needs_kernels
+from tests.emulated_cuda import needs_emulator
 
 pytestmark = needs_kernels
+BOTH = pytest.mark.parametrize(
+    "name", ["parley", pytest.param("parley_cuda", marks=needs_emulator)]
+)
+
+
+def op_of(name: str) -> Penalize:
+    op: Penalize = getattr(torch.ops, name).penalize
+    return op
 
 
 @dataclasses.dataclass
@@ -48,35 +58,40 @@ class Arguments:
     def all(self) -> list[Tensor]:
         return [getattr(self, field.name) for field in dataclasses.fields(self)]
 
-    def check(self) -> None:
+    def check(self, op: Penalize) -> None:
         """That the op and the reference change the same logits to the same bits."""
         expected = self.logits.clone()
         ops.penalize_reference(expected, *self.all()[1:])
-        ops.choose("cpu").penalize(*self.all())
+        op(*self.all())
         assert torch.equal(self.logits.view(torch.int32), expected.view(torch.int32))
 
 
+@BOTH
 @pytest.mark.parametrize("vocab", [1, 7, 64, 1001])
 @pytest.mark.parametrize(
     ("num_rows", "rows"), [(1, [0]), (3, [1]), (5, [0, 4]), (33, list(range(33))), (4, [])]
 )
-def test_bits_are_those_of_the_reference(num_rows: int, rows: list[int], vocab: int) -> None:
+def test_bits_are_those_of_the_reference(
+    num_rows: int, rows: list[int], vocab: int, name: str
+) -> None:
     row_sizes = [(place * 37 + 5) % (vocab + 1) for place in range(len(rows))]
-    Arguments.random(num_rows, vocab, rows, row_sizes).check()
+    Arguments.random(num_rows, vocab, rows, row_sizes).check(op_of(name))
 
 
-def test_rows_may_lie_apart() -> None:
+@BOTH
+def test_rows_may_lie_apart(name: str) -> None:
     arguments = Arguments.random(4, 90, [0, 2, 3], [50, 0, 90])
     whole = torch.zeros(4, 100)
     whole[:, :90] = arguments.logits
     arguments.logits = whole[:, :90]
     expected = whole.clone()
     ops.penalize_reference(expected[:, :90], *arguments.all()[1:])
-    ops.choose("cpu").penalize(*arguments.all())
+    op_of(name)(*arguments.all())
     assert torch.equal(whole, expected)
 
 
-def test_infinite_logits_and_extreme_penalties_are_those_of_the_reference() -> None:
+@BOTH
+def test_infinite_logits_and_extreme_penalties_are_those_of_the_reference(name: str) -> None:
     arguments = Arguments.random(4, 40, [0, 1, 2, 3], [40] * 4)
     arguments.logits[:, ::3] = -torch.inf
     arguments.logits[:, 1::9] = 0.0
@@ -84,13 +99,15 @@ def test_infinite_logits_and_extreme_penalties_are_those_of_the_reference() -> N
     arguments.frequency.copy_(torch.tensor([0.0, 2.0, -2.0, 0.1]))
     expected = arguments.logits.clone()
     ops.penalize_reference(expected, *arguments.all()[1:])
-    ops.choose("cpu").penalize(*arguments.all())
+    op_of(name)(*arguments.all())
     torch.testing.assert_close(arguments.logits, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def test_opcheck() -> None:
+@BOTH
+def test_opcheck(name: str) -> None:
     arguments = Arguments.random(3, 20, [0, 2], [5, 9])
-    torch.library.opcheck(torch.ops.parley.penalize.default, tuple(arguments.all()))
+    op = getattr(torch.ops, name).penalize.default
+    torch.library.opcheck(op, tuple(arguments.all()))
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,14 @@ import torch
 from torch import Tensor
 
 from engine import ops
-from engine.token_choice import choose_truncated
+from engine.token_choice import ChooseTokens, choose_truncated
+from tests import emulated_cuda
 from tests.built_kernels import needs_kernels
+from tests.emulated_cuda import needs_emulator
 
 VOCAB = 50
-IMPLEMENTATIONS = ["torch", "cpu"] if ops.load_library() else ["torch"]
+IMPLEMENTATIONS = ["torch", *(["cpu"] if ops.load_library() else [])]
+IMPLEMENTATIONS += ["cuda"] if emulated_cuda.load() else []
 CUTS: list[dict[str, Any]] = [
     {},
     {"min_p": 0.1},
@@ -25,6 +28,13 @@ CUTS: list[dict[str, Any]] = [
     {"top_k": 20, "top_p": 0.9, "min_p": 0.05},
     {"temperature": 0.0},
 ]
+
+
+def op_of(implementation: str) -> ChooseTokens:
+    if implementation == "cuda":
+        emulated: ChooseTokens = torch.ops.parley_cuda.choose_tokens
+        return emulated
+    return ops.choose(implementation).choose_tokens
 
 
 class Rows:
@@ -59,7 +69,7 @@ class Rows:
 
     def choose(self, implementation: str) -> list[int]:
         tokens = torch.full((len(self.logits),), -2)
-        ops.choose(implementation).choose_tokens(*self.arguments(), tokens)
+        op_of(implementation)(*self.arguments(), tokens)
         chosen: list[int] = tokens.tolist()
         return chosen
 
@@ -158,6 +168,13 @@ def test_opcheck() -> None:
     rows = Rows(random_logits(4, VOCAB), top_p=0.9)
     arguments = (*rows.arguments(), torch.empty(4, dtype=torch.int64))
     torch.library.opcheck(torch.ops.parley.choose_tokens.default, arguments)
+
+
+@needs_emulator
+def test_opcheck_on_a_gpu() -> None:
+    rows = Rows(random_logits(4, VOCAB), top_p=0.9)
+    arguments = (*rows.arguments(), torch.empty(4, dtype=torch.int64))
+    torch.library.opcheck(torch.ops.parley_cuda.choose_tokens.default, arguments)
 
 
 @needs_kernels
