@@ -102,6 +102,7 @@ class AsyncEngineArgs(AbsentFeatures):
             max_model_len=self.max_model_len,
             num_blocks=self.num_gpu_blocks_override,
             kv_cache_memory_bytes=self.kv_cache_memory_bytes,
+            gpu_memory_utilization=self.gpu_memory_utilization,
             long_prefill_token_threshold=self.long_prefill_token_threshold,
             scheduling_policy=self.scheduling_policy,
             max_num_queued_reqs=self.max_num_queued_reqs,
@@ -194,7 +195,7 @@ _CHOICES = {
     "load_format": ("auto", "safetensors", "dummy"),
     "scheduling_policy": ("fcfs", "priority"),
     "device": ("auto", "cpu", "cuda"),
-    "attn_backend": ("auto", "cpu", "torch"),
+    "attn_backend": ("auto", "cpu", "torch", "flash_attn", "varlen", "cuda"),
     "model_impl": ("auto", "transformers", "fused"),
     "log_level": ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
     # blocks are compared by their tokens, so that it makes no difference

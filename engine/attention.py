@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from engine.attention_backends import AttentionBackend
 from engine.batch import Batch
 from engine.checkpoint import UnsupportedModelError
 from engine.ops import Ops
@@ -30,10 +31,12 @@ LAYER_ATTRIBUTE = "parley_layer"
 class StepContext:
     """What all layers share: the ops, and the batch of the step in progress (None: probing).
 
-    A step's rows are padded to a multiple of `row_multiple` (engine/invariance.py).
+    `attention` is chosen when it is known what the layers ask for. A step's rows are padded to a
+    multiple of `row_multiple` (engine/invariance.py).
     """
 
     ops: Ops
+    attention: AttentionBackend | None = None
     batch: Batch | None = None
     row_multiple: int = 1
 
@@ -60,6 +63,11 @@ class PagedLayer:
     shapes: list[LayerShape] = field(default_factory=list)  # one per call while probing
     key_cache: Tensor | None = None  # [num_blocks, block_size, num_kv_heads, head_dim]
     value_cache: Tensor | None = None  # [num_blocks, block_size, num_kv_heads, value_head_dim]
+
+    @property
+    def caches(self) -> list[Tensor]:
+        """Its memory, as far as there is some."""
+        return [cache for cache in (self.key_cache, self.value_cache) if cache is not None]
 
 
 def paged_attention_forward(
@@ -114,17 +122,16 @@ def paged_attention_forward(
         )
         return out.zero_()[None], None
     assert layer.key_cache is not None and layer.value_cache is not None
-    ops = layer.context.ops
-    ops.store_kv(keys, values, layer.key_cache, layer.value_cache, batch.slot_mapping)
+    attention = layer.context.attention
+    assert attention is not None
+    layer.context.ops.store_kv(keys, values, layer.key_cache, layer.value_cache, batch.slot_mapping)
     num_tokens = batch.num_tokens
     out[num_tokens:] = 0  # whatever lay there could be NaN, which some layers let spread
-    ops.paged_attention(
+    attention.attend(
         queries[:num_tokens],
         layer.key_cache,
         layer.value_cache,
-        batch.block_tables,
-        batch.cu_seqlens_q,
-        batch.seq_lens,
+        batch,
         out[:num_tokens],
         scale,
         sliding_window or 0,

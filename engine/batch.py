@@ -30,6 +30,9 @@ class Batch:
 
     num_tokens: int
     num_sampled: int
+    num_single: int  # of the first sequences, which have one token each in this step
+    max_query_len: int  # tokens of a sequence in this step, at most
+    max_seq_len: int  # tokens of a sequence after it, at most
     input_ids: Tensor  # [num_rows] int64
     positions: Tensor  # [num_rows] int64
     slot_mapping: Tensor  # [num_rows] int64: block * block_size + offset, -1 is padding
@@ -37,6 +40,29 @@ class Batch:
     cu_seqlens_q: Tensor  # [num_seqs + 1] int32: sequence i has tokens cu[i] to cu[i + 1]
     seq_lens: Tensor  # [num_seqs] int32: tokens with keys and values after this step
     logits_rows: Tensor  # [num_logits] int64: the tokens whose logits are wanted
+
+    @classmethod
+    def of_attention(
+        cls, query_lens: list[int], seq_lens: list[int], block_tables: Tensor
+    ) -> "Batch":
+        """As far as attention looks at it, on the device of `block_tables`."""
+        device, num_tokens = block_tables.device, sum(query_lens)
+        nothing = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+        bounds = torch.tensor([0, *query_lens]).cumsum(0)
+        return cls(
+            num_tokens=num_tokens,
+            num_sampled=0,
+            num_single=num_leading_ones(query_lens),
+            max_query_len=max(query_lens),
+            max_seq_len=max(seq_lens),
+            input_ids=nothing,
+            positions=nothing,
+            slot_mapping=nothing,
+            block_tables=block_tables,
+            cu_seqlens_q=bounds.to(device, torch.int32),
+            seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
+            logits_rows=nothing[:0],
+        )
 
 
 class KeptTensor:
@@ -75,6 +101,11 @@ class BatchMemory:
     cu_seqlens_q: KeptTensor = field(default_factory=lambda: KeptTensor(np.int32))
     seq_lens: KeptTensor = field(default_factory=lambda: KeptTensor(np.int32))
     logits_rows: KeptTensor = field(default_factory=lambda: KeptTensor(np.int64))
+
+
+def num_leading_ones(numbers: Collection[int]) -> int:
+    """How many numbers there are before the first that is not 1."""
+    return next((place for place, number in enumerate(numbers) if number != 1), len(numbers))
 
 
 def round_up(number: int, multiple: int) -> int:
@@ -120,6 +151,7 @@ def build_batch(
             logits_rows.append(len(input_ids) - 1)
 
     num_tokens, num_sampled = len(input_ids), len(logits_rows)
+    query_lens = [item.num_tokens for item in scheduled]
     num_padding = round_up(num_tokens, row_multiple) - num_tokens
     input_ids += [0] * num_padding
     positions += [0] * num_padding
@@ -130,6 +162,9 @@ def build_batch(
     return Batch(
         num_tokens=num_tokens,
         num_sampled=num_sampled,
+        num_single=num_leading_ones(query_lens),
+        max_query_len=max(query_lens),
+        max_seq_len=max(seq_lens),
         input_ids=per_token[0],
         positions=per_token[1],
         slot_mapping=per_token[2],

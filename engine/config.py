@@ -17,6 +17,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9  # of a GPU: weights, KV cache and all else together
     enable_prefix_caching: bool = True
     max_num_batched_tokens: int = 512  # token budget of one step
     max_step_seconds: float = 0.03  # prompts are read in chunks of about this, 0 = any length
@@ -27,7 +28,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_queued_tokens: int | None = None
     max_queue_seconds: float | None = None
     max_request_seconds: float | None = None  # from the first step of a request to its end
-    attn_backend: str = "auto"  # auto, cpu (csrc), torch (reference)
+    attn_backend: str = "auto"  # auto, cpu or cuda (csrc), flash_attn, varlen, torch (reference)
     model_impl: str = "auto"  # auto, transformers, fused
     quantization: str | None = None  # int8: weights in 8 bits
     kv_cache_dtype: str = "auto"  # auto: as the model; int8: fused only

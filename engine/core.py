@@ -87,13 +87,13 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
 
     from engine import ops
     from engine.cache_taker import CacheTaker
-    from engine.loader import load_model
+    from engine.loader import choose_device, load_model
     from engine.model_runner import ModelRunner
 
     gc.enable()
     if config.threads:
         torch.set_num_threads(config.threads)
-    chosen = ops.choose(config.attn_backend)
+    chosen = ops.choose(config.attn_backend, choose_device(config.device))
     loaded = load_model(config, chosen)
     if not config.threads and loaded.num_parameters < ONE_THREAD_PARAMETERS:
         torch.set_num_threads(1)  # before the runner probes what the kernels do
@@ -112,13 +112,13 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
         eos_token_ids=loaded.eos_token_ids,
         max_num_seqs=config.max_num_seqs,
         dtype=str(loaded.dtype).removeprefix("torch."),
-        attn_backend=chosen.name,
+        attn_backend=loaded.attn_backend,
         pace=config.pace,
         config=config,
     )
     metrics = CoreMetrics(
         config.served_model_name,
-        chosen.name,
+        loaded.attn_backend,
         row_multiple=runner.invariance.row_multiple,
         is_batch_invariant=runner.invariance.is_proven,
     )

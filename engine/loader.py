@@ -18,10 +18,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine import attention, experts, linear
 from engine.attention import PagedLayer, StepContext
+from engine.attention_backends import UNIT_TOKENS, AttentionBackend
+from engine.attention_choice import AttentionNeeds, choose_attention
 from engine.checkpoint import UnsupportedModelError, check_folder
 from engine.config import EngineConfig
 from engine.fused import support
 from engine.fused.decoder import FusedDecoder, fuse
+from engine.fused.gpu_decoder import GpuDecoder, fuse_for_gpu
+from engine.fused.shape import DecoderShape
 from engine.ops import Ops
 
 logger = logging.getLogger(__name__)
@@ -45,7 +49,20 @@ class LoadedModel:
     vocab_size: int
     max_positions: int
     eos_token_ids: list[int]
-    fused: FusedDecoder | None = None  # in the place of `model`, whose layers it has emptied
+    # In the place of `model`, whose layers it has emptied.
+    fused: FusedDecoder | GpuDecoder | None = None
+
+    @property
+    def attn_backend(self) -> str:
+        """The name of what computes attention."""
+        chosen = self.context.attention
+        return self.context.ops.name if chosen is None else chosen.name
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block of the KV cache, as attention reads it."""
+        chosen = self.context.attention
+        return UNIT_TOKENS if chosen is None else chosen.page_size
 
 
 def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
@@ -55,8 +72,8 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
     check_folder(folder, needs_weights=config.load_format != "dummy")
     hf_config = _read_config(folder)
     _check_config(hf_config)
-    _check_quantization(config, hf_config, ops)
-    device = _choose_device(config.device)
+    device = choose_device(config.device)
+    _check_quantization(config, hf_config, device, ops)
     is_fused = _choose_fused(config, hf_config, device, ops)
     dtype = _choose_dtype(config.dtype, hf_config, device, is_fused)
     logger.info("loading %s as %s on %s", folder, str(dtype).removeprefix("torch."), device)
@@ -72,13 +89,11 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
     vocab_size = min(_num_rows(model, "input"), _num_rows(model, "output"))
     context = StepContext(ops)
     layers: list[PagedLayer] = []
-    fused = None
+    fused: FusedDecoder | GpuDecoder | None = None
     if is_fused:
-        format = config.quantization or str(dtype).removeprefix("torch.")
         try:
             with torch.inference_mode():
-                cache_dtype = torch.int8 if config.kv_cache_dtype == "int8" else dtype
-                fused = fuse(model, ops.decoder_step, format, cache_dtype)
+                fused = _fuse(model, config, dtype, context)
         except (ValueError, OSError) as error:  # parameters of another model, or no memory
             raise UnsupportedModelError(f"{folder}: {_one_line(error)}") from None
     else:
@@ -89,6 +104,8 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
         layers = attention.attach_layers(model, context)
         experts.attach_experts(model, context)
         _probe(model, layers, hf_config, device)
+        needs = AttentionNeeds.of(shape for layer in layers for shape in layer.shapes)
+        context.attention = choose_attention(config, needs, ops, device)
     eos_sources = (getattr(model, "generation_config", None), hf_config)
     loaded = LoadedModel(
         model=model,
@@ -108,6 +125,24 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
         time.monotonic() - started,
     )
     return loaded
+
+
+def _fuse(
+    model: nn.Module, config: EngineConfig, dtype: torch.dtype, context: StepContext
+) -> FusedDecoder | GpuDecoder:
+    ops, device = context.ops, next(model.parameters()).device
+    if device.type == "cpu":
+        format = config.quantization or str(dtype).removeprefix("torch.")
+        cache_dtype = torch.int8 if config.kv_cache_dtype == "int8" else dtype
+        return fuse(model, ops.decoder_step, format, cache_dtype)
+
+    def choose(shape: DecoderShape) -> AttentionBackend:
+        dims = frozenset(((shape.head_dim, shape.head_dim),))
+        needs = AttentionNeeds(shape.cache_dtype, dims, has_windows=any(shape.windows))
+        context.attention = choose_attention(config, needs, ops, device)
+        return context.attention
+
+    return fuse_for_gpu(model, ops, choose)
 
 
 def _read_config(folder: Path) -> Any:
@@ -131,9 +166,13 @@ def _check_config(config: Any) -> None:
         raise UnsupportedModelError(f"{name} uses alibi positions")
 
 
-def _check_quantization(config: EngineConfig, hf_config: Any, ops: Ops) -> None:
+def _check_quantization(
+    config: EngineConfig, hf_config: Any, device: torch.device, ops: Ops
+) -> None:
     reason = None
-    if ops.name != "cpu":
+    if device.type != "cpu":
+        reason = "the model runs on a GPU"
+    elif ops.name != "cpu":
         reason = "no C++ kernels"
     elif getattr(hf_config, "quantization_config", None):
         reason = "its weights are quantized already"
@@ -143,12 +182,15 @@ def _check_quantization(config: EngineConfig, hf_config: Any, ops: Ops) -> None:
         )
 
 
-def _choose_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cpu")
-    if name != "cpu":
-        raise UnsupportedModelError(f"device {name!r} is not supported yet, only cpu")
-    return torch.device(name)
+def choose_device(name: str) -> torch.device:
+    """The named device; "auto" is the CPU, as long as no GPU has run this.
+
+    Raises UnsupportedModelError if the named one is not there.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        reason = "no GPU is seen" if torch.version.cuda else "this torch was built without CUDA"
+        raise UnsupportedModelError(f"device 'cuda' was asked for, but {reason}")
+    return torch.device("cuda" if name == "cuda" else "cpu")
 
 
 def _choose_fused(config: EngineConfig, hf_config: Any, device: torch.device, ops: Ops) -> bool:
@@ -156,18 +198,20 @@ def _choose_fused(config: EngineConfig, hf_config: Any, device: torch.device, op
     obstacle = support.obstacle(hf_config)
     if config.model_impl == "transformers":
         obstacle = "model_impl is 'transformers'"
-    if obstacle is None and config.dtype == "float16":
+    is_on_cpu = device.type == "cpu"
+    if obstacle is None and is_on_cpu and config.dtype == "float16":
         obstacle = "float16 weights"
-    if obstacle is None and ops.name != "cpu":
-        obstacle = "no C++ kernels"
+    if obstacle is None and ops.name not in ("cpu", "cuda"):
+        obstacle = "no C++ kernels" if is_on_cpu else "csrc/cuda is not built"
     must = None
     if config.kv_cache_dtype != "auto":
         must = f"kv_cache_dtype {config.kv_cache_dtype!r}"
+        obstacle = obstacle if is_on_cpu else "the model runs on a GPU"
     if config.model_impl == "fused":
         must = "model_impl 'fused'"
     if obstacle and must:
         raise UnsupportedModelError(f"{must} is not possible here: {obstacle}")
-    return obstacle is None and device.type == "cpu"
+    return obstacle is None
 
 
 def _choose_dtype(name: str, config: Any, device: torch.device, is_fused: bool) -> torch.dtype:

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 CACHE_MEMORY_SHARE = 0.25  # of the memory that is available when the core starts
 MAX_CACHE_BYTES = 4 << 30  # unless `kv_cache_memory_bytes` asks for more
+STEP_MEMORY_SHARE = 0.05  # of a GPU's memory, for what lives within a step
 MAX_CACHE_TOKENS = 131_072  # likewise: the prefix cache fills whatever it is given, over time
 
 
@@ -51,10 +52,9 @@ class ModelRunner:
     def caches(self) -> list[Tensor]:
         """The memory of all keys and values, and of their scales."""
         fused = self.loaded.fused
-        holders: list[Any] = self.loaded.layers if fused is None else [fused]
-        names = ("key_cache", "value_cache", "cache_scales")
-        found = (getattr(one, name, None) for one in holders for name in names)
-        return [cache for cache in found if cache is not None]
+        if fused is not None:
+            return fused.caches
+        return [cache for layer in self.loaded.layers for cache in layer.caches]
 
     def execute(self, scheduled: list[ScheduledSequence]) -> list[SampledToken | None]:
         """Compute these parts; a token for each sequence that reached its last known token."""
@@ -92,15 +92,18 @@ class ModelRunner:
 def resolve_sizes(config: EngineConfig, loaded: LoadedModel) -> EngineConfig:
     """Decide the cache's size and the longest sequence, each clamped to what the model allows."""
     max_model_len = min(config.max_model_len or loaded.max_positions, loaded.max_positions)
-    block_size = config.block_size
+    block_size = loaded.block_size
     per_sequence = -(-max_model_len // block_size)
     num_blocks = config.num_blocks
     if num_blocks is None:
         num_blocks = per_sequence * config.max_num_seqs
         memory = config.kv_cache_memory_bytes
         if memory is None:
-            num_blocks = min(num_blocks, max(per_sequence, MAX_CACHE_TOKENS // block_size))
-            memory = min(int(system_memory.available() * CACHE_MEMORY_SHARE), MAX_CACHE_BYTES)
+            if loaded.device.type == "cuda":
+                memory = _gpu_memory(config.gpu_memory_utilization, loaded.device)
+            else:
+                num_blocks = min(num_blocks, max(per_sequence, MAX_CACHE_TOKENS // block_size))
+                memory = min(int(system_memory.available() * CACHE_MEMORY_SHARE), MAX_CACHE_BYTES)
         block_bytes = block_size * _bytes_per_token(loaded)
         num_blocks = min(num_blocks, memory // block_bytes)
     if num_blocks < 1:
@@ -109,7 +112,15 @@ def resolve_sizes(config: EngineConfig, loaded: LoadedModel) -> EngineConfig:
     logger.info(
         "KV cache: %d blocks of %d tokens; context %d", num_blocks, block_size, max_model_len
     )
-    return msgspec.structs.replace(config, num_blocks=num_blocks, max_model_len=max_model_len)
+    return msgspec.structs.replace(
+        config, num_blocks=num_blocks, block_size=block_size, max_model_len=max_model_len
+    )
+
+
+def _gpu_memory(utilization: float, device: torch.device) -> int:
+    """Bytes for the cache: what may be used, without what is, and what a step needs besides."""
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0, int(total * (utilization - STEP_MEMORY_SHARE)) - (total - free))
 
 
 def _allocate_cache(loaded: LoadedModel, config: EngineConfig) -> None:
@@ -134,8 +145,9 @@ def _allocate_layers(loaded: LoadedModel, config: EngineConfig) -> None:
     for layer in loaded.layers:
         shape = layer.shapes[0]
         heads, dtype = shape.num_kv_heads, shape.dtype
-        layer.key_cache = allocate_cache(*sizes, heads, shape.head_dim, dtype, is_key=True)
-        layer.value_cache = allocate_cache(*sizes, heads, shape.value_head_dim, dtype, is_key=False)
+        key_dim, value_dim, device = shape.head_dim, shape.value_head_dim, loaded.device
+        layer.key_cache = allocate_cache(*sizes, heads, key_dim, dtype, True, device)
+        layer.value_cache = allocate_cache(*sizes, heads, value_dim, dtype, False, device)
 
 
 def _bytes_per_token(loaded: LoadedModel) -> int:

@@ -8,6 +8,7 @@ read and to be right, and take arguments one by one as csrc/cpu/registration.cpp
     value_cache  [num_blocks, block_size, num_kv_heads, value_head_dim]  may be narrower than keys
 """
 
+import dataclasses
 import functools
 import logging
 import os
@@ -26,6 +27,8 @@ from engine.fused.packing import unpack
 from engine.token_choice import ChooseTokens, choose_tokens_reference
 
 logger = logging.getLogger(__name__)
+CPU = torch.device("cpu")
+GPU_BACKENDS = ("flash_attn", "varlen", "cuda")
 Linear = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, Tensor], None]
 # As `penalize_reference` below.
 Penalize = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
@@ -167,12 +170,17 @@ REFERENCE = Ops(
 )
 
 
-def choose(backend: str) -> Ops:
+def choose(backend: str, device: torch.device = CPU) -> Ops:
     """The ops of `EngineConfig.attn_backend`: "cpu" as built, "torch" as written here.
 
     "auto" takes what was built and falls back to the reference; "cpu" raises ValueError instead.
-    Likewise if PARLEY_CPU_LEVEL names an instruction set that this machine does not have.
+    Likewise if PARLEY_CPU_LEVEL names an instruction set that this machine does not have. On a GPU
+    the name says what computes attention (engine/attention_choice.py), and the ops are csrc/cuda's.
     """
+    if device.type == "cuda":
+        return _choose_cuda(backend)
+    if backend in GPU_BACKENDS:
+        raise ValueError(f"attn_backend {backend!r} needs a GPU")
     if backend == "torch":
         return REFERENCE
     if backend not in ("auto", "cpu"):
@@ -184,6 +192,18 @@ def choose(backend: str) -> Ops:
     if backend == "cpu":
         raise ValueError("attn_backend 'cpu' was asked for, but csrc could not be built")
     return REFERENCE
+
+
+def _choose_cuda(backend: str) -> Ops:
+    if backend == "cpu":
+        raise ValueError("attn_backend 'cpu' was asked for, but the model runs on a GPU")
+    if backend == "torch" or not load_cuda_library():
+        return REFERENCE
+    built = torch.ops.parley_cuda
+    names = ("store_kv", "paged_attention", "penalize", "choose_tokens")
+    return dataclasses.replace(
+        REFERENCE, name="cuda", **{name: getattr(built, name) for name in names}
+    )
 
 
 def _tell_cpu_level() -> None:
@@ -214,6 +234,16 @@ def load_library() -> bool:
     return True
 
 
+@functools.cache
+def load_cuda_library() -> bool:
+    """Build csrc/cuda, if needed, and make it known as `torch.ops.parley_cuda`."""
+    path = build.build_cuda()
+    if path is None:
+        return False
+    load_library_of("parley_cuda", path)
+    return True
+
+
 def load_library_of(namespace: str, path: Path) -> None:
     """Make the ops of a library known to torch, and that those which write return nothing."""
     load: Callable[[Path], None] = torch.ops.load_library
@@ -224,9 +254,20 @@ def load_library_of(namespace: str, path: Path) -> None:
 
 
 def allocate_cache(
-    num_blocks: int, block_size: int, num_heads: int, width: int, dtype: torch.dtype, is_key: bool
+    num_blocks: int,
+    block_size: int,
+    num_heads: int,
+    width: int,
+    dtype: torch.dtype,
+    is_key: bool,
+    device: torch.device = CPU,
 ) -> Tensor:  # [num_blocks, block_size, num_heads, width]
-    """Zeros as csrc/cpu/ops.h reads them: keys by token last, values by width last."""
+    """Zeros as csrc/cpu/ops.h reads them: keys by token last, values by width last.
+
+    On a GPU both lie as their shape says.
+    """
+    if device.type != "cpu":
+        return torch.zeros(num_blocks, block_size, num_heads, width, dtype=dtype, device=device)
     inner = (width, block_size) if is_key else (block_size, width)
     cache = huge_pages.zeros((num_blocks, num_heads, *inner), dtype)
     return cache.permute(0, 3, 1, 2) if is_key else cache.transpose(1, 2)

@@ -108,7 +108,8 @@ class RowState:
         if banned := _banned(sequence):
             logits[banned] = -torch.inf
         if params.logit_bias:
-            logits[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()))
+            added = torch.tensor(list(params.logit_bias.values()), device=logits.device)
+            logits[list(params.logit_bias)] += added
 
 
 class SeenTokens:

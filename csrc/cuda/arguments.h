@@ -83,6 +83,10 @@ inline void check_column(const Tensor& tensor, ScalarType type, int64_t count, c
       name, " must be ", count, " numbers of its type in one run");
 }
 
+inline bool begins_at_vector(const Tensor& tensor) {
+  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+}
+
 // A matrix whose rows lie in runs that vectors of 16 bytes can read.
 inline void check_rows(const Tensor& tensor, ScalarType type, int64_t num_rows, const char* name) {
   const int64_t of_vector = 16 / (type == ScalarType::Float ? 4 : 2);
@@ -91,8 +95,7 @@ inline void check_rows(const Tensor& tensor, ScalarType type, int64_t num_rows, 
           tensor.stride(1) == 1,
       name, " must be ", num_rows, " rows of the same type as the others, each in one run");
   STD_TORCH_CHECK(
-      tensor.size(1) % of_vector == 0 && tensor.stride(0) % of_vector == 0 &&
-          reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0,
+      tensor.size(1) % of_vector == 0 && tensor.stride(0) % of_vector == 0 && begins_at_vector(tensor),
       name, " must have rows of a multiple of 16 bytes, and begin at one");
 }
 

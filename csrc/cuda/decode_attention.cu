@@ -429,7 +429,7 @@ void start(const Tensor& on, const Decode<T>& decode_with, dim3 grid, int64_t ro
 }
 
 bool is_vector_aligned(const Tensor& tensor, int64_t num_strides) {
-  bool is_aligned = reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+  bool is_aligned = begins_at_vector(tensor);
   for (int64_t i = 0; i < num_strides; ++i) is_aligned &= tensor.stride(i) % 8 == 0;
   return is_aligned;
 }

@@ -1,5 +1,5 @@
 // Every op of the library `parley_cuda`, as C++ sees it. Schemas and dispatch: registration.cpp.
-// What each op computes is defined by its torch reference: engine/ops.py, and engine/gpu/row_ops.py for
+// What each op computes is defined by its torch reference: engine/ops.py, and engine/fused/row_ops.py for
 // those that a CPU does not have. The numbers in index tensors are not checked: they lie on the device.
 #pragma once
 

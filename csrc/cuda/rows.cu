@@ -149,6 +149,7 @@ void add_rms_norm(
   check_rows(out, type, num_rows, "out");
   if (delta) check_rows(*delta, type, num_rows, "delta");
   check_column(weight, type, width, "weight");
+  STD_TORCH_CHECK(begins_at_vector(weight), "weight must begin at a multiple of 16 bytes");
   STD_TORCH_CHECK(out.size(1) == width && (!delta || delta->size(1) == width), "rows differ in width");
   with_floats(hidden, [&](auto element) {
     using T = decltype(element);

@@ -1,1 +1,1 @@
-"""Llama-like decoders as one op: see `decoder.FusedDecoder`."""
+"""Llama-like decoders: on a CPU `decoder.FusedDecoder`, on a GPU `gpu_decoder.GpuDecoder`."""

@@ -16,26 +16,10 @@ from torch import Tensor, nn
 from engine import huge_pages
 from engine.batch import Batch
 from engine.fused.packing import PackedWeight, join_gate_up
-from engine.fused.support import head_dim, unknown_parameters, windows
-from engine.ops import allocate_cache, stack_layers
+from engine.fused.shape import DecoderShape, drop_weights, read_shape, rotary_table
+from engine.ops import CPU, allocate_cache, stack_layers
 
 BLOCK_SIZE = 16  # tokens of a cache block: what csrc is written for
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderShape:
-    """The sizes of a model. All lengths are numbers of elements."""
-
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    epsilon: float  # of the norms
-    scale: float  # of the scores
-    windows: tuple[int, ...]  # of each layer, 0 = all
-    cache_dtype: torch.dtype  # float32, bfloat16 or int8; the weights' precision is another thing
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +61,12 @@ class FusedDecoder:
         self._step = step
 
     @property
+    def caches(self) -> list[Tensor]:
+        """The memory of all keys and values, and of their scales."""
+        parts = (self.key_cache, self.value_cache, self.cache_scales)
+        return [part for part in parts if part is not None]
+
+    @property
     def cache_bytes_per_token(self) -> int:
         """In all layers together."""
         shape = self.shape
@@ -100,7 +90,7 @@ class FusedDecoder:
         if shape.cache_dtype == torch.int8:
             columns = (shape.num_layers, num_blocks, 2, shape.num_kv_heads, BLOCK_SIZE)
             self.cache_scales = huge_pages.zeros(columns, torch.float32)
-        self.rotary = _rotary(self.rotate, num_positions)
+        self.rotary = rotary_table(self.rotate, num_positions, CPU)
 
     def forward(self, batch: Batch) -> Tensor:
         """One pass; the logits of the sampled rows, [num_sampled, vocab] float32.
@@ -156,29 +146,9 @@ def fuse(
 
     Raises ValueError if a layer has other parameters than those that are computed.
     """
-    config, layers = model.config, model.model.layers
-    for index, layer in enumerate(layers):
-        if unknown := unknown_parameters(layer):
-            raise ValueError(f"layer {index} has {min(unknown)}, or lacks it")
-    shape = _shape(config, layers, cache_dtype)
+    shape = read_shape(model, cache_dtype)
     weights = _pack(model, shape, format)
     return FusedDecoder(shape, weights, model.model.rotary_emb, step)
-
-
-def _shape(config: Any, layers: Any, cache_dtype: torch.dtype) -> DecoderShape:
-    attention = layers[0].self_attn
-    return DecoderShape(
-        num_layers=len(layers),
-        hidden_size=config.hidden_size,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=head_dim(config),
-        vocab_size=config.vocab_size,
-        epsilon=config.rms_norm_eps,
-        scale=attention.scaling,
-        windows=windows(config),
-        cache_dtype=cache_dtype,
-    )
 
 
 def _pack(model: Any, shape: DecoderShape, format: str) -> DecoderWeights:
@@ -206,12 +176,12 @@ def _pack(model: Any, shape: DecoderShape, format: str) -> DecoderWeights:
         head=PackedWeight.allocate(1, shape.vocab_size, hidden, format),
     )
     if not is_tied:
-        _drop_weights(table)
+        drop_weights(table)
     for index, layer in enumerate(layers):
         _pack_layer(weights, index, layer)
     weights.norms[-1] = model.model.norm.weight
     weights.head.fill(0, output.weight)
-    _drop_weights(model)
+    drop_weights(model)
     return weights
 
 
@@ -229,19 +199,4 @@ def _pack_layer(weights: DecoderWeights, index: int, layer: Any) -> None:
     weights.attention_out.fill(index, attention.o_proj.weight)
     weights.gate_up.fill(index, join_gate_up(mlp.gate_proj.weight, mlp.up_proj.weight))
     weights.down.fill(index, mlp.down_proj.weight)
-    _drop_weights(layer)  # two copies of a large model may not fit
-
-
-def _drop_weights(module: nn.Module) -> None:
-    """Leave only shapes. The smallest weight that stays would keep its whole file mapped."""
-    for child in module.modules():
-        for name, weight in list(child.named_parameters(recurse=False)):
-            setattr(child, name, nn.Parameter(weight.to("meta"), requires_grad=False))
-
-
-def _rotary(module: nn.Module, num_positions: int) -> Tensor:
-    """Cosines and sines of every position: [positions, 2, head_dim / 2]."""
-    positions = torch.arange(num_positions)[None]
-    cosines, sines = module(torch.empty(0), positions)
-    half = cosines.shape[-1] // 2
-    return torch.stack([cosines[0, :, :half], sines[0, :, :half]], dim=1).float().contiguous()
+    drop_weights(layer)  # two copies of a large model may not fit

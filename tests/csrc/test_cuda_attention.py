@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from engine import ops
-from engine.gpu.row_ops import decode_attention_reference
+from engine.fused.row_ops import decode_attention_reference
 from tests.emulated_cuda import needs_emulator
 
 pytestmark = needs_emulator

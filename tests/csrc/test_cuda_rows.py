@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.gpu import row_ops
+from engine.fused import row_ops
 from tests.emulated_cuda import needs_emulator
 
 pytestmark = needs_emulator
@@ -80,6 +80,9 @@ def test_what_does_not_fit_is_refused() -> None:
     rows = torch.zeros(2, 12, dtype=torch.bfloat16)
     with pytest.raises(RuntimeError, match="rows of a multiple of 16 bytes"):
         library.add_rms_norm(rows, None, rows[0].clone(), rows.clone(), 1e-6)
+    rows = torch.zeros(2, 16)
+    with pytest.raises(RuntimeError, match="weight must begin at a multiple of 16 bytes"):
+        library.add_rms_norm(rows, None, torch.zeros(17)[1:], rows.clone(), 1e-6)
     with pytest.raises(RuntimeError, match="gate_up is twice as wide"):
         library.silu_and_mul(torch.zeros(2, 16), torch.zeros(2, 16))
     with pytest.raises(RuntimeError, match="float32, bfloat16 or float16"):

@@ -28,7 +28,7 @@ class SteppedEngine:
         config = EngineConfig(model=str(folder), address="", served_model_name="", **settings)
         self.runner = ModelRunner(load_model(config, ops.choose(config.attn_backend)), config)
         assert self.runner.config.num_blocks is not None
-        blocks = BlockManager(self.runner.config.num_blocks, config.block_size)
+        blocks = BlockManager(self.runner.config.num_blocks, self.runner.config.block_size)
         self.scheduler = Scheduler(self.runner.config, blocks, self.runner.loaded.vocab_size)
         self.tokens: dict[str, list[int]] = {}
         self.logprobs: dict[str, Logprobs] = {}

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from engine import ops
 from engine.attention import StepContext, attach_layers, paged_attention_forward
+from engine.attention_backends import OpsAttention
 from engine.batch import build_batch
 from engine.checkpoint import UnsupportedModelError
 from engine.sampling_params import SamplingParams
@@ -55,7 +56,7 @@ def test_unknown_keywords_masks_and_strangers_are_refused() -> None:
 
 def test_padding_is_not_attended_not_stored_and_gives_zeros() -> None:
     layer_module = Attention(0)
-    context = StepContext(ops.REFERENCE)
+    context = StepContext(ops.REFERENCE, OpsAttention(ops.REFERENCE))
     (layer,) = attach_layers(nn.ModuleList([layer_module]), context)
     layer.key_cache = ops.allocate_cache(2, 16, 2, 8, torch.float32, is_key=True)
     layer.value_cache = ops.allocate_cache(2, 16, 2, 6, torch.float32, is_key=False)
@@ -87,7 +88,8 @@ def test_a_scale_of_one_is_not_taken_for_none() -> None:
         seen.append(args[7])
 
     module = Attention(0)
-    context = StepContext(dataclasses.replace(ops.REFERENCE, paged_attention=attend))
+    noting = dataclasses.replace(ops.REFERENCE, paged_attention=attend)
+    context = StepContext(noting, OpsAttention(noting))
     (layer,) = attach_layers(nn.ModuleList([module]), context)
     layer.key_cache = ops.allocate_cache(1, 16, 2, 8, torch.float32, is_key=True)
     layer.value_cache = ops.allocate_cache(1, 16, 2, 6, torch.float32, is_key=False)

@@ -12,7 +12,7 @@ from engine.batch import Batch
 from engine.checkpoint import UnsupportedModelError
 from engine.config import EngineConfig
 from engine.fused import support
-from engine.fused.decoder import fuse
+from engine.fused.decoder import FusedDecoder, fuse
 from engine.linear import PackedLinear
 from engine.loader import LoadedModel, load_model
 from engine.model_runner import ModelRunner
@@ -108,7 +108,7 @@ def test_the_cache_has_the_dtype_that_was_asked_for(
 ) -> None:
     folder = build_tiny_model(tmp_path, "llama")
     fused = load(folder, dtype=dtype, quantization=quantization).fused
-    assert fused is not None
+    assert isinstance(fused, FusedDecoder)
     assert fused.cache_bytes_per_token == 2 * 3 * 2 * 16 * (4 if dtype == "float32" else 2)
     fused.allocate_cache(2, 32)
     assert fused.key_cache is not None and fused.value_cache is not None
@@ -118,7 +118,7 @@ def test_the_cache_has_the_dtype_that_was_asked_for(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_cache_of_bytes_has_a_scale_for_each_head_of_a_token(dtype: str, tmp_path: Path) -> None:
     fused = load(build_tiny_model(tmp_path, "llama"), dtype=dtype, kv_cache_dtype="int8").fused
-    assert fused is not None
+    assert isinstance(fused, FusedDecoder)
     assert fused.cache_bytes_per_token == 2 * 3 * 2 * (16 + 4)
     fused.allocate_cache(2, 32)
     assert fused.key_cache is not None and fused.cache_scales is not None
@@ -137,7 +137,7 @@ def test_only_packed_weights_and_embeddings_that_are_not_tied_are_kept(
         model.tie_weights()
         model.save_pretrained(folder)
     loaded = load(folder, quantization=quantization)
-    assert loaded.fused is not None
+    assert isinstance(loaded.fused, FusedDecoder)
     assert (loaded.fused.weights.embeddings is None) is is_tied
     assert all(parameter.is_meta for parameter in loaded.model.parameters())
     maps = Path("/proc/self/maps").read_text()

@@ -160,3 +160,25 @@ def test_two_models_side_by_side_share_no_cache(llama: Path) -> None:
     assert first.context is not second.context
     model: Any = first.model
     assert model.config._attn_implementation == attention.NAME
+
+
+@pytest.mark.parametrize(
+    ("cuda", "reason"), [(None, "this torch was built without CUDA"), ("13.0", "no GPU is seen")]
+)
+def test_a_gpu_that_is_not_there_is_told_in_one_line(
+    cuda: str | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    with pytest.raises(UnsupportedModelError, match=f"'cuda' was asked for, but {reason}"):
+        loader.choose_device("cuda")
+    assert loader.choose_device("auto").type == loader.choose_device("cpu").type == "cpu"
+
+
+@pytest.mark.parametrize("settings", [{"quantization": "int8"}, {"kv_cache_dtype": "int8"}])
+def test_what_only_a_cpu_can_do_is_refused_on_a_gpu(
+    settings: dict[str, Any], llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "choose_device", lambda name: torch.device("cuda"))
+    with pytest.raises(UnsupportedModelError, match="not possible here: the model runs on a GPU"):
+        load(llama, **settings)

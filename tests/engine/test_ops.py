@@ -11,6 +11,7 @@ import torch
 from csrc import build
 from engine import ops
 from tests.built_kernels import needs_kernels
+from tests.emulated_cuda import needs_emulator
 
 
 def test_the_reference_equals_scaled_dot_product_attention() -> None:
@@ -47,8 +48,30 @@ def test_the_cache_lies_as_csrc_reads_it() -> None:
 def test_a_backend_is_chosen_by_name() -> None:
     assert ops.choose("torch") is ops.REFERENCE
     assert ops.choose("auto").name == ("cpu" if ops.load_library() else "torch")
-    with pytest.raises(ValueError, match="'cuda' is none of auto, cpu, torch"):
-        ops.choose("cuda")
+    with pytest.raises(ValueError, match="'fast' is none of auto, cpu, torch"):
+        ops.choose("fast")
+    with pytest.raises(ValueError, match="'varlen' needs a GPU"):
+        ops.choose("varlen")
+
+
+def test_on_a_gpu_the_ops_are_those_of_cuda_where_they_can_be_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = torch.device("cuda")
+    monkeypatch.setattr(build, "build_cuda", lambda: None)
+    monkeypatch.setattr(ops, "load_cuda_library", ops.load_cuda_library.__wrapped__)
+    assert ops.choose("auto", device) is ops.choose("varlen", device) is ops.REFERENCE
+    with pytest.raises(ValueError, match="'cpu' was asked for, but the model runs on a GPU"):
+        ops.choose("cpu", device)
+
+
+@needs_emulator
+def test_what_cuda_has_not_is_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "load_cuda_library", lambda: True)
+    chosen = ops.choose("auto", torch.device("cuda"))
+    assert chosen.name == "cuda" and chosen.store_kv is torch.ops.parley_cuda.store_kv
+    assert chosen.linear is ops.REFERENCE.linear
+    assert ops.choose("torch", torch.device("cuda")) is ops.REFERENCE
 
 
 def test_without_a_compiler_auto_falls_back_and_cpu_says_so(

@@ -1,0 +1,74 @@
+"""The decoder of GPUs, on a CPU: with references, and with the CUDA kernels of an emulator.
+
+It is driven by the real scheduler and runner, and must give what transformers gives.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from engine import loader, ops
+from engine.attention import StepContext
+from engine.attention_backends import AttentionBackend, CudaAttention, OpsAttention
+from engine.config import EngineConfig
+from engine.fused.gpu_decoder import GpuDecoder, fuse_for_gpu
+from tests.emulated_cuda import needs_emulator
+from tests.engine.greedy_oracle import Folders, check_equals_transformers, families_in
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+KERNELS = pytest.mark.parametrize("kernels", ["torch", pytest.param("cuda", marks=needs_emulator)])
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return families_in(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
+    """The loader makes what it makes for a GPU, of tensors on the CPU."""
+
+    def fuse(
+        model: nn.Module, config: EngineConfig, dtype: torch.dtype, context: StepContext
+    ) -> GpuDecoder:
+        for parameter in model.parameters():  # which lie anywhere in a mapped file
+            parameter.data = parameter.data.clone()
+        backend: AttentionBackend = OpsAttention(ops.REFERENCE)
+        if kernels == "cuda":
+            backend = CudaAttention(torch.ops.parley_cuda, config.max_num_seqs)
+        context.attention = backend
+        named = dataclasses.replace(ops.REFERENCE, name=kernels)
+        return fuse_for_gpu(model, named, lambda shape: backend)
+
+    monkeypatch.setattr(loader, "_fuse", fuse)
+    monkeypatch.setattr(loader, "_choose_fused", lambda *args: True)
+
+
+@KERNELS
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_chunks_decodes_and_latecomers_equal_transformers(
+    family: str, kernels: str, folders: Folders
+) -> None:
+    engine = check_equals_transformers(folders(family), max_num_batched_tokens=5)
+    assert isinstance(engine.runner.loaded.fused, GpuDecoder)
+    assert engine.runner.loaded.attn_backend == kernels
+
+
+@KERNELS
+@pytest.mark.usefixtures("on_gpu")
+def test_preempted_sequences_equal_transformers(folders: Folders) -> None:
+    engine = check_equals_transformers(folders("qwen3"), num_blocks=7)
+    assert engine.scheduler.totals.preemptions > 0
+
+
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize("kernels", ["torch"])
+def test_its_caches_take_what_it_says(folders: Folders) -> None:
+    engine = check_equals_transformers(folders("llama"), num_blocks=9)
+    fused = engine.runner.loaded.fused
+    assert fused is not None
+    num_bytes = sum(cache.numel() * cache.itemsize for cache in engine.runner.caches())
+    assert num_bytes == 9 * 16 * fused.cache_bytes_per_token
