@@ -47,7 +47,7 @@ void wait_for_change(std::atomic<uint32_t>& value, uint32_t seen, int spins) {
 // Each helper keeps to a processor of its own: a new thread otherwise begins on its starter's. Only where
 // the team has all processors that we may use: on fewer of them, teams of several processes would all
 // choose the first ones, and what else runs there could not be evaded.
-void keep_to_processor(int thread, int size) {
+void keep_to_processor([[maybe_unused]] std::thread& helper, int thread, int size) {
 #if defined(__linux__)
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
@@ -59,7 +59,7 @@ void keep_to_processor(int thread, int size) {
     cpu_set_t own;
     CPU_ZERO(&own);
     CPU_SET(processor, &own);
-    pthread_setaffinity_np(pthread_self(), sizeof(own), &own);  // refused: any will do
+    pthread_setaffinity_np(helper.native_handle(), sizeof(own), &own);  // refused: any will do
     return;
   }
 #endif
@@ -82,6 +82,7 @@ Team::Team(int size) : size_(size), seats_(new Seat[size]) {
     helpers.reserve(size);
     for (int thread = 1; thread < size; ++thread) {
       helpers.emplace_back([this, thread] { serve(thread); });
+      keep_to_processor(helpers.back(), thread, size);  // here, so that it is done before the first step
     }
   } catch (const std::exception& error) {
     start_round(nullptr);
@@ -130,7 +131,6 @@ void Team::run(const std::function<void(int)>& work) {
 }
 
 void Team::serve(int thread) {
-  keep_to_processor(thread, size_);
   uint32_t seen = 0, served = 0;  // rounds
   while (true) {
     wait_for_change(round_, seen, kIdleSpins);
