@@ -86,6 +86,7 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     import torch  # after these settings; and tests of the step loop need no torch
 
     from engine import ops
+    from engine.attention_backends import UNIT_TOKENS
     from engine.cache_taker import CacheTaker
     from engine.loader import choose_device, load_model
     from engine.model_runner import ModelRunner
@@ -100,7 +101,9 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     runner = ModelRunner(loaded, config)
     config = runner.config
     assert config.num_blocks is not None and config.max_model_len is not None
-    blocks = BlockManager(config.num_blocks, config.block_size, config.enable_prefix_caching)
+    blocks = BlockManager(
+        config.num_blocks, config.block_size, config.enable_prefix_caching, UNIT_TOKENS
+    )
     scheduler = Scheduler(config, blocks, loaded.vocab_size, loaded.eos_token_ids)
     ready = Ready(
         epoch=secrets.randbits(48),

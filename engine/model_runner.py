@@ -59,12 +59,24 @@ class ModelRunner:
     def execute(self, scheduled: list[ScheduledSequence]) -> list[SampledToken | None]:
         """Compute these parts; a token for each sequence that reached its last known token."""
         multiple, memory = self._context.row_multiple, self._batch_memory
+        self._copy_beginnings(scheduled)
         batch = build_batch(scheduled, self.config.block_size, self.loaded.device, multiple, memory)
         sampled = [item.sequence for item in scheduled if item.is_sampled]
         with torch.inference_mode():
             logits = self.forward(batch)
             tokens = iter(self._sampler.sample(logits, sampled) if sampled else ())
         return [next(tokens) if item.is_sampled else None for item in scheduled]
+
+    def _copy_beginnings(self, scheduled: list[ScheduledSequence]) -> None:
+        """What of the next block of a sequence another block holds already."""
+        for item in scheduled:
+            sequence = item.sequence
+            if sequence.copied_from is not None:
+                source, num_tokens = sequence.copied_from
+                place = sequence.num_computed_tokens // self.config.block_size
+                target = sequence.block_table[place]
+                for cache in self.caches():
+                    cache[target, :num_tokens] = cache[source, :num_tokens]
 
     def forward(self, batch: Batch) -> Tensor:
         """One pass over the model; the logits of its sampled rows, [num_sampled, vocab] float32.

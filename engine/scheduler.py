@@ -25,7 +25,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import msgspec
 
 from engine.admission import find_congestion, find_problem
-from engine.block_manager import BlockManager
+from engine.block_manager import BlockManager, Prefix
 from engine.config import EngineConfig
 from engine.deadlines import Deadlines
 from engine.fair_share import find_excess
@@ -336,9 +336,17 @@ class Scheduler:
     def _has_room(self, sequence: Sequence) -> bool:
         """Whether a waiting request gets in as soon as the step in flight has ended."""
         num_running = len(self.running)
-        num_needed = self.blocks.num_needed(sequence, self.blocks.find_prefix(sequence))
         num_available = self.blocks.num_free + self.blocks.num_soon_free - num_running
-        return num_running < self.config.max_num_seqs and num_needed <= num_available
+        has_seat = num_running < self.config.max_num_seqs
+        return has_seat and self._find_prefix(sequence, num_available) is not None
+
+    def _find_prefix(self, sequence: Sequence, num_available: int) -> Prefix | None:
+        """What so many blocks allow to use of the prefix cache; None if they do not suffice."""
+        prefix = self.blocks.find_prefix(sequence)
+        for possible in (prefix, prefix.without_copy()):
+            if self.blocks.num_needed(sequence, possible) <= num_available:
+                return possible
+        return None
 
     def _is_due(self, sequence: Sequence, now: float) -> bool:
         """Whether a decode wants its next token now."""
@@ -395,8 +403,8 @@ class Scheduler:
         num_available = self.blocks.num_free - num_running
         if num_available <= 0:
             return False
-        prefix = self.blocks.find_prefix(sequence)
-        if self.blocks.num_needed(sequence, prefix) > num_available:
+        prefix = self._find_prefix(sequence, num_available)
+        if prefix is None:
             return False
         if any(self.blocks.will_extend(prefix, sequence, other) for other in self.running):
             return False  # a step or two later its blocks can be shared, as by n > 1 siblings
@@ -422,7 +430,7 @@ class Scheduler:
             # Nor may its keys and values serve anybody else.
             self.finish(sequence, "error", error=token.error)
             return
-        self.blocks.cache_full_blocks(sequence)
+        self.blocks.cache_full_units(sequence)
         if token is None:
             self._outputs[sequence.client_id].append(self._output(sequence))
         else:

@@ -41,15 +41,16 @@ class Sequence:
         "cache_parent",
         "cache_salt",
         "client_id",
+        "copied_from",
         "due_tick",
         "first_token_ts",
         "max_num_tokens",
-        "num_blocks_cached",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_tokens_ahead",
+        "num_units_cached",
         "order",
         "params",
         "queue_position",
@@ -98,8 +99,10 @@ class Sequence:
         # these by the block manager
         self.num_computed_tokens = 0
         self.block_table = array("i")  # [num_blocks]; an array, so that numpy reads it in place
-        self.num_blocks_cached = 0  # leading blocks of block_table that the prefix cache knows
+        self.num_units_cached = 0  # the first ones of its text, which the prefix cache knows
         self.cache_parent: int | str = cache_salt  # cache id of the last of these
+        # A block, and how many of its tokens the block that is computed next begins with.
+        self.copied_from: tuple[int, int] | None = None
 
         # and this by the sampler: penalty counts, random numbers, ...
         self.sampler_state: Any = None

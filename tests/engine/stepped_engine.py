@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from engine import ops
+from engine.attention_backends import UNIT_TOKENS
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
 from engine.ipc import SequenceOutput
@@ -28,7 +29,9 @@ class SteppedEngine:
         config = EngineConfig(model=str(folder), address="", served_model_name="", **settings)
         self.runner = ModelRunner(load_model(config, ops.choose(config.attn_backend)), config)
         assert self.runner.config.num_blocks is not None
-        blocks = BlockManager(self.runner.config.num_blocks, self.runner.config.block_size)
+        blocks = BlockManager(
+            self.runner.config.num_blocks, self.runner.config.block_size, unit_size=UNIT_TOKENS
+        )
         self.scheduler = Scheduler(self.runner.config, blocks, self.runner.loaded.vocab_size)
         self.tokens: dict[str, list[int]] = {}
         self.logprobs: dict[str, Logprobs] = {}

@@ -2,7 +2,9 @@
 
 import random
 
-from engine.block_manager import BlockManager
+import pytest
+
+from engine.block_manager import BlockManager, Prefix
 from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
 
@@ -18,7 +20,7 @@ def start(blocks: BlockManager, sequence: Sequence) -> int:
     blocks.allocate(sequence, blocks.find_prefix(sequence))
     num_cached = sequence.num_computed_tokens
     sequence.num_computed_tokens = sequence.num_tokens
-    blocks.cache_full_blocks(sequence)
+    blocks.cache_full_units(sequence)
     return num_cached
 
 
@@ -85,7 +87,10 @@ def test_another_salt_is_no_hit() -> None:
 def test_the_cache_can_be_bypassed_or_off() -> None:
     blocks = BlockManager(8, BLOCK_SIZE)
     run(blocks, list(range(6)))
-    assert blocks.find_prefix(make_sequence(list(range(6)), skip_reading_prefix_cache=True)) == []
+    assert (
+        blocks.find_prefix(make_sequence(list(range(6)), skip_reading_prefix_cache=True)).blocks
+        == []
+    )
     off = BlockManager(8, BLOCK_SIZE, enable_caching=False)
     run(off, list(range(6)))
     assert run(off, list(range(6))) == 0
@@ -97,8 +102,8 @@ def test_the_least_recently_released_prefix_goes_first_and_its_tail_before_its_h
     run(blocks, [2] * 9)
     holder = make_sequence([3] * 12)  # takes the two never used and the tail of the ones
     start(blocks, holder)
-    assert len(blocks.find_prefix(make_sequence([1] * 9))) == 1
-    assert len(blocks.find_prefix(make_sequence([2] * 9))) == 2
+    assert len(blocks.find_prefix(make_sequence([1] * 9)).blocks) == 1
+    assert len(blocks.find_prefix(make_sequence([2] * 9)).blocks) == 2
     blocks.release(holder)
     blocks.check_integrity([])
 
@@ -108,11 +113,11 @@ def test_reset_forgets_everything_and_leaves_running_sequences_alone() -> None:
     running = make_sequence(list(range(10)))
     start(blocks, running)
     blocks.reset_cache()
-    assert blocks.find_prefix(make_sequence(list(range(10)))) == []
+    assert blocks.find_prefix(make_sequence(list(range(10)))).blocks == []
     running.token_ids += [10, 11]
     blocks.grow(running)
     running.num_computed_tokens = 12
-    blocks.cache_full_blocks(running)
+    blocks.cache_full_units(running)
     blocks.check_integrity([running])
     blocks.release(running)
     blocks.check_integrity([])
@@ -123,7 +128,7 @@ def test_num_needed_counts_free_hits_and_what_is_missing() -> None:
     run(blocks, list(range(8)))
     sequence = make_sequence(list(range(10)))
     prefix = blocks.find_prefix(sequence)
-    assert (len(prefix), blocks.num_needed(sequence, prefix)) == (2, 3)
+    assert (len(prefix.blocks), blocks.num_needed(sequence, prefix)) == (2, 3)
     start(blocks, sequence)
     other = make_sequence(list(range(10)))
     assert blocks.num_needed(other, blocks.find_prefix(other)) == 1
@@ -161,25 +166,96 @@ def test_a_prefix_that_is_free_only_soon_can_be_read_at_once() -> None:
     blocks.check_integrity([second])
 
 
+# ---- blocks of several units ---------------------------------------------------------------------
+
+
+def large_blocks(num_blocks: int = 8) -> BlockManager:
+    return BlockManager(num_blocks, 4 * BLOCK_SIZE, unit_size=BLOCK_SIZE)
+
+
+def test_the_beginning_of_a_block_is_copied() -> None:
+    blocks = large_blocks()
+    assert run(blocks, list(range(30))) == 0
+    sequence = make_sequence([*range(25), 99])
+    blocks.allocate(sequence, blocks.find_prefix(sequence))
+    assert sequence.num_computed_tokens == 24  # one whole block, and two units of the next
+    assert sequence.copied_from is not None and sequence.copied_from[1] == 8
+    assert sequence.copied_from[0] not in sequence.block_table
+    blocks.release(sequence)
+    blocks.check_integrity([])
+
+
+def test_a_source_is_held_until_it_is_copied() -> None:
+    blocks = large_blocks(2)
+    run(blocks, list(range(9)))
+    sequence = make_sequence([*range(8), 99])
+    prefix = blocks.find_prefix(sequence)
+    assert blocks.num_needed(sequence, prefix) == 2
+    blocks.allocate(sequence, prefix)
+    assert blocks.num_free == 0
+    sequence.num_computed_tokens = sequence.num_tokens
+    blocks.cache_full_units(sequence)
+    assert (blocks.num_free, sequence.copied_from) == (1, None)
+    blocks.check_integrity([sequence])
+    blocks.release(sequence)
+
+
+def test_without_a_block_to_spare_the_beginning_is_computed_again() -> None:
+    blocks = large_blocks(2)
+    run(blocks, list(range(9)))
+    sequence = make_sequence([*range(8), *range(90, 110)])
+    prefix = blocks.find_prefix(sequence)
+    assert blocks.num_needed(sequence, prefix) == 3
+    assert prefix.without_copy() == Prefix([])
+    assert blocks.num_needed(sequence, prefix.without_copy()) == 2
+
+
+def test_a_copy_is_found_when_its_source_has_gone() -> None:
+    """Each turn of a chat begins in the block that the last one ended in."""
+    blocks = large_blocks(3)
+    text = list(range(6))
+    for turn in range(1, 7):
+        text += range(100 * turn, 100 * turn + 4)
+        assert run(blocks, text) == (0 if turn == 1 else (len(text) - 4) // BLOCK_SIZE * BLOCK_SIZE)
+        run(blocks, [turn + 900] * 9)  # somebody else's, who takes what was used longest ago
+
+
+def test_what_another_text_has_behind_a_copied_beginning_stays() -> None:
+    blocks = large_blocks()
+    first, second = list(range(14)), [*range(8), *range(50, 56)]
+    run(blocks, first)
+    assert run(blocks, second) == 8
+    assert run(blocks, [*first, 7]) == 12
+    assert run(blocks, [*second, 7]) == 12
+
+
 class CheckedBlocks:
     """A block manager beside a plain account of what each block holds."""
 
-    def __init__(self, rng: random.Random, num_blocks: int) -> None:
+    def __init__(self, rng: random.Random, num_blocks: int, units_per_block: int) -> None:
         self.rng = rng
-        self.blocks = BlockManager(num_blocks, BLOCK_SIZE)
+        self.block_size = BLOCK_SIZE * units_per_block
+        self.blocks = BlockManager(num_blocks, self.block_size, unit_size=BLOCK_SIZE)
         self.live: list[Sequence] = []
-        self.contents: dict[int, tuple[str, list[int]]] = {}  # block → salt, tokens up to its end
+        # By block and place: the salt and the text up to this token.
+        self.contents: dict[tuple[int, int], tuple[str, list[int]]] = {}
 
     def compute(self, sequence: Sequence) -> None:
         """Fill what was not cached; what was cached must hold this very text from its start on."""
-        for index, block in enumerate(sequence.block_table):
-            text = sequence.token_ids[: (index + 1) * BLOCK_SIZE]
-            if (index + 1) * BLOCK_SIZE <= sequence.num_computed_tokens:
-                assert self.contents[block] == (sequence.cache_salt, text)
-            else:
-                self.contents[block] = (sequence.cache_salt, text)
+        if sequence.copied_from is not None:
+            source, num_tokens = sequence.copied_from
+            target = sequence.block_table[sequence.num_computed_tokens // self.block_size]
+            for place in range(num_tokens):
+                self.contents[target, place] = self.contents[source, place]
+        for position in range(sequence.num_tokens):
+            number, place = divmod(position, self.block_size)
+            slot = (sequence.block_table[number], place)
+            text = (sequence.cache_salt, sequence.token_ids[: position + 1])
+            if position < sequence.num_computed_tokens:
+                assert self.contents[slot] == text
+            self.contents[slot] = text
         sequence.num_computed_tokens = sequence.num_tokens
-        self.blocks.cache_full_blocks(sequence)
+        self.blocks.cache_full_units(sequence)
 
     def token(self) -> int:
         return int(self.rng.random() < 0.1)  # mostly equal, so that texts meet
@@ -205,19 +281,24 @@ class CheckedBlocks:
             case 8 | 9 | 10 | 11 | 12 | 13 if self.live:
                 self.extend(rng.choice(self.live), rng.randrange(1, 2 * BLOCK_SIZE))
             case _:
-                tokens = [self.token() for _ in range(rng.randrange(1, 24))]
+                tokens = [self.token() for _ in range(rng.randrange(1, 6 * self.block_size))]
                 sequence = make_sequence(tokens, rng.choice(["", "", "salt"]))
                 prefix = blocks.find_prefix(sequence)
+                if rng.random() < 0.1:
+                    prefix = prefix.without_copy()
                 if blocks.num_needed(sequence, prefix) <= blocks.num_free:
                     blocks.allocate(sequence, prefix)
                     self.compute(sequence)
                     self.live.append(sequence)
 
 
-def test_a_hundred_thousand_random_operations_keep_the_books(seed: int = 0) -> None:
-    """No block is shared, or found again, but behind the same text and under the same salt."""
-    checked = CheckedBlocks(random.Random(seed), num_blocks=24)
-    for number in range(100_000):
+@pytest.mark.parametrize(("units_per_block", "num_actions"), [(1, 100_000), (4, 30_000)])
+def test_many_random_operations_keep_the_books(
+    units_per_block: int, num_actions: int, seed: int = 0
+) -> None:
+    """No unit is shared, copied or found again but behind the same text and under the same salt."""
+    checked = CheckedBlocks(random.Random(seed), num_blocks=24, units_per_block=units_per_block)
+    for number in range(num_actions):
         checked.act()
         if number % 20 == 0:
             checked.blocks.check_integrity(checked.live)

@@ -15,7 +15,14 @@ from engine.attention_backends import AttentionBackend, CudaAttention, OpsAttent
 from engine.config import EngineConfig
 from engine.fused.gpu_decoder import GpuDecoder, fuse_for_gpu
 from tests.emulated_cuda import needs_emulator
-from tests.engine.greedy_oracle import Folders, check_equals_transformers, families_in
+from tests.engine.greedy_oracle import (
+    Folders,
+    Reference,
+    check_equals_transformers,
+    families_in,
+    make_prompts,
+)
+from tests.engine.stepped_engine import SteppedEngine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 KERNELS = pytest.mark.parametrize("kernels", ["torch", pytest.param("cuda", marks=needs_emulator)])
@@ -62,6 +69,22 @@ def test_chunks_decodes_and_latecomers_equal_transformers(
 def test_preempted_sequences_equal_transformers(folders: Folders) -> None:
     engine = check_equals_transformers(folders("qwen3"), num_blocks=7)
     assert engine.scheduler.totals.preemptions > 0
+
+
+@KERNELS
+@pytest.mark.usefixtures("on_gpu")
+def test_the_beginning_of_a_large_block_is_found_again_and_copied(
+    kernels: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = OpsAttention if kernels == "torch" else CudaAttention
+    monkeypatch.setattr(backend, "page_size", 64)
+    prompt, reference = make_prompts()[2], Reference(folders("llama"))
+    engine = SteppedEngine(folders("llama"), keeps_logits=True)
+    for name in ("cold", "cached"):
+        engine.add(name, prompt)
+        engine.run()
+        assert reference.check(prompt, engine.tokens[name], engine.logits[name]) < 1e-5
+    assert engine.scheduler.blocks.num_hit_tokens == 32  # of 40, in units of 16
 
 
 @pytest.mark.usefixtures("on_gpu")
