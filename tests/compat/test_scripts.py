@@ -107,7 +107,11 @@ def test_timeout_around_the_loop_aborts_and_frees_every_block(model: Path) -> No
     assert before == after
 
 
-def test_the_example_of_a_stream_task_stops_at_enough(model: Path) -> None:
+def test_the_example_of_a_stream_task_stops_at_enough(tmp_path: Path) -> None:
+    model = build_tiny_model(tmp_path)
+    for name in ("config.json", "generation_config.json"):  # chance must not end the answer before
+        fields = json.loads((model / name).read_text())
+        (model / name).write_text(json.dumps(fields | {"eos_token_id": None}))
     arguments = ("--model", model, "--step", 5, "--enough", 12)
     printed = finish(EXAMPLES / "stream_task.py", *arguments)
     (count,) = re.findall(r"\[(\d+) tokens, abort\]", printed)
