@@ -114,6 +114,7 @@ class AsyncEngineArgs(AbsentFeatures):
             quantization=self.quantization,
             kv_cache_dtype=self.kv_cache_dtype,
             batch_invariant=self.batch_invariant,
+            enforce_eager=self.enforce_eager,
             pace=self.pace,
             max_step_seconds=self.max_step_seconds,
             watchdog_seconds=self.watchdog_seconds,

@@ -16,6 +16,8 @@ from engine import system_memory
 from engine.batch import Batch, BatchMemory, build_batch
 from engine.checkpoint import UnsupportedModelError
 from engine.config import EngineConfig
+from engine.decode_graphs import DecodeGraphs, Record
+from engine.fused.gpu_decoder import GpuDecoder
 from engine.invariance import RowInvariance, RowProbe
 from engine.loader import LoadedModel
 from engine.ops import allocate_cache
@@ -45,9 +47,13 @@ class ModelRunner:
             model: Any = loaded.model
             output_layer: nn.Module = model.get_output_embeddings()
             output_layer.register_forward_pre_hook(self._keep_sampled_rows)
+        self.graphs: DecodeGraphs | None = None  # of a GPU
         self.invariance = RowInvariance()
         if config.batch_invariant:
             self.invariance = RowProbe(loaded, self.config, self.forward).run()
+        if isinstance(loaded.fused, GpuDecoder) and not config.enforce_eager:
+            if loaded.device.type == "cuda":
+                self.record_decodes()
 
     def caches(self) -> list[Tensor]:
         """The memory of all keys and values, and of their scales."""
@@ -58,12 +64,10 @@ class ModelRunner:
 
     def execute(self, scheduled: list[ScheduledSequence]) -> list[SampledToken | None]:
         """Compute these parts; a token for each sequence that reached its last known token."""
-        multiple, memory = self._context.row_multiple, self._batch_memory
-        self._copy_beginnings(scheduled)
-        batch = build_batch(scheduled, self.config.block_size, self.loaded.device, multiple, memory)
         sampled = [item.sequence for item in scheduled if item.is_sampled]
         with torch.inference_mode():
-            logits = self.forward(batch)
+            self._copy_beginnings(scheduled)
+            logits = self._compute(scheduled)
             tokens = iter(self._sampler.sample(logits, sampled) if sampled else ())
         return [next(tokens) if item.is_sampled else None for item in scheduled]
 
@@ -77,6 +81,28 @@ class ModelRunner:
                 target = sequence.block_table[place]
                 for cache in self.caches():
                     cache[target, :num_tokens] = cache[source, :num_tokens]
+
+    def record_decodes(self, record: Record | None = None) -> None:
+        """From now on steps of decodes alone are replayed. `record` is that of CUDA by default."""
+        config = self.config
+        assert config.max_model_len is not None
+        with torch.inference_mode():
+            self.graphs = DecodeGraphs(
+                self.forward,
+                max_num_seqs=config.max_num_seqs,
+                max_blocks=-(-config.max_model_len // config.block_size),
+                block_size=config.block_size,
+                device=self.loaded.device,
+                record=record,
+            )
+
+    def _compute(self, scheduled: list[ScheduledSequence]) -> Tensor:
+        """The logits of the sampled parts, in their order."""
+        if self.graphs is not None and (logits := self.graphs.run(scheduled)) is not None:
+            return logits
+        multiple, memory = self._context.row_multiple, self._batch_memory
+        block_size, device = self.config.block_size, self.loaded.device
+        return self.forward(build_batch(scheduled, block_size, device, multiple, memory))
 
     def forward(self, batch: Batch) -> Tensor:
         """One pass over the model; the logits of its sampled rows, [num_sampled, vocab] float32.

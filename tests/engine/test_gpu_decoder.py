@@ -4,16 +4,19 @@ It is driven by the real scheduler and runner, and must give what transformers g
 """
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from engine import loader, ops
 from engine.attention import StepContext
 from engine.attention_backends import AttentionBackend, CudaAttention, OpsAttention
 from engine.config import EngineConfig
 from engine.fused.gpu_decoder import GpuDecoder, fuse_for_gpu
+from engine.model_runner import ModelRunner
+from engine.sequence import ScheduledSequence
 from tests.emulated_cuda import needs_emulator
 from tests.engine.greedy_oracle import (
     Folders,
@@ -23,6 +26,7 @@ from tests.engine.greedy_oracle import (
     make_prompts,
 )
 from tests.engine.stepped_engine import SteppedEngine
+from tests.engine.test_decode_graphs import record_again
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 KERNELS = pytest.mark.parametrize("kernels", ["torch", pytest.param("cuda", marks=needs_emulator)])
@@ -62,6 +66,32 @@ def test_chunks_decodes_and_latecomers_equal_transformers(
     engine = check_equals_transformers(folders(family), max_num_batched_tokens=5)
     assert isinstance(engine.runner.loaded.fused, GpuDecoder)
     assert engine.runner.loaded.attn_backend == kernels
+
+
+@KERNELS
+@pytest.mark.usefixtures("on_gpu")
+def test_recorded_decodes_equal_transformers(
+    kernels: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six sequences at most, so that some steps have rows of padding."""
+    build, replayed = ModelRunner.__init__, []
+
+    def build_and_record(runner: ModelRunner, *args: Any) -> None:
+        build(runner, *args)
+        runner.record_decodes(record_again)
+        assert runner.graphs is not None
+        run = runner.graphs.run
+
+        def note(scheduled: list[ScheduledSequence]) -> Tensor | None:
+            logits = run(scheduled)
+            replayed.append(logits is not None)
+            return logits
+
+        monkeypatch.setattr(runner.graphs, "run", note)
+
+    monkeypatch.setattr(ModelRunner, "__init__", build_and_record)
+    check_equals_transformers(folders("qwen3"), max_num_seqs=6)
+    assert any(replayed) and not all(replayed)
 
 
 @KERNELS

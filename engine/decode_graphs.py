@@ -1,0 +1,172 @@
+"""`DecodeGraphs`: steps in which each sequence has one token, recorded once and then only replayed.
+
+To start the kernels of a step takes the processor longer than a small model takes to run them. A
+CUDA graph is started as one. It reads and writes the memory that it was recorded with, so there is
+one for each of some sizes of batch; what is left of a size is filled with rows of padding, which
+write no keys and values and attend to nothing. All inputs of a step lie in one memory, pinned on
+the host and once more on the device: one copy brings them over.
+"""
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.batch import Batch
+from engine.sequence import ScheduledSequence
+
+logger = logging.getLogger(__name__)
+
+SMALL_SIZES = (1, 2, 4)
+SIZE_STEP = 8  # up to LARGE; a quarter of the size from there on
+LARGE = 64
+
+Forward = Callable[[Batch], Tensor]
+# Records a pass over a batch: what repeats it, and the logits that it then writes.
+Record = Callable[[Forward, Batch], tuple[Callable[[], None], Tensor]]
+
+
+def sizes_up_to(max_num_seqs: int) -> list[int]:
+    """Numbers of sequences that are recorded; the last is the largest that is asked for."""
+    sizes = [size for size in SMALL_SIZES if size < max_num_seqs]
+    size = SIZE_STEP
+    while size < max_num_seqs:
+        sizes.append(size)
+        size += max(SIZE_STEP, size // 4 // SIZE_STEP * SIZE_STEP) if size >= LARGE else SIZE_STEP
+    return [*sizes, max_num_seqs]
+
+
+class DecodeInputs:
+    """The inputs of a step of `size` sequences with one token each; `batch` is on the device."""
+
+    def __init__(self, size: int, max_blocks: int, block_size: int, device: torch.device) -> None:
+        self._block_size = block_size
+        num_bytes = size * (3 * 8 + 4 + 4 * max_blocks)
+        self._host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._on_device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        per_token, seq_lens, tables = _parts(self._on_device, size, max_blocks)
+        arrays = [part.numpy() for part in _parts(self._host, size, max_blocks)]
+        self._per_token: npt.NDArray[Any] = arrays[0]
+        self._seq_lens: npt.NDArray[Any] = arrays[1]
+        self._tables: npt.NDArray[Any] = arrays[2]
+        self.batch = Batch(
+            num_tokens=size,
+            num_sampled=size,
+            num_single=size,
+            max_query_len=1,
+            max_seq_len=max_blocks * block_size,  # what is recorded must be right for any length
+            input_ids=per_token[0],
+            positions=per_token[1],
+            slot_mapping=per_token[2],
+            block_tables=tables,
+            cu_seqlens_q=torch.arange(size + 1, dtype=torch.int32, device=device),
+            seq_lens=seq_lens,
+            logits_rows=torch.arange(size, device=device),
+        )
+        self._pad(0)
+        self._on_device.copy_(self._host)
+
+    def fill(self, scheduled: Sequence[ScheduledSequence]) -> None:
+        """Bring the next token of each sequence to the device; the copy may not have ended yet."""
+        columns = []
+        for row, item in enumerate(scheduled):
+            sequence = item.sequence
+            table, place = sequence.block_table, sequence.num_computed_tokens
+            slot = table[place // self._block_size] * self._block_size + place % self._block_size
+            columns.append((sequence.token_ids[place], place, slot))
+            self._tables[row, : len(table)] = table
+            self._seq_lens[row] = place + 1
+        self._per_token[:, : len(columns)] = np.array(columns, np.int64).T
+        self._pad(len(columns))
+        self._on_device.copy_(self._host, non_blocking=True)
+
+    def _pad(self, num_rows: int) -> None:
+        """Rows behind the sequences: token 0, which is written nowhere and attends to nothing."""
+        self._per_token[:2, num_rows:] = 0
+        self._per_token[2, num_rows:] = -1
+        self._seq_lens[num_rows:] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A pass over a batch of one size."""
+
+    inputs: DecodeInputs
+    replay: Callable[[], None]
+    logits: Tensor  # [size, vocab], written by `replay`
+
+
+class DecodeGraphs:
+    """Recorded passes for up to `max_num_seqs` sequences, all made at once: the largest first."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        *,
+        max_num_seqs: int,
+        max_blocks: int,
+        block_size: int,
+        device: torch.device,
+        record: Record | None = None,
+    ) -> None:
+        started = time.monotonic()
+        record = record or CudaRecorder()
+        self._sizes = sizes_up_to(max_num_seqs)
+        self._recordings: dict[int, Recording] = {}
+        for size in reversed(self._sizes):
+            inputs = DecodeInputs(size, max_blocks, block_size, device)
+            self._recordings[size] = Recording(inputs, *record(forward, inputs.batch))
+        seconds = time.monotonic() - started
+        logger.info("recorded %d sizes of decodes in %.1f s", len(self._sizes), seconds)
+
+    def run(self, scheduled: Sequence[ScheduledSequence]) -> Tensor | None:
+        """The logits of a step, [num_seqs, vocab] float32; None if it has more than decodes.
+
+        The next step writes over them.
+        """
+        count = len(scheduled)
+        if count > self._sizes[-1] or not all(_is_decode(item) for item in scheduled):
+            return None
+        size = next(size for size in self._sizes if size >= count)
+        recording = self._recordings[size]
+        recording.inputs.fill(scheduled)
+        recording.replay()
+        return recording.logits[:count]
+
+
+class CudaRecorder:
+    """Records CUDA graphs, whose memory is shared: only one of them runs at a time."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, forward: Forward, batch: Batch) -> tuple[Callable[[], None], Tensor]:
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch gives it no types
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            forward(batch)  # what is made once, such as a library's handles, is not recorded
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        again = dataclasses.replace(batch)  # another step: what is made for each is recorded, too
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits = forward(again)
+        return graph.replay, logits
+
+
+def _parts(memory: Tensor, size: int, max_blocks: int) -> tuple[Tensor, Tensor, Tensor]:
+    """[3, size] int64 of ids, positions and slots; [size] and [size, max_blocks] int32."""
+    first, second = 3 * 8 * size, (3 * 8 + 4) * size
+    per_token = memory[:first].view(torch.int64).view(3, size)
+    seq_lens = memory[first:second].view(torch.int32)
+    return per_token, seq_lens, memory[second:].view(torch.int32).view(size, max_blocks)
+
+
+def _is_decode(item: ScheduledSequence) -> bool:
+    return item.num_tokens == 1 and item.is_sampled

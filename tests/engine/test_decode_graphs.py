@@ -1,0 +1,105 @@
+"""Recorded decodes: sizes, inputs and padding; and that replays give what transformers gives.
+
+What a CPU cannot record is played by a recorder that computes again whenever it is replayed.
+"""
+
+from array import array
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.batch import Batch, build_batch
+from engine.decode_graphs import DecodeGraphs, DecodeInputs, Forward, sizes_up_to
+from engine.sampling_params import SamplingParams
+from engine.sequence import ScheduledSequence, Sequence
+
+CPU = torch.device("cpu")
+
+
+def decode(num_tokens: int, blocks: list[int]) -> ScheduledSequence:
+    """The last token of a text."""
+    sequence = Sequence("c", "r", list(range(100, 100 + num_tokens)), SamplingParams())
+    sequence.block_table = array("i", blocks)
+    sequence.num_computed_tokens = num_tokens - 1
+    return ScheduledSequence(sequence, 1)
+
+
+def record_again(forward: Forward, batch: Batch) -> tuple[Callable[[], None], Tensor]:
+    """What is "replayed" is computed again, into the same memory."""
+    logits = forward(batch).clone()
+
+    def replay() -> None:
+        logits.copy_(forward(batch))
+
+    return replay, logits
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "sizes"),
+    [
+        (1, [1]),
+        (2, [1, 2]),
+        (4, [1, 2, 4]),
+        (20, [1, 2, 4, 8, 16, 20]),
+        (100, [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 100]),
+    ],
+)
+def test_sizes_grow_with_the_batch(max_num_seqs: int, sizes: list[int]) -> None:
+    assert sizes_up_to(max_num_seqs) == sizes
+
+
+def test_many_sequences_have_few_sizes() -> None:
+    sizes = sizes_up_to(1024)
+    assert sizes == sorted(set(sizes)) and len(sizes) < 30
+    assert all(later <= 2 * earlier for earlier, later in pairwise(sizes))
+
+
+def test_inputs_are_those_of_a_batch_and_the_rest_is_padding() -> None:
+    inputs = DecodeInputs(4, max_blocks=3, block_size=16, device=CPU)
+    scheduled = [decode(20, [5, 2]), decode(1, [7])]
+    inputs.fill([decode(48, [9, 9, 9])] * 4)  # of which nothing may stay
+    inputs.fill(scheduled)
+    batch, expected = inputs.batch, build_batch(scheduled, 16, CPU)
+    for name in ("input_ids", "positions", "slot_mapping", "seq_lens", "logits_rows"):
+        assert torch.equal(getattr(batch, name)[:2], getattr(expected, name)), name
+    assert torch.equal(batch.block_tables[:2, :2], torch.tensor([[5, 2], [7, 9]]))
+    assert batch.slot_mapping[2:].tolist() == [-1, -1]
+    assert batch.seq_lens[2:].tolist() == batch.input_ids[2:].tolist() == [0, 0]
+    assert batch.cu_seqlens_q.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_smallest_size_that_suffices_is_replayed() -> None:
+    passes: list[int] = []
+
+    def forward(batch: Batch) -> Tensor:
+        passes.append(batch.num_tokens)
+        return batch.input_ids[:, None].float()
+
+    graphs = DecodeGraphs(
+        forward, max_num_seqs=8, max_blocks=2, block_size=16, device=CPU, record=record_again
+    )
+    assert passes == [8, 4, 2, 1]  # all at once, the largest first
+    logits = graphs.run([decode(3, [0]), decode(9, [1]), decode(20, [2, 3])])
+    assert logits is not None and logits.tolist() == [[102], [108], [119]]
+    assert passes[4:] == [4]
+
+
+def test_steps_with_prompts_and_of_too_many_are_not_replayed() -> None:
+    graphs = DecodeGraphs(
+        lambda batch: batch.positions[:, None].float(),
+        max_num_seqs=2,
+        max_blocks=2,
+        block_size=16,
+        device=CPU,
+        record=record_again,
+    )
+    chunk = decode(9, [0])
+    chunk.sequence.num_computed_tokens, chunk.num_tokens = 5, 4
+    unfinished = decode(9, [0])
+    unfinished.sequence.num_computed_tokens = 5  # one token, and not the last
+    assert graphs.run([decode(3, [1]), chunk]) is None
+    assert graphs.run([unfinished]) is None
+    assert graphs.run([decode(3, [1])] * 3) is None
