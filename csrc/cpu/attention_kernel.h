@@ -64,14 +64,19 @@ PARLEY_INLINE void clear(const State& state, int64_t num_queries, int64_t stride
   std::fill(state.totals, state.totals + num_queries, 0.0f);
 }
 
+// Whether a query has seen no key. Scores that are all NaN have no maximum either, but a total.
+PARLEY_INLINE bool is_blind(const State& state, int64_t query) {
+  return state.maxima[query] == kNegativeInfinity && state.totals[query] == 0;
+}
+
 // What a further stretch adds to what was seen before it.
 PARLEY_INLINE void join(
     const State& seen, const State& stretch, int64_t num_queries, int64_t stride) {
   for (int64_t q = 0; q < num_queries; ++q) {
-    if (stretch.maxima[q] == kNegativeInfinity) continue;  // nothing of it was visible
+    if (is_blind(stretch, q)) continue;
     float* const to = seen.sums + q * stride;
     const float* const from = stretch.sums + q * stride;
-    if (seen.maxima[q] == kNegativeInfinity) {  // the first one
+    if (is_blind(seen, q)) {  // this is the first one
       seen.maxima[q] = stretch.maxima[q];
       seen.totals[q] = stretch.totals[q];
       std::copy(from, from + stride, to);

@@ -215,6 +215,26 @@ def test_what_is_no_number_reaches_only_the_queries_that_see_it(
 
 
 @DTYPES
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize(
+    ("length", "chunk", "window"),
+    [(1, 1, 0), (1025, 1, 0), (1025, 3, 0), (2049, 1, 100), (2049, 40, 100), (40, 1, 1)],
+)
+def test_a_query_that_sees_no_number_alone_has_no_result(
+    length: int, chunk: int, window: int, has_sinks: bool, dtype: torch.dtype
+) -> None:
+    """Also where that is all of a stretch: of its first key, behind others that are numbers."""
+    case = Case([length], [chunk], (4, 2, 24, 24), dtype)
+    sinks = torch.randn(4).to(dtype) if has_sinks else None
+    place = length - 1
+    case.key_cache[case.block_tables[0, place // BLOCK_SIZE], place % BLOCK_SIZE] = torch.nan
+    out = case.attend(ops.choose("cpu"), window, 0.0, sinks)
+    assert out[-1].isnan().all() and out[:-1].isfinite().all()
+    case.query[:] = torch.nan
+    assert case.attend(ops.choose("cpu"), window, 0.0, sinks).isnan().all()
+
+
+@DTYPES
 @pytest.mark.parametrize(("num_kv_heads", "key_dim", "value_dim"), [(1, 5, 3), (2, 64, 48)])
 def test_store_kv_equals_the_reference_and_skips_padding(
     num_kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype
