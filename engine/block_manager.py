@@ -31,10 +31,11 @@ class Prefix:
     blocks: list[int]
     source: int | None = None  # holds the beginning
     num_copied: int = 0  # tokens of it
+    others: tuple[int, ...] = ()  # through which these are found, as long as they are there
 
     def without_copy(self) -> "Prefix":
         """For want of a block: the source is held until it is copied."""
-        return Prefix(self.blocks)
+        return Prefix(self.blocks, others=self.others)
 
 
 class BlockManager:
@@ -105,16 +106,19 @@ class BlockManager:
             return Prefix(blocks)
         parent: int | str = sequence.cache_salt
         source, index = None, 0  # the unit that comes next, of its block
+        others: list[int] = []
         for start in range(0, sequence.num_tokens - self.unit_size, self.unit_size):
             block = self._key_to_block.get((parent, self._tokens(sequence, start)))
             if block is None:
                 break
+            if source not in (None, block):
+                others.append(source)
             parent = self._cache_ids[block][index]
             source, index = block, index + 1  # a block that has a unit has those before it, too
             if index == self._units_per_block:
                 blocks.append(block)
                 source, index = None, 0
-        return Prefix(blocks, source, index * self.unit_size)
+        return Prefix(blocks, source, index * self.unit_size, tuple(others))
 
     def will_extend(self, prefix: Prefix, sequence: Sequence, other: Sequence) -> bool:
         """Whether `other`, prefilling, will soon fill the next unit that `sequence` needs."""
@@ -141,6 +145,9 @@ class BlockManager:
         `sequence.copied_from` says what must be copied before its next tokens are computed.
         """
         assert not sequence.block_table
+        for block in prefix.others:
+            if block in self._free:  # used, too, though nothing of it is read
+                self._free.move_to_end(block)
         for block in prefix.blocks:
             self._reference(block)
             sequence.block_table.append(block)

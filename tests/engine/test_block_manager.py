@@ -220,6 +220,20 @@ def test_a_copy_is_found_when_its_source_has_gone() -> None:
         run(blocks, [turn + 900] * 9)  # somebody else's, who takes what was used longest ago
 
 
+def test_blocks_that_a_chat_is_found_through_are_kept_with_it() -> None:
+    """Another chat's block has the beginning of both, after that of the first was copied."""
+    blocks = large_blocks(8)
+    system = list(range(2 * BLOCK_SIZE))
+    text = [*system, *range(100, 109)]
+    run(blocks, text)
+    run(blocks, [*system, *range(200, 209)])
+    for turn in range(2, 12):
+        num_known = (len(text) - 1) // BLOCK_SIZE * BLOCK_SIZE
+        text += range(1000 * turn, 1000 * turn + BLOCK_SIZE)
+        assert run(blocks, text) == num_known, turn
+        run(blocks, [5000 + 100 * turn + i for i in range(2 * BLOCK_SIZE)])  # somebody else
+
+
 def test_what_another_text_has_behind_a_copied_beginning_stays() -> None:
     blocks = large_blocks()
     first, second = list(range(14)), [*range(8), *range(50, 56)]
