@@ -1,10 +1,10 @@
 """`DecodeGraphs`: steps in which each sequence has one token, recorded once and then only replayed.
 
-To start the kernels of a step takes the processor longer than a small model takes to run them. A
-CUDA graph is started as one. It reads and writes the memory that it was recorded with, so there is
-one for each of some sizes of batch; what is left of a size is filled with rows of padding, which
-write no keys and values and attend to nothing. All inputs of a step lie in one memory, pinned on
-the host and once more on the device: one copy brings them over.
+To start the hundreds of kernels of a step one by one may take the processor longer than the GPU
+takes to run them. A CUDA graph is started as one. It reads and writes the memory that it was
+recorded with, so there is one for each of some sizes of batch; what is left of a size is filled
+with rows of padding, which write no keys and values and attend to nothing. All inputs of a step lie
+in one memory, pinned on the host and once more on the device: one copy brings them over.
 """
 
 import dataclasses

@@ -1,4 +1,5 @@
-// decode_attention: one query for each sequence over its blocks, at the speed of the memory.
+// decode_attention: one query for each sequence over its blocks, written to wait for nothing but the memory.
+// What it reaches of that no GPU has shown yet.
 //
 // A warp takes 16 tokens at a time and multiplies them with the queries of up to 16 heads that share a
 // key-value head, on the tensor cores. Keys and values go from memory into registers in runs of 16 bytes, in
