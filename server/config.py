@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from server.intervals import SHORTENED, Intervals
@@ -35,6 +35,13 @@ EXPOSED_LIMITS = {
     "max_active_responses_per_user": 4,
 }
 EXPOSED_TOKENS_PER_DAY = 200_000
+CHOICES = {
+    "device": ("auto", "cpu", "cuda"),
+    "attn_backend": ("auto", "cpu", "torch", "flash_attn", "varlen", "cuda"),
+    "dtype": ("auto", "float32", "bfloat16", "float16"),
+    "quantize": ("int8",),
+    "kv_cache_dtype": ("auto", "int8"),
+}
 
 
 class ConfigError(Exception):
@@ -83,6 +90,15 @@ class Settings(BaseSettings):
     )
     kv_cache_memory_bytes: int | None = Field(
         None, ge=1, description="Memory for keys and values. [default: the engine's choice]"
+    )
+    device: str = Field("auto", description="auto, cpu or cuda; auto is the CPU.")
+    attn_backend: str = Field(
+        "auto",
+        description="Which attention computes: cpu or torch, on a GPU flash_attn, varlen, cuda or "
+        "torch. [default: the best that can]",
+    )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="Share of a GPU's memory for weights, keys, values and steps."
     )
     dtype: str = Field("auto", description="auto, float32, bfloat16 or float16.")
     quantize: str | None = Field(None, description="int8: the weights of linear layers in 8 bits.")
@@ -169,25 +185,12 @@ class Settings(BaseSettings):
             RedisAddress.parse(value)
         return value
 
-    @field_validator("dtype")
+    @field_validator(*CHOICES)
     @classmethod
-    def _known_dtype(cls, value: str) -> str:
-        if value not in ("auto", "float32", "bfloat16", "float16"):
-            raise ValueError("must be auto, float32, bfloat16 or float16")
-        return value
-
-    @field_validator("quantize")
-    @classmethod
-    def _known_quantization(cls, value: str | None) -> str | None:
-        if value not in (None, "int8"):
-            raise ValueError("must be int8")
-        return value
-
-    @field_validator("kv_cache_dtype")
-    @classmethod
-    def _known_cache_dtype(cls, value: str) -> str:
-        if value not in ("auto", "int8"):
-            raise ValueError("must be auto or int8")
+    def _one_of(cls, value: str | None, info: ValidationInfo) -> str | None:
+        choices = CHOICES[info.field_name or ""]
+        if value is not None and value not in choices:
+            raise ValueError(f"must be {' or '.join(choices)}")
         return value
 
     @field_validator("allowed_origins")
