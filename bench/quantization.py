@@ -82,7 +82,7 @@ class Reader:
         """Behind each token: [num_tokens, vocab]."""
         sequence = Sequence("", "reader", token_ids, SamplingParams())
         sequence.block_table = array("i", range(CONTEXT // 16))
-        batch = build_batch([ScheduledSequence(sequence, len(token_ids))], 16, torch.device("cpu"))
+        batch = build_batch([ScheduledSequence(sequence, len(token_ids))], 16)
         rows = torch.arange(len(token_ids))
         batch = dataclasses.replace(batch, logits_rows=rows, num_sampled=len(token_ids))
         return self._runner.forward(batch)
@@ -95,7 +95,7 @@ class Reader:
             sequence.block_table = array("i", range(first, first + ANSWER_BLOCKS))
         for _ in range(ANSWER_TOKENS):
             scheduled = [ScheduledSequence(each, each.num_uncomputed_tokens) for each in sequences]
-            logits = self._runner.forward(build_batch(scheduled, 16, torch.device("cpu")))
+            logits = self._runner.forward(build_batch(scheduled, 16))
             for sequence, token_id in zip(sequences, logits.argmax(-1).tolist(), strict=True):
                 sequence.num_computed_tokens = sequence.num_tokens
                 sequence.token_ids.append(token_id)

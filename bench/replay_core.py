@@ -20,19 +20,17 @@ import engine.core
 from engine.config import EngineConfig
 from engine.core_io import IoThread
 from engine.ipc import CoreMessage, Ready, StepOutputs
-from engine.sequence import SampledToken, ScheduledSequence
+from engine.sequence import Launch, SampledToken, ScheduledSequence, Tokens
 from engine.step_loop import EngineCore
 
-Execute = Callable[[list[ScheduledSequence]], list[SampledToken | None]]
 
-
-def replaying(durations_ms: list[float], vocab_size: int) -> Execute:
+def replaying(durations_ms: list[float], vocab_size: int) -> Launch:
     """A forward pass that takes the recorded time, over and over."""
     steps = cycle(durations_ms)
 
-    def execute(scheduled: list[ScheduledSequence]) -> list[SampledToken | None]:
+    def launch(scheduled: list[ScheduledSequence]) -> Callable[[], Tokens]:
         until = time.monotonic() + next(steps) / 1000
-        tokens = [
+        tokens: Tokens = [
             SampledToken((item.sequence.token_ids[-1] + 1) % vocab_size)
             if item.is_sampled
             else None
@@ -40,23 +38,23 @@ def replaying(durations_ms: list[float], vocab_size: int) -> Execute:
         ]
         # The recorded time itself is what is replayed: no event stands for it.
         time.sleep(max(0.0, until - time.monotonic()))
-        return tokens
+        return lambda: tokens
 
-    return execute
+    return launch
 
 
-def recording(execute: Execute, path: Path) -> Execute:
+def recording(launch: Launch, path: Path) -> Launch:
     """The real forward pass; the file holds the milliseconds of each step that only decodes."""
     durations: list[float] = []
 
-    def record(scheduled: list[ScheduledSequence]) -> list[SampledToken | None]:
+    def record(scheduled: list[ScheduledSequence]) -> Callable[[], Tokens]:
         started = time.monotonic()
-        tokens = execute(scheduled)
-        if all(item.sequence.is_decoding for item in scheduled):
+        tokens = launch(scheduled)()
+        if all(item.is_decode for item in scheduled):
             durations.append(round((time.monotonic() - started) * 1000, 2))
         if len(durations) % 100 == 0:
             path.write_text(json.dumps(durations))
-        return tokens
+        return lambda: tokens
 
     return record
 
@@ -65,9 +63,9 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     core, ready = _load_core(config)
     loop: Any = core
     if schedule := os.environ.get("REPLAY_SCHEDULE"):
-        loop._execute = replaying(json.loads(Path(schedule).read_text()), ready.vocab_size)
+        loop._launch = replaying(json.loads(Path(schedule).read_text()), ready.vocab_size)
     else:
-        loop._execute = recording(loop._execute, Path(os.environ["REPLAY_RECORD"]))
+        loop._launch = recording(loop._launch, Path(os.environ["REPLAY_RECORD"]))
     return core, ready
 
 

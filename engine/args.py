@@ -114,6 +114,7 @@ class AsyncEngineArgs(AbsentFeatures):
             quantization=self.quantization,
             kv_cache_dtype=self.kv_cache_dtype,
             batch_invariant=self.batch_invariant,
+            async_scheduling=self.async_scheduling,
             enforce_eager=self.enforce_eager,
             pace=self.pace,
             max_step_seconds=self.max_step_seconds,
@@ -156,8 +157,9 @@ class AsyncEngineArgs(AbsentFeatures):
         for name in _BOOLEANS:
             if not isinstance(getattr(self, name), bool):
                 raise refuse(name, getattr(self, name), "must be True or False")
-        if self.enable_prefix_caching not in (None, True, False):
-            raise refuse("enable_prefix_caching", self.enable_prefix_caching, "must be a bool")
+        for name in ("enable_prefix_caching", "async_scheduling"):
+            if not isinstance(getattr(self, name), bool | None):
+                raise refuse(name, getattr(self, name), "must be a bool")
         for name, limits in _INTEGERS.items():
             _check_range(name, getattr(self, name), int, *limits)
         for name, bounds in _SECONDS_AND_RATES.items():
@@ -207,7 +209,6 @@ _ONLY_VALUES: dict[str, tuple[object, ...]] = {
     "kv_cache_dtype": ("auto", "int8"),
     "skip_tokenizer_init": (False,),
     "enable_chunked_prefill": (None, True),  # a prefill is always chunked
-    "async_scheduling": (None, False),
     "tokenizer_mode": ("auto", "hf"),
     "block_size": (None, 16),  # what the kernels are written for
     "generation_config": ("auto",),

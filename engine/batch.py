@@ -7,6 +7,9 @@ indices into the KV cache, so that attention needs to know neither sequences nor
 Rows of padding may stand behind the tokens, so that matrix products see numbers of rows that give
 the same bits (engine/invariance.py). They write no keys and values, attend to nothing, and what
 the output layer says of them is thrown away.
+
+A token may still be unknown here, while the step before chooses it: then the batch says in which of
+that step's sampled rows it will be.
 """
 
 from collections.abc import Sequence as Collection
@@ -23,7 +26,7 @@ from engine.sequence import ScheduledSequence
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Inputs of one forward pass. All are on the model's device.
+    """Inputs of one forward pass; on the host as they are built, or on the model's device.
 
     `num_rows` is `num_tokens` and padding, and `num_logits` is `num_sampled` and padding.
     """
@@ -40,6 +43,9 @@ class Batch:
     cu_seqlens_q: Tensor  # [num_seqs + 1] int32: sequence i has tokens cu[i] to cu[i + 1]
     seq_lens: Tensor  # [num_seqs] int32: tokens with keys and values after this step
     logits_rows: Tensor  # [num_logits] int64: the tokens whose logits are wanted
+    # [num_rows] int64: the sampled row of the step before that gives the token, -1 where it is
+    # known; None if all are.
+    unknown_rows: Tensor | None = None
 
     @classmethod
     def of_attention(
@@ -94,13 +100,14 @@ class KeptTensor:
 
 @dataclass(frozen=True, slots=True)
 class BatchMemory:
-    """Memory for the tensors of a batch: those of a batch on the CPU last until the next one."""
+    """Memory for the tensors of a batch, which last until the next one."""
 
     per_token: KeptTensor = field(default_factory=lambda: KeptTensor(np.int64))
     block_tables: KeptTensor = field(default_factory=lambda: KeptTensor(np.int32))
     cu_seqlens_q: KeptTensor = field(default_factory=lambda: KeptTensor(np.int32))
     seq_lens: KeptTensor = field(default_factory=lambda: KeptTensor(np.int32))
     logits_rows: KeptTensor = field(default_factory=lambda: KeptTensor(np.int64))
+    unknown_rows: KeptTensor = field(default_factory=lambda: KeptTensor(np.int64))
 
 
 def num_leading_ones(numbers: Collection[int]) -> int:
@@ -116,11 +123,10 @@ def round_up(number: int, multiple: int) -> int:
 def build_batch(
     scheduled: Collection[ScheduledSequence],
     block_size: int,
-    device: torch.device,
     row_multiple: int = 1,
     memory: BatchMemory | None = None,
 ) -> Batch:
-    """Lay out the next tokens of each sequence; `logits_rows` keeps the order of sequences.
+    """Lay out the next tokens of each sequence on the host, in their order.
 
     Both numbers of rows are padded to a multiple of `row_multiple`. Without `memory`, the batch
     has its own.
@@ -130,6 +136,7 @@ def build_batch(
     positions: list[int] = []
     slots: list[int] = []
     logits_rows: list[int] = []
+    unknown: list[tuple[int, int]] = []  # row, and its row in the step before
     cu_seqlens = [0]
     seq_lens: list[int] = []
     max_blocks = max(len(item.sequence.block_table) for item in scheduled)
@@ -138,17 +145,18 @@ def build_batch(
 
     for row, item in enumerate(scheduled):
         sequence = item.sequence
-        table, start = sequence.block_table, sequence.num_computed_tokens
-        end = start + item.num_tokens
-        for place in range(start, end):  # mostly one
+        table = sequence.block_table
+        for place in range(item.start, item.end):  # mostly one
             input_ids.append(sequence.token_ids[place])
             positions.append(place)
             slots.append(table[place // block_size] * block_size + place % block_size)
         tables[row, : len(table)] = table
         cu_seqlens.append(len(input_ids))
-        seq_lens.append(end)
-        if end == len(sequence.token_ids):  # item.is_sampled, which a call for each would slow down
+        seq_lens.append(item.end)
+        if item.is_sampled:
             logits_rows.append(len(input_ids) - 1)
+        if sequence.num_unknown:
+            unknown.append((len(input_ids) - 1, sequence.unknown_row))
 
     num_tokens, num_sampled = len(input_ids), len(logits_rows)
     query_lens = [item.num_tokens for item in scheduled]
@@ -158,7 +166,12 @@ def build_batch(
     slots += [-1] * num_padding
     logits_rows += [0] * (round_up(num_sampled, row_multiple) - num_sampled)
     tokens = (input_ids, positions, slots)  # one tensor: three cost thrice
-    per_token = memory.per_token.write(tokens, 3, len(input_ids)).to(device)
+    per_token = memory.per_token.write(tokens, 3, len(input_ids))
+    unknown_rows = None
+    if unknown:
+        unknown_rows = memory.unknown_rows.write(-1, len(input_ids))
+        for row, source in unknown:
+            unknown_rows[row] = source
     return Batch(
         num_tokens=num_tokens,
         num_sampled=num_sampled,
@@ -168,8 +181,9 @@ def build_batch(
         input_ids=per_token[0],
         positions=per_token[1],
         slot_mapping=per_token[2],
-        block_tables=block_tables.to(device),
-        cu_seqlens_q=memory.cu_seqlens_q.write(cu_seqlens, len(cu_seqlens)).to(device),
-        seq_lens=memory.seq_lens.write(seq_lens, len(seq_lens)).to(device),
-        logits_rows=memory.logits_rows.write(logits_rows, len(logits_rows)).to(device),
+        block_tables=block_tables,
+        cu_seqlens_q=memory.cu_seqlens_q.write(cu_seqlens, len(cu_seqlens)),
+        seq_lens=memory.seq_lens.write(seq_lens, len(seq_lens)),
+        logits_rows=memory.logits_rows.write(logits_rows, len(logits_rows)),
+        unknown_rows=unknown_rows,
     )

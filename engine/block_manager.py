@@ -174,13 +174,30 @@ class BlockManager:
         for _ in range(self.num_blocks_for(sequence.num_tokens) - len(table)):
             table.append(self._take_free())
 
-    def cache_full_units(self, sequence: Sequence) -> None:
-        """Enter the units that the last step filled into the prefix cache."""
-        if sequence.copied_from is not None:
-            self._end_copy(sequence)
+    def end_copy(self, sequence: Sequence) -> None:
+        """The step that copies is on its way: later ones find the copy, and not its source.
+
+        The copy is used later, so that it is kept for longer. What follows the beginning in a
+        source that others hold, or that has another text behind it, stays where it is.
+        """
+        assert sequence.copied_from is not None
+        source, num_tokens = sequence.copied_from
+        sequence.copied_from = None
+        if self._reference_counts[source] == 1:
+            target = sequence.block_table[sequence.num_units_cached // self._units_per_block]
+            for index in range(num_tokens // self.unit_size):
+                key = self._keys[source][index]
+                if key is not None:
+                    self._keys[source][index], self._keys[target][index] = None, key
+                    self._key_to_block[key] = target
+                    self._cache_ids[target][index] = self._cache_ids[source][index]
+        self._unreference(source)
+
+    def cache_full_units(self, sequence: Sequence, num_computed: int) -> None:
+        """Enter into the prefix cache which units its first `num_computed` tokens fill."""
         if not self.enable_caching:
             return
-        num_full = sequence.num_computed_tokens // self.unit_size
+        num_full = num_computed // self.unit_size
         for number in range(sequence.num_units_cached, num_full):
             key = (sequence.cache_parent, self._tokens(sequence, number * self.unit_size))
             place, index = divmod(number, self._units_per_block)
@@ -229,25 +246,6 @@ class BlockManager:
         assert unreferenced == idle, "a block is neither referenced nor free"
         found = {key: block for block, keys in enumerate(self._keys) for key in keys if key}
         assert found == self._key_to_block, "the prefix cache points at the wrong blocks"
-
-    def _end_copy(self, sequence: Sequence) -> None:
-        """The step that copied has ended. A copy is used later than its source: it is found now.
-
-        What follows the beginning in a source that others hold, or that has another text behind it,
-        stays where it is.
-        """
-        assert sequence.copied_from is not None
-        source, num_tokens = sequence.copied_from
-        sequence.copied_from = None
-        if self._reference_counts[source] == 1:
-            target = sequence.block_table[sequence.num_units_cached // self._units_per_block]
-            for index in range(num_tokens // self.unit_size):
-                key = self._keys[source][index]
-                if key is not None:
-                    self._keys[source][index], self._keys[target][index] = None, key
-                    self._key_to_block[key] = target
-                    self._cache_ids[target][index] = self._cache_ids[source][index]
-        self._unreference(source)
 
     def _tokens(self, sequence: Sequence, start: int) -> tuple[int, ...]:
         return tuple(sequence.token_ids[start : start + self.unit_size])

@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NoReturn
@@ -31,7 +32,7 @@ from engine.core_log import configure_log
 from engine.core_metrics import CoreMetrics
 from engine.ipc import Ready
 from engine.scheduler import Scheduler
-from engine.sequence import Execute, SampledToken, ScheduledSequence
+from engine.sequence import Launch, ScheduledSequence, Tokens
 from engine.step_loop import EngineCore
 
 logger = logging.getLogger("engine.core")
@@ -127,22 +128,28 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     )
     gc.collect()
     gc.freeze()  # the model is not garbage: do not look at it again
-    execute = translate_out_of_memory(runner.execute)
-    core = EngineCore(scheduler, execute, metrics, epoch=ready.epoch, worker=runner)
+    core = EngineCore(
+        scheduler,
+        translate_out_of_memory(runner.launch),
+        metrics,
+        epoch=ready.epoch,
+        runs_ahead=runner.runs_ahead,
+        worker=runner,
+    )
     CacheTaker(runner.caches(), lambda: core.is_idle).start()
     return core, ready
 
 
-def translate_out_of_memory(execute: Execute) -> Execute:
+def translate_out_of_memory(launch: Launch) -> Launch:
     """Raise MemoryError for what torch raises when memory is short: the step loop knows no torch.
 
     On a GPU that is an error of its own; on a CPU only its words tell it from any other.
     """
     from torch import OutOfMemoryError
 
-    def translated(scheduled: list[ScheduledSequence]) -> list[SampledToken | None]:
+    def translated(scheduled: list[ScheduledSequence]) -> Callable[[], Tokens]:
         try:
-            return execute(scheduled)
+            return launch(scheduled)
         except RuntimeError as error:
             if isinstance(error, OutOfMemoryError) or CPU_OUT_OF_MEMORY in str(error):
                 raise MemoryError(str(error).splitlines()[0]) from None

@@ -4,7 +4,8 @@ To start the hundreds of kernels of a step one by one may take the processor lon
 takes to run them. A CUDA graph is started as one. It reads and writes the memory that it was
 recorded with, so there is one for each of some sizes of batch; what is left of a size is filled
 with rows of padding, which write no keys and values and attend to nothing. All inputs of a step lie
-in one memory, pinned on the host and once more on the device: one copy brings them over.
+in one memory, pinned on the host and once more on the device: one copy brings them over. On the
+host there are two of it, because a step may be prepared while the last one still waits to begin.
 """
 
 import dataclasses
@@ -20,7 +21,9 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch
+from engine.sampler import Choices
 from engine.sequence import ScheduledSequence
+from engine.transfers import Layout, packed_bytes, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -43,19 +46,44 @@ def sizes_up_to(max_num_seqs: int) -> list[int]:
     return [*sizes, max_num_seqs]
 
 
+class HostInputs:
+    """Where the inputs of a step are written, [num_bytes] uint8 as the `layout` of the device's."""
+
+    def __init__(self, layout: Layout, is_pinned: bool) -> None:
+        self.memory = torch.zeros(packed_bytes(layout), dtype=torch.uint8, pin_memory=is_pinned)
+        arrays: list[npt.NDArray[Any]] = [part.numpy() for part in unpack(self.memory, layout)]
+        self.per_token, self.numbers, self.top_k, self.seq_lens, self.tables = arrays
+
+    def pad(self, num_rows: int) -> None:
+        """Rows behind the sequences: token 0, which is written nowhere and attends to nothing.
+
+        How they choose does not matter: nobody chooses for them.
+        """
+        self.per_token[:2, num_rows:] = 0
+        self.per_token[2:, num_rows:] = -1
+        self.seq_lens[num_rows:] = 0
+
+
 class DecodeInputs:
-    """The inputs of a step of `size` sequences with one token each; `batch` is on the device."""
+    """The inputs of a step of `size` sequences with one token each.
+
+    `batch` and `choices` are on the device.
+    """
 
     def __init__(self, size: int, max_blocks: int, block_size: int, device: torch.device) -> None:
         self._block_size = block_size
-        num_bytes = size * (3 * 8 + 4 + 4 * max_blocks)
-        self._host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self._on_device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        per_token, seq_lens, tables = _parts(self._on_device, size, max_blocks)
-        arrays = [part.numpy() for part in _parts(self._host, size, max_blocks)]
-        self._per_token: npt.NDArray[Any] = arrays[0]
-        self._seq_lens: npt.NDArray[Any] = arrays[1]
-        self._tables: npt.NDArray[Any] = arrays[2]
+        layout = [
+            (torch.int64, (4, size)),  # ids, positions, slots, unknown rows
+            (torch.float64, (4, size)),
+            (torch.int64, (size,)),
+            (torch.int32, (size,)),
+            (torch.int32, (size, max_blocks)),
+        ]
+        is_pinned = device.type == "cuda"
+        self._hosts = [HostInputs(layout, is_pinned), HostInputs(layout, is_pinned)]
+        self._on_device = torch.zeros(packed_bytes(layout), dtype=torch.uint8, device=device)
+        per_token, numbers, top_k, seq_lens, tables = unpack(self._on_device, layout)
+        self.choices = Choices(numbers, top_k)
         self.batch = Batch(
             num_tokens=size,
             num_sampled=size,
@@ -69,29 +97,32 @@ class DecodeInputs:
             cu_seqlens_q=torch.arange(size + 1, dtype=torch.int32, device=device),
             seq_lens=seq_lens,
             logits_rows=torch.arange(size, device=device),
+            unknown_rows=per_token[3],
         )
-        self._pad(0)
-        self._on_device.copy_(self._host)
+        for host in self._hosts:
+            host.pad(0)
+        self._on_device.copy_(self._hosts[0].memory)
 
-    def fill(self, scheduled: Sequence[ScheduledSequence]) -> None:
+    def fill(self, scheduled: Sequence[ScheduledSequence], choices: Choices) -> None:
         """Bring the next token of each sequence to the device; the copy may not have ended yet."""
+        host = self._hosts.pop(0)
+        self._hosts.append(host)
         columns = []
         for row, item in enumerate(scheduled):
-            sequence = item.sequence
-            table, place = sequence.block_table, sequence.num_computed_tokens
+            sequence, place = item.sequence, item.start
+            table, source = sequence.block_table, -1
+            if sequence.num_unknown:
+                source = sequence.unknown_row
             slot = table[place // self._block_size] * self._block_size + place % self._block_size
-            columns.append((sequence.token_ids[place], place, slot))
-            self._tables[row, : len(table)] = table
-            self._seq_lens[row] = place + 1
-        self._per_token[:, : len(columns)] = np.array(columns, np.int64).T
-        self._pad(len(columns))
-        self._on_device.copy_(self._host, non_blocking=True)
-
-    def _pad(self, num_rows: int) -> None:
-        """Rows behind the sequences: token 0, which is written nowhere and attends to nothing."""
-        self._per_token[:2, num_rows:] = 0
-        self._per_token[2, num_rows:] = -1
-        self._seq_lens[num_rows:] = 0
+            columns.append((sequence.token_ids[place], place, slot, source))
+            host.tables[row, : len(table)] = table
+            host.seq_lens[row] = place + 1
+        count = len(columns)
+        host.per_token[:, :count] = np.array(columns, np.int64).T
+        host.numbers[:, :count] = choices.numbers
+        host.top_k[:count] = choices.top_k
+        host.pad(count)
+        self._on_device.copy_(host.memory, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,19 +157,23 @@ class DecodeGraphs:
         seconds = time.monotonic() - started
         logger.info("recorded %d sizes of decodes in %.1f s", len(self._sizes), seconds)
 
-    def run(self, scheduled: Sequence[ScheduledSequence]) -> Tensor | None:
-        """The logits of a step, [num_seqs, vocab] float32; None if it has more than decodes.
+    def run(
+        self, scheduled: Sequence[ScheduledSequence], choices: Choices
+    ) -> tuple[Tensor, Choices] | None:
+        """The logits of a step, [num_seqs, vocab] float32, and its choices beside them.
 
-        The next step writes over them.
+        The next step writes over them. None if it has more than decodes.
         """
         count = len(scheduled)
         if count > self._sizes[-1] or not all(_is_decode(item) for item in scheduled):
             return None
         size = next(size for size in self._sizes if size >= count)
         recording = self._recordings[size]
-        recording.inputs.fill(scheduled)
+        inputs = recording.inputs
+        inputs.fill(scheduled, choices)
         recording.replay()
-        return recording.logits[:count]
+        numbers, top_k = inputs.choices
+        return recording.logits[:count], Choices(numbers[:, :count], top_k[:count])
 
 
 class CudaRecorder:
@@ -158,14 +193,6 @@ class CudaRecorder:
         with torch.cuda.graph(graph, pool=self._pool):
             logits = forward(again)
         return graph.replay, logits
-
-
-def _parts(memory: Tensor, size: int, max_blocks: int) -> tuple[Tensor, Tensor, Tensor]:
-    """[3, size] int64 of ids, positions and slots; [size] and [size, max_blocks] int32."""
-    first, second = 3 * 8 * size, (3 * 8 + 4) * size
-    per_token = memory[:first].view(torch.int64).view(3, size)
-    seq_lens = memory[first:second].view(torch.int32)
-    return per_token, seq_lens, memory[second:].view(torch.int32).view(size, max_blocks)
 
 
 def _is_decode(item: ScheduledSequence) -> bool:

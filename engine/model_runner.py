@@ -1,11 +1,15 @@
 """`ModelRunner`: weights, KV cache, one forward pass per step, and the choice of tokens.
 
 It is given parts of sequences and gives back tokens; why these and not others is the scheduler's.
+On a GPU a step may be started before the last one has ended: what that one chooses is then taken
+from the device's own memory.
 Logits are computed only for the last token of a sequence whose known tokens end in this step: a
 hook cuts the rows out before the output layer, which works for every architecture alike.
 """
 
+import dataclasses
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -21,8 +25,9 @@ from engine.fused.gpu_decoder import GpuDecoder
 from engine.invariance import RowInvariance, RowProbe
 from engine.loader import LoadedModel
 from engine.ops import allocate_cache
-from engine.sampler import Sampler
-from engine.sequence import SampledToken, ScheduledSequence
+from engine.sampler import Choices, Sampler
+from engine.sequence import SampledToken, ScheduledSequence, Tokens
+from engine.transfers import Download, send_batch, upload_to
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +46,10 @@ class ModelRunner:
         self._context = loaded.context
         ops = loaded.context.ops
         self._batch_memory = BatchMemory()
+        self._upload = upload_to(loaded.device)
+        self._download = Download(loaded.device, config.max_num_seqs)
+        # What the last step chose, in the order of its sampled rows.
+        self._chosen = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=loaded.device)
         self._sampler = Sampler(ops.choose_tokens, ops.penalize)
         _allocate_cache(loaded, self.config)
         if loaded.fused is None:
@@ -62,14 +71,37 @@ class ModelRunner:
             return fused.caches
         return [cache for layer in self.loaded.layers for cache in layer.caches]
 
-    def execute(self, scheduled: list[ScheduledSequence]) -> list[SampledToken | None]:
-        """Compute these parts; a token for each sequence that reached its last known token."""
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether steps are to be started before the last one has ended."""
+        wanted, is_on_gpu = self.config.async_scheduling, self.loaded.device.type == "cuda"
+        return not self.config.pace and (is_on_gpu if wanted is None else wanted)
+
+    def launch(self, scheduled: list[ScheduledSequence]) -> Callable[[], Tokens]:
+        """Start to compute these parts. What is returned waits for them, once.
+
+        It gives a token for each sequence that reached its last known token.
+        """
         sampled = [item.sequence for item in scheduled if item.is_sampled]
         with torch.inference_mode():
             self._copy_beginnings(scheduled)
-            logits = self._compute(scheduled)
-            tokens = iter(self._sampler.sample(logits, sampled) if sampled else ())
-        return [next(tokens) if item.is_sampled else None for item in scheduled]
+            choices = self._sampler.choices(sampled, self.loaded.vocab_size)
+            logits, choices = self._compute(scheduled, choices)
+            wait: Callable[[], list[SampledToken]] = list
+            if sampled:
+                tokens = self._chosen[: len(sampled)]
+                wait = self._sampler.sample(logits, sampled, choices, tokens, self._download.start)
+
+        def results() -> Tokens:
+            with torch.inference_mode():  # logprobs are read now
+                chosen = iter(wait())
+            return [next(chosen) if item.is_sampled else None for item in scheduled]
+
+        return results
+
+    def execute(self, scheduled: list[ScheduledSequence]) -> Tokens:
+        """Compute these parts, and wait for them."""
+        return self.launch(scheduled)()
 
     def _copy_beginnings(self, scheduled: list[ScheduledSequence]) -> None:
         """What of the next block of a sequence another block holds already."""
@@ -77,7 +109,7 @@ class ModelRunner:
             sequence = item.sequence
             if sequence.copied_from is not None:
                 source, num_tokens = sequence.copied_from
-                place = sequence.num_computed_tokens // self.config.block_size
+                place = item.start // self.config.block_size
                 target = sequence.block_table[place]
                 for cache in self.caches():
                     cache[target, :num_tokens] = cache[source, :num_tokens]
@@ -96,19 +128,25 @@ class ModelRunner:
                 record=record,
             )
 
-    def _compute(self, scheduled: list[ScheduledSequence]) -> Tensor:
-        """The logits of the sampled parts, in their order."""
-        if self.graphs is not None and (logits := self.graphs.run(scheduled)) is not None:
-            return logits
+    def _compute(
+        self, scheduled: list[ScheduledSequence], choices: Choices
+    ) -> tuple[Tensor, Choices]:
+        """The logits of the sampled parts, in their order, and their choices beside them."""
+        if self.graphs is not None:
+            if (replayed := self.graphs.run(scheduled, choices)) is not None:
+                return replayed
         multiple, memory = self._context.row_multiple, self._batch_memory
-        block_size, device = self.config.block_size, self.loaded.device
-        return self.forward(build_batch(scheduled, block_size, device, multiple, memory))
+        batch = build_batch(scheduled, self.config.block_size, multiple, memory)
+        batch, sent = send_batch(self._upload, batch, choices)
+        return self.forward(batch), Choices(*sent)
 
     def forward(self, batch: Batch) -> Tensor:
         """One pass over the model; the logits of its sampled rows, [num_sampled, vocab] float32.
 
         The next pass may write over them.
         """
+        if batch.unknown_rows is not None:
+            batch = _with_chosen(batch, batch.unknown_rows, self._chosen)
         if self.loaded.fused is not None:
             return self.loaded.fused.forward(batch)
         self._context.batch = batch
@@ -125,6 +163,14 @@ class ModelRunner:
         if batch is None or batch.num_sampled == batch.num_tokens:
             return args
         return (args[0][:, batch.logits_rows], *args[1:])
+
+
+def _with_chosen(batch: Batch, unknown_rows: Tensor, chosen: Tensor) -> Batch:
+    """The batch with the tokens that the step before chose. chosen: [max_num_seqs] int64."""
+    tokens = chosen[unknown_rows.clamp(min=0)]
+    tokens = tokens.clamp(min=0)  # an error's is -1: what follows it will be thrown away
+    ids = torch.where(unknown_rows < 0, batch.input_ids, tokens)
+    return dataclasses.replace(batch, input_ids=ids)
 
 
 def resolve_sizes(config: EngineConfig, loaded: LoadedModel) -> EngineConfig:

@@ -9,7 +9,9 @@ would need a random number for every word of the vocabulary at every step. How t
 
 import logging
 import secrets
+from collections.abc import Callable
 from collections.abc import Sequence as Collection
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +23,13 @@ from engine.ops import Penalize, penalize_reference
 from engine.sampling_params import SamplingParams
 from engine.sequence import Problem, SampledToken, Sequence
 from engine.token_choice import ChooseTokens, choose_tokens_reference
+from engine.transfers import Read
 
 logger = logging.getLogger(__name__)
+
+# Why there is no token: the request's own doing, or the model's.
+NO_TOKEN: Problem = ("invalid_request", "the request's own parameters leave no token to choose")
+NOT_FINITE: Problem = ("engine_error", "the model gave no finite logits")
 
 NUM_UNIFORMS = 32  # random numbers made at once for one sequence
 # What a request's own parameters can bring about. A RuntimeError of torch is the whole step's.
@@ -74,9 +81,7 @@ class RowState:
 
     def __init__(self, params: SamplingParams) -> None:
         self.is_greedy = params.is_greedy
-        self.has_penalties = bool(
-            params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
-        )
+        self.has_penalties = params.has_penalties
         self.edits_logits = bool(
             self.has_penalties
             or params.min_tokens
@@ -97,8 +102,11 @@ class RowState:
             self._uniforms_start, offset = position, 0
         return self._uniforms[offset]
 
-    def edit(self, logits: Tensor, sequence: Sequence) -> None:
-        """Apply what changes single logits before penalties, in place. logits: [vocab] float32."""
+    def edit(self, logits: Tensor, sequence: Sequence) -> bool:
+        """Apply what changes single logits before penalties, in place. logits: [vocab] float32.
+
+        False if that leaves no token.
+        """
         params = sequence.params
         if params.allowed_token_ids:
             allowed = torch.tensor(params.allowed_token_ids, device=logits.device)
@@ -110,6 +118,7 @@ class RowState:
         if params.logit_bias:
             added = torch.tensor(list(params.logit_bias.values()), device=logits.device)
             logits[list(params.logit_bias)] += added
+        return not set(banned).issuperset(params.allowed_token_ids or range(len(logits)))
 
 
 class SeenTokens:
@@ -181,6 +190,13 @@ class Penalties:
         penalize(logits, *(torch.as_tensor(x, device=logits.device) for x in (*columns, *factors)))
 
 
+class Choices(NamedTuple):
+    """How the rows of a step choose, for the op `choose_tokens`."""
+
+    numbers: Tensor  # [4, num_rows] float64: temperatures, min_p, top_p, uniforms
+    top_k: Tensor  # [num_rows] int64
+
+
 class Sampler:
     """Chooses one token per row. What it remembers of a sequence lies in its `sampler_state`."""
 
@@ -191,18 +207,44 @@ class Sampler:
     ) -> None:
         self._choose_tokens = choose_tokens
         self._penalize = penalize
-        self._columns = KeptTensor(np.float64)
+        self._numbers = KeptTensor(np.float64)
         self._top_k = KeptTensor(np.int64)
-        self._tokens = KeptTensor(np.int64)
 
-    def sample(self, logits: Tensor, sequences: Collection[Sequence]) -> list[SampledToken]:
+    def choices(self, sequences: Collection[Sequence], vocab: int) -> Choices:
+        """How the next token of each is chosen; on the host, until this is called again."""
+        numbers, counts = [], []
+        for sequence in sequences:
+            params, state = sequence.params, _state_of(sequence)
+            temperature, uniform = 0.0, 0.0
+            if not state.is_greedy:
+                temperature = params.temperature
+                uniform = state.uniform(sequence.num_output_tokens)
+            numbers.append((temperature, params.min_p, params.top_p, uniform))
+            counts.append(params.top_k if 0 < params.top_k < vocab else vocab)
+        num_rows, by_column = len(numbers), tuple(zip(*numbers, strict=True))
+        return Choices(
+            self._numbers.write(by_column, 4, num_rows), self._top_k.write(counts, num_rows)
+        )
+
+    def sample(
+        self,
+        logits: Tensor,
+        sequences: Collection[Sequence],
+        choices: Choices,
+        tokens: Tensor,
+        read: Callable[[Tensor], Read],
+    ) -> Callable[[], list[SampledToken]]:
         """Choose the next token of each sequence; row i of `logits` [n, vocab] float32 is its own.
+
+        `tokens` [n] int64 is written, on the device; `read` starts to bring it to the host. What is
+        returned waits for it, once. It reads `logits` again for those who asked for logprobs.
 
         Writes over `logits` where parameters change them and nobody asked for logprobs. A row
         without a finite maximum, or whose parameters fail or leave no token, gives an error in its
         place and does not disturb the others.
         """
         errors: dict[int, Problem] = {}  # by row
+        empty_rows: set[int] = set()  # whose parameters leave no token
         states = [_state_of(sequence) for sequence in sequences]
         edited = logits
         if any(state.edits_logits for state in states):
@@ -211,46 +253,31 @@ class Sampler:
             penalties = Penalties()
             for row, (state, sequence) in enumerate(zip(states, sequences, strict=True)):
                 try:
-                    if state.edits_logits:
-                        state.edit(edited[row], sequence)
+                    if state.edits_logits and not state.edit(edited[row], sequence):
+                        empty_rows.add(row)
                     if state.has_penalties:
                         penalties.add(row, sequence.params, *state.seen.of(sequence))
                 except ROW_FAULTS as error:
                     logger.exception("%r: its logits could not be edited", sequence)
                     errors[row] = ("engine_error", f"{type(error).__name__} in the sampler")
             penalties.apply(self._penalize, edited)
-        tokens = self._choose(edited, sequences, states)
-        for row, token in enumerate(tokens):
-            if token < 0:
-                errors.setdefault(row, _blame(sequences[row], logits.shape[1]))
-        return [
-            SampledToken(-1, error=errors[row])
-            if row in errors
-            else _result(logits, row, tokens[row], sequence)
-            for row, sequence in enumerate(sequences)
-        ]
+        temperatures, min_p, top_p, uniforms = choices.numbers.unbind()
+        self._choose_tokens(edited, temperatures, min_p, top_p, choices.top_k, uniforms, tokens)
+        wait = read(tokens)
 
-    def _choose(
-        self, logits: Tensor, sequences: Collection[Sequence], states: Collection[RowState]
-    ) -> list[int]:
-        """The token of each row; -1 where there is no finite maximum."""
-        vocab, device = logits.shape[1], logits.device
-        numbers = []
-        for sequence, state in zip(sequences, states, strict=True):
-            params, is_greedy = sequence.params, state.is_greedy
-            temperature = 0.0 if is_greedy else params.temperature
-            uniform = 0.0 if is_greedy else state.uniform(sequence.num_output_tokens)
-            numbers.append((temperature, params.min_p, params.top_p, uniform))
-        num_rows, by_column = len(numbers), tuple(zip(*numbers, strict=True))
-        columns = self._columns.write(by_column, 4, num_rows).to(device)
-        temperatures, min_p, top_p, uniforms = columns.unbind()
-        counts = [sequence.params.top_k for sequence in sequences]
-        counts = [k if 0 < k < vocab else vocab for k in counts]
-        top_k = self._top_k.write(counts, num_rows).to(device)
-        tokens = self._tokens.write(-1, num_rows).to(device)
-        self._choose_tokens(logits, temperatures, min_p, top_p, top_k, uniforms, tokens)
-        chosen: list[int] = tokens.tolist()
-        return chosen
+        def results() -> list[SampledToken]:
+            chosen = wait()
+            for row, token in enumerate(chosen):
+                if token < 0:
+                    errors.setdefault(row, NO_TOKEN if row in empty_rows else NOT_FINITE)
+            return [
+                SampledToken(-1, error=errors[row])
+                if row in errors
+                else _result(logits, row, chosen[row], sequence)
+                for row, sequence in enumerate(sequences)
+            ]
+
+        return results
 
 
 def _banned(sequence: Sequence) -> list[int]:
@@ -259,14 +286,6 @@ def _banned(sequence: Sequence) -> list[int]:
     if sequence.num_output_tokens < sequence.params.min_tokens:
         banned += sequence.stop_ids
     return banned
-
-
-def _blame(sequence: Sequence, vocab: int) -> Problem:
-    """Why there is no token to choose: is that the request's doing, or the model's?"""
-    allowed, banned = sequence.params.allowed_token_ids, set(_banned(sequence))
-    if banned.issuperset(allowed or range(vocab)):
-        return ("invalid_request", "the request's own parameters leave no token to choose")
-    return ("engine_error", "the model gave no finite logits")
 
 
 def _completing(words: list[list[int]], sequence: Sequence) -> list[int]:

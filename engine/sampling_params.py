@@ -107,6 +107,15 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
         return self.temperature < GREEDY_EPSILON
 
     @property
+    def needs_answer(self) -> bool:
+        """Whether what may come next depends on the tokens of the answer themselves."""
+        return bool(self.has_penalties or self.bad_words_token_ids or self.trace_decode_token_ids)
+
+    @property
+    def has_penalties(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+    @property
     def stop_strings(self) -> list[str]:
         """`stop` as the list that construction made of it."""
         if self.stop is None:

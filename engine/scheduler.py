@@ -11,6 +11,9 @@ of the seats or blocks makes way for another user who finds none; one cache salt
 `finish()` serves every end from every state: it alone frees blocks and forgets a sequence, and it
 always emits one last output. What goes wrong with one sequence ends that one. The scheduler knows
 no tensors and never reads a clock.
+
+A step may be scheduled while another runs: `anticipate` takes that one for done, except for what
+it will choose. What it then computes for a sequence that has ended meanwhile is thrown away.
 """
 
 import logging
@@ -37,6 +40,7 @@ from engine.sequence import (
     ScheduledSequence,
     Sequence,
     SequenceStatus,
+    Tokens,
 )
 from engine.step_budget import StepBudget
 from engine.waiting_queue import WaitingQueue, by_order
@@ -159,6 +163,7 @@ class Scheduler:
         else:
             self.running.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
+        sequence.forget_unknown()
         self.blocks.release(sequence)
         del self.sequences[sequence.key]
         self._outputs[sequence.client_id].append(output)
@@ -205,19 +210,27 @@ class Scheduler:
             self.blocks.start_step()
         return scheduled
 
-    def update(
-        self,
-        scheduled: list[ScheduledSequence],
-        tokens: list[SampledToken | None],
-        now: float,
-    ) -> None:
+    def anticipate(self, scheduled: list[ScheduledSequence]) -> None:
+        """A step was started: the next one may be scheduled before `update` ends this one.
+
+        None that is sampled may wait for its token (`Sequence.waits_for_tokens`).
+        """
+        row = 0
+        for item in scheduled:
+            self._advance(item, row)
+            item.is_anticipated = True
+            row += item.is_sampled
+
+    def update(self, scheduled: list[ScheduledSequence], tokens: Tokens, now: float) -> None:
         """Take in what a step computed: one token, or None, per scheduled sequence."""
         self.blocks.end_step()
         for item, token in zip(scheduled, tokens, strict=True):
             # One that was aborted while the step ran has ended: the abort wins. One that was
             # preempted has lost its blocks, and with them what the step computed.
-            if item.sequence.status is SequenceStatus.RUNNING:
-                self._attempt(item.sequence, self._take, item.num_tokens, token, now)
+            sequence = item.sequence
+            is_running = sequence.status is SequenceStatus.RUNNING
+            if is_running and item.num_preemptions == sequence.num_preemptions:
+                self._attempt(sequence, self._take, item, token, now)
 
     def preempt_all(self) -> None:
         """Take every block back: what runs now starts over, from the queue."""
@@ -301,7 +314,8 @@ class Scheduler:
         sequence.stop_ids = frozenset(id for id in stop_ids if 0 <= id < self.vocab_size)
         max_tokens = self.max_model_len if params.max_tokens is None else params.max_tokens
         sequence.max_num_tokens = min(sequence.num_prompt_tokens + max_tokens, self.max_model_len)
-        if sequence.num_output_tokens and (end := self._end_reason(sequence)):
+        last = sequence.num_tokens - 1
+        if sequence.num_output_tokens and (end := self._end_reason(sequence, last)):
             self.finish(sequence, *end)  # nothing was left to generate behind the resumed tokens
             return
         problem = find_problem(sequence, self.config, self.vocab_size) or congestion
@@ -350,6 +364,8 @@ class Scheduler:
 
     def _is_due(self, sequence: Sequence, now: float) -> bool:
         """Whether a decode wants its next token now."""
+        if sequence.num_tokens >= sequence.max_num_tokens:
+            return False  # its last one is being chosen
         return not self.config.pace or sequence.due_tick <= now * self.config.pace
 
     def _preempt_for(self, due: list[Sequence]) -> int:
@@ -381,6 +397,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue, at its old place: blocks go, tokens stay and are computed again."""
         self.running.remove(sequence)
+        sequence.forget_unknown()
         self.blocks.release(sequence)
         sequence.status = SequenceStatus.WAITING
         sequence.num_preemptions += 1
@@ -419,29 +436,41 @@ class Scheduler:
         self._outputs[sequence.client_id].append(self._output(sequence))
         return True
 
+    def _advance(self, item: ScheduledSequence, row: int) -> None:
+        """The tokens of a part count as computed, and one that it samples as unknown."""
+        sequence = item.sequence
+        sequence.num_computed_tokens = item.end
+        if sequence.copied_from is not None:
+            self.blocks.end_copy(sequence)
+        if item.is_sampled:
+            sequence.expect_token(row)
+
     def _take(
-        self, sequence: Sequence, num_tokens: int, token: SampledToken | None, now: float
+        self, sequence: Sequence, item: ScheduledSequence, token: SampledToken | None, now: float
     ) -> None:
         """Take in what a step computed for one sequence."""
-        if not sequence.is_decoding:
-            self.totals.prompt_tokens += num_tokens
-        sequence.num_computed_tokens += num_tokens
+        if not item.is_anticipated:
+            self._advance(item, 0)
+        if not item.is_decode:
+            self.totals.prompt_tokens += item.num_tokens
         if token is not None and token.error is not None:
             # Nor may its keys and values serve anybody else.
             self.finish(sequence, "error", error=token.error)
             return
-        self.blocks.cache_full_units(sequence)
+        self.blocks.cache_full_units(sequence, item.end)
         if token is None:
             self._outputs[sequence.client_id].append(self._output(sequence))
         else:
-            self._append(sequence, token, now)
+            self._learn(sequence, item.end, token, now)
 
-    def _append(self, sequence: Sequence, token: SampledToken, now: float) -> None:
-        sequence.token_ids.append(token.token_id)
+    def _learn(self, sequence: Sequence, place: int, token: SampledToken, now: float) -> None:
+        """The first unknown token is this one."""
+        sequence.token_ids[place] = token.token_id
+        sequence.num_unknown -= 1
         self.totals.generation_tokens += 1
         if not sequence.first_token_ts:
             sequence.first_token_ts = now
-        if end := self._end_reason(sequence):
+        if end := self._end_reason(sequence, place):
             self.finish(sequence, *end, token=token)
             return
         self._outputs[sequence.client_id].append(self._output(sequence, token))
@@ -451,12 +480,13 @@ class Scheduler:
             tick = int(now * self.config.pace)
             sequence.due_tick = max((sequence.due_tick or tick) + 1, tick)
 
-    def _end_reason(self, sequence: Sequence) -> tuple[str, int | None] | None:
-        """Why the answer ends with its last token, if it does: (finish reason, stop reason)."""
-        params, token = sequence.params, sequence.token_ids[-1]
-        if token in sequence.stop_ids and sequence.num_output_tokens > params.min_tokens:
+    def _end_reason(self, sequence: Sequence, place: int) -> tuple[str, int | None] | None:
+        """Why the answer ends with the token there, if it does: (finish reason, stop reason)."""
+        params, token = sequence.params, sequence.token_ids[place]
+        num_output_tokens = place + 1 - sequence.num_prompt_tokens
+        if token in sequence.stop_ids and num_output_tokens > params.min_tokens:
             return ("stop", token if token in (params.stop_token_ids or ()) else None)
-        if sequence.num_tokens >= sequence.max_num_tokens:
+        if place + 1 >= sequence.max_num_tokens:
             return ("length", None)
         return None
 

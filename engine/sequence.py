@@ -9,6 +9,9 @@ Tokens are numbered from the start of the prompt. Three counts split them:
 
 Keys and values exist for the first `num_computed_tokens`. A sequence decodes when exactly its last
 token is missing them, and prefills while more are: after a preemption also output tokens are.
+
+Where the next step is scheduled while one runs, the tokens of that one count as computed, and what
+it will choose stands at the end as an unknown token.
 """
 
 import enum
@@ -22,6 +25,8 @@ from engine.sampling_params import SamplingParams
 RequestKey = tuple[str, str]  # (client id, internal request id)
 Problem = tuple[str, str]  # (code, message) of an answer that ends with "error"
 Order = tuple[int, int, float, int]  # priority, turn among users, arrival, number
+
+UNKNOWN = 0  # in place of a token that a step in flight will choose
 
 
 class SequenceStatus(enum.Enum):
@@ -51,6 +56,7 @@ class Sequence:
         "num_prompt_tokens",
         "num_tokens_ahead",
         "num_units_cached",
+        "num_unknown",
         "order",
         "params",
         "queue_position",
@@ -61,6 +67,8 @@ class Sequence:
         "status",
         "stop_ids",
         "token_ids",
+        "unknown_row",
+        "waits_for_tokens",
     )
 
     def __init__(
@@ -82,7 +90,12 @@ class Sequence:
         self.arrival_time = arrival_time
         self.cache_salt = cache_salt
 
+        # Whether its next step can be prepared only when the token of its last one is known here.
+        self.waits_for_tokens = params.needs_answer or params.logprobs is not None
+
         # these fields are set by the scheduler
+        self.num_unknown = 0  # of the last tokens
+        self.unknown_row = 0  # of the sampled rows of the step that chooses the last of them
         self.status = SequenceStatus.WAITING
         self.order: Order = (0, 0, arrival_time, 0)  # smaller is served earlier
         self.max_num_tokens = 0  # num_tokens at which the answer ends by length
@@ -132,6 +145,18 @@ class Sequence:
     def is_finished(self) -> bool:
         return self.status is SequenceStatus.FINISHED
 
+    def expect_token(self, row: int) -> None:
+        """A step in flight will choose a token, in this one of its sampled rows."""
+        self.token_ids.append(UNKNOWN)
+        self.num_unknown += 1
+        self.unknown_row = row
+
+    def forget_unknown(self) -> None:
+        """What steps in flight will choose comes to nothing."""
+        if self.num_unknown:
+            del self.token_ids[-self.num_unknown :]
+            self.num_unknown = 0
+
     def __repr__(self) -> str:  # counts only: logs never hold a user's tokens
         return (
             f"Sequence({self.request_id}, {self.status.value}, prompt={self.num_prompt_tokens}, "
@@ -139,17 +164,34 @@ class Sequence:
         )
 
 
-@dataclass(slots=True)  # not frozen: that takes three times as long to make
 class ScheduledSequence:
-    """The part of one sequence that a step computes: its next `num_tokens` uncomputed tokens."""
+    """The part of one sequence that a step computes: its next `num_tokens` uncomputed tokens.
 
-    sequence: Sequence
-    num_tokens: int
+    It stays as it was when it was scheduled, while the sequence goes on.
+    """
 
-    @property
-    def is_sampled(self) -> bool:
-        """Whether this step reaches the last known token, so that a new one can be chosen."""
-        return self.num_tokens == self.sequence.num_uncomputed_tokens
+    __slots__ = (
+        "end",
+        "is_anticipated",
+        "is_decode",
+        "is_sampled",
+        "num_preemptions",
+        "num_tokens",
+        "sequence",
+        "start",
+    )
+
+    def __init__(self, sequence: Sequence, num_tokens: int) -> None:
+        start, num_known = sequence.num_computed_tokens, len(sequence.token_ids)
+        self.sequence = sequence
+        self.num_tokens = num_tokens
+        self.start = start  # place of its first token
+        self.end = start + num_tokens  # behind the last, where a sampled token will stand
+        # Whether it reaches the last token, so that a new one can be chosen.
+        self.is_sampled = self.end == num_known
+        self.is_decode = num_known - start == 1 and num_known > sequence.num_prompt_tokens
+        self.num_preemptions = sequence.num_preemptions
+        self.is_anticipated = False  # whether its sequence counts it as computed already
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,4 +203,6 @@ class SampledToken:
     error: Problem | None = None
 
 
-Execute = Callable[[list[ScheduledSequence]], list[SampledToken | None]]
+Tokens = list[SampledToken | None]  # of the parts of a step; None where none was sampled
+# Starts to compute a step. What it returns waits for the tokens, and is called once.
+Launch = Callable[[list[ScheduledSequence]], Callable[[], Tokens]]

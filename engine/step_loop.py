@@ -1,8 +1,11 @@
 """`EngineCore`: the step loop, without sockets and tensors.
 
-One round: receive, schedule, forward and sample, receive aborts again, update, send. A request's
-fault ends that request. A step that finds no memory is tried again, smaller. Any other fault of the
-step leaves `run()`, and the process with it.
+One round: receive, schedule, forward and sample, receive aborts again, update, send. On a GPU, a
+round starts a step before it waits for the one of the round before, so that the GPU need not wait
+for what the processor does in between: a stop then wastes at most one step of its sequence.
+
+A request's fault ends that request. A step that finds no memory is tried again, smaller. Any other
+fault of the step leaves `run()`, and the process with it.
 """
 
 import logging
@@ -10,6 +13,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from engine.core_calls import CoreCalls
@@ -26,26 +30,38 @@ from engine.ipc import (
     Utility,
 )
 from engine.scheduler import Scheduler
-from engine.sequence import Execute, SampledToken, ScheduledSequence
+from engine.sequence import Launch, ScheduledSequence, Tokens
 
 logger = logging.getLogger("engine.core")
 
 STUCK_SECONDS = 10.0  # without a step, though requests wait and none runs: then the first one ends
 
 
-class EngineCore:
-    """The step loop, without sockets and tensors: queues in, `execute` between, `send` out.
+@dataclass(frozen=True, slots=True)
+class StepInFlight:
+    """A step that was started; `wait` gives its tokens."""
 
-    `now` is a monotonic clock, replaced in tests; `worker` is what `collective_rpc` calls.
+    scheduled: list[ScheduledSequence]
+    wait: Callable[[], Tokens]
+    started: float  # by the clock of the loop
+
+
+class EngineCore:
+    """The step loop, without sockets and tensors: queues in, `launch` between, `send` out.
+
+    `runs_ahead` starts steps before the last one has ended, wherever no sequence of that one needs
+    its token here. `now` is a monotonic clock, replaced in tests; `worker` is what `collective_rpc`
+    calls.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        execute: Execute,
+        launch: Launch,
         metrics: CoreMetrics,
         *,
         epoch: int = 0,
+        runs_ahead: bool = False,
         now: Callable[[], float] = time.monotonic,
         worker: object = None,
     ) -> None:
@@ -55,7 +71,10 @@ class EngineCore:
         self.inbox: SimpleQueue[InboxItem] = SimpleQueue()
         self.aborts: deque[tuple[str, Abort]] = deque()
         self.send: Callable[[str, CoreMessage], None] = lambda client_id, message: None
-        self._execute = execute
+        self._launch = launch
+        self._runs_ahead = runs_ahead
+        self._in_flight: StepInFlight | None = None  # between two rounds
+        self._last_ended = -math.inf  # when a step ended last
         self._now = now
         self._is_stopping = False
         self._round_started: float | None = None  # None: idle
@@ -82,25 +101,17 @@ class EngineCore:
         self._receive_aborts()
         while not self.inbox.empty():
             self._handle(self.inbox.get_nowait())
-        scheduled, tokens = self._compute()
+        has_step = self._in_flight is not None
+        step = self._start_step(self._round_started)
+        self._end_step_in_flight()
         self._calls.answer_drained()
-        if not scheduled:
-            return self._check_idle()
-        metrics = self.metrics
-        is_decode = all(item.sequence.is_decoding for item in scheduled)
-        self._receive_aborts()
-        self.scheduler.update(scheduled, tokens, self._now())
-        self._send_outputs()
-        seconds = self._now() - self._round_started
-        self._was_busy = True
-        self._stuck_since = None
-        if is_decode:
-            metrics.decode_steps.observe(seconds)
-            self.scheduler.prompt_budget.observe_decode(len(scheduled), seconds)
+        if step is None:
+            return has_step or self._check_idle()
+        self._in_flight = step
+        if self._may_run_ahead(step):
+            self.scheduler.anticipate(step.scheduled)
         else:
-            metrics.other_steps.observe(seconds)
-            num_tokens = sum(item.num_tokens for item in scheduled)
-            self.scheduler.prompt_budget.observe(num_tokens, seconds)
+            self._end_step_in_flight()
         return True
 
     def wait(self) -> None:
@@ -121,8 +132,11 @@ class EngineCore:
         age = 0.0 if started is None else self._now() - started
         return Pong(ping.number, self.epoch, age, self.scheduler.stats())
 
-    def _compute(self) -> tuple[list[ScheduledSequence], list[SampledToken | None]]:
-        """Schedule and execute. Without memory: again with less, without the largest prompt, no."""
+    def _start_step(self, started: float) -> StepInFlight | None:
+        """Schedule and launch. Without memory: again with less, without the largest prompt, no.
+
+        None if there is nothing to compute.
+        """
         for remedy in (self._halve_step, self._end_largest_prompt, None):
             is_frozen = self._calls.is_frozen
             scheduled = [] if is_frozen else self.scheduler.schedule(self._now())
@@ -130,16 +144,46 @@ class EngineCore:
             if not scheduled:
                 break
             try:
-                return scheduled, self._execute(scheduled)
+                return StepInFlight(scheduled, self._launch(scheduled), started)
             except MemoryError as error:
                 if remedy is None:
                     raise
+                self._end_step_in_flight()  # steps end in the order in which they began
                 logger.error("no memory for a step: %s; %s", error, self.scheduler.stats())
                 self.scheduler.give_up()
                 if not remedy(scheduled):
                     raise
             self._receive_aborts()
-        return [], []
+        return None
+
+    def _may_run_ahead(self, step: StepInFlight) -> bool:
+        if not self._runs_ahead or self._calls.is_frozen:
+            return False
+        return not any(
+            item.is_sampled and item.sequence.waits_for_tokens for item in step.scheduled
+        )
+
+    def _end_step_in_flight(self) -> None:
+        """Wait for the step in flight, if there is one, and take in what it computed."""
+        step, self._in_flight = self._in_flight, None
+        if step is None:
+            return
+        tokens, scheduled = step.wait(), step.scheduled
+        self._receive_aborts()
+        self.scheduler.update(scheduled, tokens, self._now())
+        self._send_outputs()
+        ended, metrics = self._now(), self.metrics
+        seconds = ended - max(step.started, self._last_ended)  # it may have waited for another
+        self._last_ended = ended
+        self._was_busy = True
+        self._stuck_since = None
+        if all(item.is_decode for item in scheduled):
+            metrics.decode_steps.observe(seconds)
+            self.scheduler.prompt_budget.observe_decode(len(scheduled), seconds)
+        else:
+            metrics.other_steps.observe(seconds)
+            num_tokens = sum(item.num_tokens for item in scheduled)
+            self.scheduler.prompt_budget.observe(num_tokens, seconds)
 
     def _halve_step(self, scheduled: list[ScheduledSequence]) -> bool:
         """From now on until the core is idle steps are half as large as this one."""
@@ -148,7 +192,7 @@ class EngineCore:
 
     def _end_largest_prompt(self, scheduled: list[ScheduledSequence]) -> bool:
         """False if no prompt is in this step, so that there is nobody to blame."""
-        prompts = [item.sequence for item in scheduled if not item.sequence.is_decoding]
+        prompts = [item.sequence for item in scheduled if not item.is_decode]
         if not prompts:
             return False
         largest = max(prompts, key=lambda sequence: sequence.num_tokens)
@@ -176,6 +220,7 @@ class EngineCore:
             case Abort():
                 self.scheduler.abort(client_id, message.request_ids, message.reason)
             case Utility():
+                self._end_step_in_flight()  # what it finds and changes lies between two steps
                 self._calls.answer(client_id, message)
 
     def _add(self, client_id: str, request: AddRequest) -> None:

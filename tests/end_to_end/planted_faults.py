@@ -48,15 +48,15 @@ def _poison_steps(cuda_failed: Path) -> None:
 
     begin = EngineCore.__init__
 
-    def begin_poisoned(core: Any, scheduler: Any, execute: Any, *args: Any, **kwargs: Any) -> None:
+    def begin_poisoned(core: Any, scheduler: Any, launch: Any, *args: Any, **kwargs: Any) -> None:
         _poison_logits()  # the sampler is there by now
-        begin(core, scheduler, _poisoned(execute, cuda_failed), *args, **kwargs)
+        begin(core, scheduler, _poisoned(launch, cuda_failed), *args, **kwargs)
 
     EngineCore.__init__ = begin_poisoned  # type: ignore[assignment, method-assign]
 
 
-def _poisoned(execute: Callable[[Any], Any], cuda_failed: Path) -> Callable[[Any], Any]:
-    def execute_poisoned(scheduled: list[Any]) -> Any:
+def _poisoned(launch: Callable[[Any], Any], cuda_failed: Path) -> Callable[[Any], Any]:
+    def launch_poisoned(scheduled: list[Any]) -> Any:
         sequences = [item.sequence for item in scheduled]
         prompts = {s.num_prompt_tokens for s in sequences if not s.is_decoding}
         if MEMORY_TOKENS in prompts:
@@ -66,9 +66,9 @@ def _poisoned(execute: Callable[[Any], Any], cuda_failed: Path) -> Callable[[Any
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         if DEADLY_TOKENS in prompts:
             os.kill(os.getpid(), signal.SIGKILL)
-        return execute(scheduled)
+        return launch(scheduled)
 
-    return execute_poisoned
+    return launch_poisoned
 
 
 def _poison_logits() -> None:
@@ -76,10 +76,10 @@ def _poison_logits() -> None:
 
     sample = Sampler.sample
 
-    def sample_poisoned(sampler: Any, logits: Any, sequences: Any) -> Any:
+    def sample_poisoned(sampler: Any, logits: Any, sequences: Any, *others: Any) -> Any:
         for row, sequence in enumerate(sequences):
             if sequence.num_prompt_tokens == NAN_TOKENS:
                 logits[row] = float("nan")
-        return sample(sampler, logits, sequences)
+        return sample(sampler, logits, sequences, *others)
 
     Sampler.sample = sample_poisoned  # type: ignore[assignment, method-assign]

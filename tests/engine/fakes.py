@@ -9,7 +9,7 @@ from engine.core_metrics import CoreMetrics
 from engine.ipc import Abort, AddRequest, CoreMessage, SequenceOutput, StepOutputs
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler
-from engine.sequence import SampledToken, ScheduledSequence, Sequence
+from engine.sequence import UNKNOWN, SampledToken, ScheduledSequence, Sequence, Tokens
 from engine.step_loop import EngineCore
 
 VOCAB_SIZE = 1000
@@ -38,21 +38,32 @@ class FakeModel:
     """Runs nothing: the next token of a sequence is `script(sequence)`, by default last + 1.
 
     `during_step` is called once in the middle of each step, as if something happened meanwhile.
+    What the scheduler does not know yet is taken from the sampled rows of the step before.
     """
 
     def __init__(self, script: Callable[[Sequence], int | SampledToken] | None = None) -> None:
         self.script = script or (lambda sequence: sequence.token_ids[-1] % (VOCAB_SIZE - 1) + 1)
         self.during_step: Callable[[], None] = lambda: None
         self.steps: list[dict[str, int]] = []  # request id → tokens computed
+        self._chosen: list[int] = []  # in the last step
 
-    def execute(self, scheduled: list[ScheduledSequence]) -> list[SampledToken | None]:
+    def launch(self, scheduled: list[ScheduledSequence]) -> Callable[[], Tokens]:
+        tokens = self.execute(scheduled)
+        return lambda: tokens
+
+    def execute(self, scheduled: list[ScheduledSequence]) -> Tokens:
         self.steps.append({item.sequence.request_id: item.num_tokens for item in scheduled})
         tokens = [self._next(item.sequence) if item.is_sampled else None for item in scheduled]
+        self._chosen = [token.token_id for token in tokens if token is not None]
         self.during_step()
         return tokens
 
     def _next(self, sequence: Sequence) -> SampledToken:
+        if sequence.num_unknown:
+            sequence.token_ids[-1] = self._chosen[sequence.unknown_row]
         token = self.script(sequence)
+        if sequence.num_unknown:
+            sequence.token_ids[-1] = UNKNOWN
         return SampledToken(token) if isinstance(token, int) else token
 
 
@@ -60,16 +71,22 @@ class SteppedCore:
     """An `EngineCore` without process, socket and clock; one client called "me" unless named."""
 
     def __init__(
-        self, model: FakeModel | None = None, *, worker: object = None, **settings: Any
+        self,
+        model: FakeModel | None = None,
+        *,
+        worker: object = None,
+        runs_ahead: bool = False,
+        **settings: Any,
     ) -> None:
         self.model = model or FakeModel()
         self.scheduler = make_scheduler(**settings)
         self.time = 0.0
         self.core = EngineCore(
             self.scheduler,
-            self.model.execute,
+            self.model.launch,
             CoreMetrics("fake", "none"),
             epoch=7,
+            runs_ahead=runs_ahead,
             now=lambda: self.time,
             worker=worker,
         )

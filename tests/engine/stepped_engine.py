@@ -1,5 +1,6 @@
 """Runner and scheduler on a real model, stepped by hand: no process, no socket, no clock."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from engine.ipc import SequenceOutput
 from engine.loader import load_model
 from engine.model_runner import ModelRunner
 from engine.scheduler import Scheduler
-from engine.sequence import SampledToken
+from engine.sequence import ScheduledSequence, Tokens
 from tests.engine.fakes import make_request
 
 Logprobs = list[list[tuple[int, float, int]]]
@@ -22,10 +23,13 @@ Logprobs = list[list[tuple[int, float, int]]]
 class SteppedEngine:
     """What `engine.core` puts together, for one client called "me".
 
-    `logits[id]` is kept, a row of [vocab] per token of the answer, if `keeps_logits`.
+    `logits[id]` is kept, a row of [vocab] per token of the answer, if `keeps_logits`. With
+    `runs_ahead` each step is started before the last one has ended.
     """
 
-    def __init__(self, folder: Path, *, keeps_logits: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, *, keeps_logits: bool = False, runs_ahead: bool = False, **settings: Any
+    ) -> None:
         config = EngineConfig(model=str(folder), address="", served_model_name="", **settings)
         self.runner = ModelRunner(load_model(config, ops.choose(config.attn_backend)), config)
         assert self.runner.config.num_blocks is not None
@@ -33,6 +37,8 @@ class SteppedEngine:
             self.runner.config.num_blocks, self.runner.config.block_size, unit_size=UNIT_TOKENS
         )
         self.scheduler = Scheduler(self.runner.config, blocks, self.runner.loaded.vocab_size)
+        self.runs_ahead = runs_ahead
+        self._in_flight: tuple[list[ScheduledSequence], Callable[[], Tokens]] | None = None
         self.tokens: dict[str, list[int]] = {}
         self.logprobs: dict[str, Logprobs] = {}
         self.logits: dict[str, list[torch.Tensor]] = {}
@@ -46,7 +52,14 @@ class SteppedEngine:
 
     def step(self) -> None:
         scheduled = self.scheduler.schedule(0.0)
-        self.scheduler.update(scheduled, self.runner.execute(scheduled), 0.0)
+        wait = self.runner.launch(scheduled) if scheduled else None
+        self._end_step()
+        if wait is not None:
+            self._in_flight = (scheduled, wait)
+            if self.runs_ahead:
+                self.scheduler.anticipate(scheduled)
+            else:
+                self._end_step()
         for output in self.scheduler.take_outputs().get("me", []):
             self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
             self.logprobs.setdefault(output.request_id, []).extend(output.logprobs or [])
@@ -55,18 +68,26 @@ class SteppedEngine:
 
     def run(self) -> None:
         """Step until all is answered; then every block must be free."""
-        while self.scheduler.sequences:
+        while self.scheduler.sequences or self._in_flight:
             self.step()
         self.scheduler.check_integrity()
         assert self.scheduler.blocks.num_free == self.scheduler.blocks.num_blocks
+
+    def _end_step(self) -> None:
+        step, self._in_flight = self._in_flight, None
+        if step is not None:
+            scheduled, wait = step
+            self.scheduler.update(scheduled, wait(), 0.0)
 
     def _keep_logits(self) -> None:
         sampler = self.runner._sampler
         sample = sampler.sample
 
-        def kept(logits: torch.Tensor, sequences: Any) -> list[SampledToken]:
+        def kept(logits: torch.Tensor, sequences: Any, *others: Any) -> Any:
             for row, sequence in zip(logits, sequences, strict=True):
-                self.logits.setdefault(sequence.request_id, []).append(row.clone())
-            return sample(logits, sequences)
+                rows = self.logits.setdefault(sequence.request_id, [])
+                del rows[sequence.num_output_tokens :]  # which a preemption made unknown again
+                rows.append(row.clone())
+            return sample(logits, sequences, *others)
 
-        sampler.sample = kept  # type: ignore[method-assign]
+        sampler.sample = kept  # type: ignore[method-assign, assignment]

@@ -71,7 +71,7 @@ def test_padding_is_not_attended_not_stored_and_gives_zeros() -> None:
             for tensor in (query, key, value)
         ]
         scheduled = [ScheduledSequence(sequence, 3)]
-        context.batch = build_batch(scheduled, 16, torch.device("cpu"), row_multiple)
+        context.batch = build_batch(scheduled, 16, row_multiple)
         out, _ = paged_attention_forward(layer_module, junk[0], junk[1], junk[2], None)
         outs.append(out)
     assert torch.equal(outs[1][:, :3], outs[0])
@@ -95,7 +95,7 @@ def test_a_scale_of_one_is_not_taken_for_none() -> None:
     layer.value_cache = ops.allocate_cache(1, 16, 2, 6, torch.float32, is_key=False)
     sequence = Sequence("c", "r", [1, 2, 3], SamplingParams())
     sequence.block_table = array("i", [0])
-    context.batch = build_batch([ScheduledSequence(sequence, 3)], 16, torch.device("cpu"))
+    context.batch = build_batch([ScheduledSequence(sequence, 3)], 16)
     for scaling in (1.0, 0.3, None):
         paged_attention_forward(module, *tensors(), None, scaling=scaling)
     assert seen == [1.0, 0.3, 8**-0.5]

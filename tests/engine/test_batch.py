@@ -10,8 +10,6 @@ from engine.batch import Batch, BatchMemory, build_batch
 from engine.sampling_params import SamplingParams
 from engine.sequence import ScheduledSequence, Sequence
 
-CPU = torch.device("cpu")
-
 
 def make_sequence(tokens: list[int], num_computed: int, blocks: list[int]) -> Sequence:
     sequence = Sequence("c", "r", tokens, SamplingParams())
@@ -31,7 +29,6 @@ def test_a_decode_and_two_chunks_lie_behind_one_another() -> None:
             ScheduledSequence(first_chunk, 5),
         ],
         4,
-        CPU,
     )
     assert batch.input_ids.tolist() == [14, 23, 24, 25, 30, 31, 32, 33, 34]
     assert batch.positions.tolist() == [4, 3, 4, 5, 0, 1, 2, 3, 4]
@@ -49,7 +46,6 @@ def test_shorter_block_tables_end_in_zeros_and_dtypes_are_as_documented() -> Non
             ScheduledSequence(make_sequence([1] * 9, 8, [4, 5, 6]), 1),
         ],
         4,
-        CPU,
     )
     assert batch.block_tables.tolist() == [[9, 0, 0], [4, 5, 6]]
     for tensor in (batch.block_tables, batch.cu_seqlens_q, batch.seq_lens):
@@ -60,7 +56,7 @@ def test_shorter_block_tables_end_in_zeros_and_dtypes_are_as_documented() -> Non
 
 def test_a_block_table_may_grow_after_its_batch_was_built() -> None:
     sequence = make_sequence([1] * 4, 0, [0])
-    batch = build_batch([ScheduledSequence(sequence, 4)], 4, CPU)
+    batch = build_batch([ScheduledSequence(sequence, 4)], 4)
     sequence.block_table.append(1)  # an exported buffer would refuse
     assert batch.block_tables.tolist() == [[0]]
 
@@ -69,7 +65,7 @@ def test_rows_of_padding_write_nothing_and_belong_to_no_sequence() -> None:
     decode = make_sequence([10, 11, 12, 13, 14], 4, [7, 3])
     first_chunk = make_sequence([30, 31, 32, 33, 34, 35], 0, [0, 2])
     scheduled = [ScheduledSequence(decode, 1), ScheduledSequence(first_chunk, 5)]
-    batch = build_batch(scheduled, 4, CPU, row_multiple=4)
+    batch = build_batch(scheduled, 4, row_multiple=4)
     assert (batch.num_tokens, batch.num_sampled) == (6, 1)
     assert batch.input_ids.tolist() == [14, 30, 31, 32, 33, 34, 0, 0]
     assert batch.positions.tolist() == [4, 0, 1, 2, 3, 4, 0, 0]
@@ -82,14 +78,26 @@ def test_rows_of_padding_write_nothing_and_belong_to_no_sequence() -> None:
 @pytest.mark.parametrize(("num_tokens", "num_rows"), [(1, 16), (16, 16), (17, 32)])
 def test_rows_are_padded_to_the_next_multiple(num_tokens: int, num_rows: int) -> None:
     sequence = make_sequence([1] * num_tokens, 0, list(range(5)))
-    batch = build_batch([ScheduledSequence(sequence, num_tokens)], 4, CPU, row_multiple=16)
+    batch = build_batch([ScheduledSequence(sequence, num_tokens)], 4, row_multiple=16)
     assert len(batch.input_ids) == len(batch.slot_mapping) == num_rows
     assert len(batch.logits_rows) == 16
 
 
+def test_an_unknown_token_is_looked_for_in_the_rows_of_the_step_before() -> None:
+    known, expecting = make_sequence([10, 11, 12], 2, [7]), make_sequence([20, 21], 2, [3])
+    expecting.expect_token(row=4)
+    chunk = make_sequence([30, 31, 32], 0, [0])
+    scheduled = [ScheduledSequence(known, 1), ScheduledSequence(expecting, 1)]
+    batch = build_batch([*scheduled, ScheduledSequence(chunk, 2)], 4, row_multiple=3)
+    assert batch.unknown_rows is not None
+    assert batch.unknown_rows.tolist() == [-1, 4, -1, -1, -1, -1]
+    assert batch.positions.tolist()[:2] == [2, 2]
+    assert build_batch(scheduled[:1], 4).unknown_rows is None
+
+
 def test_a_step_that_samples_nothing_wants_no_logits() -> None:
     sequence = make_sequence([1] * 9, 0, [0, 1, 2])
-    batch = build_batch([ScheduledSequence(sequence, 5)], 4, CPU, row_multiple=16)
+    batch = build_batch([ScheduledSequence(sequence, 5)], 4, row_multiple=16)
     assert (batch.num_sampled, len(batch.logits_rows)) == (0, 0)
 
 
@@ -113,8 +121,8 @@ def test_the_next_batch_lies_in_the_same_memory_with_nothing_left_of_the_last() 
         for length in lengths:
             sequence = make_sequence([*range(length)], length - 1, [*range(1, length // 4 + 2)])
             scheduled.append(ScheduledSequence(sequence, 1))
-        alone = build_batch(scheduled, 4, CPU, row_multiple=4)
-        batch = build_batch(scheduled, 4, CPU, row_multiple=4, memory=memory)
+        alone = build_batch(scheduled, 4, row_multiple=4)
+        batch = build_batch(scheduled, 4, row_multiple=4, memory=memory)
         pairs = zip(tensors_of(batch), tensors_of(alone), strict=True)
         assert all(torch.equal(*pair) and pair[0].is_contiguous() for pair in pairs)
         assert (batch.num_tokens, batch.num_sampled) == (alone.num_tokens, alone.num_sampled)
@@ -128,7 +136,7 @@ def test_the_next_batch_lies_in_the_same_memory_with_nothing_left_of_the_last() 
 
 def test_without_memory_a_batch_keeps_its_tensors() -> None:
     sequence = make_sequence([5, 6], 1, [3])
-    first = build_batch([ScheduledSequence(sequence, 1)], 4, CPU)
+    first = build_batch([ScheduledSequence(sequence, 1)], 4)
     sequence.num_computed_tokens = 0
-    build_batch([ScheduledSequence(sequence, 1)], 4, CPU)
+    build_batch([ScheduledSequence(sequence, 1)], 4)
     assert (first.input_ids.tolist(), first.positions.tolist()) == ([6], [1])

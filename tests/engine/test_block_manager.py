@@ -19,9 +19,16 @@ def start(blocks: BlockManager, sequence: Sequence) -> int:
     """Allocate and compute all tokens; the number of tokens that were cached."""
     blocks.allocate(sequence, blocks.find_prefix(sequence))
     num_cached = sequence.num_computed_tokens
-    sequence.num_computed_tokens = sequence.num_tokens
-    blocks.cache_full_units(sequence)
+    finish_step(blocks, sequence)
     return num_cached
+
+
+def finish_step(blocks: BlockManager, sequence: Sequence) -> None:
+    """All its tokens are computed."""
+    if sequence.copied_from is not None:
+        blocks.end_copy(sequence)
+    sequence.num_computed_tokens = sequence.num_tokens
+    blocks.cache_full_units(sequence, sequence.num_tokens)
 
 
 def run(blocks: BlockManager, tokens: list[int], salt: str = "") -> int:
@@ -116,8 +123,7 @@ def test_reset_forgets_everything_and_leaves_running_sequences_alone() -> None:
     assert blocks.find_prefix(make_sequence(list(range(10)))).blocks == []
     running.token_ids += [10, 11]
     blocks.grow(running)
-    running.num_computed_tokens = 12
-    blocks.cache_full_units(running)
+    finish_step(blocks, running)
     blocks.check_integrity([running])
     blocks.release(running)
     blocks.check_integrity([])
@@ -193,8 +199,7 @@ def test_a_source_is_held_until_it_is_copied() -> None:
     assert blocks.num_needed(sequence, prefix) == 2
     blocks.allocate(sequence, prefix)
     assert blocks.num_free == 0
-    sequence.num_computed_tokens = sequence.num_tokens
-    blocks.cache_full_units(sequence)
+    finish_step(blocks, sequence)
     assert (blocks.num_free, sequence.copied_from) == (1, None)
     blocks.check_integrity([sequence])
     blocks.release(sequence)
@@ -268,8 +273,7 @@ class CheckedBlocks:
             if position < sequence.num_computed_tokens:
                 assert self.contents[slot] == text
             self.contents[slot] = text
-        sequence.num_computed_tokens = sequence.num_tokens
-        self.blocks.cache_full_units(sequence)
+        finish_step(self.blocks, sequence)
 
     def token(self) -> int:
         return int(self.rng.random() < 0.1)  # mostly equal, so that texts meet

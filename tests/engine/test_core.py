@@ -34,7 +34,7 @@ from engine.ipc import (
     decode_core_message,
     encode,
 )
-from engine.sequence import SampledToken, ScheduledSequence
+from engine.sequence import ScheduledSequence, Tokens
 from tests.engine.fakes import make_request
 from tests.tiny_model import build_oracle_model
 
@@ -111,11 +111,11 @@ class CoreUnderTest:
 
 
 def test_torchs_lack_of_memory_is_a_memory_error_and_nothing_else_is() -> None:
-    def allocate(scheduled: list[ScheduledSequence]) -> list[SampledToken | None]:
+    def allocate(scheduled: list[ScheduledSequence]) -> Callable[[], Tokens]:
         torch.empty(1 << 50)
-        return []
+        return list
 
-    def fail(scheduled: list[ScheduledSequence]) -> list[SampledToken | None]:
+    def fail(scheduled: list[ScheduledSequence]) -> Callable[[], Tokens]:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     with pytest.raises(MemoryError):
@@ -200,7 +200,6 @@ def test_killing_a_client_ends_its_requests(core: CoreUnderTest) -> None:
 _CLIENT_SCRIPT = """
 import os, sys, time, zmq
 from engine.ipc import Hello, encode
-from engine.sequence import SampledToken, ScheduledSequence
 from tests.engine.fakes import make_request
 socket = zmq.Context().socket(zmq.DEALER)
 socket.set(zmq.IDENTITY, b"victim")
@@ -252,7 +251,7 @@ def test_r32_a_failing_forward_pass_is_told_and_ends_the_process(oracle: Path) -
 _FAILING_SCRIPT = """
 import sys
 from engine import core, model_runner
-model_runner.ModelRunner.execute = lambda runner, scheduled: 1 / 0
+model_runner.ModelRunner.launch = lambda runner, scheduled: 1 / 0
 sys.exit(core.main())
 """
 

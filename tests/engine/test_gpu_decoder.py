@@ -16,6 +16,7 @@ from engine.attention_backends import AttentionBackend, CudaAttention, OpsAttent
 from engine.config import EngineConfig
 from engine.fused.gpu_decoder import GpuDecoder, fuse_for_gpu
 from engine.model_runner import ModelRunner
+from engine.sampler import Choices
 from engine.sequence import ScheduledSequence
 from tests.emulated_cuda import needs_emulator
 from tests.engine.greedy_oracle import (
@@ -70,8 +71,9 @@ def test_chunks_decodes_and_latecomers_equal_transformers(
 
 @KERNELS
 @pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_recorded_decodes_equal_transformers(
-    kernels: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
+    runs_ahead: bool, kernels: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Six sequences at most, so that some steps have rows of padding."""
     build, replayed = ModelRunner.__init__, []
@@ -82,22 +84,25 @@ def test_recorded_decodes_equal_transformers(
         assert runner.graphs is not None
         run = runner.graphs.run
 
-        def note(scheduled: list[ScheduledSequence]) -> Tensor | None:
-            logits = run(scheduled)
-            replayed.append(logits is not None)
-            return logits
+        def note(
+            scheduled: list[ScheduledSequence], choices: Choices
+        ) -> tuple[Tensor, Choices] | None:
+            result = run(scheduled, choices)
+            replayed.append(result is not None)
+            return result
 
         monkeypatch.setattr(runner.graphs, "run", note)
 
     monkeypatch.setattr(ModelRunner, "__init__", build_and_record)
-    check_equals_transformers(folders("qwen3"), max_num_seqs=6)
+    check_equals_transformers(folders("qwen3"), max_num_seqs=6, runs_ahead=runs_ahead)
     assert any(replayed) and not all(replayed)
 
 
 @KERNELS
 @pytest.mark.usefixtures("on_gpu")
-def test_preempted_sequences_equal_transformers(folders: Folders) -> None:
-    engine = check_equals_transformers(folders("qwen3"), num_blocks=7)
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_preempted_sequences_equal_transformers(runs_ahead: bool, folders: Folders) -> None:
+    engine = check_equals_transformers(folders("qwen3"), num_blocks=7, runs_ahead=runs_ahead)
     assert engine.scheduler.totals.preemptions > 0
 
 

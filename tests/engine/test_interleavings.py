@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 
 from engine.core_io import ClientGone, ClientSilent
 from engine.ipc import StepOutputs, Utility, UtilityReply
-from engine.sequence import SampledToken, ScheduledSequence
+from engine.sequence import ScheduledSequence, Tokens
 from tests.engine.fakes import EOS, VOCAB_SIZE, FakeModel, SteppedCore
 
 NUM_CLIENTS = 3
@@ -53,31 +53,30 @@ class HookedCore(SteppedCore):
     def __init__(self, at: Callable[[Hook], None], **settings: Any) -> None:
         super().__init__(FakeModel(self._next_token), **settings)
         self.fails_next = 0  # how many tries to execute find no memory
-        execute, update = self.model.execute, self.scheduler.update
+        self._written: set[tuple[int, int]] = set()  # by the last step
+        launch, update = self.model.launch, self.scheduler.update
         schedule = self.scheduler.schedule
 
         def hooked_schedule(now: float) -> list[ScheduledSequence]:
             at(Hook.BEFORE_SCHEDULE)
             return schedule(now)
 
-        def hooked_execute(scheduled: list[ScheduledSequence]) -> list[SampledToken | None]:
+        def hooked_launch(scheduled: list[ScheduledSequence]) -> Callable[[], Tokens]:
             at(Hook.BEFORE_EXECUTE)
             if self.fails_next:
                 self.fails_next -= 1
                 raise MemoryError
             self._check(scheduled)
-            tokens = execute(scheduled)
+            wait = launch(scheduled)
             at(Hook.DURING_EXECUTE)
-            return tokens
+            return wait
 
-        def hooked_update(
-            scheduled: list[ScheduledSequence], tokens: list[SampledToken | None], now: float
-        ) -> None:
+        def hooked_update(scheduled: list[ScheduledSequence], tokens: Tokens, now: float) -> None:
             at(Hook.BEFORE_UPDATE)
             update(scheduled, tokens, now)
             at(Hook.AFTER_UPDATE)
 
-        self.core._execute = hooked_execute
+        self.core._launch = hooked_launch
         self.scheduler.schedule = hooked_schedule  # type: ignore[method-assign]
         self.scheduler.update = hooked_update  # type: ignore[method-assign]
 
@@ -90,17 +89,18 @@ class HookedCore(SteppedCore):
     def _check(self, scheduled: list[ScheduledSequence]) -> None:
         """What a real model would rely on: every token has a slot that is its own."""
         block_size = self.scheduler.config.block_size
-        written: set[tuple[int, int]] = set()
+        # Also those of a step that is still in flight.
+        before = set() if self.core._in_flight is None else self._written
+        self._written = set()
         for item in scheduled:
             sequence = item.sequence
             if sequence.is_finished:
                 continue  # an abort came behind schedule: its slots are read, and free soon
-            start, num = sequence.num_computed_tokens, item.num_tokens
-            assert 0 < num <= sequence.num_uncomputed_tokens
-            for place in range(start, start + num):
+            assert 0 < item.num_tokens <= sequence.num_uncomputed_tokens
+            for place in range(item.start, item.end):
                 slot = (sequence.block_table[place // block_size], place % block_size)
-                assert slot not in written
-                written.add(slot)
+                assert slot not in self._written and slot not in before
+                self._written.add(slot)
 
 
 class Interleavings(RuleBasedStateMachine):
@@ -119,12 +119,20 @@ class Interleavings(RuleBasedStateMachine):
                 {"enable_prefix_caching": False},
             ]
         ),
+        runs_ahead=st.booleans(),
     )
     def build(
-        self, num_blocks: int, budget: int, max_num_seqs: int, policy: str, limits: dict[str, Any]
+        self,
+        num_blocks: int,
+        budget: int,
+        max_num_seqs: int,
+        policy: str,
+        limits: dict[str, Any],
+        runs_ahead: bool,
     ) -> None:
         self.core = HookedCore(
             self.at,
+            runs_ahead=runs_ahead,
             num_blocks=num_blocks,
             max_num_batched_tokens=budget,
             max_num_seqs=max_num_seqs,

@@ -77,6 +77,17 @@ def test_preempted_sequences_equal_transformers(family: str, folders: Folders) -
     assert engine.scheduler.totals.preemptions > 0
 
 
+@pytest.mark.parametrize("model_impl", ["auto", "transformers"])
+@pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 5}, {"num_blocks": 7}])
+def test_steps_that_are_started_ahead_equal_transformers(
+    settings: dict[str, int], model_impl: str, folders: Folders
+) -> None:
+    engine = check_equals_transformers(
+        folders("qwen3"), runs_ahead=True, model_impl=model_impl, **settings
+    )
+    assert (engine.scheduler.totals.preemptions > 0) == ("num_blocks" in settings)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_alone_and_from_the_prefix_cache_equals_transformers(family: str, folders: Folders) -> None:
     prompt = make_prompts()[2]
@@ -164,7 +175,7 @@ def eight_bit_logits(engine: SteppedEngine, ids: list[int]) -> Tensor:
     sequence = Sequence("", "reference", ids, SamplingParams())
     sequence.block_table = array("i", range(-(-len(ids) // 16)))
     reference.allocate_cache(len(sequence.block_table), len(ids))
-    batch = build_batch([ScheduledSequence(sequence, len(ids))], 16, torch.device("cpu"))
+    batch = build_batch([ScheduledSequence(sequence, len(ids))], 16)
     rows = torch.arange(len(ids))
     return reference.forward(dataclasses.replace(batch, logits_rows=rows, num_sampled=len(ids)))
 

@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from engine.ipc import Abort, AddRequest, CoreMessage, SequenceOutput, StepOutpu
 from engine.loader import load_model
 from engine.model_runner import ModelRunner
 from engine.scheduler import Scheduler
-from engine.sequence import SampledToken, ScheduledSequence
+from engine.sequence import ScheduledSequence, Tokens
 from engine.step_loop import EngineCore
 from tests.engine.fakes import make_request
 from tests.tiny_model import build_tiny_model
@@ -62,11 +62,13 @@ def runner(folder: Path) -> Iterator[ModelRunner]:
 class Core:
     """A step loop on the real model. What happens during a step is up to `during_step`."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner, runs_ahead: bool = False) -> None:
         assert runner.config.num_blocks is not None
         blocks = BlockManager(runner.config.num_blocks, runner.config.block_size)
         self.scheduler = Scheduler(runner.config, blocks, runner.loaded.vocab_size)
-        self.loop = EngineCore(self.scheduler, self._execute, CoreMetrics("tiny", "none"))
+        self.loop = EngineCore(
+            self.scheduler, self._launch, CoreMetrics("tiny", "none"), runs_ahead=runs_ahead
+        )
         self.loop.send = self._receive
         self.runner = runner
         self.num_steps = 0
@@ -87,11 +89,11 @@ class Core:
     def tokens(self, request_id: str) -> list[int]:
         return [token for o in self.outputs[request_id] for token in o.new_token_ids]
 
-    def _execute(self, scheduled: list[ScheduledSequence]) -> list[SampledToken | None]:
+    def _launch(self, scheduled: list[ScheduledSequence]) -> Callable[[], Tokens]:
         self.num_steps += 1
-        tokens = self.runner.execute(scheduled)
+        wait = self.runner.launch(scheduled)
         self.during_step(scheduled)
-        return tokens
+        return wait
 
     def _receive(self, client_id: str, message: CoreMessage) -> None:
         assert isinstance(message, StepOutputs)
@@ -105,8 +107,8 @@ class Core:
 class Aborts(Core):
     """Victims come and go at random, until a thousand of them were aborted."""
 
-    def __init__(self, runner: ModelRunner, rng: random.Random) -> None:
-        super().__init__(runner)
+    def __init__(self, runner: ModelRunner, rng: random.Random, runs_ahead: bool) -> None:
+        super().__init__(runner, runs_ahead)
         self.rng = rng
         self.phase_of: dict[str, str] = {}  # victims that are still to be aborted
         self.patience: dict[str, int] = {}  # tokens after which a victim is aborted
@@ -170,8 +172,9 @@ def make_bystanders(rng: random.Random) -> list[AddRequest]:
     ]
 
 
+@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_r15_a_thousand_aborts_free_their_blocks_and_change_no_others_token(
-    runner: ModelRunner, seed: int = 1
+    runs_ahead: bool, runner: ModelRunner, seed: int = 1
 ) -> None:
     rng = random.Random(seed)
     bystanders = make_bystanders(rng)
@@ -181,7 +184,7 @@ def test_r15_a_thousand_aborts_free_their_blocks_and_change_no_others_token(
         while alone.loop.step():
             pass
 
-    core = Aborts(runner, rng)
+    core = Aborts(runner, rng, runs_ahead)
     pending = bystanders.copy()
     while len(core.aborted_at) < NUM_ABORTS or pending:
         core.add_victims()

@@ -30,15 +30,25 @@ def random_logits(num_rows: int = 1, vocab: int = VOCAB, seed: int = 0) -> Tenso
     return torch.randn(num_rows, vocab, generator=torch.Generator().manual_seed(seed)) * 2
 
 
+def sample(
+    logits: Tensor, sequences: list[Sequence], sampler: Sampler | None = None
+) -> list[SampledToken]:
+    """The tokens at once."""
+    sampler = sampler or Sampler()
+    tokens = torch.full((len(logits),), -2)
+    choices = sampler.choices(sequences, logits.shape[1])
+    return sampler.sample(logits, sequences, choices, tokens, lambda tokens: tokens.tolist)()
+
+
 def sample_one(logits: Tensor, sequence: Sequence) -> SampledToken:
-    (token,) = Sampler().sample(logits.clone(), [sequence])
+    (token,) = sample(logits.clone(), [sequence])
     return token
 
 
 def frequencies(logits: Tensor, num_samples: int = 1500, **params: Any) -> Tensor:
     """How often each token is chosen, over that many seeds. logits: [vocab]"""
     sequences = [make_sequence(seed=seed, **params) for seed in range(num_samples)]
-    tokens = Sampler().sample(logits.repeat(num_samples, 1), sequences)
+    tokens = sample(logits.repeat(num_samples, 1), sequences)
     counts = torch.bincount(torch.tensor([t.token_id for t in tokens]), minlength=len(logits))
     return counts / num_samples
 
@@ -80,7 +90,7 @@ def test_uniform_numbers_depend_on_seed_and_position_alone() -> None:
 
 def test_greedy_is_the_maximum() -> None:
     logits = random_logits(5)
-    tokens = Sampler().sample(logits, [make_sequence(temperature=0) for _ in range(5)])
+    tokens = sample(logits, [make_sequence(temperature=0) for _ in range(5)])
     assert [token.token_id for token in tokens] == logits.argmax(-1).tolist()
 
 
@@ -135,9 +145,9 @@ MIXED: list[dict[str, Any]] = [
 def test_a_row_is_chosen_alike_alone_and_in_any_batch() -> None:
     logits = random_logits(len(MIXED))
     alone = [sample_one(logits[i : i + 1], make_sequence(**p)) for i, p in enumerate(MIXED)]
-    together = Sampler().sample(logits.clone(), [make_sequence(**params) for params in MIXED])
+    together = sample(logits.clone(), [make_sequence(**params) for params in MIXED])
     assert together == alone
-    backwards = Sampler().sample(logits.flip(0), [make_sequence(**p) for p in reversed(MIXED)])
+    backwards = sample(logits.flip(0), [make_sequence(**p) for p in reversed(MIXED)])
     assert backwards[::-1] == alone
 
 
@@ -161,15 +171,16 @@ def test_the_next_step_is_chosen_from_the_same_memory() -> None:
     calls: list[list[int]] = []
 
     def choose_tokens(logits: Tensor, *columns: Tensor) -> None:
-        calls.append([column.data_ptr() for column in columns])
+        *numbers, _ = columns
+        calls.append([column.data_ptr() for column in numbers])
         choose_tokens_reference(logits, *columns)
 
     logits = random_logits(3)
     rows = [make_sequence(top_k=3), make_sequence(temperature=0.5), make_sequence(temperature=0)]
     sampler = Sampler(choose_tokens)
-    tokens = sampler.sample(logits, rows)
-    sampler.sample(logits[:1], rows[1:2])
-    assert sampler.sample(logits, rows) == tokens == Sampler().sample(logits, rows)
+    tokens = sample(logits, rows, sampler)
+    sample(logits[:1], rows[1:2], sampler)
+    assert sample(logits, rows, sampler) == tokens == sample(logits, rows)
     assert calls[0] == calls[2]
 
 
@@ -191,7 +202,7 @@ def test_penalties_come_after_all_other_changes() -> None:
         presence_penalty=0.5,
     )
     edited = logits.clone()
-    Sampler().sample(edited, [sequence])
+    sample(edited, [sequence])
     expected = [(2 - 4) * 2, -torch.inf, (4 + 2) / 2 - 0.5, -torch.inf]
     assert edited.tolist() == [expected]
 
@@ -214,7 +225,7 @@ def test_penalties_follow_an_answer_token_by_token() -> None:
         is_seen[sequence.token_ids] = True
         expected = torch.where(logits > 0, logits / 1.5, logits * 1.5).where(is_seen, logits)
         expected = expected - 0.25 * counts - 0.125 * (counts > 0)
-        sampler.sample(logits[None], [sequence])  # writes over them
+        sample(logits[None], [sequence], sampler)  # writes over them
         torch.testing.assert_close(logits, expected)
 
 
@@ -285,7 +296,7 @@ def test_logprobs_are_the_models_own_with_ranks() -> None:
 def test_a_row_without_finite_maximum_fails_alone(value: float) -> None:
     logits = random_logits(3)
     logits[1, 4] = value
-    tokens = Sampler().sample(logits, [make_sequence(temperature=t) for t in (0, 1, 1)])
+    tokens = sample(logits, [make_sequence(temperature=t) for t in (0, 1, 1)])
     problem = ("engine_error", "the model gave no finite logits")
     assert [token.error for token in tokens] == [None, problem, None]
 
@@ -305,7 +316,7 @@ def test_parameters_that_leave_no_token_are_named_and_end_their_row_alone(
 ) -> None:
     logits = random_logits(3)
     rows: list[dict[str, Any]] = [{}, params, {"allowed_token_ids": [5]}]
-    tokens = Sampler().sample(logits, [make_sequence(temperature=temperature, **p) for p in rows])
+    tokens = sample(logits, [make_sequence(temperature=temperature, **p) for p in rows])
     problem = ("invalid_request", "the request's own parameters leave no token to choose")
     assert [token.error for token in tokens] == [None, problem, None]
     assert tokens[2].token_id == 5
@@ -329,7 +340,7 @@ def test_r32_a_row_whose_parameters_fail_ends_alone(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(RowState, "edit", fail_for_one)
     logits = random_logits(3)
     rows = [make_sequence(temperature=0, logit_bias={token: 1.0}) for token in (0, 1, 2)]
-    tokens = Sampler().sample(logits, rows)
+    tokens = sample(logits, rows)
     problem = ("engine_error", "IndexError in the sampler")
     assert [token.error for token in tokens] == [None, problem, None]
-    assert tokens[2] == Sampler().sample(logits[2:], rows[2:])[0]
+    assert tokens[2] == sample(logits[2:], rows[2:])[0]

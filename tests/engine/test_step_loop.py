@@ -10,7 +10,7 @@ import pytest
 from engine.core_io import ClientGone, ClientSilent, Shutdown
 from engine.ipc import Abort, Ping, StepOutputs, Utility, UtilityReply
 from engine.scheduler import Scheduler
-from engine.sequence import SampledToken, ScheduledSequence, Sequence
+from engine.sequence import SampledToken, ScheduledSequence, Sequence, Tokens
 from engine.step_loop import STUCK_SECONDS
 from tests.engine.fakes import FakeModel, SteppedCore
 
@@ -233,7 +233,7 @@ def test_a_client_that_is_silent_has_its_requests_ended_and_hears_of_it() -> Non
 # ---- faults ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["_examine", "_admit", "_make_room", "_take", "_append"])
+@pytest.mark.parametrize("place", ["_examine", "_admit", "_make_room", "_take", "_learn"])
 def test_r32_an_exception_in_the_processing_of_one_request_ends_that_one(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,7 +278,7 @@ class ShortOfMemory(FakeModel):
         self.num_tokens: list[int] = []
         self.before_failure: Callable[[], None] = lambda: None
 
-    def execute(self, scheduled: list[ScheduledSequence]) -> list[SampledToken | None]:
+    def execute(self, scheduled: list[ScheduledSequence]) -> Tokens:
         self.num_tokens.append(sum(item.num_tokens for item in scheduled))
         if self.num_tokens[-1] > self.max_tokens:
             self.before_failure()

@@ -49,7 +49,7 @@ class ThreadedCore:
             config=config,
         )
         metrics = CoreMetrics("fake", "none")
-        core = EngineCore(self.scheduler, self.model.execute, metrics, epoch=1, worker=worker)
+        core = EngineCore(self.scheduler, self.model.launch, metrics, epoch=1, worker=worker)
         self._io = IoThread(self.address, ready, core.pong)
         core.inbox, core.aborts, core.send = self._io.inbox, self._io.aborts, self._io.send
         self._io.start()
