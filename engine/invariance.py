@@ -27,7 +27,7 @@ from engine.config import EngineConfig
 from engine.loader import LoadedModel
 from engine.sampling_params import SamplingParams
 from engine.sequence import ScheduledSequence, Sequence
-from engine.transfers import send_batch, upload_to
+from engine.transfers import Upload
 
 logger = logging.getLogger(__name__)
 
@@ -179,7 +179,7 @@ class RowProbe:
         scheduled = [ScheduledSequence(sequence, end - start)]
         device, multiple = self._loaded.device, self._loaded.context.row_multiple
         batch = build_batch(scheduled, self._block_size, multiple)
-        batch, _ = send_batch(upload_to(device), batch, [])
+        batch, _ = Upload(device).send_batch(batch, [])
         rows = torch.arange(len(batch.input_ids), device=device)
         batch = dataclasses.replace(batch, logits_rows=rows, num_sampled=end - start)
         return self._forward(batch).clone()  # the next pass may write over them

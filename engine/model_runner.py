@@ -27,7 +27,7 @@ from engine.loader import LoadedModel
 from engine.ops import allocate_cache
 from engine.sampler import Choices, Sampler
 from engine.sequence import SampledToken, ScheduledSequence, Tokens
-from engine.transfers import Download, send_batch, upload_to
+from engine.transfers import Download, Upload
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class ModelRunner:
         self._context = loaded.context
         ops = loaded.context.ops
         self._batch_memory = BatchMemory()
-        self._upload = upload_to(loaded.device)
+        self._upload = Upload(loaded.device) if loaded.device.type == "cuda" else None
         self._download = Download(loaded.device, config.max_num_seqs)
         # What the last step chose, in the order of its sampled rows.
         self._chosen = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=loaded.device)
@@ -137,8 +137,10 @@ class ModelRunner:
                 return replayed
         multiple, memory = self._context.row_multiple, self._batch_memory
         batch = build_batch(scheduled, self.config.block_size, multiple, memory)
-        batch, sent = send_batch(self._upload, batch, choices)
-        return self.forward(batch), Choices(*sent)
+        if self._upload is not None:
+            batch, sent = self._upload.send_batch(batch, choices)
+            choices = Choices(*sent)
+        return self.forward(batch), choices
 
     def forward(self, batch: Batch) -> Tensor:
         """One pass over the model; the logits of its sampled rows, [num_sampled, vocab] float32.

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from csrc import build
 from engine import huge_pages
-from engine.fused.packing import unpack
+from engine.fused.packing import round_rows, unpack
 from engine.token_choice import ChooseTokens, choose_tokens_reference
 
 logger = logging.getLogger(__name__)
@@ -125,8 +125,9 @@ def linear_reference(
 ) -> None:
     """A linear layer. The built op gives a row the same bits however many rows there are.
 
-    With int8 weights it rounds rows, too, to 8 bits with a scale for 128 inputs.
+    With int8 weights rows are rounded, too, to 8 bits with a scale for 128 inputs.
     """
+    rows = rows if scales is None else round_rows(rows)
     out.copy_(functional.linear(rows, unpack(panels, scales)[: out.shape[1]], bias))
 
 

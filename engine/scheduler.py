@@ -389,9 +389,10 @@ class Scheduler:
         """Give the last token of a decode its slot; False if it must wait for its turn."""
         if sequence.status is not SequenceStatus.RUNNING:
             return False
-        if self.blocks.needs_block(sequence) and not self.blocks.num_free:
-            return False  # until the step in flight ends
-        self.blocks.grow(sequence)
+        if self.blocks.needs_block(sequence):
+            if not self.blocks.num_free:
+                return False  # until the step in flight ends
+            self.blocks.grow(sequence)
         return True
 
     def _preempt(self, sequence: Sequence) -> None:

@@ -20,12 +20,11 @@ Layout = Sequence[tuple[torch.dtype, tuple[int, ...]]]
 Read = Callable[[], list[int]]
 
 
-# Brings the tensors of a step to where it is computed; they last until the next step's.
-Upload = Callable[[Sequence[Tensor]], list[Tensor]]
+class Upload:
+    """One copy for all tensors of a step, into memory that grows to the largest step.
 
-
-class PackedUpload:
-    """One copy for all tensors of a step, into memory that grows to the largest step."""
+    They last until the next step's are sent.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._is_pinned = device.type == "cuda"
@@ -44,6 +43,14 @@ class PackedUpload:
         on_device = self._on_device[:num_bytes]
         on_device.copy_(host, non_blocking=True)
         return unpack(on_device, layout)
+
+    def send_batch(self, batch: Batch, others: Sequence[Tensor]) -> tuple[Batch, list[Tensor]]:
+        """A batch and other tensors of the same step."""
+        fields = [field.name for field in dataclasses.fields(batch)]
+        names = [name for name in fields if isinstance(getattr(batch, name), Tensor)]
+        sent = self([*(getattr(batch, name) for name in names), *others])
+        of_batch: dict[str, Any] = dict(zip(names, sent[: len(names)], strict=True))
+        return dataclasses.replace(batch, **of_batch), sent[len(names) :]
 
     def _next_host(self, num_bytes: int) -> Tensor:
         host = self._hosts.pop(0)
@@ -78,24 +85,6 @@ class Download:
             return place.tolist()
 
         return read
-
-
-def upload_to(device: torch.device) -> Upload:
-    """On a CPU tensors stay where they are."""
-    if device.type == "cuda":
-        return PackedUpload(device)
-    return list
-
-
-def send_batch(
-    upload: Upload, batch: Batch, others: Sequence[Tensor]
-) -> tuple[Batch, list[Tensor]]:
-    """A batch and other tensors of the same step, in one copy."""
-    fields = [field.name for field in dataclasses.fields(batch)]
-    names = [name for name in fields if isinstance(getattr(batch, name), Tensor)]
-    sent = upload([*(getattr(batch, name) for name in names), *others])
-    of_batch: dict[str, Any] = dict(zip(names, sent[: len(names)], strict=True))
-    return dataclasses.replace(batch, **of_batch), sent[len(names) :]
 
 
 def packed_bytes(layout: Layout) -> int:

@@ -99,6 +99,16 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     return stored, scales
 
 
+def round_rows(rows: Tensor) -> Tensor:
+    """[num_rows, inputs] → the same in 255 steps from the largest of each group to its opposite."""
+    num_inputs = rows.shape[1]
+    padded = functional.pad(rows, (0, -num_inputs % GROUP_INPUTS))
+    groups = padded.view(len(rows), padded.shape[1] // GROUP_INPUTS, GROUP_INPUTS)
+    largest = groups.abs().amax(-1, keepdim=True)
+    numbers = (groups * (127 / largest.clamp(min=1e-30))).round()
+    return (numbers * (largest / 127)).flatten(1)[:, :num_inputs]
+
+
 def join_gate_up(gate: Tensor, up: Tensor) -> Tensor:
     """Panels of both in turn, each padded to whole panels: [2 * padded outputs, inputs]."""
     num_outputs, num_inputs = gate.shape

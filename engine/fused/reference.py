@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.fused.packing import GROUP_INPUTS, PANEL_OUTPUTS, PackedWeight
+from engine.fused.packing import PANEL_OUTPUTS, PackedWeight, round_rows
 from engine.ops import paged_attention_reference, store_kv_reference
 
 
@@ -109,13 +109,3 @@ def round_heads(heads: Tensor) -> tuple[Tensor, Tensor]:
     """[num_rows, num_heads, head_dim] → whole numbers up to 127, and the scale of each head."""
     largest = heads.abs().amax(-1, keepdim=True)
     return (heads * (127 / largest.clamp(min=1e-30))).round(), largest / 127
-
-
-def round_rows(rows: Tensor) -> Tensor:
-    """[num_rows, inputs] → the same in 255 steps from the largest of each group to its opposite."""
-    num_inputs = rows.shape[1]
-    padded = functional.pad(rows, (0, -num_inputs % GROUP_INPUTS))
-    groups = padded.view(len(rows), padded.shape[1] // GROUP_INPUTS, GROUP_INPUTS)
-    largest = groups.abs().amax(-1, keepdim=True)
-    numbers = (groups * (127 / largest.clamp(min=1e-30))).round()
-    return (numbers * (largest / 127)).flatten(1)[:, :num_inputs]

@@ -277,7 +277,7 @@ def linear(
 def test_linear_equals_the_reference(
     format: str, num_outputs: int, num_inputs: int, has_bias: bool
 ) -> None:
-    """Rows are rounded to 8 bits for int8 weights, and to bfloat16 where that is multiplied."""
+    """Rows are rounded to bfloat16 where that is multiplied, which the reference does not do."""
     torch.manual_seed(0)
     weight, rows = torch.randn(num_outputs, num_inputs), torch.randn(29, num_inputs)
     bias = torch.randn(num_outputs) if has_bias else None
@@ -286,7 +286,7 @@ def test_linear_equals_the_reference(
     if format == "float32":
         exact = rows.double() @ weight.double().T + (0 if bias is None else bias)
         torch.testing.assert_close(reference.double(), exact, rtol=0, atol=2e-6 * num_inputs**0.5)
-    step = {"float32": 4e-6, "bfloat16": 2e-2, "int8": 6e-2}[format]
+    step = {"float32": 4e-6, "bfloat16": 2e-2, "int8": 2e-5}[format]
     torch.testing.assert_close(ours, reference, rtol=0, atol=step * num_inputs**0.5)
 
 

@@ -8,21 +8,13 @@ import torch
 from engine.batch import build_batch
 from engine.sampling_params import SamplingParams
 from engine.sequence import ScheduledSequence, Sequence
-from engine.transfers import (
-    ALIGNMENT,
-    Download,
-    PackedUpload,
-    packed_bytes,
-    send_batch,
-    unpack,
-    upload_to,
-)
+from engine.transfers import ALIGNMENT, Download, Upload, packed_bytes, unpack
 
 CPU = torch.device("cpu")
 
 
 def test_tensors_arrive_as_they_were_sent() -> None:
-    upload = PackedUpload(CPU)
+    upload = Upload(CPU)
     for size in (3, 1, 200, 7):
         tensors = [
             torch.arange(size),
@@ -37,13 +29,13 @@ def test_tensors_arrive_as_they_were_sent() -> None:
 
 
 def test_they_lie_in_one_memory_which_the_next_step_uses_again() -> None:
-    upload = PackedUpload(CPU)
+    upload = Upload(CPU)
     first, second = (upload([torch.arange(n), torch.arange(2 * n)]) for n in (40, 30))
     assert first[0].untyped_storage().data_ptr() == second[1].untyped_storage().data_ptr()
 
 
 def test_a_step_is_written_beside_the_one_that_may_still_be_on_its_way() -> None:
-    upload = PackedUpload(CPU)
+    upload = Upload(CPU)
     hosts = []
     for _ in range(4):
         upload([torch.arange(9)])
@@ -55,17 +47,11 @@ def test_a_batch_is_sent_whole_and_with_what_belongs_to_it() -> None:
     sequence = Sequence("c", "r", [5, 6, 7], SamplingParams())
     sequence.block_table = array("i", [2])
     batch = build_batch([ScheduledSequence(sequence, 3)], 16)
-    sent, (other,) = send_batch(PackedUpload(CPU), batch, [torch.tensor([0.5])])
+    sent, (other,) = Upload(CPU).send_batch(batch, [torch.tensor([0.5])])
     assert (sent.num_tokens, sent.unknown_rows, other.tolist()) == (3, None, [0.5])
     for name in ("input_ids", "positions", "slot_mapping", "block_tables", "seq_lens"):
         assert torch.equal(getattr(sent, name), getattr(batch, name))
         assert getattr(sent, name).data_ptr() != getattr(batch, name).data_ptr()
-
-
-def test_on_a_cpu_nothing_is_copied() -> None:
-    tensor = torch.arange(3)
-    (sent,) = upload_to(CPU)([tensor])
-    assert sent is tensor
 
 
 def test_what_was_read_back_stays_when_the_next_step_writes_over_it() -> None:
