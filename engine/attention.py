@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from engine.attention_backends import AttentionBackend
+from engine.attention_backends import AttentionBackend, Scores
 from engine.batch import Batch
 from engine.checkpoint import UnsupportedModelError
 from engine.ops import Ops
@@ -133,10 +133,7 @@ def paged_attention_forward(
         layer.value_cache,
         batch,
         out[:num_tokens],
-        scale,
-        sliding_window or 0,
-        softcap or 0.0,
-        s_aux,
+        Scores(scale, sliding_window or 0, softcap or 0.0, s_aux),
     )
     return out[None], None
 

@@ -9,7 +9,7 @@ by engine/attention_choice.py.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,11 +23,22 @@ PAGE_SIZES = (16, 32, 64, 128, 256)  # that are tried where nobody says which on
 Function = Callable[..., Any]  # of a library that need not be installed
 
 
+class Scores(NamedTuple):
+    """What a layer makes of the products of its queries and keys."""
+
+    scale: float
+    sliding_window: int = 0  # so many tokens are seen, the query's own among them; 0 = all
+    softcap: float = 0.0  # 0 = off
+    sinks: Tensor | None = None  # [num_heads]
+
+
 class AttentionBackend(Protocol):
     """What the layers of a model call."""
 
     name: str  # in the log and in /metrics
     page_size: int  # tokens of a block of the cache
+    # Whether there must be numbers also behind a sequence, in the last of its pages.
+    reads_whole_pages: bool
 
     def attend(
         self,
@@ -36,10 +47,7 @@ class AttentionBackend(Protocol):
         value_cache: Tensor,
         batch: Batch,
         out: Tensor,  # [num_tokens, num_heads, value_head_dim], written
-        scale: float,
-        sliding_window: int,  # so many tokens are seen, the query's own among them; 0 = all
-        softcap: float,  # 0 = off
-        sinks: Tensor | None,  # [num_heads]
+        scores: Scores,
     ) -> None:
         """As `paged_attention_reference` of engine/ops.py."""
 
@@ -48,6 +56,7 @@ class OpsAttention:
     """The op `paged_attention`: of csrc, or the reference."""
 
     page_size = UNIT_TOKENS
+    reads_whole_pages = False
 
     def __init__(self, ops: Ops) -> None:
         self.name = ops.name
@@ -60,10 +69,7 @@ class OpsAttention:
         value_cache: Tensor,
         batch: Batch,
         out: Tensor,
-        scale: float,
-        sliding_window: int,
-        softcap: float,
-        sinks: Tensor | None,
+        scores: Scores,
     ) -> None:
         self._op(
             query,
@@ -73,10 +79,7 @@ class OpsAttention:
             batch.cu_seqlens_q,
             batch.seq_lens,
             out,
-            scale,
-            sliding_window,
-            softcap,
-            sinks,
+            *scores,
         )
 
 
@@ -102,6 +105,7 @@ class CudaAttention:
 
     name = "cuda"
     page_size = UNIT_TOKENS
+    reads_whole_pages = False
 
     def __init__(self, library: Any, max_num_seqs: int, max_splits: int = 16) -> None:
         self._library = library
@@ -117,12 +121,9 @@ class CudaAttention:
         value_cache: Tensor,
         batch: Batch,
         out: Tensor,
-        scale: float,
-        sliding_window: int,
-        softcap: float,
-        sinks: Tensor | None,
+        scores: Scores,
     ) -> None:
-        caches, numbers = (key_cache, value_cache), (scale, sliding_window, softcap, sinks)
+        caches = (key_cache, value_cache)
         num_single = batch.num_single if self._is_fast(query, key_cache, value_cache) else 0
         if num_single:
             self._library.decode_attention(
@@ -132,7 +133,7 @@ class CudaAttention:
                 batch.seq_lens[:num_single],
                 out[:num_single],
                 *self._work_for(query),
-                *numbers,
+                *scores,
             )
         if num_single < len(batch.seq_lens):
             bounds = self._bounds.of(batch) if num_single else batch.cu_seqlens_q
@@ -143,7 +144,7 @@ class CudaAttention:
                 bounds,
                 batch.seq_lens[num_single:],
                 out[num_single:],
-                *numbers,
+                *scores,
             )
 
     def _is_fast(self, query: Tensor, key_cache: Tensor, value_cache: Tensor) -> bool:
@@ -167,6 +168,7 @@ class FlashAttention2:
 
     name = "flash_attn 2"
     page_size = 256
+    reads_whole_pages = False
 
     def __init__(self, function: Function) -> None:
         self._function = function
@@ -179,12 +181,10 @@ class FlashAttention2:
         value_cache: Tensor,
         batch: Batch,
         out: Tensor,
-        scale: float,
-        sliding_window: int,
-        softcap: float,
-        sinks: Tensor | None,
+        scores: Scores,
     ) -> None:
-        assert sinks is None  # it has none
+        assert scores.sinks is None  # it has none
+        window = scores.sliding_window
         result = self._function(
             query,
             key_cache,
@@ -193,10 +193,10 @@ class FlashAttention2:
             cu_seqlens_k=self._bounds.of(batch),
             max_seqlen_q=batch.max_query_len,
             max_seqlen_k=batch.max_seq_len,
-            softmax_scale=scale,
+            softmax_scale=scores.scale,
             causal=True,  # the last query sees all keys, as chunks need it
-            window_size=(sliding_window - 1, 0) if sliding_window else (-1, -1),
-            softcap=softcap,
+            window_size=(window - 1, 0) if window else (-1, -1),
+            softcap=scores.softcap,
             block_table=batch.block_tables,
         )
         out.copy_(result)
@@ -207,6 +207,7 @@ class FlashAttention4:
 
     name = "flash_attn 4"
     page_size = 128
+    reads_whole_pages = True  # of values that it gives no weight NaN would stay NaN
 
     def __init__(self, function: Function) -> None:
         self._function = function
@@ -218,11 +219,9 @@ class FlashAttention4:
         value_cache: Tensor,
         batch: Batch,
         out: Tensor,
-        scale: float,
-        sliding_window: int,
-        softcap: float,
-        sinks: Tensor | None,
+        scores: Scores,
     ) -> None:
+        window = scores.sliding_window
         result = self._function(
             query,
             key_cache,
@@ -232,11 +231,11 @@ class FlashAttention4:
             max_seqlen_k=batch.max_seq_len,
             seqused_k=batch.seq_lens,
             page_table=batch.block_tables,
-            softmax_scale=scale,
+            softmax_scale=scores.scale,
             causal=True,
-            window_size=(sliding_window - 1, 0) if sliding_window else (None, None),
-            learnable_sink=sinks,
-            softcap=softcap,
+            window_size=(window - 1, 0) if window else (None, None),
+            learnable_sink=scores.sinks,
+            softcap=scores.softcap,
         )
         out.copy_(result[0] if isinstance(result, tuple) else result)
 
@@ -245,6 +244,7 @@ class VarlenAttention:
     """torch's own: `torch.nn.attention.varlen.varlen_attn_out`, from torch 2.12 on over pages."""
 
     name = "varlen"
+    reads_whole_pages = False
 
     def __init__(self, function: Function, page_size: int, num_splits: int | None = None) -> None:
         self.page_size = page_size
@@ -258,12 +258,10 @@ class VarlenAttention:
         value_cache: Tensor,
         batch: Batch,
         out: Tensor,
-        scale: float,
-        sliding_window: int,
-        softcap: float,
-        sinks: Tensor | None,
+        scores: Scores,
     ) -> None:
-        assert sinks is None and not softcap  # it has neither
+        assert scores.sinks is None and not scores.softcap  # it has neither
+        window = scores.sliding_window
         self._function(
             out,
             query,
@@ -273,8 +271,8 @@ class VarlenAttention:
             None,
             batch.max_query_len,
             batch.max_seq_len,
-            scale=scale,
-            window_size=(sliding_window - 1 if sliding_window else -1, 0),
+            scale=scores.scale,
+            window_size=(window - 1 if window else -1, 0),
             enable_gqa=True,
             seqused_k=batch.seq_lens,
             block_table=batch.block_tables,
@@ -303,12 +301,12 @@ def find_page_size(
         tables = torch.tensor([[6, 2, 5], [3, 0, 0]], dtype=torch.int32, device=device)
         batch = Batch.of_attention([3, 1], lengths, tables)
         out, expected = torch.zeros_like(query), torch.zeros_like(query)
-        scale = head_dim**-0.5
+        scores = Scores(head_dim**-0.5)
         try:
-            backend.attend(query, keys, values, batch, out, scale, 0, 0.0, None)
+            backend.attend(query, keys, values, batch, out, scores)
         except (RuntimeError, ValueError, TypeError, AssertionError):
             continue
-        OpsAttention(REFERENCE).attend(query, keys, values, batch, expected, scale, 0, 0.0, None)
+        OpsAttention(REFERENCE).attend(query, keys, values, batch, expected, scores)
         if torch.allclose(out.float(), expected.float(), rtol=0, atol=tolerance):
             return page_size
     return None

@@ -25,7 +25,7 @@ from engine.fused.gpu_decoder import GpuDecoder
 from engine.invariance import RowInvariance, RowProbe
 from engine.loader import LoadedModel
 from engine.ops import allocate_cache
-from engine.sampler import Choices, Sampler
+from engine.sampler import NOT_FINITE, Choices, Sampler
 from engine.sequence import SampledToken, ScheduledSequence, Tokens
 from engine.transfers import Download, Upload
 
@@ -56,6 +56,7 @@ class ModelRunner:
             model: Any = loaded.model
             output_layer: nn.Module = model.get_output_embeddings()
             output_layer.register_forward_pre_hook(self._keep_sampled_rows)
+        self._may_hold_nan = False  # the cache, from its former users
         self.graphs: DecodeGraphs | None = None  # of a GPU
         self.invariance = RowInvariance()
         if config.batch_invariant:
@@ -84,6 +85,8 @@ class ModelRunner:
         """
         sampled = [item.sequence for item in scheduled if item.is_sampled]
         with torch.inference_mode():
+            if self._may_hold_nan:
+                self._clear_new_blocks(scheduled)
             self._copy_beginnings(scheduled)
             choices = self._sampler.choices(sampled, self.loaded.vocab_size)
             logits, choices = self._compute(scheduled, choices)
@@ -94,7 +97,11 @@ class ModelRunner:
 
         def results() -> Tokens:
             with torch.inference_mode():  # logprobs are read now
-                chosen = iter(wait())
+                tokens = wait()
+            if any(token.error is NOT_FINITE for token in tokens):
+                attention = self._context.attention
+                self._may_hold_nan |= attention is not None and attention.reads_whole_pages
+            chosen = iter(tokens)
             return [next(chosen) if item.is_sampled else None for item in scheduled]
 
         return results
@@ -102,6 +109,19 @@ class ModelRunner:
     def execute(self, scheduled: list[ScheduledSequence]) -> Tokens:
         """Compute these parts, and wait for them."""
         return self.launch(scheduled)()
+
+    def _clear_new_blocks(self, scheduled: list[ScheduledSequence]) -> None:
+        """Those that this step is the first to write to, for its sequence."""
+        size = self.config.block_size
+        new: list[int] = []
+        for item in scheduled:
+            first = item.start // size  # which is new as well if it begins with a copy
+            if item.start % size and item.sequence.copied_from is None:
+                first += 1
+            new += item.sequence.block_table[first : -(-item.end // size)]
+        if new:
+            for cache in self.caches():
+                cache[new] = 0
 
     def _copy_beginnings(self, scheduled: list[ScheduledSequence]) -> None:
         """What of the next block of a sequence another block holds already."""

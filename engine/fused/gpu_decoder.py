@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.attention_backends import AttentionBackend
+from engine.attention_backends import AttentionBackend, Scores
 from engine.batch import Batch
 from engine.fused import row_ops
 from engine.fused.shape import DecoderShape, drop_weights, read_shape, rotary_table
@@ -139,7 +139,7 @@ class GpuDecoder:
             )
             queries = qkv[:num_tokens, :num_queries].view(-1, num_heads, head_dim)
             out = attended[:num_tokens]
-            self._attention.attend(queries, *cache, batch, out, shape.scale, window, 0.0, None)
+            self._attention.attend(queries, *cache, batch, out, Scores(shape.scale, window))
             delta = functional.linear(attended.flatten(1), layer.attention_out)
             ops.add_rms_norm(hidden, delta, layer.mlp_norm, rows, shape.epsilon)
             ops.silu_and_mul(functional.linear(rows, layer.gate_up), gated)

@@ -13,6 +13,7 @@ from engine.attention_backends import (
     FlashAttention2,
     FlashAttention4,
     OpsAttention,
+    Scores,
     VarlenAttention,
     find_page_size,
 )
@@ -138,7 +139,8 @@ class Case:
     def attend(self, backend: AttentionBackend, *numbers: Any) -> Tensor:
         keys, values = self.caches
         out = torch.full_like(self.query, torch.nan)
-        backend.attend(self.query, keys, values, self.batch, out, HEAD_DIM**-0.5, *numbers)
+        scores = Scores(HEAD_DIM**-0.5, *numbers)
+        backend.attend(self.query, keys, values, self.batch, out, scores)
         return out
 
 

@@ -124,6 +124,38 @@ def test_the_beginning_of_a_large_block_is_found_again_and_copied(
 
 @pytest.mark.usefixtures("on_gpu")
 @pytest.mark.parametrize("kernels", ["torch"])
+@pytest.mark.parametrize("reads_whole_pages", [False, True])
+def test_where_whole_pages_are_read_nothing_is_left_in_them_of_a_failed_answer(
+    reads_whole_pages: bool, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OpsAttention, "page_size", 64)
+    monkeypatch.setattr(OpsAttention, "reads_whole_pages", reads_whole_pages)
+    engine = SteppedEngine(folders("llama"), num_blocks=4)
+    fused = engine.runner.loaded.fused
+    assert isinstance(fused, GpuDecoder)
+    with torch.inference_mode():
+        fused.embeddings[383] = torch.nan
+    engine.add("failed", [383] * 250)
+    engine.run()
+    assert engine.ends["failed"].error is not None
+    prompts = {"a": list(range(5, 90)), "b": list(range(5, 90))}
+    for name, prompt in prompts.items():
+        engine.add(name, prompt)  # the second one begins with a copy
+        while len(engine.tokens.get(name, [])) < 3:
+            engine.step()
+    held = [block for each in engine.scheduler.running for block in each.block_table]
+    pages = torch.stack([cache[held] for cache in engine.runner.caches()])
+    assert bool(pages.isfinite().all()) == reads_whole_pages
+    assert engine.scheduler.blocks.num_hit_tokens == 80
+    reference = Reference(folders("llama"))
+    engine.run()
+    ids = torch.tensor([prompts["a"] + engine.tokens["a"][:-1]])
+    expected = reference._model(ids).logits[0, len(prompts["a"]) - 1 :].argmax(-1).tolist()
+    assert engine.tokens["a"] == engine.tokens["b"] == expected
+
+
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize("kernels", ["torch"])
 def test_its_caches_take_what_it_says(folders: Folders) -> None:
     engine = check_equals_transformers(folders("llama"), num_blocks=9)
     fused = engine.runner.loaded.fused
