@@ -19,7 +19,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float = 0.9  # of a GPU: weights, KV cache and all else together
     enable_prefix_caching: bool = True
-    max_num_batched_tokens: int = 512  # token budget of one step
+    max_num_batched_tokens: int = 0  # token budget of one step
     max_step_seconds: float = 0.03  # prompts are read in chunks of about this, 0 = any length
     max_num_seqs: int = 64
     long_prefill_token_threshold: int = 0  # cap of one prompt's share of a step, 0 = none

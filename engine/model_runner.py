@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 CACHE_MEMORY_SHARE = 0.25  # of the memory that is available when the core starts
 MAX_CACHE_BYTES = 4 << 30  # unless `kv_cache_memory_bytes` asks for more
+MAX_STEP_TOKENS = {"cpu": 512, "cuda": 8192}  # unless `max_num_batched_tokens` says otherwise
 STEP_MEMORY_SHARE = 0.05  # of a GPU's memory, for what lives within a step
 MAX_CACHE_TOKENS = 131_072  # likewise: the prefix cache fills whatever it is given, over time
 
@@ -196,7 +197,7 @@ def _with_chosen(batch: Batch, unknown_rows: Tensor, chosen: Tensor) -> Batch:
 
 
 def resolve_sizes(config: EngineConfig, loaded: LoadedModel) -> EngineConfig:
-    """Decide the cache's size and the longest sequence, each clamped to what the model allows."""
+    """Decide the sizes of cache, sequences and steps, each clamped to what the model allows."""
     max_model_len = min(config.max_model_len or loaded.max_positions, loaded.max_positions)
     block_size = loaded.block_size
     per_sequence = -(-max_model_len // block_size)
@@ -219,7 +220,11 @@ def resolve_sizes(config: EngineConfig, loaded: LoadedModel) -> EngineConfig:
         "KV cache: %d blocks of %d tokens; context %d", num_blocks, block_size, max_model_len
     )
     return msgspec.structs.replace(
-        config, num_blocks=num_blocks, block_size=block_size, max_model_len=max_model_len
+        config,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=config.max_num_batched_tokens or MAX_STEP_TOKENS[loaded.device.type],
     )
 
 

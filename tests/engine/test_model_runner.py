@@ -8,6 +8,7 @@ import dataclasses
 from array import array
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -257,6 +258,16 @@ def test_sizes_are_clamped_to_positions_and_cache(folders: Folders) -> None:
     assert sizes(max_model_len=9999, num_blocks=4) == (4, 64)
     bytes_per_block = 16 * 3 * 4 * (16 + 16) * 4  # tokens, layers, heads, widths, float32
     assert sizes(kv_cache_memory_bytes=bytes_per_block * 9 + 1) == (9, 144)
+
+
+def test_a_step_has_so_many_tokens_as_the_device_is_worth_or_as_are_asked_for(
+    folders: Folders,
+) -> None:
+    config = EngineConfig(model=str(folders("gpt2")), address="", served_model_name="")
+    loaded = load_model(config, ops.REFERENCE)
+    assert resolve_sizes(config, loaded).max_num_batched_tokens == 512
+    config = msgspec.structs.replace(config, max_num_batched_tokens=40)
+    assert resolve_sizes(config, loaded).max_num_batched_tokens == 40
 
 
 def test_logits_that_are_not_numbers_end_their_own_sequence_only(folders: Folders) -> None:
