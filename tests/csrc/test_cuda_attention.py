@@ -6,9 +6,9 @@ from torch import Tensor
 
 from engine import ops
 from engine.fused.row_ops import decode_attention_reference
-from tests.emulated_cuda import needs_emulator
+from tests.cuda_kernels import needs_cuda_kernels
 
-pytestmark = needs_emulator
+pytestmark = needs_cuda_kernels
 
 NUM_BLOCKS = 40
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}

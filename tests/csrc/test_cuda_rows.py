@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from engine.fused import row_ops
-from tests.emulated_cuda import needs_emulator
+from tests.cuda_kernels import needs_cuda_kernels
 
-pytestmark = needs_emulator
+pytestmark = needs_cuda_kernels
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

@@ -9,11 +9,11 @@ from torch import Tensor
 from engine import ops
 from engine.ops import Penalize
 from tests.built_kernels import needs_kernels
-from tests.emulated_cuda import needs_emulator
+from tests.cuda_kernels import needs_cuda_kernels
 
 pytestmark = needs_kernels
 BOTH = pytest.mark.parametrize(
-    "name", ["parley", pytest.param("parley_cuda", marks=needs_emulator)]
+    "name", ["parley", pytest.param("parley_cuda", marks=needs_cuda_kernels)]
 )
 
 

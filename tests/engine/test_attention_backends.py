@@ -18,7 +18,7 @@ from engine.attention_backends import (
     find_page_size,
 )
 from engine.batch import Batch
-from tests.emulated_cuda import needs_emulator
+from tests.cuda_kernels import needs_cuda_kernels
 
 HEAD_DIM = 64
 CPU = torch.device("cpu")
@@ -190,7 +190,7 @@ def test_what_all_layers_need_is_made_once_a_step() -> None:
     assert bounds[0] is bounds[1] and bounds[2] is not bounds[0]
 
 
-@needs_emulator
+@needs_cuda_kernels
 @pytest.mark.parametrize("page_size", [16, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_our_own_kernels_share_a_batch(
         )
 
 
-@needs_emulator
+@needs_cuda_kernels
 def test_single_queries_of_any_width_are_attended() -> None:
     case, backend = Case(16, torch.bfloat16), CudaAttention(torch.ops.parley_cuda, max_num_seqs=4)
     case.query = case.query[..., :48].contiguous()

@@ -18,7 +18,7 @@ from engine.fused.gpu_decoder import GpuDecoder, fuse_for_gpu
 from engine.model_runner import ModelRunner
 from engine.sampler import Choices
 from engine.sequence import ScheduledSequence
-from tests.emulated_cuda import needs_emulator
+from tests.cuda_kernels import needs_cuda_kernels
 from tests.engine.greedy_oracle import (
     Folders,
     Reference,
@@ -30,7 +30,9 @@ from tests.engine.stepped_engine import SteppedEngine
 from tests.engine.test_decode_graphs import record_again
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-KERNELS = pytest.mark.parametrize("kernels", ["torch", pytest.param("cuda", marks=needs_emulator)])
+KERNELS = pytest.mark.parametrize(
+    "kernels", ["torch", pytest.param("cuda", marks=needs_cuda_kernels)]
+)
 
 
 @pytest.fixture(scope="module")

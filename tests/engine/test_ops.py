@@ -11,7 +11,7 @@ import torch
 from csrc import build
 from engine import ops
 from tests.built_kernels import needs_kernels
-from tests.emulated_cuda import needs_emulator
+from tests.cuda_kernels import needs_cuda_kernels
 
 
 def test_the_reference_equals_scaled_dot_product_attention() -> None:
@@ -65,7 +65,7 @@ def test_on_a_gpu_the_ops_are_those_of_cuda_where_they_can_be_built(
         ops.choose("cpu", device)
 
 
-@needs_emulator
+@needs_cuda_kernels
 def test_what_cuda_has_not_is_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, "load_cuda_library", lambda: True)
     chosen = ops.choose("auto", torch.device("cuda"))

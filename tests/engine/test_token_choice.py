@@ -8,13 +8,13 @@ from torch import Tensor
 
 from engine import ops
 from engine.token_choice import ChooseTokens, choose_truncated
-from tests import emulated_cuda
+from tests import cuda_kernels
 from tests.built_kernels import needs_kernels
-from tests.emulated_cuda import needs_emulator
+from tests.cuda_kernels import needs_cuda_kernels
 
 VOCAB = 50
 IMPLEMENTATIONS = ["torch", *(["cpu"] if ops.load_library() else [])]
-IMPLEMENTATIONS += ["cuda"] if emulated_cuda.load() else []
+IMPLEMENTATIONS += ["cuda"] if cuda_kernels.load() else []
 CUTS: list[dict[str, Any]] = [
     {},
     {"min_p": 0.1},
@@ -170,7 +170,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.parley.choose_tokens.default, arguments)
 
 
-@needs_emulator
+@needs_cuda_kernels
 def test_opcheck_on_a_gpu() -> None:
     rows = Rows(random_logits(4, VOCAB), top_p=0.9)
     arguments = (*rows.arguments(), torch.empty(4, dtype=torch.int64))
