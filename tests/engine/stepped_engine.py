@@ -11,7 +11,7 @@ from engine.attention_backends import UNIT_TOKENS
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
 from engine.ipc import SequenceOutput
-from engine.loader import load_model
+from engine.loader import choose_device, load_model
 from engine.model_runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.sequence import ScheduledSequence, Tokens
@@ -31,7 +31,8 @@ class SteppedEngine:
         self, folder: Path, *, keeps_logits: bool = False, runs_ahead: bool = False, **settings: Any
     ) -> None:
         config = EngineConfig(model=str(folder), address="", served_model_name="", **settings)
-        self.runner = ModelRunner(load_model(config, ops.choose(config.attn_backend)), config)
+        chosen = ops.choose(config.attn_backend, choose_device(config.device))
+        self.runner = ModelRunner(load_model(config, chosen), config)
         assert self.runner.config.num_blocks is not None
         blocks = BlockManager(
             self.runner.config.num_blocks, self.runner.config.block_size, unit_size=UNIT_TOKENS
