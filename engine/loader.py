@@ -81,7 +81,7 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
     read_dtype = dtype
     if config.quantization and dtype == torch.float32 and not is_fused:
         read_dtype = _own_dtype(hf_config)  # float32 would need twice the memory for a moment
-    model = _build(folder, hf_config, read_dtype, config.load_format).to(device)
+    model = _build(folder, hf_config, read_dtype, config.load_format, device).to(device)
     model.eval().requires_grad_(False)
 
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -242,15 +242,18 @@ def _has_native_bfloat16() -> bool:
     return any(flag in flags for flag in ("avx512_bf16", "amx_bf16", " bf16"))
 
 
-def _build(folder: Path, config: Any, dtype: torch.dtype, load_format: str) -> nn.Module:
+def _build(
+    folder: Path, config: Any, dtype: torch.dtype, load_format: str, device: torch.device
+) -> nn.Module:
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # what it warns of, we refuse or accept
     try:
         if load_format == "dummy":
             torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=attention.NAME
-            )
+            with device:  # there are GPUs with more memory than the machine around them
+                model = AutoModelForCausalLM.from_config(
+                    config, dtype=dtype, attn_implementation=attention.NAME
+                )
             missing = []
         else:
             model, report = AutoModelForCausalLM.from_pretrained(

@@ -217,20 +217,17 @@ class Scheduler:
         """
         row = 0
         for item in scheduled:
-            self._advance(item, row)
-            item.is_anticipated = True
+            if item.is_current:
+                self._advance(item, row)
+                item.is_anticipated = True
             row += item.is_sampled
 
     def update(self, scheduled: list[ScheduledSequence], tokens: Tokens, now: float) -> None:
         """Take in what a step computed: one token, or None, per scheduled sequence."""
         self.blocks.end_step()
         for item, token in zip(scheduled, tokens, strict=True):
-            # One that was aborted while the step ran has ended: the abort wins. One that was
-            # preempted has lost its blocks, and with them what the step computed.
-            sequence = item.sequence
-            is_running = sequence.status is SequenceStatus.RUNNING
-            if is_running and item.num_preemptions == sequence.num_preemptions:
-                self._attempt(sequence, self._take, item, token, now)
+            if item.is_current:
+                self._attempt(item.sequence, self._take, item, token, now)
 
     def preempt_all(self) -> None:
         """Take every block back: what runs now starts over, from the queue."""

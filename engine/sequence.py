@@ -171,11 +171,11 @@ class ScheduledSequence:
     """
 
     __slots__ = (
+        "_num_preemptions",
         "end",
         "is_anticipated",
         "is_decode",
         "is_sampled",
-        "num_preemptions",
         "num_tokens",
         "sequence",
         "start",
@@ -190,8 +190,19 @@ class ScheduledSequence:
         # Whether it reaches the last token, so that a new one can be chosen.
         self.is_sampled = self.end == num_known
         self.is_decode = num_known - start == 1 and num_known > sequence.num_prompt_tokens
-        self.num_preemptions = sequence.num_preemptions
         self.is_anticipated = False  # whether its sequence counts it as computed already
+        self._num_preemptions = sequence.num_preemptions
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its sequence still wants what the step computes.
+
+        One that was aborted while the step ran has ended: the abort wins. One that was preempted
+        has lost its blocks, and with them what the step computed, though it may run again by now.
+        """
+        sequence = self.sequence
+        is_running = sequence.status is SequenceStatus.RUNNING
+        return is_running and self._num_preemptions == sequence.num_preemptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,29 @@ def test_preempted_sequences_get_their_tokens_again() -> None:
     core.check_all_free()
 
 
+@pytest.mark.parametrize("event", ["abort", "preempt"])
+def test_what_comes_while_a_step_is_started_is_not_expected_from_it(event: str) -> None:
+    device = Device()
+    core = SteppedCore(device, runs_ahead=True)
+    core.add("a", 3, max_tokens=4)
+    core.add("b", 3, max_tokens=4)
+
+    def come() -> None:
+        device.during_step = lambda: None
+        if event == "abort":
+            core.scheduler.abort("me", ["a"])
+        else:
+            core.scheduler.preempt_all()
+
+    device.during_step = come
+    core.core.step()
+    core.scheduler.check_integrity()
+    core.run()
+    assert core.tokens("a") == ([] if event == "abort" else [4, 5, 6, 7])
+    assert core.tokens("b") == [4, 5, 6, 7]
+    core.check_all_free()
+
+
 def test_without_memory_the_step_in_flight_ends_before_a_smaller_one_begins() -> None:
     class Full(Device):
         def launch(self, scheduled: list[ScheduledSequence]) -> Callable[[], Tokens]:
