@@ -48,6 +48,7 @@ class Shape:
     rope_theta: float
     rms_norm_eps: float
     seed: int
+    ties_embeddings: bool = True
 
 
 SHAPES = {
@@ -108,11 +109,36 @@ def checkpoint(model: str, cache: Path) -> Checkpoint:
 def make(shape: Shape, folder: Path) -> None:
     """Write a bfloat16 checkpoint with seeded random weights."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     folder.mkdir(parents=True)
+    torch.manual_seed(shape.seed)
+    model: Any = AutoModelForCausalLM.from_config(config_of(shape), dtype=torch.bfloat16)
+    with torch.no_grad():
+        model.get_output_embeddings().weight[: len(SPECIAL_TOKENS) + NUM_BYTES] *= UNLIKELY
+    model.generation_config.do_sample = False
+    model.save_pretrained(folder)
+    path = folder / "config.json"
+    # Other readers look for these two where earlier versions of transformers wrote them.
+    earlier = {"rope_theta": shape.rope_theta, "torch_dtype": "bfloat16"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | earlier, indent=2))
+    write_tokenizer(shape.vocab_size, folder)
+
+
+def make_without_weights(shape: Shape, folder: Path) -> Checkpoint:
+    """What `load_format="dummy"` needs: config and tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config_of(shape).save_pretrained(folder)
+    write_tokenizer(shape.vocab_size, folder)
+    return Checkpoint.open(folder.name, folder)
+
+
+def config_of(shape: Shape) -> Any:
+    """As transformers reads it."""
+    from transformers import AutoConfig
+
     end = SPECIAL_TOKENS.index("<|im_end|>")
-    config = AutoConfig.for_model(
+    return AutoConfig.for_model(
         shape.family,
         hidden_size=shape.hidden_size,
         intermediate_size=shape.intermediate_size,
@@ -124,22 +150,11 @@ def make(shape: Shape, folder: Path) -> None:
         max_position_embeddings=shape.max_position_embeddings,
         rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
         rms_norm_eps=shape.rms_norm_eps,
-        tie_word_embeddings=True,
+        tie_word_embeddings=shape.ties_embeddings,
         bos_token_id=None,
         eos_token_id=end,
         pad_token_id=0,
     )
-    torch.manual_seed(shape.seed)
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    with torch.no_grad():
-        model.get_output_embeddings().weight[: len(SPECIAL_TOKENS) + NUM_BYTES] *= UNLIKELY
-    model.generation_config.do_sample = False
-    model.save_pretrained(folder)
-    path = folder / "config.json"
-    # Other readers look for these two where earlier versions of transformers wrote them.
-    earlier = {"rope_theta": shape.rope_theta, "torch_dtype": "bfloat16"}
-    path.write_text(json.dumps(json.loads(path.read_text()) | earlier, indent=2))
-    write_tokenizer(shape.vocab_size, folder)
 
 
 def write_tokenizer(vocab_size: int, folder: Path) -> None:
