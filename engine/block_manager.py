@@ -121,14 +121,19 @@ class BlockManager:
         return Prefix(blocks, source, index * self.unit_size, tuple(others))
 
     def will_extend(self, prefix: Prefix, sequence: Sequence, other: Sequence) -> bool:
-        """Whether `other`, prefilling, will soon fill the next unit that `sequence` needs."""
+        """Whether `other` will soon have filled the next unit that `sequence` needs.
+
+        It prefills, or a step in flight fills it.
+        """
         end = len(prefix.blocks) * self.block_size + prefix.num_copied + self.unit_size
+        num_computed = other.num_computed_tokens
+        is_being_read = not other.is_decoding and num_computed < end <= other.num_tokens
+        is_in_flight = other.num_units_cached * self.unit_size < end <= num_computed
         return (
             self.enable_caching
             and not sequence.params.skip_reading_prefix_cache
-            and not other.is_decoding
+            and (is_being_read or is_in_flight)
             and end < sequence.num_tokens
-            and other.num_computed_tokens < end <= other.num_tokens
             and other.cache_salt == sequence.cache_salt
             and other.token_ids[:end] == sequence.token_ids[:end]
         )

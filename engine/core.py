@@ -136,7 +136,8 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
         runs_ahead=runner.runs_ahead,
         worker=runner,
     )
-    CacheTaker(runner.caches(), lambda: core.is_idle).start()
+    if loaded.device.type == "cpu":
+        CacheTaker(runner.caches(), lambda: core.is_idle).start()
     return core, ready
 
 

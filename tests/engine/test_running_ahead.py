@@ -56,6 +56,15 @@ def test_prompts_are_read_ahead_chunk_by_chunk() -> None:
     assert device.events[:3] == ["begin 1", "begin 2", "end 1"]
 
 
+def test_equal_prompts_are_read_once() -> None:
+    core = SteppedCore(Device(), runs_ahead=True)
+    for name in "abc":
+        core.add(name, 9, max_tokens=3)
+    core.run()
+    assert all(core.tokens(name) == [10, 11, 12] for name in "abc")
+    assert core.model.steps[:3] == [{"a": 9}, {"a": 1}, {"a": 1, "b": 1, "c": 1}]
+
+
 def test_a_stop_token_wastes_one_step_of_its_sequence() -> None:
     core = SteppedCore(Device(lambda s: EOS if s.num_tokens == 5 else 7), runs_ahead=True)
     core.add("a", 3, max_tokens=50)
@@ -192,10 +201,10 @@ def test_without_memory_the_step_in_flight_ends_before_a_smaller_one_begins() ->
     core = SteppedCore(device, runs_ahead=True)
     core.add("a", 4, max_tokens=9)
     core.core.step()
-    core.add("b", 12, max_tokens=2)
+    core.add("b", prompt=list(range(501, 513)), max_tokens=2)
     core.run()
     assert device.events[:5] == ["begin 1", "full", "end 1", "begin 2", "begin 3"]
-    assert core.tokens("a") == list(range(5, 14)) and core.tokens("b") == [13, 14]
+    assert core.tokens("a") == list(range(5, 14)) and core.tokens("b") == [513, 514]
     core.check_all_free()
 
 
