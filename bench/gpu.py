@@ -134,23 +134,30 @@ class Engine:
 
     def decode(self, batch: int, context: int) -> Figure:
         case, steps = f"decode {batch} x {context}", self._sizes.steps
-        blocks = self._engine.scheduler.blocks
-        per_chat = blocks.num_blocks_for(context + steps + 8) + 1
-        if batch * per_chat > blocks.num_blocks:
+        scheduler = self._engine.scheduler
+        # While the last prompts are read, the first answers go on.
+        longest = steps + 8 + batch + batch * context // scheduler.config.max_num_batched_tokens
+        per_chat = scheduler.blocks.num_blocks_for(context + longest) + 1
+        if batch * per_chat > scheduler.blocks.num_blocks:
             return Figure(self._model.name, case, None, "tok/s", note="does not fit")
         names = [f"{case}/{number}" for number in range(batch)]
         with self._reading_nothing():
             for name in names:
-                self._engine.add(name, [TOKEN] * context, max_tokens=steps + 8)
+                self._engine.add(name, [TOKEN] * context, max_tokens=longest)
             while not all(self._engine.tokens.get(name) for name in names):
                 self._engine.step()
-        for _ in range(3):
-            self._engine.step()
+        self._step(3)
+        before = self._num_tokens(names)
         seconds = self._timed(lambda: self._step(steps)) / steps
-        self._engine.scheduler.abort("me", names)
+        assert self._num_tokens(names) - before == batch * steps, "not all of them ran"
+        seen = context + (before + batch * steps // 2) // batch  # on average
+        scheduler.abort("me", names)
         self._engine.run()
-        floor = self._on.decode_seconds(self._model, batch, context)
+        floor = self._on.decode_seconds(self._model, batch, seen)
         return Figure(self._model.name, case, batch / seconds, "tok/s", floor / seconds)
+
+    def _num_tokens(self, names: list[str]) -> int:
+        return sum(len(self._engine.tokens[name]) for name in names)
 
     def _step(self, count: int) -> None:
         for _ in range(count):
@@ -166,7 +173,7 @@ class Engine:
     def batch(self) -> float:
         """Tokens/s of chats from the first to the last, their prompts included."""
         chats, (length, answer) = self._sizes.chats, self._sizes.chat
-        self._whole(chats, length, answer)
+        self._whole(chats, length, answer)  # makes room
         return chats * answer / self._whole(chats, length, answer)
 
     def _whole(self, chats: int, length: int, answer: int) -> float:
@@ -203,10 +210,11 @@ def transformers_batch(model: Checkpoint, shape: Shape, sizes: Sizes, on: Device
             config_of(shape), dtype=torch.bfloat16, attn_implementation="sdpa"
         ).eval()
     length, answer = sizes.chat
-    chats = [[TOKEN + number] * length for number in range(sizes.chats)]
     settings = GenerationConfig(max_new_tokens=answer, do_sample=False, eos_token_id=-1)
     seconds = []
-    for _ in range(2):  # the first one compiles and makes room
+    for attempt in range(2):  # the first one compiles and makes room; no prompt comes twice
+        first = TOKEN + attempt * sizes.chats
+        chats = [[first + number] * length for number in range(sizes.chats)]
         on.wait()
         started = time.perf_counter()
         answers = peer.generate_batch(

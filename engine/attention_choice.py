@@ -99,16 +99,25 @@ def _make_flash(
     _require(needs.dtype in HALF_TYPES, "it has no float32")
     _require(needs.is_even, "its keys are as wide as its values")
     capability = torch.cuda.get_device_capability(device)
+    has_2 = has_distribution("flash-attn")
     if has_distribution("flash-attn-4"):
-        _require(capability[0] in (9, 10), "flash-attn 4 reads blocks on Hopper and Blackwell only")
-        known = all(key in FLASH_4_WIDTHS for key, _ in needs.head_dims)
-        _require(known, f"flash-attn 4 has heads of {FLASH_4_WIDTHS}")
-        return FlashAttention4(_function("flash_attn.cute", "flash_attn_varlen_func"))
-    _require(has_distribution("flash-attn"), "neither flash-attn-4 nor flash-attn is installed")
+        try:
+            return _make_flash_4(needs, capability)
+        except Unusable:
+            if not has_2:
+                raise
+    _require(has_2, "neither flash-attn-4 nor flash-attn is installed")
     _require(capability >= (8, 0), "it needs Ampere or newer")
     _require(needs.widest <= FLASH_WIDEST, f"its heads are at most {FLASH_WIDEST} wide")
     _require(not needs.has_sinks, "flash-attn 2 has no sinks")
     return FlashAttention2(_function("flash_attn", "flash_attn_varlen_func"))
+
+
+def _make_flash_4(needs: AttentionNeeds, capability: tuple[int, int]) -> AttentionBackend:
+    _require(capability[0] in (9, 10), "flash-attn 4 reads blocks on Hopper and Blackwell only")
+    known = all(key in FLASH_4_WIDTHS for key, _ in needs.head_dims)
+    _require(known, f"flash-attn 4 has heads of {FLASH_4_WIDTHS}")
+    return FlashAttention4(_function("flash_attn.cute", "flash_attn_varlen_func"))
 
 
 def _make_varlen(
@@ -173,6 +182,7 @@ def _require(holds: bool, otherwise: str) -> None:
 def _function(module: str, name: str) -> Callable[..., object]:
     try:
         found: Callable[..., object] = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise Unusable(f"{module} cannot be imported: {error}") from None
+    except Exception as error:  # a library for another CUDA or torch fails in many ways
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise Unusable(f"{module} cannot be imported: {line}") from None
     return found

@@ -126,13 +126,11 @@ class BlockManager:
         It prefills, or a step in flight fills it.
         """
         end = len(prefix.blocks) * self.block_size + prefix.num_copied + self.unit_size
-        num_computed = other.num_computed_tokens
-        is_being_read = not other.is_decoding and num_computed < end <= other.num_tokens
-        is_in_flight = other.num_units_cached * self.unit_size < end <= num_computed
+        num_soon_cached = other.num_tokens - other.is_decoding  # a decode's last one takes long
         return (
             self.enable_caching
             and not sequence.params.skip_reading_prefix_cache
-            and (is_being_read or is_in_flight)
+            and other.num_units_cached * self.unit_size < end <= num_soon_cached
             and end < sequence.num_tokens
             and other.cache_salt == sequence.cache_salt
             and other.token_ids[:end] == sequence.token_ids[:end]

@@ -96,10 +96,13 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     if config.threads:
         torch.set_num_threads(config.threads)
     chosen = ops.choose(config.attn_backend, choose_device(config.device))
-    loaded = load_model(config, chosen)
-    if not config.threads and loaded.num_parameters < ONE_THREAD_PARAMETERS:
-        torch.set_num_threads(1)  # before the runner probes what the kernels do
-    runner = ModelRunner(loaded, config)
+    try:
+        loaded = load_model(config, chosen)
+        if not config.threads and loaded.num_parameters < ONE_THREAD_PARAMETERS:
+            torch.set_num_threads(1)  # before the runner probes what the kernels do
+        runner = ModelRunner(loaded, config)
+    except torch.OutOfMemoryError as error:
+        raise ValueError(f"the GPU has no memory for it: {str(error).splitlines()[0]}") from None
     config = runner.config
     assert config.num_blocks is not None and config.max_model_len is not None
     blocks = BlockManager(

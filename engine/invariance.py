@@ -27,7 +27,6 @@ from engine.config import EngineConfig
 from engine.loader import LoadedModel
 from engine.sampling_params import SamplingParams
 from engine.sequence import ScheduledSequence, Sequence
-from engine.transfers import Upload
 
 logger = logging.getLogger(__name__)
 
@@ -177,10 +176,9 @@ class RowProbe:
         num_blocks = round_up(len(self._text), self._block_size) // self._block_size
         sequence.block_table = array("i", range(num_blocks))
         scheduled = [ScheduledSequence(sequence, end - start)]
-        device, multiple = self._loaded.device, self._loaded.context.row_multiple
+        multiple = self._loaded.context.row_multiple
         batch = build_batch(scheduled, self._block_size, multiple)
-        batch, _ = Upload(device).send_batch(batch, [])
-        rows = torch.arange(len(batch.input_ids), device=device)
+        rows = torch.arange(len(batch.input_ids))
         batch = dataclasses.replace(batch, logits_rows=rows, num_sampled=end - start)
         return self._forward(batch).clone()  # the next pass may write over them
 

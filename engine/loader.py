@@ -202,7 +202,7 @@ def _choose_fused(config: EngineConfig, hf_config: Any, device: torch.device, op
     if obstacle is None and is_on_cpu and config.dtype == "float16":
         obstacle = "float16 weights"
     if obstacle is None and ops.name not in ("cpu", "cuda"):
-        obstacle = "no C++ kernels" if is_on_cpu else "csrc/cuda is not built"
+        obstacle = "no C++ kernels" if is_on_cpu else "csrc/cuda is not built, or not wanted"
     must = None
     if config.kv_cache_dtype != "auto":
         must = f"kv_cache_dtype {config.kv_cache_dtype!r}"

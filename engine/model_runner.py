@@ -25,8 +25,8 @@ from engine.fused.gpu_decoder import GpuDecoder
 from engine.invariance import RowInvariance, RowProbe
 from engine.loader import LoadedModel
 from engine.ops import allocate_cache
-from engine.sampler import NOT_FINITE, Choices, Sampler
-from engine.sequence import SampledToken, ScheduledSequence, Tokens
+from engine.sampler import Choices, Sampler
+from engine.sequence import ScheduledSequence, Tokens
 from engine.transfers import Download, Upload
 
 logger = logging.getLogger(__name__)
@@ -57,11 +57,12 @@ class ModelRunner:
             model: Any = loaded.model
             output_layer: nn.Module = model.get_output_embeddings()
             output_layer.register_forward_pre_hook(self._keep_sampled_rows)
-        self._may_hold_nan = False  # the cache, from its former users
         self.graphs: DecodeGraphs | None = None  # of a GPU
         self.invariance = RowInvariance()
-        if config.batch_invariant:
+        if config.batch_invariant and loaded.device.type == "cpu":
             self.invariance = RowProbe(loaded, self.config, self.forward).run()
+        elif config.batch_invariant:
+            logger.info("on a GPU the last bits of logits may depend on the batch")
         if isinstance(loaded.fused, GpuDecoder) and not config.enforce_eager:
             if loaded.device.type == "cuda":
                 self.record_decodes()
@@ -86,23 +87,16 @@ class ModelRunner:
         """
         sampled = [item.sequence for item in scheduled if item.is_sampled]
         with torch.inference_mode():
-            if self._may_hold_nan:
-                self._clear_new_blocks(scheduled)
+            self._clear_ends(scheduled)
             self._copy_beginnings(scheduled)
             choices = self._sampler.choices(sampled, self.loaded.vocab_size)
             logits, choices = self._compute(scheduled, choices)
-            wait: Callable[[], list[SampledToken]] = list
-            if sampled:
-                tokens = self._chosen[: len(sampled)]
-                wait = self._sampler.sample(logits, sampled, choices, tokens, self._download.start)
+            tokens = self._chosen[: len(sampled)]
+            # Also where nothing was sampled: whoever is told that a step has ended relies on it.
+            wait = self._sampler.sample(logits, sampled, choices, tokens, self._download.start)
 
         def results() -> Tokens:
-            with torch.inference_mode():  # logprobs are read now
-                tokens = wait()
-            if any(token.error is NOT_FINITE for token in tokens):
-                attention = self._context.attention
-                self._may_hold_nan |= attention is not None and attention.reads_whole_pages
-            chosen = iter(tokens)
+            chosen = iter(wait())
             return [next(chosen) if item.is_sampled else None for item in scheduled]
 
         return results
@@ -111,18 +105,21 @@ class ModelRunner:
         """Compute these parts, and wait for them."""
         return self.launch(scheduled)()
 
-    def _clear_new_blocks(self, scheduled: list[ScheduledSequence]) -> None:
-        """Those that this step is the first to write to, for its sequence."""
-        size = self.config.block_size
-        new: list[int] = []
+    def _clear_ends(self, scheduled: list[ScheduledSequence]) -> None:
+        """Of attention that reads whole blocks: the last one of each sequence, where it is new.
+
+        Behind the sequence it may hold anything from its former users, NaN as well.
+        """
+        attention, size = self._context.attention, self.config.block_size
+        if attention is None or not attention.reads_whole_pages:
+            return
         for item in scheduled:
-            first = item.start // size  # which is new as well if it begins with a copy
-            if item.start % size and item.sequence.copied_from is None:
-                first += 1
-            new += item.sequence.block_table[first : -(-item.end // size)]
-        if new:
-            for cache in self.caches():
-                cache[new] = 0
+            place = item.end // size
+            is_new = place * size >= item.start or item.sequence.copied_from is not None
+            if item.end % size and is_new:
+                block = item.sequence.block_table[place]
+                for cache in self.caches():
+                    cache[block].zero_()
 
     def _copy_beginnings(self, scheduled: list[ScheduledSequence]) -> None:
         """What of the next block of a sequence another block holds already."""
@@ -240,7 +237,7 @@ def _allocate_cache(loaded: LoadedModel, config: EngineConfig) -> None:
     num_bytes = config.num_blocks * config.block_size * _bytes_per_token(loaded)
     try:
         _allocate_layers(loaded, config)
-    except MemoryError:
+    except (MemoryError, torch.OutOfMemoryError):
         raise UnsupportedModelError(
             f"there is no memory for {config.num_blocks} blocks of the KV cache: "
             f"{num_bytes / 2**30:.1f} GiB"

@@ -237,7 +237,7 @@ class Sampler:
         """Choose the next token of each sequence; row i of `logits` [n, vocab] float32 is its own.
 
         `tokens` [n] int64 is written, on the device; `read` starts to bring it to the host. What is
-        returned waits for it, once. It reads `logits` again for those who asked for logprobs.
+        returned waits for it, once. Where somebody asked for logprobs, this waits itself.
 
         Writes over `logits` where parameters change them and nobody asked for logprobs. A row
         without a finite maximum, or whose parameters fail or leave no token, gives an error in its
@@ -261,8 +261,9 @@ class Sampler:
                     logger.exception("%r: its logits could not be edited", sequence)
                     errors[row] = ("engine_error", f"{type(error).__name__} in the sampler")
             penalties.apply(self._penalize, edited)
-        temperatures, min_p, top_p, uniforms = choices.numbers.unbind()
-        self._choose_tokens(edited, temperatures, min_p, top_p, choices.top_k, uniforms, tokens)
+        if sequences:
+            temperatures, min_p, top_p, uniforms = choices.numbers.unbind()
+            self._choose_tokens(edited, temperatures, min_p, top_p, choices.top_k, uniforms, tokens)
         wait = read(tokens)
 
         def results() -> list[SampledToken]:
@@ -277,6 +278,9 @@ class Sampler:
                 for row, sequence in enumerate(sequences)
             ]
 
+        if any(sequence.params.logprobs is not None for sequence in sequences):
+            with_logprobs = results()  # of these logits, which the next step writes over
+            return lambda: with_logprobs
         return results
 
 

@@ -70,7 +70,10 @@ class Download:
             self._hosts = [_pinned_with_event(max_num_tokens) for _ in range(2)]
 
     def start(self, tokens: Tensor) -> Read:
-        """tokens: [n] int64, which the next step may write over."""
+        """tokens: [n] int64, which the next step may write over; n may be 0.
+
+        To have read them is to know that the step has ended.
+        """
         if not self._is_cuda:
             values: list[int] = tokens.tolist()
             return lambda: values

@@ -33,9 +33,10 @@ class SteppedEngine:
         config = EngineConfig(model=str(folder), address="", served_model_name="", **settings)
         chosen = ops.choose(config.attn_backend, choose_device(config.device))
         self.runner = ModelRunner(load_model(config, chosen), config)
-        assert self.runner.config.num_blocks is not None
+        resolved = self.runner.config
+        assert resolved.num_blocks is not None
         blocks = BlockManager(
-            self.runner.config.num_blocks, self.runner.config.block_size, unit_size=UNIT_TOKENS
+            resolved.num_blocks, resolved.block_size, resolved.enable_prefix_caching, UNIT_TOKENS
         )
         self.scheduler = Scheduler(self.runner.config, blocks, self.runner.loaded.vocab_size)
         self.runs_ahead = runs_ahead
@@ -57,7 +58,9 @@ class SteppedEngine:
         self._end_step()
         if wait is not None:
             self._in_flight = (scheduled, wait)
-            if self.runs_ahead:
+            if self.runs_ahead and not any(
+                item.is_sampled and item.sequence.waits_for_tokens for item in scheduled
+            ):
                 self.scheduler.anticipate(scheduled)
             else:
                 self._end_step()

@@ -100,6 +100,28 @@ def test_an_older_gpu_has_no_blocks_with_flash_attention_4(machine: Machine) -> 
     assert machine.choose().name == "varlen"
 
 
+def test_where_version_4_cannot_serve_version_2_does(machine: Machine) -> None:
+    machine.install("flash-attn-4")
+    machine.install("flash-attn")
+    wide = dataclasses.replace(LLAMA, head_dims=frozenset({(256, 256)}))
+    assert machine.choose(wide).name == "flash_attn 2"
+    machine.capability = (8, 0)
+    assert machine.choose().name == "flash_attn 2"
+
+
+def test_a_library_that_fails_when_it_is_imported_is_passed_over(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(name: str) -> None:
+        raise OSError("libcudart.so.12: cannot open shared object file\nand more")
+
+    machine.install("flash-attn")
+    monkeypatch.setattr("importlib.import_module", fail)
+    with pytest.raises(ValueError, match=r"cannot be imported: libcudart.*file$"):
+        machine.choose(wanted="flash_attn")
+    assert machine.choose().name == "cuda"
+
+
 def test_an_older_torch_and_a_kernel_without_a_page_size_leave_our_own(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,14 +132,17 @@ def test_where_whole_pages_are_read_nothing_is_left_in_them_of_a_failed_answer(
 ) -> None:
     monkeypatch.setattr(OpsAttention, "page_size", 64)
     monkeypatch.setattr(OpsAttention, "reads_whole_pages", reads_whole_pages)
-    engine = SteppedEngine(folders("llama"), num_blocks=4)
+    engine = SteppedEngine(folders("llama"), num_blocks=4, max_num_batched_tokens=200)
     fused = engine.runner.loaded.fused
     assert isinstance(fused, GpuDecoder)
     with torch.inference_mode():
         fused.embeddings[383] = torch.nan
-    engine.add("failed", [383] * 250)
+    engine.add("failed", [383] * 120)
     engine.run()
     assert engine.ends["failed"].error is not None
+    engine.add("stopped", [383] * 250)  # of which nobody learns that it would fail
+    engine.step()
+    engine.scheduler.abort("me", ["stopped"])
     prompts = {"a": list(range(5, 90)), "b": list(range(5, 90))}
     for name, prompt in prompts.items():
         engine.add(name, prompt)  # the second one begins with a copy

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from engine import ops
-from engine.batch import build_batch
+from engine.batch import Batch, build_batch
 from engine.checkpoint import UnsupportedModelError
 from engine.config import EngineConfig
 from engine.fused.decoder import FusedDecoder
@@ -87,6 +87,81 @@ def test_steps_that_are_started_ahead_equal_transformers(
         folders("qwen3"), runs_ahead=True, model_impl=model_impl, **settings
     )
     assert (engine.scheduler.totals.preemptions > 0) == ("num_blocks" in settings)
+
+
+def test_running_ahead_changes_no_answer_whatever_its_parameters(folders: Folders) -> None:
+    params: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "seed": 1, "top_p": 0.9},
+        {"temperature": 0.0, "repetition_penalty": 1.3},
+        {"temperature": 1.0, "seed": 2, "presence_penalty": 0.7, "min_tokens": 5},
+        {"temperature": 0.0, "logprobs": 2, "bad_words_token_ids": [[7], [8, 9]]},
+        {"temperature": 1.0, "seed": 3, "logit_bias": {5: 3.0}, "allowed_token_ids": [5, 6, 7]},
+    ]
+    answers = []
+    for runs_ahead in (False, True):
+        engine = SteppedEngine(
+            folders("llama"), runs_ahead=runs_ahead, num_blocks=9, max_num_batched_tokens=9
+        )
+        for number, prompt in enumerate(make_prompts()):
+            engine.add(str(number), prompt, **params[number])
+            engine.step()
+        engine.run()
+        answers.append((engine.tokens, engine.logprobs))
+        assert engine.scheduler.totals.preemptions > 0
+    assert answers[0] == answers[1]
+
+
+def test_a_step_is_waited_for_also_where_it_chose_no_token(folders: Folders) -> None:
+    """On a GPU nothing else says that it has ended, and that its inputs may be written over."""
+    engine = SteppedEngine(folders("llama"), runs_ahead=True, max_num_batched_tokens=8)
+    download = engine.runner._download
+    start = download.start
+    events: list[str] = []
+
+    def noted(tokens: Tensor) -> Any:
+        read, number = start(tokens), len(events)
+        events.append(f"{len(tokens)} started")
+
+        def waited() -> list[int]:
+            events.append(f"{number} waited for")
+            return read()
+
+        return waited
+
+    download.start = noted  # type: ignore[method-assign]
+    engine.add("a", list(range(5, 29)), max_tokens=1)
+    engine.run()
+    assert events == [
+        *("0 started", "0 started", "0 waited for"),
+        *("1 started", "1 waited for", "3 waited for"),
+    ]
+
+
+def test_logprobs_are_read_before_the_next_step_writes_over_the_logits(folders: Folders) -> None:
+    """And where their memory is found missing, the step can be tried again."""
+    engine = SteppedEngine(folders("llama"))
+    engine.add("a", [5, 6, 7], logprobs=3)
+    scheduled = engine.scheduler.schedule(0.0)
+    logits = torch.empty(0)
+
+    forward = engine.runner.forward
+
+    def keep(batch: Batch) -> Tensor:
+        nonlocal logits
+        logits = forward(batch)
+        return logits
+
+    engine.runner.forward = keep  # type: ignore[method-assign]
+    wait = engine.runner.launch(scheduled)
+    expected = logits.log_softmax(-1).topk(3)
+    with torch.inference_mode():
+        logits.zero_()
+    (token,) = wait()
+    assert token is not None and token.logprobs is not None
+    found = sorted(token.logprobs, key=lambda entry: entry[2])
+    assert [entry[0] for entry in found] == expected.indices[0].tolist()
+    assert [entry[1] for entry in found] == expected.values[0].tolist()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
