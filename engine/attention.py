@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from engine.attention_backends import AttentionBackend, Scores
+from engine.attention_backends import AttentionBackend
 from engine.batch import Batch
 from engine.checkpoint import UnsupportedModelError
 from engine.ops import Ops
+from engine.scores import Scores
 
 NAME = "parley_paged"
 LAYER_ATTRIBUTE = "parley_layer"

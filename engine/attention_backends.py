@@ -9,27 +9,20 @@ by engine/attention_choice.py.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from engine.batch import Batch
 from engine.ops import REFERENCE, Ops
+from engine.prompt_attention import attend_prompts, can_attend
+from engine.scores import Scores
 
 UNIT_TOKENS = 16  # the smallest page
 PAGE_SIZES = (16, 32, 64, 128, 256)  # that are tried where nobody says which one is right
 
 Function = Callable[..., Any]  # of a library that need not be installed
-
-
-class Scores(NamedTuple):
-    """What a layer makes of the products of its queries and keys."""
-
-    scale: float
-    sliding_window: int = 0  # so many tokens are seen, the query's own among them; 0 = all
-    softcap: float = 0.0  # 0 = off
-    sinks: Tensor | None = None  # [num_heads]
 
 
 class AttentionBackend(Protocol):
@@ -100,7 +93,9 @@ class OfStep:
 class CudaAttention:
     """csrc/cuda: single queries by a kernel of their own, all else by one that is right everywhere.
 
-    `library` is `torch.ops.parley_cuda`. The scheduler puts single queries first.
+    That one is slow, so prompts are read by torch's own attention where it can
+    (engine/prompt_attention.py). `library` is `torch.ops.parley_cuda`. The scheduler puts single
+    queries first.
     """
 
     name = "cuda"
@@ -135,7 +130,11 @@ class CudaAttention:
                 *self._work_for(query),
                 *scores,
             )
-        if num_single < len(batch.seq_lens):
+        if num_single == len(batch.seq_lens):
+            return
+        if can_attend(query, key_cache, value_cache, batch, scores):
+            attend_prompts(query, key_cache, value_cache, batch, out, scores.scale, num_single)
+        else:
             bounds = self._bounds.of(batch) if num_single else batch.cu_seqlens_q
             self._library.paged_attention(
                 query[num_single:],

@@ -36,6 +36,7 @@ class Batch:
     num_single: int  # of the first sequences, which have one token each in this step
     max_query_len: int  # tokens of a sequence in this step, at most
     max_seq_len: int  # tokens of a sequence after it, at most
+    lens: Collection[tuple[int, int]]  # of each sequence both, here on the host
     input_ids: Tensor  # [num_rows] int64
     positions: Tensor  # [num_rows] int64
     slot_mapping: Tensor  # [num_rows] int64: block * block_size + offset, -1 is padding
@@ -61,6 +62,7 @@ class Batch:
             num_single=num_leading_ones(query_lens),
             max_query_len=max(query_lens),
             max_seq_len=max(seq_lens),
+            lens=list(zip(query_lens, seq_lens, strict=True)),
             input_ids=nothing,
             positions=nothing,
             slot_mapping=nothing,
@@ -178,6 +180,7 @@ def build_batch(
         num_single=num_leading_ones(query_lens),
         max_query_len=max(query_lens),
         max_seq_len=max(seq_lens),
+        lens=list(zip(query_lens, seq_lens, strict=True)),
         input_ids=per_token[0],
         positions=per_token[1],
         slot_mapping=per_token[2],

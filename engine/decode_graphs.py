@@ -90,6 +90,7 @@ class DecodeInputs:
             num_single=size,
             max_query_len=1,
             max_seq_len=max_blocks * block_size,  # what is recorded must be right for any length
+            lens=[(1, max_blocks * block_size)] * size,
             input_ids=per_token[0],
             positions=per_token[1],
             slot_mapping=per_token[2],

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.attention_backends import AttentionBackend, Scores
+from engine.attention_backends import AttentionBackend
 from engine.batch import Batch
 from engine.fused import row_ops
 from engine.fused.shape import DecoderShape, drop_weights, read_shape, rotary_table
 from engine.ops import Ops
+from engine.scores import Scores
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,12 @@ from engine.attention_backends import (
     FlashAttention2,
     FlashAttention4,
     OpsAttention,
-    Scores,
     VarlenAttention,
     find_page_size,
 )
 from engine.batch import Batch
+from engine.prompt_attention import attend_prompts
+from engine.scores import Scores
 from tests.cuda_kernels import needs_cuda_kernels
 
 HEAD_DIM = 64
@@ -208,6 +209,24 @@ def test_our_own_kernels_share_a_batch(
         torch.testing.assert_close(
             ours, expected, rtol=0, atol=2e-2 if dtype.itemsize == 2 else 5e-6
         )
+
+
+@needs_cuda_kernels
+def test_long_chunks_beside_single_queries_are_read_by_torchs_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+
+    def noting(*args: Any) -> None:
+        calls.append(args[-1])  # the first sequence that is not single
+        attend_prompts(*args)
+
+    monkeypatch.setattr("engine.attention_backends.attend_prompts", noting)
+    monkeypatch.setattr("engine.prompt_attention.LEAST_QUERIES", 33)
+    case, backend = Case(16, torch.bfloat16), CudaAttention(torch.ops.parley_cuda, max_num_seqs=4)
+    ours, expected = (case.attend(it, 0, 0.0, None) for it in (backend, REFERENCE))
+    torch.testing.assert_close(ours, expected, rtol=0, atol=2e-2)
+    assert calls == [2]
 
 
 @needs_cuda_kernels
