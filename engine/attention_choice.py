@@ -99,14 +99,14 @@ def _make_flash(
     _require(needs.dtype in HALF_TYPES, "it has no float32")
     _require(needs.is_even, "its keys are as wide as its values")
     capability = torch.cuda.get_device_capability(device)
-    has_2 = has_distribution("flash-attn")
+    has_version_2 = has_distribution("flash-attn")
     if has_distribution("flash-attn-4"):
         try:
             return _make_flash_4(needs, capability)
         except Unusable:
-            if not has_2:
+            if not has_version_2:
                 raise
-    _require(has_2, "neither flash-attn-4 nor flash-attn is installed")
+    _require(has_version_2, "neither flash-attn-4 nor flash-attn is installed")
     _require(capability >= (8, 0), "it needs Ampere or newer")
     _require(needs.widest <= FLASH_WIDEST, f"its heads are at most {FLASH_WIDEST} wide")
     _require(not needs.has_sinks, "flash-attn 2 has no sinks")

@@ -94,4 +94,4 @@ class SteppedEngine:
                 rows.append(row.clone())
             return sample(logits, sequences, *others)
 
-        sampler.sample = kept  # type: ignore[method-assign, assignment]
+        vars(sampler).update(sample=kept)

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from engine import ops
 from engine.batch import Batch, build_batch
@@ -112,7 +111,9 @@ def test_running_ahead_changes_no_answer_whatever_its_parameters(folders: Folder
     assert answers[0] == answers[1]
 
 
-def test_a_step_is_waited_for_also_where_it_chose_no_token(folders: Folders) -> None:
+def test_a_step_is_waited_for_also_where_it_chose_no_token(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a GPU nothing else says that it has ended, and that its inputs may be written over."""
     engine = SteppedEngine(folders("llama"), runs_ahead=True, max_num_batched_tokens=8)
     download = engine.runner._download
@@ -129,7 +130,7 @@ def test_a_step_is_waited_for_also_where_it_chose_no_token(folders: Folders) -> 
 
         return waited
 
-    download.start = noted  # type: ignore[method-assign]
+    monkeypatch.setattr(download, "start", noted)
     engine.add("a", list(range(5, 29)), max_tokens=1)
     engine.run()
     assert events == [
@@ -138,7 +139,9 @@ def test_a_step_is_waited_for_also_where_it_chose_no_token(folders: Folders) -> 
     ]
 
 
-def test_logprobs_are_read_before_the_next_step_writes_over_the_logits(folders: Folders) -> None:
+def test_logprobs_are_read_before_the_next_step_writes_over_the_logits(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And where their memory is found missing, the step can be tried again."""
     engine = SteppedEngine(folders("llama"))
     engine.add("a", [5, 6, 7], logprobs=3)
@@ -152,7 +155,7 @@ def test_logprobs_are_read_before_the_next_step_writes_over_the_logits(folders: 
         logits = forward(batch)
         return logits
 
-    engine.runner.forward = keep  # type: ignore[method-assign]
+    monkeypatch.setattr(engine.runner, "forward", keep)
     wait = engine.runner.launch(scheduled)
     expected = logits.log_softmax(-1).topk(3)
     with torch.inference_mode():
@@ -197,50 +200,6 @@ def test_seeded_answers_are_alike_alone_batched_and_resumed(folders: Folders) ->
     engine.add("resumed", prompts[2], resume_token_ids=answer[:10], **params)
     engine.run()
     assert engine.tokens["resumed"] == answer[10:]
-
-
-@needs_kernels
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_bfloat16_answers_are_nearer_to_the_exact_ones_than_those_of_transformers(
-    family: str, folders: Folders
-) -> None:
-    """The fused decoder rounds weights, keys and values, and transformers all that it computes.
-
-    Compared is each token's largest difference of a logit, which are some 5, from transformers in
-    float32 with the same rounded weights.
-    """
-    prompts = make_prompts()
-    engine = SteppedEngine(
-        folders(family), keeps_logits=True, dtype="bfloat16", max_num_batched_tokens=5
-    )
-    assert engine.runner.loaded.fused is not None
-    for number, prompt in enumerate(prompts):
-        engine.add(str(number), prompt, max_tokens=NUM_TOKENS)
-    engine.run()
-
-    def load(dtype: torch.dtype) -> Any:
-        return AutoModelForCausalLM.from_pretrained(
-            folders(family), attn_implementation="eager", dtype=dtype
-        )
-
-    exact, rounded = load(torch.float32), load(torch.bfloat16)
-    with torch.inference_mode():
-        for parameter in exact.parameters():
-            parameter.copy_(parameter.bfloat16())
-        ours, others = [], []
-        for number, prompt in enumerate(prompts):
-            ids = torch.tensor([prompt + engine.tokens[str(number)][:-1]])
-            expected, other = (
-                model(ids, use_cache=False).logits[0, len(prompt) - 1 :].float()
-                for model in (exact, rounded)
-            )
-            ours.append((torch.stack(engine.logits[str(number)]) - expected).abs().amax(-1))
-            others.append((other - expected).abs().amax(-1))
-    rounds_rows = torch.ops.parley.cpu_level() == "avx512_bf16"  # of its products, too
-    differences = torch.cat(ours)
-    assert differences.median() < (0.06 if rounds_rows else 0.03)
-    assert differences.max() < 0.15
-    assert differences.median() < torch.cat(others).median()
 
 
 def eight_bit_logits(engine: SteppedEngine, ids: list[int]) -> Tensor:
