@@ -87,7 +87,7 @@ class Layer:
 
 
 class RowProbe:
-    """Probes one model with its ops, caches and threads as they will serve."""
+    """Probes one model on a CPU, with its ops, caches and threads as they will serve."""
 
     def __init__(
         self, loaded: LoadedModel, config: EngineConfig, forward: Callable[[Batch], Tensor]

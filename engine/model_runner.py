@@ -101,10 +101,6 @@ class ModelRunner:
 
         return results
 
-    def execute(self, scheduled: list[ScheduledSequence]) -> Tokens:
-        """Compute these parts, and wait for them."""
-        return self.launch(scheduled)()
-
     def _clear_ends(self, scheduled: list[ScheduledSequence]) -> None:
         """Of attention that reads whole blocks: the last one of each sequence, where it is new.
 

@@ -1,8 +1,9 @@
 """Blocks as a GPU sees them: steps run in the order of their starts, ahead of what is known here.
 
 The model of these tests has a memory of tokens in place of keys and values. Its next token follows
-from everything that a sequence finds there, so one wrong slot, or one written too early, changes
-the answer from what plain arithmetic says.
+from everything that a sequence finds there, so one wrong slot changes the answer from what plain
+arithmetic says. Steps run here when they are started, as on one stream of a GPU: that blocks wait
+for a step to end, test_running_ahead.py shows.
 """
 
 import random
