@@ -2,11 +2,9 @@
 
 A step has a budget of tokens, and for prompts one of seconds as well. Running decodes take one
 token each, running prefills take a chunk of what is left, then waiting requests are let in by
-(priority, turn of their user, arrival). A request is let in only with room for all its known
-tokens, so a prefill never stops half way for want of blocks; decodes that find no block take them
-from the latest running sequences, which start over later (their full blocks stay in the prefix
-cache, so this is cheap while nobody else needs them). In the same way a user who has more than half
-of the seats or blocks makes way for another user who finds none; one cache salt is one user.
+(priority, turn of their user, arrival). Decodes that find no block take them from the latest
+running sequences, and a user who has more than half of the seats or blocks makes way for another
+user who finds none; one cache salt is one user.
 
 `finish()` serves every end from every state: it alone frees blocks and forgets a sequence, and it
 always emits one last output. What goes wrong with one sequence ends that one. The scheduler knows
@@ -18,7 +16,6 @@ it will choose. What it then computes for a sequence that has ended meanwhile is
 
 import logging
 import math
-from bisect import insort
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -28,11 +25,11 @@ from typing import Concatenate, ParamSpec, TypeVar
 import msgspec
 
 from engine.admission import find_congestion, find_problem
-from engine.block_manager import BlockManager, Prefix
+from engine.block_manager import BlockManager
 from engine.config import EngineConfig
 from engine.deadlines import Deadlines
-from engine.fair_share import find_excess
 from engine.ipc import AddRequest, SchedulerStats, SequenceOutput
+from engine.seats import Seats
 from engine.sequence import (
     Problem,
     RequestKey,
@@ -43,7 +40,7 @@ from engine.sequence import (
     Tokens,
 )
 from engine.step_budget import StepBudget
-from engine.waiting_queue import WaitingQueue, by_order
+from engine.waiting_queue import WaitingQueue
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +83,8 @@ class Scheduler:
         self.sequences: dict[RequestKey, Sequence] = {}  # all that are not finished
         self.deadlines = Deadlines(self.config)
         self.waiting = WaitingQueue()
-        self.running: list[Sequence] = []  # sorted by Sequence.order as well
+        self.seats = Seats(config.max_num_seqs, blocks, self.waiting)
+        self.running = self.seats.running
         self._outputs: defaultdict[str, list[SequenceOutput]] = defaultdict(list)  # by client
         self._numbers = count()
         self._is_backed_up = False  # whether the last step left somebody waiting
@@ -113,7 +111,7 @@ class Scheduler:
         sequence.queued_ts = now
         num_ahead = len(self.waiting)
         if not self._is_backed_up:  # what came since the last step may all find a seat
-            num_ahead -= max(0, self.config.max_num_seqs - len(self.running))
+            num_ahead -= self.seats.num_free
         congestion = find_congestion(
             sequence, self.config, num_ahead=num_ahead, num_waiting_tokens=self.waiting.num_tokens
         )
@@ -180,17 +178,18 @@ class Scheduler:
             self.finish(sequence, "error", error=problem)
         budget = self.max_step_tokens
         scheduled: list[ScheduledSequence] = []
-        num_victims = self._make_way()
+        num_victims = self.seats.preempt_for_others()
         decodes = [sequence for sequence in self.running if sequence.is_decoding]
         due = [sequence for sequence in decodes if self._is_due(sequence, now)][:budget]
-        num_victims += self._preempt_for(due)
+        num_victims += self.seats.preempt_for_decodes(due)
+        self.totals.preemptions += num_victims
 
         for sequence in due:
-            if self._attempt(sequence, self._make_room):
+            if self._attempt(sequence, self.seats.make_room):
                 scheduled.append(ScheduledSequence(sequence, 1))
                 budget -= 1
-        num_seats = max(0, self.config.max_num_seqs - len(self.running))
-        num_waiting = len(self.running) - len(decodes) + min(len(self.waiting), num_seats)
+        num_waiting = len(self.running) - len(decodes)
+        num_waiting += min(len(self.waiting), self.seats.num_free)
         budget = min(budget, self.prompt_budget.num_tokens(len(decodes), num_waiting))
         for sequence in self.running:
             if budget and not sequence.is_decoding:
@@ -231,8 +230,9 @@ class Scheduler:
 
     def preempt_all(self) -> None:
         """Take every block back: what runs now starts over, from the queue."""
+        self.totals.preemptions += len(self.running)
         for sequence in reversed(self.running.copy()):
-            self._preempt(sequence)
+            self.seats.preempt(sequence)
 
     def give_up(self) -> None:
         """The step that was scheduled last computed nothing; the next `schedule` repeats it."""
@@ -322,85 +322,11 @@ class Scheduler:
     def _sequences_of(self, client_id: str) -> list[Sequence]:
         return [it for it in self.sequences.values() if it.client_id == client_id]
 
-    def _make_way(self) -> int:
-        """While another user waits, nobody keeps more than half: preempt until there is room.
-
-        The latest of theirs go, to the end of their own line. The number of victims.
-        """
-        num_victims = 0
-        while self.waiting and not self._has_room(head := self.waiting.head):
-            victim = find_excess(
-                self.running,
-                head,
-                max_num_seqs=self.config.max_num_seqs,
-                num_blocks=self.blocks.num_blocks,
-            )
-            if victim is None:
-                break
-            priority, _, arrival_time, number = victim.order
-            turn = self.waiting.next_turn(victim.cache_salt)
-            victim.order = (priority, max(turn, head.order[1] + 1), arrival_time, number)
-            self._preempt(victim)
-            num_victims += 1
-        return num_victims
-
-    def _has_room(self, sequence: Sequence) -> bool:
-        """Whether a waiting request gets in as soon as the step in flight has ended."""
-        num_running = len(self.running)
-        num_available = self.blocks.num_free + self.blocks.num_soon_free - num_running
-        has_seat = num_running < self.config.max_num_seqs
-        return has_seat and self._find_prefix(sequence, num_available) is not None
-
-    def _find_prefix(self, sequence: Sequence, num_available: int) -> Prefix | None:
-        """What so many blocks allow to use of the prefix cache; None if they do not suffice."""
-        prefix = self.blocks.find_prefix(sequence)
-        for possible in (prefix, prefix.without_copy()):
-            if self.blocks.num_needed(sequence, possible) <= num_available:
-                return possible
-        return None
-
     def _is_due(self, sequence: Sequence, now: float) -> bool:
         """Whether a decode wants its next token now."""
         if sequence.num_tokens >= sequence.max_num_tokens:
             return False  # its last one is being chosen
         return not self.config.pace or sequence.due_tick <= now * self.config.pace
-
-    def _preempt_for(self, due: list[Sequence]) -> int:
-        """Preempt as many of the latest sequences as the decodes that are due lack blocks.
-
-        Once per step, for all of them together. Blocks that a step in flight still reads count as
-        free: their turn comes before another sequence must go. The oldest is never a victim: what
-        all others give back is always enough for it. The number of victims.
-        """
-        needy = {sequence.key for sequence in due if self.blocks.needs_block(sequence)}
-        num_victims = 0
-        while len(needy) > self.blocks.num_free + self.blocks.num_soon_free:
-            victim = self.running[-1]
-            assert victim is not self.running[0]
-            self._preempt(victim)
-            needy.discard(victim.key)
-            num_victims += 1
-        return num_victims
-
-    def _make_room(self, sequence: Sequence) -> bool:
-        """Give the last token of a decode its slot; False if it must wait for its turn."""
-        if sequence.status is not SequenceStatus.RUNNING:
-            return False
-        if self.blocks.needs_block(sequence):
-            if not self.blocks.num_free:
-                return False  # until the step in flight ends
-            self.blocks.grow(sequence)
-        return True
-
-    def _preempt(self, sequence: Sequence) -> None:
-        """Back to the queue, at its old place: blocks go, tokens stay and are computed again."""
-        self.running.remove(sequence)
-        sequence.forget_unknown()
-        self.blocks.release(sequence)
-        sequence.status = SequenceStatus.WAITING
-        sequence.num_preemptions += 1
-        self.totals.preemptions += 1
-        self.waiting.push(sequence)
 
     def _next_chunk(self, sequence: Sequence, budget: int) -> ScheduledSequence:
         num_tokens = min(sequence.num_uncomputed_tokens, budget)
@@ -410,24 +336,9 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, now: float) -> bool:
         """Let the head of the queue in, if it fits."""
-        num_running = len(self.running)
-        if num_running >= self.config.max_num_seqs:
+        if not self.seats.admit(sequence):
             return False
-        # Each running decode may soon want a block: without this reserve the newcomer would be
-        # the next victim.
-        num_available = self.blocks.num_free - num_running
-        if num_available <= 0:
-            return False
-        prefix = self._find_prefix(sequence, num_available)
-        if prefix is None:
-            return False
-        if any(self.blocks.will_extend(prefix, sequence, other) for other in self.running):
-            return False  # a step or two later its blocks can be shared, as by n > 1 siblings
-        self.blocks.allocate(sequence, prefix)
-        self.waiting.let_in(sequence)
-        sequence.status = SequenceStatus.RUNNING
         sequence.queue_position = None
-        insort(self.running, sequence, key=by_order)
         if not sequence.scheduled_ts:
             sequence.scheduled_ts = now
             sequence.num_cached_tokens = sequence.num_computed_tokens

@@ -231,7 +231,7 @@ class Interleavings(RuleBasedStateMachine):
     def preempt(self, hook: Hook) -> None:
         def preempt() -> None:
             if self.core.scheduler.running:
-                self.core.scheduler._preempt(self.core.scheduler.running[-1])
+                self.core.scheduler.seats.preempt(self.core.scheduler.running[-1])
 
         self.plans[hook].append(preempt)
 

@@ -37,7 +37,7 @@ def test_r6_an_abort_frees_every_block_from_every_state_and_its_id_at_once(state
     if state in ("running", "preempted"):
         run.step()
     if state == "preempted":
-        run.scheduler._preempt(run.scheduler.running[0])
+        run.scheduler.seats.preempt(run.scheduler.running[0])
     (sequence,) = run.scheduler.sequences.values()
     run.scheduler.abort("me", ["a", "a", "unknown", ""])
     run.scheduler.abort("me", ["a"])
