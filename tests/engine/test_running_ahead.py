@@ -56,6 +56,15 @@ def test_prompts_are_read_ahead_chunk_by_chunk() -> None:
     assert device.events[:3] == ["begin 1", "begin 2", "end 1"]
 
 
+def test_a_prompt_is_told_as_read_when_its_chunk_has_ended() -> None:
+    device = Device()
+    core = SteppedCore(device, runs_ahead=True, max_num_batched_tokens=4)
+    core.add("a", 10, max_tokens=2)
+    core.run()
+    told = [output.num_computed_tokens for output in core.outputs("a")]
+    assert told == [0, 4, 8, 10, 10]
+
+
 @pytest.mark.parametrize("budget", [32, 4])
 def test_equal_prompts_are_read_once(budget: int) -> None:
     core = SteppedCore(Device(), runs_ahead=True, max_num_batched_tokens=budget)
