@@ -344,21 +344,25 @@ def main() -> None:
     table = Table(title=title)
     for heading in ("shape", "case", "figure", "of what the device allows", ""):
         table.add_column(heading, justify="left" if heading in ("shape", "case") else "right")
+    path = arguments.record or RESULTS / time.strftime("gpu-%Y%m%d-%H%M%S.json")
     figures = []
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.shapes:
             for figure in measure(name, arguments, on, Path(folder)):
                 figures.append(figure)
+                _save(path, title, figures)  # after each: a run may be cut off
                 value = "" if figure.value is None else f"{figure.value:.4g} {figure.unit}"
                 floor = "" if figure.floor is None else f"{figure.floor:.0%}"
                 table.add_row(figure.shape, figure.case, value, floor, figure.note)
                 console.print(f"{figure.shape}  {figure.case}  {value}  {floor}  {figure.note}")
     console.print(table)
-    path = arguments.record or RESULTS / time.strftime("gpu-%Y%m%d-%H%M%S.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    record = {"where": title, "figures": [asdict(figure) for figure in figures]}
-    path.write_text(json.dumps(record, indent=1) + "\n")
     console.print(f"saved {path}")
+
+
+def _save(path: Path, where: str, figures: list[Figure]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {"where": where, "figures": [asdict(figure) for figure in figures]}
+    path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def parse_arguments() -> argparse.Namespace:
