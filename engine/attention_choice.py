@@ -1,7 +1,9 @@
 """Which attention backend a model gets: the first that can do all that its layers ask for.
 
-Decided once, when the model is loaded, and told in one line of the log. flash-attn 2 and 4 share
-the import name `flash_attn`, so they are told apart by the names of their distributions.
+Where csrc/cuda can, it computes single queries, and that backend the others; one that is named
+computes all. Decided once, when the model is loaded, and told in one line of the log. flash-attn 2
+and 4 share the import name `flash_attn`, so they are told apart by the names of their
+distributions.
 """
 
 import importlib
@@ -15,14 +17,14 @@ import torch
 from engine.attention import LayerShape
 from engine.attention_backends import (
     AttentionBackend,
-    CudaAttention,
     FlashAttention2,
     FlashAttention4,
     OpsAttention,
     VarlenAttention,
-    find_page_size,
 )
+from engine.attention_probe import find_page_size, is_right
 from engine.config import EngineConfig
+from engine.cuda_attention import CudaAttention, CudaPrompts
 from engine.ops import REFERENCE, Ops
 
 logger = logging.getLogger(__name__)
@@ -31,6 +33,7 @@ HALF_TYPES = (torch.bfloat16, torch.float16)
 FLASH_4_WIDTHS = (64, 96, 128)
 FLASH_WIDEST = 256
 VARLEN_TORCH = (2, 12)  # the first whose varlen attention reads pages
+WRONG = "it fails here, or does not give what the reference gives"
 ORDER = ("flash_attn", "varlen", "cuda", "torch")  # on a GPU
 
 
@@ -87,10 +90,22 @@ def choose_attention(
         except Unusable as reason:
             reasons.append(f"{name}: {reason}")
             continue
+        if wanted == "auto" and _can_decode(needs, ops, backend):
+            backend = CudaAttention(torch.ops.parley_cuda, config.max_num_seqs, backend)
         others = f" ({'; '.join(reasons)})" if reasons else ""
         logger.info("attention by %s, %d tokens a block%s", backend.name, backend.page_size, others)
         return backend
     raise ValueError(f"attn_backend {wanted!r} cannot be used: {'; '.join(reasons)}")
+
+
+def _can_decode(needs: AttentionNeeds, ops: Ops, backend: AttentionBackend) -> bool:
+    """Whether csrc/cuda has a kernel for single queries over this backend's pages."""
+    if isinstance(backend, CudaAttention):
+        return False  # it does so already
+    if ops.name != "cuda" or needs.dtype not in HALF_TYPES or not needs.is_even:
+        return False
+    can_decode, page_size = torch.ops.parley_cuda.can_decode, backend.page_size
+    return all(can_decode(head_dim, page_size) for head_dim, _ in needs.head_dims)
 
 
 def _make_flash(
@@ -102,7 +117,7 @@ def _make_flash(
     has_version_2 = has_distribution("flash-attn")
     if has_distribution("flash-attn-4"):
         try:
-            return _make_flash_4(needs, capability)
+            return _make_flash_4(needs, device, capability)
         except Unusable:
             if not has_version_2:
                 raise
@@ -110,14 +125,20 @@ def _make_flash(
     _require(capability >= (8, 0), "it needs Ampere or newer")
     _require(needs.widest <= FLASH_WIDEST, f"its heads are at most {FLASH_WIDEST} wide")
     _require(not needs.has_sinks, "flash-attn 2 has no sinks")
-    return FlashAttention2(_function("flash_attn", "flash_attn_varlen_func"))
+    backend = FlashAttention2(_function("flash_attn", "flash_attn_varlen_func"))
+    _require(is_right(backend, needs.dtype, device, needs.widest), WRONG)
+    return backend
 
 
-def _make_flash_4(needs: AttentionNeeds, capability: tuple[int, int]) -> AttentionBackend:
+def _make_flash_4(
+    needs: AttentionNeeds, device: torch.device, capability: tuple[int, int]
+) -> AttentionBackend:
     _require(capability[0] in (9, 10), "flash-attn 4 reads blocks on Hopper and Blackwell only")
     known = all(key in FLASH_4_WIDTHS for key, _ in needs.head_dims)
     _require(known, f"flash-attn 4 has heads of {FLASH_4_WIDTHS}")
-    return FlashAttention4(_function("flash_attn.cute", "flash_attn_varlen_func"))
+    backend = FlashAttention4(_function("flash_attn.cute", "flash_attn_varlen_func"))
+    _require(is_right(backend, needs.dtype, device, needs.widest), WRONG)
+    return backend
 
 
 def _make_varlen(
@@ -146,7 +167,8 @@ def _make_cuda(
     config: EngineConfig, needs: AttentionNeeds, ops: Ops, device: torch.device
 ) -> AttentionBackend:
     _require(ops.name == "cuda", "csrc/cuda is not built")
-    return CudaAttention(torch.ops.parley_cuda, config.max_num_seqs)
+    library = torch.ops.parley_cuda
+    return CudaAttention(library, config.max_num_seqs, CudaPrompts(library))
 
 
 def _make_reference(

@@ -12,6 +12,7 @@ A token may still be unknown here, while the step before chooses it: then the ba
 that step's sampled rows it will be.
 """
 
+import dataclasses
 from collections.abc import Sequence as Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,6 +71,27 @@ class Batch:
             cu_seqlens_q=bounds.to(device, torch.int32),
             seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
             logits_rows=nothing[:0],
+        )
+
+    def without_single(self) -> "Batch":
+        """The sequences behind those with a single token, as far as attention looks at them."""
+        first = self.num_single  # of the sequences, and of the tokens as well
+        lens = list(self.lens)[first:]
+        return dataclasses.replace(
+            self,
+            num_tokens=self.num_tokens - first,
+            num_sampled=0,
+            num_single=0,
+            max_seq_len=max(length for _, length in lens),
+            lens=lens,
+            input_ids=self.input_ids[first:],
+            positions=self.positions[first:],
+            slot_mapping=self.slot_mapping[first:],
+            block_tables=self.block_tables[first:],
+            cu_seqlens_q=self.cu_seqlens_q[first:] - first,
+            seq_lens=self.seq_lens[first:],
+            logits_rows=self.logits_rows[:0],
+            unknown_rows=None,
         )
 
 

@@ -36,14 +36,12 @@ def attend_prompts(
     key_cache: Tensor,  # [num_blocks, page_size, num_kv_heads, head_dim]
     value_cache: Tensor,
     batch: Batch,
-    out: Tensor,  # as `query`, written from the first token of these sequences on
+    out: Tensor,  # as `query`, written
     scale: float,
-    first: int,  # sequences before this one are not looked at, and have one token each
 ) -> None:
     """As `paged_attention_reference` of engine/ops.py, sequence by sequence."""
-    start = first
-    for row in range(first, len(batch.lens)):
-        num_queries, num_keys = batch.lens[row]
+    start = 0
+    for row, (num_queries, num_keys) in enumerate(batch.lens):
         blocks = batch.block_tables[row, : -(-num_keys // key_cache.shape[1])]
         keys, values = (
             cache[blocks].flatten(0, 1)[:num_keys].transpose(0, 1)[None]

@@ -14,7 +14,7 @@ from engine import attention_choice, ops
 from engine.attention import LayerShape
 from engine.attention_choice import AttentionNeeds, choose_attention, has_distribution
 from engine.config import EngineConfig
-from tests.engine.test_attention_backends import varlen
+from tests.engine.attention_cases import varlen
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 BUILT = dataclasses.replace(ops.REFERENCE, name="cuda")
@@ -33,9 +33,14 @@ class Machine:
         self.installed: set[str] = set()
         self.capability = (9, 0)
         self.page_size: int | None = 256
+        self.is_right = True
+        self.widths = {64, 128, 256}  # of which csrc/cuda has a kernel for single queries
         patch.setattr(attention_choice, "has_distribution", self.installed.__contains__)
         patch.setattr(torch.cuda, "get_device_capability", lambda device: self.capability)
         patch.setattr(attention_choice, "find_page_size", lambda *args: self.page_size)
+        patch.setattr(attention_choice, "is_right", lambda *args: self.is_right)
+        library = SimpleNamespace(can_decode=lambda width, page_size: width in self.widths)
+        patch.setattr(torch.ops, "parley_cuda", library)
         patch.setattr(torch, "__version__", "2.13.0")
         fake = SimpleNamespace(varlen_attn_out=varlen)
         patch.setitem(sys.modules, "torch.nn.attention.varlen", fake)
@@ -64,6 +69,7 @@ def test_on_a_cpu_it_is_the_op() -> None:
 def test_flash_attention_comes_first_and_is_told_apart_by_its_distribution(
     machine: Machine,
 ) -> None:
+    machine.widths = set()
     assert (machine.choose().name, machine.choose().page_size) == ("varlen", 256)
     machine.install("flash-attn")
     assert (machine.choose().name, machine.choose().page_size) == ("flash_attn 2", 256)
@@ -71,13 +77,39 @@ def test_flash_attention_comes_first_and_is_told_apart_by_its_distribution(
     assert (machine.choose().name, machine.choose().page_size) == ("flash_attn 4", 128)
 
 
+def test_single_queries_are_our_own_kernels_where_it_can(machine: Machine) -> None:
+    assert machine.choose().name == "cuda, prompts varlen"
+    machine.install("flash-attn-4")
+    chosen = machine.choose()
+    assert (chosen.name, chosen.page_size) == ("cuda, prompts flash_attn 4", 128)
+    assert chosen.reads_whole_pages
+    wide = dataclasses.replace(LLAMA, head_dims=frozenset({(128, 128), (96, 96)}))
+    assert machine.choose(wide).name == "flash_attn 4"
+
+
+def test_a_backend_that_is_named_computes_all(machine: Machine) -> None:
+    machine.install("flash-attn")
+    names = ("flash_attn", "varlen", "cuda", "torch")
+    chosen = [machine.choose(wanted=name).name for name in names]
+    assert chosen == ["flash_attn 2", "varlen", "cuda", "torch"]
+
+
+def test_a_library_that_is_wrong_here_is_passed_over(machine: Machine) -> None:
+    machine.install("flash-attn")
+    machine.install("flash-attn-4")
+    machine.is_right = False
+    assert machine.choose().name == "cuda, prompts varlen"
+    with pytest.raises(ValueError, match="does not give what the reference gives"):
+        machine.choose(wanted="flash_attn")
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({"dtype": torch.float32}, "cuda"),
-        ({"has_softcap": True}, "flash_attn 2"),
+        ({"has_softcap": True}, "cuda, prompts flash_attn 2"),
         ({"has_sinks": True}, "cuda"),
-        ({"has_windows": True}, "flash_attn 2"),
+        ({"has_windows": True}, "cuda, prompts flash_attn 2"),
         ({"head_dims": frozenset({(192, 128)})}, "cuda"),
         ({"head_dims": frozenset({(512, 512)})}, "cuda"),
     ],
@@ -97,16 +129,16 @@ def test_softcap_is_nothing_for_torchs_own(machine: Machine) -> None:
 def test_an_older_gpu_has_no_blocks_with_flash_attention_4(machine: Machine) -> None:
     machine.install("flash-attn-4")
     machine.capability = (8, 0)
-    assert machine.choose().name == "varlen"
+    assert machine.choose().name == "cuda, prompts varlen"
 
 
 def test_where_version_4_cannot_serve_version_2_does(machine: Machine) -> None:
     machine.install("flash-attn-4")
     machine.install("flash-attn")
     wide = dataclasses.replace(LLAMA, head_dims=frozenset({(256, 256)}))
-    assert machine.choose(wide).name == "flash_attn 2"
+    assert machine.choose(wide, "flash_attn").name == "flash_attn 2"
     machine.capability = (8, 0)
-    assert machine.choose().name == "flash_attn 2"
+    assert machine.choose(wanted="flash_attn").name == "flash_attn 2"
 
 
 def test_a_library_that_fails_when_it_is_imported_is_passed_over(
@@ -133,8 +165,8 @@ def test_an_older_torch_and_a_kernel_without_a_page_size_leave_our_own(
 
 
 def test_rows_that_must_not_depend_on_the_batch_are_not_split(machine: Machine) -> None:
-    assert machine.choose(batch_invariant=True)._num_splits == 1
-    assert machine.choose(batch_invariant=False)._num_splits is None
+    assert machine.choose(wanted="varlen", batch_invariant=True)._num_splits == 1
+    assert machine.choose(wanted="varlen", batch_invariant=False)._num_splits is None
 
 
 def test_the_log_says_what_was_chosen_and_why_not_another(
@@ -143,7 +175,8 @@ def test_the_log_says_what_was_chosen_and_why_not_another(
     with caplog.at_level(logging.INFO, "engine"):
         machine.choose()
     (line,) = (record.message for record in caplog.records)
-    assert line.startswith("attention by varlen, 256 tokens a block (flash_attn: neither")
+    start = "attention by cuda, prompts varlen, 256 tokens a block (flash_attn: neither"
+    assert line.startswith(start)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +209,7 @@ def test_a_package_that_cannot_be_imported_is_passed_over(
 ) -> None:
     machine.installed.add("flash-attn")
     monkeypatch.setitem(sys.modules, "flash_attn", None)
-    assert machine.choose().name == "varlen"
+    assert machine.choose().name == "cuda, prompts varlen"
     with pytest.raises(ValueError, match=re.escape("flash_attn cannot be imported")):
         machine.choose(wanted="flash_attn")
 

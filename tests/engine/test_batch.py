@@ -95,6 +95,16 @@ def test_an_unknown_token_is_looked_for_in_the_rows_of_the_step_before() -> None
     assert build_batch(scheduled[:1], 4).unknown_rows is None
 
 
+def test_what_stands_behind_single_queries_is_a_batch_of_its_own() -> None:
+    tables = torch.arange(8, dtype=torch.int32).view(4, 2)
+    rest = Batch.of_attention([1, 1, 7, 2], [300, 5, 80, 2], tables).without_single()
+    assert (rest.num_tokens, rest.num_single, rest.lens) == (9, 0, [(7, 80), (2, 2)])
+    assert (rest.max_query_len, rest.max_seq_len) == (7, 80)
+    assert rest.cu_seqlens_q.tolist() == [0, 7, 9]
+    assert rest.seq_lens.tolist() == [80, 2]
+    assert rest.block_tables.tolist() == [[4, 5], [6, 7]]
+
+
 def test_a_step_that_samples_nothing_wants_no_logits() -> None:
     sequence = make_sequence([1] * 9, 0, [0, 1, 2])
     batch = build_batch([ScheduledSequence(sequence, 5)], 4, row_multiple=16)

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from engine import loader, ops
 from engine.attention import StepContext
-from engine.attention_backends import AttentionBackend, CudaAttention, OpsAttention
+from engine.attention_backends import AttentionBackend, OpsAttention
 from engine.config import EngineConfig
+from engine.cuda_attention import CudaAttention, CudaPrompts
 from engine.fused.gpu_decoder import GpuDecoder, fuse_for_gpu
 from engine.model_runner import ModelRunner
 from engine.sampler import Choices
@@ -51,7 +52,8 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
             parameter.data = parameter.data.clone()
         backend: AttentionBackend = OpsAttention(ops.REFERENCE)
         if kernels == "cuda":
-            backend = CudaAttention(torch.ops.parley_cuda, config.max_num_seqs)
+            library = torch.ops.parley_cuda
+            backend = CudaAttention(library, config.max_num_seqs, CudaPrompts(library))
         context.attention = backend
         named = dataclasses.replace(ops.REFERENCE, name=kernels)
         return fuse_for_gpu(model, named, lambda shape: backend)
@@ -113,7 +115,7 @@ def test_preempted_sequences_equal_transformers(runs_ahead: bool, folders: Folde
 def test_the_beginning_of_a_large_block_is_found_again_and_copied(
     kernels: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = OpsAttention if kernels == "torch" else CudaAttention
+    backend = OpsAttention if kernels == "torch" else CudaPrompts
     monkeypatch.setattr(backend, "page_size", 64)
     prompt, reference = make_prompts()[2], Reference(folders("llama"))
     engine = SteppedEngine(folders("llama"), keeps_logits=True)
