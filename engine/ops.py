@@ -28,6 +28,7 @@ from engine.token_choice import ChooseTokens, choose_tokens_reference
 
 logger = logging.getLogger(__name__)
 CPU = torch.device("cpu")
+LEAST_CAPABILITY = (8, 0)  # of a GPU, for which csrc/cuda is compiled
 GPU_BACKENDS = ("flash_attn", "varlen", "cuda")
 Linear = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, Tensor], None]
 # As `penalize_reference` below.
@@ -179,7 +180,7 @@ def choose(backend: str, device: torch.device = CPU) -> Ops:
     the name says what computes attention (engine/attention_choice.py), and the ops are csrc/cuda's.
     """
     if device.type == "cuda":
-        return _choose_cuda(backend)
+        return _choose_cuda(backend, device)
     if backend in GPU_BACKENDS:
         raise ValueError(f"attn_backend {backend!r} needs a GPU")
     if backend == "torch":
@@ -195,10 +196,16 @@ def choose(backend: str, device: torch.device = CPU) -> Ops:
     return REFERENCE
 
 
-def _choose_cuda(backend: str) -> Ops:
+def _choose_cuda(backend: str, device: torch.device) -> Ops:
     if backend == "cpu":
         raise ValueError("attn_backend 'cpu' was asked for, but the model runs on a GPU")
-    if backend == "torch" or not load_cuda_library():
+    if backend == "torch":
+        return REFERENCE
+    capability = torch.cuda.get_device_capability(device)
+    if capability < LEAST_CAPABILITY:
+        logger.warning("csrc/cuda needs Ampere or newer, and this GPU is %d.%d", *capability)
+        return REFERENCE
+    if not load_cuda_library():
         return REFERENCE
     built = torch.ops.parley_cuda
     names = ("store_kv", "paged_attention", "penalize", "choose_tokens")

@@ -17,7 +17,7 @@ namespace {
 constexpr int kMostSplits = 64;
 constexpr int kBlocksAtOnce = 2;  // on a multiprocessor, at least: for more of them registers would spill
 constexpr int64_t kWantedBlocks = 4 * 132;  // so that a large GPU has enough to do
-constexpr int64_t kLeastUnits = 4;          // of 16 tokens, that a warp of a split should have
+constexpr int64_t kLeastUnits = 4;          // of 16 tokens, that a warp of a split has of the longest context
 
 // The result of one head from its sums; a sink takes weight and gives nothing.
 template <typename T>
@@ -27,22 +27,31 @@ __device__ float divisor_of(const Decode<T>& d, int head, const Softmax& state) 
   return total > 0 ? 1 / total : 0.0f;
 }
 
-// The block that is done last with some heads of a sequence puts all splits together.
+// The block that is done last with some heads of a sequence puts the splits together. What all of them weigh
+// is found out first, so that none has to wait for the one before it.
 template <typename T, int kWidth>
 __device__ void finish(const Decode<T>& d, int sequence, int first_head, int num_heads, int num_splits) {
   for (int row = warp_of_thread(); row < num_heads; row += kWarps) {
     const int head = first_head + row;
-    const float* const parts =
-        d.partials + (int64_t{sequence} * d.num_heads + head) * num_splits * (kWidth + 2);
-    Softmax state = no_softmax();
-    float sums[kWidth / kWarpThreads] = {};
-    for (int split = 0; split < num_splits; ++split) {
+    const float* const parts = d.partials + (int64_t{sequence} * d.num_heads + head) * gridDim.x * (kWidth + 2);
+    Softmax state = no_softmax();  // of every 32nd split, and then of all
+    for (int split = lane_of_thread(); split < num_splits; split += kWarpThreads) {
       const float* const part = parts + split * (kWidth + 2);
       float mine, theirs;
       merge_states(state, {__ldcg(part + kWidth), __ldcg(part + kWidth + 1)}, mine, theirs);
+    }
+    const float largest = max_of_warp(state.largest);
+    state.total = sum_of_warp(state.largest == -INFINITY ? 0.0f : state.total * exp2f(state.largest - largest));
+    state.largest = largest;
+    float sums[kWidth / kWarpThreads] = {};
+#pragma unroll 4
+    for (int split = 0; split < num_splits; ++split) {
+      const float* const part = parts + split * (kWidth + 2);
+      const float theirs = __ldcg(part + kWidth);
+      const float weight = theirs == -INFINITY ? 0.0f : exp2f(theirs - largest);
 #pragma unroll
       for (int n = 0; n < kWidth / kWarpThreads; ++n) {
-        sums[n] = sums[n] * mine + __ldcg(part + lane_of_thread() + n * kWarpThreads) * theirs;
+        sums[n] += __ldcg(part + lane_of_thread() + n * kWarpThreads) * weight;
       }
     }
     const float factor = divisor_of(d, head, state);
@@ -54,7 +63,8 @@ __device__ void finish(const Decode<T>& d, int sequence, int first_head, int num
   }
 }
 
-// Blocks: [splits, key-value heads and tiles of their queries, sequences].
+// Blocks: [splits, key-value heads and tiles of their queries, sequences]. There are as many splits as the
+// longest context may want; a shorter one uses the first of them, and each of those has work for all its warps.
 template <typename T, int kWidth, int kRows>
 __global__ void __launch_bounds__(kWarps * kWarpThreads, kBlocksAtOnce) decode(Decode<T> d) {
   __shared__ uint4 queries[16][kWidth / 8];
@@ -64,7 +74,13 @@ __global__ void __launch_bounds__(kWarps * kWarpThreads, kBlocksAtOnce) decode(D
   constexpr bool kIsAhead = kWidth <= 128;  // of wider heads registers hold either keys or values
   const int quad = lane_of_thread() / 4, i = lane_of_thread() % 4, warp = warp_of_thread();
   const int sequence = blockIdx.z, kv_head = blockIdx.y / d.num_tiles, tile_index = blockIdx.y % d.num_tiles;
-  const int num_splits = gridDim.x, split = blockIdx.x;
+  const int split = blockIdx.x;
+  const int length = d.lengths[sequence];
+  const int first = d.window > 0 ? max(0, length - d.window) : 0;
+  const int first_unit = first / kTokens, num_units = (length + kTokens - 1) / kTokens - first_unit;
+  const int share = max(kWarps, (num_units + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x));
+  const int num_splits = max(1, (num_units + share - 1) / share);
+  if (split >= num_splits) return;
   const int first_head = kv_head * d.group + tile_index * kRows;
   const int num_heads = min(kRows, d.group - tile_index * kRows);
   const int32_t* const table = d.block_tables + sequence * d.table_stride;
@@ -76,10 +92,6 @@ __global__ void __launch_bounds__(kWarps * kWarpThreads, kBlocksAtOnce) decode(D
   }
   __syncthreads();
 
-  const int length = d.lengths[sequence];
-  const int first = d.window > 0 ? max(0, length - d.window) : 0;
-  const int first_unit = first / kTokens, num_units = (length + kTokens - 1) / kTokens - first_unit;
-  const int share = (num_units + num_splits - 1) / num_splits;
   const Range range{first_unit + split * share, first_unit + min(num_units, (split + 1) * share)};
 
   Tile<T, kWidth, kRows> tile;
@@ -130,7 +142,7 @@ __global__ void __launch_bounds__(kWarps * kWarpThreads, kBlocksAtOnce) decode(D
       const Softmax& state = tile.states[half];
       T* const to = d.out + sequence * d.out_token + head * d.out_head;
       float* const part =
-          d.partials + ((int64_t{sequence} * d.num_heads + head) * num_splits + split) * (kWidth + 2);
+          d.partials + ((int64_t{sequence} * d.num_heads + head) * gridDim.x + split) * (kWidth + 2);
       const float factor = divisor_of(d, head, state);
 #pragma unroll
       for (int output = 0; output < kWidth / 8; ++output) {
@@ -217,7 +229,7 @@ void decode_attention(
   const int64_t num_tiles = (group + rows - 1) / rows, num_blocks = num_seqs * num_kv_heads * num_tiles;
   const int64_t num_units = block_tables.size(1) * block_size / kTokens;  // at most
   const int64_t room = partials.numel() / (num_seqs * num_heads * (head_dim + 2));
-  const int64_t wanted = std::min((kWantedBlocks + num_blocks - 1) / num_blocks, num_units / (kWarps * kLeastUnits));
+  const int64_t wanted = std::min(kWantedBlocks / num_blocks, num_units / (kWarps * kLeastUnits));
   const int64_t num_splits = std::clamp<int64_t>(std::min(wanted, room), 1, kMostSplits);
 
   with_half_floats(query, [&](auto element) {

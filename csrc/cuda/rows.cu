@@ -121,13 +121,13 @@ __global__ void rotate_heads(Heads<T> h, int64_t num_rows) {
 
 // ---- silu_and_mul --------------------------------------------------------------------------------------
 
-// A thread for each vector of a row; blocks in y are rows.
+// A thread for each vector of a row; blocks in x are rows, of which there may be more than y can count.
 template <typename T>
 __global__ void gate(const T* gate_up, T* out, int64_t width, int64_t stride, int64_t out_stride) {
   constexpr int kSize = Vector<T>::kSize;
-  const int64_t place = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kSize;
+  const int64_t place = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * kSize;
   if (place >= width) return;
-  const T* const row = gate_up + blockIdx.y * stride + place;
+  const T* const row = gate_up + blockIdx.x * stride + place;
   Vector<T> gates = load_vector(row);
   const Vector<T> ups = load_vector(row + width);
   for (int i = 0; i < kSize; ++i) {
@@ -135,7 +135,7 @@ __global__ void gate(const T* gate_up, T* out, int64_t width, int64_t stride, in
     const float activated = rounded<T>(x / (1 + expf(-x)));
     gates.items[i] = from_float<T>(activated * to_float(ups.items[i]));
   }
-  store_vector(out + blockIdx.y * out_stride + place, gates);
+  store_vector(out + blockIdx.x * out_stride + place, gates);
 }
 
 }  // namespace
@@ -208,7 +208,7 @@ void silu_and_mul(const Tensor& gate_up, const Tensor& out) {
     using T = decltype(element);
     const int64_t per_block = kThreads * Vector<T>::kSize;
     launch(
-        gate_up, gate<T>, dim3((width + per_block - 1) / per_block, num_rows), kThreads, data_of<T>(gate_up),
+        gate_up, gate<T>, dim3(num_rows, (width + per_block - 1) / per_block), kThreads, data_of<T>(gate_up),
         written_of<T>(out), width, gate_up.stride(0), out.stride(0));
   });
 }

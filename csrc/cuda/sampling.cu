@@ -52,25 +52,45 @@ struct Crossing {
   __device__ Mass mass() const { return above + (place + 1) * mass_of(weight); }
 };
 
+// A histogram. In shared memory a GPU adds 32 bits in one instruction, and 64 in a loop: so masses lie in halves.
+struct Bins {
+  unsigned counts[kBins], low[kBins], high[kBins];
+
+  __device__ void clear() {
+    for (int bin = threadIdx.x; bin < kBins; bin += kThreads) counts[bin] = low[bin] = high[bin] = 0;
+  }
+
+  __device__ void add(unsigned bin, Mass mass) {
+    const auto lower = static_cast<unsigned>(mass);
+    const unsigned before = atomicAdd(&low[bin], lower);
+    const unsigned upper = static_cast<unsigned>(mass >> 32) + (before + lower < before ? 1 : 0);
+    if (upper != 0) atomicAdd(&high[bin], upper);
+  }
+
+  __device__ Mass mass_of(int bin) const { return Mass{high[bin]} << 32 | low[bin]; }
+};
+
 // Adds up bins from the last to the first; tells the one in which the sum passes `target` and the sum before.
 struct FoundBin {
   int bin;
   Mass before;
 };
 
-__device__ FoundBin find_bin(const Mass* bins, Mass target) {
+template <typename Measure>
+__device__ FoundBin find_bin(Mass target, Measure measure_of) {
   __shared__ FoundBin found;
   const int first = kBins - 1 - static_cast<int>(threadIdx.x) * kOfThread;  // this thread's, downwards
   Mass sum = 0;
-  for (int i = 0; i < kOfThread; ++i) sum += bins[first - i];
+  for (int i = 0; i < kOfThread; ++i) sum += measure_of(first - i);
   Mass before = sum_before_in_block(sum);
   if (before <= target && target < before + sum) {
     for (int i = 0; i < kOfThread; ++i) {
-      if (target < before + bins[first - i]) {
+      const Mass own = measure_of(first - i);
+      if (target < before + own) {
         found = {first - i, before};
         break;
       }
-      before += bins[first - i];
+      before += own;
     }
   }
   __syncthreads();
@@ -80,27 +100,34 @@ __device__ FoundBin find_bin(const Mass* bins, Mass target) {
 // The first token, from the heaviest downwards, at which the sum of what is measured is above `target`: the
 // number of tokens if `is_count`, else their mass. It must be above for all tokens together.
 __device__ Crossing find_crossing(const Row& row, bool is_count, Mass target) {
-  __shared__ Mass measured[kBins], masses[kBins];
+  __shared__ Bins bins;
   unsigned prefix = 0;
   Mass above_measured = 0, above = 0;
   for (int level = 0; level < kNumLevels; ++level) {
     const int shift = shift_of(level), num_bins = bins_of(level);
     __syncthreads();
-    for (int bin = threadIdx.x; bin < kBins; bin += kThreads) measured[bin] = masses[bin] = 0;
+    bins.clear();
     __syncthreads();
+    unsigned num_zeros = 0;  // weights, of which there may be most: the last of all, in the first bin
     for (int64_t token = threadIdx.x; token < row.vocab; token += kThreads) {
       const float weight = row.weight_of(token);
       const unsigned key = key_of(weight);
       if (level > 0 && (key ^ prefix) >> shift_of(level - 1) != 0) continue;
       const unsigned bin = key >> shift & (num_bins - 1);
-      if (is_count) atomicAdd(&measured[bin], Mass{1});
-      atomicAdd(&masses[bin], mass_of(weight));
+      if (key == 0) {
+        ++num_zeros;
+      } else if (is_count) {
+        atomicAdd(&bins.counts[bin], 1u);
+      }
+      if (const Mass mass = mass_of(weight); mass != 0) bins.add(bin, mass);
     }
+    if (is_count && num_zeros != 0) atomicAdd(&bins.counts[0], num_zeros);
     __syncthreads();
-    const FoundBin found = find_bin(is_count ? measured : masses, target - above_measured);
+    const FoundBin found = find_bin(
+        target - above_measured, [&](int bin) { return is_count ? Mass{bins.counts[bin]} : bins.mass_of(bin); });
     above_measured += found.before;
     Mass heavier = 0;
-    for (int bin = found.bin + 1 + threadIdx.x; bin < kBins; bin += kThreads) heavier += masses[bin];
+    for (int bin = found.bin + 1 + threadIdx.x; bin < kBins; bin += kThreads) heavier += bins.mass_of(bin);
     above += sum_of_block(heavier);
     prefix |= static_cast<unsigned>(found.bin) << shift;
   }
@@ -154,18 +181,19 @@ struct Best {
 
 __device__ Best find_best(const float* logits, int64_t vocab) {
   __shared__ int64_t first;
-  float largest = -INFINITY;
+  Best own{-INFINITY, vocab};  // of this thread's tokens
   bool is_wrong = false;
+#pragma unroll 4
   for (int64_t token = threadIdx.x; token < vocab; token += kThreads) {
-    is_wrong |= isnan(logits[token]);
-    largest = fmaxf(largest, logits[token]);
+    const float logit = logits[token];
+    is_wrong |= isnan(logit);
+    if (logit > own.logit) own = {logit, token};
   }
-  largest = reduce_block(largest, -INFINITY, [](float a, float b) { return fmaxf(a, b); });
+  const float largest = reduce_block(own.logit, -INFINITY, [](float a, float b) { return fmaxf(a, b); });
   const int num_wrong = sum_of_block(is_wrong ? 1 : 0);
   if (num_wrong > 0 || isinf(largest)) return {largest, -1};
-  int64_t token = threadIdx.x;
-  while (token < vocab && logits[token] != largest) token += kThreads;
-  const int64_t best = reduce_block(min(token, vocab), vocab, [](int64_t a, int64_t b) { return a < b ? a : b; });
+  const int64_t token = own.logit == largest ? own.token : vocab;
+  const int64_t best = reduce_block(token, vocab, [](int64_t a, int64_t b) { return a < b ? a : b; });
   if (threadIdx.x == 0) first = best;
   __syncthreads();
   return {largest, first};

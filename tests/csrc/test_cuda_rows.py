@@ -66,7 +66,7 @@ def test_heads_are_rotated_and_stored(
 
 
 @DTYPES
-@pytest.mark.parametrize(("num_rows", "width"), [(0, 8), (1, 8), (3, 2056)])
+@pytest.mark.parametrize(("num_rows", "width"), [(0, 8), (1, 8), (3, 2056), (66_000, 8)])
 def test_gates_are_applied(num_rows: int, width: int, dtype: torch.dtype) -> None:
     gate_up = random(dtype, num_rows, 2 * width) * 4
     ours, reference = torch.empty(2, num_rows, width, dtype=dtype).unbind()

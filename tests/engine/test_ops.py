@@ -58,6 +58,7 @@ def test_on_a_gpu_the_ops_are_those_of_cuda_where_they_can_be_built(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(build, "build_cuda", lambda: None)
     monkeypatch.setattr(ops, "load_cuda_library", ops.load_cuda_library.__wrapped__)
     assert ops.choose("auto", device) is ops.choose("varlen", device) is ops.REFERENCE
@@ -67,11 +68,21 @@ def test_on_a_gpu_the_ops_are_those_of_cuda_where_they_can_be_built(
 
 @needs_cuda_kernels
 def test_what_cuda_has_not_is_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(ops, "load_cuda_library", lambda: True)
     chosen = ops.choose("auto", torch.device("cuda"))
     assert chosen.name == "cuda" and chosen.store_kv is torch.ops.parley_cuda.store_kv
     assert chosen.linear is ops.REFERENCE.linear
     assert ops.choose("torch", torch.device("cuda")) is ops.REFERENCE
+
+
+def test_an_older_gpu_gets_the_reference_and_the_log_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(ops, "load_cuda_library", lambda: True)
+    assert ops.choose("auto", torch.device("cuda")) is ops.REFERENCE
+    assert "needs Ampere or newer, and this GPU is 7.5" in caplog.text
 
 
 def test_without_a_compiler_auto_falls_back_and_cpu_says_so(

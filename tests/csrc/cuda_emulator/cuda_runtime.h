@@ -37,8 +37,10 @@ struct uint4 {
 inline dim3 threadIdx, blockIdx, blockDim, gridDim;  // of the fiber that runs
 
 using cudaStream_t = void*;
-enum cudaError_t { cudaSuccess = 0 };
-inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidConfiguration = 9 };
+inline const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaSuccess ? "no error" : "invalid configuration argument";
+}
 
 struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
@@ -250,6 +252,7 @@ cudaError_t cudaLaunchKernelEx(
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   const unsigned num_threads = config->blockDim.x;
+  if (config->gridDim.y > 65535 || config->gridDim.z > 65535) return cudaErrorInvalidConfiguration;
   if (num_threads % kWarp != 0 || num_threads > 1024) fail("blocks have whole warps, 1,024 threads at most");
   static std::vector<Fiber> fibers(1024);
   Block block{.fibers = fibers, .num_threads = num_threads};
