@@ -37,8 +37,9 @@ def is_right(
     """Whether it gives what the reference gives."""
     page_size = backend.page_size
     generator = torch.Generator().manual_seed(page_size)
-    sizes = (8, page_size, 1, head_dim)
-    keys, values = (torch.randn(sizes, generator=generator).to(device, dtype) for _ in "kv")
+    # As they lie in a cache: behind a block of one layer comes the block of another one.
+    caches = torch.randn(8, 3, page_size, 1, head_dim, generator=generator).to(device, dtype)
+    keys, values, _ = caches.unbind(1)
     tables = torch.tensor([[6, 2, 5], [3, 0, 0]], dtype=torch.int32, device=device)
     scores = Scores(head_dim**-0.5)
     for query_lens in QUERY_LENS:

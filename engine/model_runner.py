@@ -12,11 +12,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
-from engine import system_memory
 from engine.batch import Batch, BatchMemory, build_batch
 from engine.checkpoint import UnsupportedModelError
 from engine.config import EngineConfig
@@ -27,15 +25,10 @@ from engine.loader import LoadedModel
 from engine.ops import allocate_cache
 from engine.sampler import Choices, Sampler
 from engine.sequence import ScheduledSequence, Tokens
+from engine.sizes import cache_bytes_per_token, resolve_sizes
 from engine.transfers import Download, Upload
 
 logger = logging.getLogger(__name__)
-
-CACHE_MEMORY_SHARE = 0.25  # of the memory that is available when the core starts
-MAX_CACHE_BYTES = 4 << 30  # unless `kv_cache_memory_bytes` asks for more
-MAX_STEP_TOKENS = {"cpu": 512, "cuda": 8192}  # unless `max_num_batched_tokens` says otherwise
-STEP_MEMORY_SHARE = 0.05  # of a GPU's memory, for what lives within a step
-MAX_CACHE_TOKENS = 131_072  # likewise: the prefix cache fills whatever it is given, over time
 
 
 class ModelRunner:
@@ -68,7 +61,7 @@ class ModelRunner:
                 self.record_decodes()
 
     def caches(self) -> list[Tensor]:
-        """The memory of all keys and values, and of their scales."""
+        """The memory of all keys and values, and of their scales. On a GPU blocks come first."""
         fused = self.loaded.fused
         if fused is not None:
             return fused.caches
@@ -126,7 +119,8 @@ class ModelRunner:
                 place = item.start // self.config.block_size
                 target = sequence.block_table[place]
                 for cache in self.caches():
-                    cache[target, :num_tokens] = cache[source, :num_tokens]
+                    copied = cache[..., :num_tokens, :, :]
+                    copied[target] = copied[source]
 
     def record_decodes(self, record: Record | None = None) -> None:
         """From now on steps of decodes alone are replayed. `record` is that of CUDA by default."""
@@ -189,48 +183,10 @@ def _with_chosen(batch: Batch, unknown_rows: Tensor, chosen: Tensor) -> Batch:
     return dataclasses.replace(batch, input_ids=ids)
 
 
-def resolve_sizes(config: EngineConfig, loaded: LoadedModel) -> EngineConfig:
-    """Decide the sizes of cache, sequences and steps, each clamped to what the model allows."""
-    max_model_len = min(config.max_model_len or loaded.max_positions, loaded.max_positions)
-    block_size = loaded.block_size
-    per_sequence = -(-max_model_len // block_size)
-    num_blocks = config.num_blocks
-    if num_blocks is None:
-        num_blocks = per_sequence * config.max_num_seqs
-        memory = config.kv_cache_memory_bytes
-        if memory is None:
-            if loaded.device.type == "cuda":
-                memory = _gpu_memory(config.gpu_memory_utilization, loaded.device)
-            else:
-                num_blocks = min(num_blocks, max(per_sequence, MAX_CACHE_TOKENS // block_size))
-                memory = min(int(system_memory.available() * CACHE_MEMORY_SHARE), MAX_CACHE_BYTES)
-        block_bytes = block_size * _bytes_per_token(loaded)
-        num_blocks = min(num_blocks, memory // block_bytes)
-    if num_blocks < 1:
-        raise UnsupportedModelError("there is no memory for a single block of the KV cache")
-    max_model_len = min(max_model_len, num_blocks * block_size)
-    logger.info(
-        "KV cache: %d blocks of %d tokens; context %d", num_blocks, block_size, max_model_len
-    )
-    return msgspec.structs.replace(
-        config,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        max_model_len=max_model_len,
-        max_num_batched_tokens=config.max_num_batched_tokens or MAX_STEP_TOKENS[loaded.device.type],
-    )
-
-
-def _gpu_memory(utilization: float, device: torch.device) -> int:
-    """Bytes for the cache: what may be used, without what is, and what a step needs besides."""
-    free, total = torch.cuda.mem_get_info(device)
-    return max(0, int(total * (utilization - STEP_MEMORY_SHARE)) - (total - free))
-
-
 def _allocate_cache(loaded: LoadedModel, config: EngineConfig) -> None:
     """Raises UnsupportedModelError if the system refuses so much memory at once."""
     assert config.num_blocks is not None
-    num_bytes = config.num_blocks * config.block_size * _bytes_per_token(loaded)
+    num_bytes = config.num_blocks * config.block_size * cache_bytes_per_token(loaded)
     try:
         _allocate_layers(loaded, config)
     except (MemoryError, torch.OutOfMemoryError):
@@ -252,14 +208,3 @@ def _allocate_layers(loaded: LoadedModel, config: EngineConfig) -> None:
         key_dim, value_dim, device = shape.head_dim, shape.value_head_dim, loaded.device
         layer.key_cache = allocate_cache(*sizes, heads, key_dim, dtype, True, device)
         layer.value_cache = allocate_cache(*sizes, heads, value_dim, dtype, False, device)
-
-
-def _bytes_per_token(loaded: LoadedModel) -> int:
-    """Of the cache, in all layers together."""
-    if loaded.fused is not None:
-        return loaded.fused.cache_bytes_per_token
-    shapes = [layer.shapes[0] for layer in loaded.layers]
-    return sum(
-        shape.num_kv_heads * (shape.head_dim + shape.value_head_dim) * shape.dtype.itemsize
-        for shape in shapes
-    )

@@ -79,9 +79,9 @@ class GpuDecoder:
         self.norm = norm
         self.head = head
         self.rotate = rotate
-        # Of each layer [num_blocks, page_size, num_kv_heads, head_dim].
-        self.key_cache: list[Tensor] = []
-        self.value_cache: list[Tensor] = []
+        # [num_blocks, num_layers, 2, page_size, num_kv_heads, head_dim], keys and then values: what
+        # all layers have of a block lies together, to be copied or cleared at once.
+        self.cache = torch.empty(0)
         self.rotary = torch.empty(0)  # [num_positions, 2, head_dim / 2] float32
         self._ops = ops
         self._attention = attention
@@ -93,7 +93,7 @@ class GpuDecoder:
     @property
     def caches(self) -> list[Tensor]:
         """The memory of all keys and values."""
-        return [*self.key_cache, *self.value_cache]
+        return [self.cache]
 
     @property
     def cache_bytes_per_token(self) -> int:
@@ -105,13 +105,9 @@ class GpuDecoder:
     def allocate_cache(self, num_blocks: int, num_positions: int) -> None:
         """The KV cache, and rotations for sequences of `num_positions` tokens at most."""
         shape = self.shape
-        sizes = (num_blocks, self._attention.page_size, shape.num_kv_heads, shape.head_dim)
-
-        def allocate() -> list[Tensor]:
-            count, dtype = shape.num_layers, shape.cache_dtype
-            return [torch.zeros(sizes, dtype=dtype, device=self.device) for _ in range(count)]
-
-        self.key_cache, self.value_cache = allocate(), allocate()
+        of_block = (self._attention.page_size, shape.num_kv_heads, shape.head_dim)
+        sizes = (num_blocks, shape.num_layers, 2, *of_block)
+        self.cache = torch.zeros(sizes, dtype=shape.cache_dtype, device=self.device)
         self.rotary = rotary_table(self.rotate, num_positions, self.device)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -124,8 +120,9 @@ class GpuDecoder:
         attended = hidden.new_zeros(len(hidden), num_heads, head_dim)
         gated = hidden.new_empty(len(hidden), self.layers[0].down.shape[1])
         delta: Tensor | None = None
-        caches = zip(self.key_cache, self.value_cache, strict=True)
+        caches = self.cache.unbind(1)
         for layer, window, cache in zip(self.layers, shape.windows, caches, strict=True):
+            keys, values = cache.unbind(1)  # [num_blocks, page_size, num_kv_heads, head_dim]
             ops.add_rms_norm(hidden, delta, layer.attention_norm, rows, shape.epsilon)
             qkv = functional.linear(rows, layer.qkv, layer.qkv_bias)
             ops.rotate_and_store(
@@ -134,13 +131,15 @@ class GpuDecoder:
                 self.rotary,
                 batch.positions,
                 batch.slot_mapping,
-                *cache,
+                keys,
+                values,
                 num_heads,
                 shape.epsilon,
             )
             queries = qkv[:num_tokens, :num_queries].view(-1, num_heads, head_dim)
             out = attended[:num_tokens]
-            self._attention.attend(queries, *cache, batch, out, Scores(shape.scale, window))
+            scores = Scores(shape.scale, window)
+            self._attention.attend(queries, keys, values, batch, out, scores)
             delta = functional.linear(attended.flatten(1), layer.attention_out)
             ops.add_rms_norm(hidden, delta, layer.mlp_norm, rows, shape.epsilon)
             ops.silu_and_mul(functional.linear(rows, layer.gate_up), gated)

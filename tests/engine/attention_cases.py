@@ -51,7 +51,7 @@ def flash_2(
     softcap: float,
     block_table: Tensor,
 ) -> Tensor:
-    assert k.shape[1] % 256 == 0 and causal and k.is_contiguous()
+    assert k.shape[1] % 256 == 0 and causal and k.stride(-1) == 1
     assert cu_seqlens_k.dtype == cu_seqlens_q.dtype == torch.int32
     lengths = cu_seqlens_k.diff()
     assert max_seqlen_k == lengths.max() and max_seqlen_q == cu_seqlens_q.diff().max()
@@ -122,8 +122,8 @@ class Case:
         num_blocks = [-(-length // page_size) for _, length in lens]
         order = torch.randperm(sum(num_blocks), generator=generator).int()
         tables = torch.zeros(len(lens), max(num_blocks), dtype=torch.int32)
-        sizes = (len(order), page_size, 2, HEAD_DIM)
-        self.caches = (random(*sizes), random(*sizes))  # of keys and values
+        of_layer = random(len(order), 3, page_size, 2, HEAD_DIM)  # and of something else
+        self.caches = (of_layer[:, 0], of_layer[:, 1])  # of keys and values
         for row, blocks in enumerate(torch.split(order, num_blocks)):
             tables[row, : len(blocks)] = blocks
             num_used = lens[row][1] - (len(blocks) - 1) * page_size

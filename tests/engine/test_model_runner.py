@@ -8,7 +8,6 @@ import dataclasses
 from array import array
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from engine.fused.decoder import FusedDecoder
 from engine.fused.reference import decoder_step_reference
 from engine.invariance import RowInvariance
 from engine.loader import load_model
-from engine.model_runner import ModelRunner, resolve_sizes
+from engine.model_runner import ModelRunner
 from engine.sampling_params import SamplingParams
 from engine.sequence import ScheduledSequence, Sequence
 from tests.built_kernels import needs_kernels
@@ -276,32 +275,6 @@ def test_eight_bit_answers_are_the_same_to_the_last_bit_alone_and_batched(
         engine.run()
         assert engine.tokens[name] == together.tokens[name]
         assert torch.equal(torch.stack(engine.logits[name]), torch.stack(together.logits[name]))
-
-
-def test_sizes_are_clamped_to_positions_and_cache(folders: Folders) -> None:
-    def sizes(**settings: Any) -> tuple[int | None, int | None]:
-        config = EngineConfig(
-            model=str(folders("gpt2")), address="", served_model_name="", **settings
-        )
-        resolved = resolve_sizes(config, load_model(config, ops.REFERENCE))
-        return resolved.num_blocks, resolved.max_model_len
-
-    assert sizes(max_num_seqs=3) == (96, 512)
-    assert sizes(max_num_seqs=9999) == (8192, 512)
-    assert sizes(max_model_len=100, max_num_seqs=1) == (7, 100)
-    assert sizes(max_model_len=9999, num_blocks=4) == (4, 64)
-    bytes_per_block = 16 * 3 * 4 * (16 + 16) * 4  # tokens, layers, heads, widths, float32
-    assert sizes(kv_cache_memory_bytes=bytes_per_block * 9 + 1) == (9, 144)
-
-
-def test_a_step_has_so_many_tokens_as_the_device_is_worth_or_as_are_asked_for(
-    folders: Folders,
-) -> None:
-    config = EngineConfig(model=str(folders("gpt2")), address="", served_model_name="")
-    loaded = load_model(config, ops.REFERENCE)
-    assert resolve_sizes(config, loaded).max_num_batched_tokens == 512
-    config = msgspec.structs.replace(config, max_num_batched_tokens=40)
-    assert resolve_sizes(config, loaded).max_num_batched_tokens == 40
 
 
 def test_logits_that_are_not_numbers_end_their_own_sequence_only(folders: Folders) -> None:

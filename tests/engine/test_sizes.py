@@ -1,0 +1,88 @@
+"""How large the KV cache, sequences and steps are, where nobody says it."""
+
+import dataclasses
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from engine import ops
+from engine.config import EngineConfig
+from engine.loader import load_model
+from engine.sizes import cache_bytes_per_token, resolve_sizes, step_bytes
+from tests.engine.greedy_oracle import Folders, families_in
+
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return families_in(tmp_path_factory.mktemp("models"))
+
+
+def test_sizes_are_clamped_to_positions_and_cache(folders: Folders) -> None:
+    def sizes(**settings: Any) -> tuple[int | None, int | None]:
+        config = EngineConfig(
+            model=str(folders("gpt2")), address="", served_model_name="", **settings
+        )
+        resolved = resolve_sizes(config, load_model(config, ops.REFERENCE))
+        return resolved.num_blocks, resolved.max_model_len
+
+    assert sizes(max_num_seqs=3) == (96, 512)
+    assert sizes(max_num_seqs=9999) == (8192, 512)
+    assert sizes(max_model_len=100, max_num_seqs=1) == (7, 100)
+    assert sizes(max_model_len=9999, num_blocks=4) == (4, 64)
+    bytes_per_block = 16 * 3 * 4 * (16 + 16) * 4  # tokens, layers, heads, widths, float32
+    assert sizes(kv_cache_memory_bytes=bytes_per_block * 9 + 1) == (9, 144)
+
+
+def test_a_step_has_so_many_tokens_as_the_device_is_worth_or_as_are_asked_for(
+    folders: Folders,
+) -> None:
+    config = EngineConfig(model=str(folders("gpt2")), address="", served_model_name="")
+    loaded = load_model(config, ops.REFERENCE)
+    assert resolve_sizes(config, loaded).max_num_batched_tokens == 512
+    config = msgspec.structs.replace(config, max_num_batched_tokens=40)
+    assert resolve_sizes(config, loaded).max_num_batched_tokens == 40
+
+
+class Gpu:
+    """A GPU of 24 GiB, in which torch keeps what loading has freed until it is told not to."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.used, self.kept = 16 * GIB, 4 * GIB
+        patch.setattr(torch.cuda, "mem_get_info", lambda device: (self.free, 24 * GIB))
+        patch.setattr(torch.cuda, "empty_cache", self._let_go)
+
+    @property
+    def free(self) -> int:
+        return 24 * GIB - self.used - self.kept
+
+    def _let_go(self) -> None:
+        self.kept = 0
+
+
+def test_on_a_gpu_the_cache_gets_what_weights_and_steps_leave(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu(monkeypatch)
+    config = EngineConfig(
+        model=str(folders("gpt2")),
+        address="",
+        served_model_name="",
+        max_num_seqs=1 << 20,  # whose logits would be too much: of 384 tokens, 12 bytes each
+        max_num_batched_tokens=40,
+        gpu_memory_utilization=1.0,
+    )
+    loaded = load_model(config, ops.REFERENCE)
+    loaded = dataclasses.replace(loaded, device=torch.device("cuda"))
+    assert step_bytes(config, loaded) > 4 * GIB
+    resolved = resolve_sizes(config, loaded)
+    room = 24 * GIB - gpu.used - step_bytes(config, loaded)
+    assert resolved.num_blocks == room // (16 * cache_bytes_per_token(loaded))
+    few = msgspec.structs.replace(config, max_num_seqs=1 << 18)
+    num_blocks = resolve_sizes(few, loaded).num_blocks
+    assert num_blocks == (24 * GIB - gpu.used - int(1.2 * GIB)) // (
+        16 * cache_bytes_per_token(loaded)
+    )
