@@ -22,11 +22,11 @@ test: setup      ## all tests (Chromium's only where it is installed)
 test-slow: setup ## the long random runs
 	@$(BIN)/python -m pytest -m slow
 
-test-gpu: setup  ## the kernels of csrc/cuda, and every architecture in bfloat16, on a GPU
+test-gpu: setup  ## the kernels of csrc/cuda, the engine and every architecture, on a GPU
 	@PARLEY_TEST_DEVICE=cuda $(BIN)/python -m pytest tests/test_cuda_kernels.py \
 		tests/csrc/test_cuda_attention.py tests/csrc/test_cuda_rows.py tests/csrc/test_penalties.py \
-		tests/engine/test_token_choice.py tests/engine/test_attention_backends.py \
-		tests/engine/test_gpu_decoder.py tests/engine/test_bfloat16.py
+		tests/engine/test_token_choice.py tests/engine/test_cuda_attention.py \
+		tests/engine/test_gpu_decoder.py tests/engine/test_devices.py tests/engine/test_bfloat16.py
 
 check: setup     ## ruff, mypy --strict, the direction of imports
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

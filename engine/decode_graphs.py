@@ -32,7 +32,8 @@ SIZE_STEP = 8  # up to LARGE; a quarter of the size from there on
 LARGE = 64
 
 Forward = Callable[[Batch], Tensor]
-# Records a pass over a batch: what repeats it, and the logits that it then writes.
+# Records a pass over a batch: what repeats it, and the float32 logits that it then writes. The
+# largest batch comes first.
 Record = Callable[[Forward, Batch], tuple[Callable[[], None], Tensor]]
 
 
@@ -178,21 +179,30 @@ class DecodeGraphs:
 
 
 class CudaRecorder:
-    """Records CUDA graphs, whose memory is shared: only one of them runs at a time."""
+    """Records CUDA graphs, whose memory is shared: only one of them runs at a time.
+
+    All of them write their logits into the memory of the largest, which is the first.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._logits: Tensor | None = None
 
     def __call__(self, forward: Forward, batch: Batch) -> tuple[Callable[[], None], Tensor]:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch gives it no types
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            forward(batch)  # what is made once, such as a library's handles, is not recorded
+            # What is made once, such as a library's handles, is not recorded.
+            shape = forward(batch).shape
         torch.cuda.current_stream().wait_stream(stream)
+        if self._logits is None:
+            device = batch.input_ids.device
+            self._logits = torch.empty(shape, dtype=torch.float32, device=device)
+        logits = self._logits[: shape[0]]
         graph = torch.cuda.CUDAGraph()
         again = dataclasses.replace(batch)  # another step: what is made for each is recorded, too
         with torch.cuda.graph(graph, pool=self._pool):
-            logits = forward(again)
+            logits.copy_(forward(again))
         return graph.replay, logits
 
 

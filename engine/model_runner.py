@@ -44,7 +44,8 @@ class ModelRunner:
         self._download = Download(loaded.device, config.max_num_seqs)
         # What the last step chose, in the order of its sampled rows.
         self._chosen = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=loaded.device)
-        self._sampler = Sampler(ops.choose_tokens, ops.penalize)
+        edits = Upload(loaded.device) if loaded.device.type == "cuda" else list
+        self._sampler = Sampler(ops.choose_tokens, ops.penalize, edits)
         _allocate_cache(loaded, self.config)
         if loaded.fused is None:
             model: Any = loaded.model
@@ -128,7 +129,7 @@ class ModelRunner:
         assert config.max_model_len is not None
         with torch.inference_mode():
             self.graphs = DecodeGraphs(
-                self.forward,
+                self._forward,
                 max_num_seqs=config.max_num_seqs,
                 max_blocks=-(-config.max_model_len // config.block_size),
                 block_size=config.block_size,
@@ -155,6 +156,10 @@ class ModelRunner:
 
         The next pass may write over them.
         """
+        return self._forward(batch).float()
+
+    def _forward(self, batch: Batch) -> Tensor:
+        """Logits as they come, of the type of the weights or float32."""
         if batch.unknown_rows is not None:
             batch = _with_chosen(batch, batch.unknown_rows, self._chosen)
         if self.loaded.fused is not None:
@@ -164,8 +169,8 @@ class ModelRunner:
             input_ids=batch.input_ids[None],
             position_ids=batch.positions[None],
             use_cache=False,
-        ).logits[0, : batch.num_sampled]
-        return logits.float()
+        ).logits
+        return logits[0, : batch.num_sampled]
 
     def _keep_sampled_rows(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Before the output layer: [1, num_rows, width] → [1, num_logits, width]."""

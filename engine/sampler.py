@@ -15,15 +15,16 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from engine.batch import KeptTensor
+from engine.logit_edits import LogitEdits
 from engine.ops import Penalize, penalize_reference
+from engine.penalties import SeenTokens
 from engine.sampling_params import SamplingParams
 from engine.sequence import Problem, SampledToken, Sequence
 from engine.token_choice import ChooseTokens, choose_tokens_reference
-from engine.transfers import Read
+from engine.transfers import Read, Send
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +37,6 @@ NUM_UNIFORMS = 32  # random numbers made at once for one sequence
 ROW_FAULTS = (LookupError, ValueError, TypeError, ArithmeticError)
 
 Uints = npt.NDArray[np.uint64]
-Ids = npt.NDArray[np.int64]
-Counts = npt.NDArray[np.float32]
 
 _MASK = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
@@ -81,9 +80,8 @@ class RowState:
 
     def __init__(self, params: SamplingParams) -> None:
         self.is_greedy = params.is_greedy
-        self.has_penalties = params.has_penalties
         self.edits_logits = bool(
-            self.has_penalties
+            params.has_penalties
             or params.min_tokens
             or params.logit_bias
             or params.allowed_token_ids
@@ -102,93 +100,6 @@ class RowState:
             self._uniforms_start, offset = position, 0
         return self._uniforms[offset]
 
-    def edit(self, logits: Tensor, sequence: Sequence) -> bool:
-        """Apply what changes single logits before penalties, in place. logits: [vocab] float32.
-
-        False if that leaves no token.
-        """
-        params = sequence.params
-        if params.allowed_token_ids:
-            allowed = torch.tensor(params.allowed_token_ids, device=logits.device)
-            kept = logits[allowed]
-            logits.fill_(-torch.inf)
-            logits[allowed] = kept
-        if banned := _banned(sequence):
-            logits[banned] = -torch.inf
-        if params.logit_bias:
-            added = torch.tensor(list(params.logit_bias.values()), device=logits.device)
-            logits[list(params.logit_bias)] += added
-        return not set(banned).issuperset(params.allowed_token_ids or range(len(logits)))
-
-
-class SeenTokens:
-    """The different tokens of a sequence, and how often each is in its answer."""
-
-    def __init__(self) -> None:
-        self._places: dict[int, int] = {}  # by token
-        self._ids: Ids = np.empty(0, np.int64)
-        self._counts: Counts = np.empty(0, np.float32)
-        self._num_read = 0  # tokens of the sequence
-
-    def of(self, sequence: Sequence) -> tuple[Ids, Counts]:
-        """Ids [n] and counts [n], 0 for what is in the prompt alone. True until it is asked again.
-
-        A sequence only grows, so that it is read once, and its new tokens one by one.
-        """
-        if self._num_read == 0:
-            self._read_all(sequence)
-        for position in range(self._num_read, sequence.num_tokens):
-            token = sequence.token_ids[position]
-            place = self._places.setdefault(token, len(self._places))
-            if place == len(self._ids):
-                self._make_room()
-            self._ids[place] = token
-            self._counts[place] += position >= sequence.num_prompt_tokens
-        self._num_read = sequence.num_tokens
-        num_seen = len(self._places)
-        return self._ids[:num_seen], self._counts[:num_seen]
-
-    def _read_all(self, sequence: Sequence) -> None:
-        tokens = np.array(sequence.token_ids, np.int64)
-        self._ids, places = np.unique(tokens, return_inverse=True)
-        in_answer = places[sequence.num_prompt_tokens :]
-        self._counts = np.bincount(in_answer, minlength=len(self._ids)).astype(np.float32)
-        self._places = {token: place for place, token in enumerate(self._ids.tolist())}
-        self._num_read = len(tokens)
-
-    def _make_room(self) -> None:
-        more = max(256, len(self._ids))
-        self._ids = np.append(self._ids, np.zeros(more, np.int64))
-        self._counts = np.append(self._counts, np.zeros(more, np.float32))
-
-
-class Penalties:
-    """What the rows of one step are penalized for, put together for one call of the op."""
-
-    def __init__(self) -> None:
-        self._rows: list[int] = []
-        self._ids: list[Ids] = []
-        self._counts: list[Counts] = []
-        self._factors: list[tuple[float, float, float]] = []
-
-    def add(self, row: int, params: SamplingParams, ids: Ids, counts: Counts) -> None:
-        """Row by row, in their order."""
-        self._rows.append(row)
-        self._ids.append(ids)
-        self._counts.append(counts)
-        self._factors.append(
-            (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
-        )
-
-    def apply(self, penalize: Penalize, logits: Tensor) -> None:
-        """Change the rows that were added. logits: [num_rows, vocab] float32"""
-        if not self._rows:
-            return
-        offsets = np.cumsum([0, *map(len, self._ids)])
-        factors = np.array(self._factors, np.float64).T.copy()  # each penalty's lie together
-        columns = (self._rows, offsets, np.concatenate(self._ids), np.concatenate(self._counts))
-        penalize(logits, *(torch.as_tensor(x, device=logits.device) for x in (*columns, *factors)))
-
 
 class Choices(NamedTuple):
     """How the rows of a step choose, for the op `choose_tokens`."""
@@ -198,15 +109,20 @@ class Choices(NamedTuple):
 
 
 class Sampler:
-    """Chooses one token per row. What it remembers of a sequence lies in its `sampler_state`."""
+    """Chooses one token per row. What it remembers of a sequence lies in its `sampler_state`.
+
+    `send` brings tensors to where the logits are.
+    """
 
     def __init__(
         self,
         choose_tokens: ChooseTokens = choose_tokens_reference,
         penalize: Penalize = penalize_reference,
+        send: Send = list,
     ) -> None:
         self._choose_tokens = choose_tokens
         self._penalize = penalize
+        self._send = send
         self._numbers = KeptTensor(np.float64)
         self._top_k = KeptTensor(np.int64)
 
@@ -250,17 +166,15 @@ class Sampler:
         if any(state.edits_logits for state in states):
             if any(sequence.params.logprobs is not None for sequence in sequences):
                 edited = logits.clone()  # they are told as the model gave them
-            penalties = Penalties()
+            edits = LogitEdits(logits.shape[1])
             for row, (state, sequence) in enumerate(zip(states, sequences, strict=True)):
                 try:
-                    if state.edits_logits and not state.edit(edited[row], sequence):
+                    if state.edits_logits and not edits.add(row, sequence, state.seen):
                         empty_rows.add(row)
-                    if state.has_penalties:
-                        penalties.add(row, sequence.params, *state.seen.of(sequence))
                 except ROW_FAULTS as error:
                     logger.exception("%r: its logits could not be edited", sequence)
                     errors[row] = ("engine_error", f"{type(error).__name__} in the sampler")
-            penalties.apply(self._penalize, edited)
+            edits.apply(edited, self._penalize, self._send)
         if sequences:
             temperatures, min_p, top_p, uniforms = choices.numbers.unbind()
             self._choose_tokens(edited, temperatures, min_p, top_p, choices.top_k, uniforms, tokens)
@@ -282,25 +196,6 @@ class Sampler:
             with_logprobs = results()  # of these logits, which the next step writes over
             return lambda: with_logprobs
         return results
-
-
-def _banned(sequence: Sequence) -> list[int]:
-    """The tokens that may not come next, though they were allowed."""
-    banned = _completing(sequence.params.bad_words_token_ids or [], sequence)
-    if sequence.num_output_tokens < sequence.params.min_tokens:
-        banned += sequence.stop_ids
-    return banned
-
-
-def _completing(words: list[list[int]], sequence: Sequence) -> list[int]:
-    """The tokens that would complete one of these words in the answer."""
-    longest = max(map(len, words), default=0)
-    answer = sequence.token_ids[max(sequence.num_prompt_tokens, sequence.num_tokens - longest) :]
-    return [
-        word[-1]
-        for word in words
-        if len(word) == 1 or answer[len(answer) - len(word) + 1 :] == word[:-1]
-    ]
 
 
 def _state_of(sequence: Sequence) -> RowState:

@@ -18,6 +18,7 @@ ALIGNMENT = 16  # bytes: vectors of this size are read at once
 
 Layout = Sequence[tuple[torch.dtype, tuple[int, ...]]]
 Read = Callable[[], list[int]]
+Send = Callable[[Sequence[Tensor]], list[Tensor]]  # as `Upload`, or `list` where nothing moves
 
 
 class Upload:

@@ -111,7 +111,7 @@ class GpuDecoder:
         self.rotary = rotary_table(self.rotate, num_positions, self.device)
 
     def forward(self, batch: Batch) -> Tensor:
-        """One pass; the logits of the sampled rows, [num_sampled, vocab] float32."""
+        """One pass; the logits of the sampled rows, [num_sampled, vocab] of the weights' type."""
         shape, ops = self.shape, self._ops
         num_heads, head_dim, num_tokens = shape.num_heads, shape.head_dim, batch.num_tokens
         num_queries = num_heads * head_dim
@@ -148,7 +148,7 @@ class GpuDecoder:
         assert delta is not None
         hidden, rows = hidden[sampled], rows[: batch.num_sampled]
         ops.add_rms_norm(hidden, delta[sampled], self.norm, rows, shape.epsilon)
-        return functional.linear(rows, self.head).float()
+        return functional.linear(rows, self.head)
 
 
 def fuse_for_gpu(

@@ -10,6 +10,8 @@ from torch import nn
 
 FAMILIES = frozenset(("llama", "mistral", "qwen2", "qwen3"))
 ROPE_TYPES = frozenset(("default", "linear", "llama3", "yarn"))  # one table for all lengths
+GPU_WIDEST = 16_384  # of which a block keeps a row in its registers, also in float32
+GPU_WIDEST_HEAD = 512
 
 _ALWAYS = frozenset(
     f"{name}.weight"
@@ -50,6 +52,18 @@ def obstacle(config: Any) -> str | None:
     width = head_dim(config)
     if width % 2 or config.hidden_size % 4 or width * config.num_attention_heads % 4:
         return "odd widths"  # inputs are packed by fours
+    return None
+
+
+def gpu_obstacle(config: Any) -> str | None:
+    """What of this config, which has no `obstacle`, the kernels of csrc/cuda do not take."""
+    widths = (config.hidden_size, config.intermediate_size)
+    if any(width % 8 for width in widths):
+        return "widths that are not multiples of 8"  # 16 bytes are read at once
+    if config.hidden_size > GPU_WIDEST:
+        return f"rows of more than {GPU_WIDEST} numbers"
+    if head_dim(config) > GPU_WIDEST_HEAD:
+        return f"heads of more than {GPU_WIDEST_HEAD} numbers"
     return None
 
 

@@ -16,6 +16,7 @@ NUM_TOKENS = 24
 HAS_FUSED_SUMS = not ops.load_library() or torch.ops.parley.cpu_level() != "baseline"
 # Plain C++ rounds each product before it is added, other levels only the sum.
 MAX_LOGIT_DIFFERENCE = 1e-5 if HAS_FUSED_SUMS else 2e-5
+ON_GPU = 5e-5  # also float32, summed in another order
 PROMPT_LENGTHS = (7, 3, 40, 1, 17, 12)
 Folders = Callable[[str], Path]
 
@@ -54,7 +55,7 @@ class Reference:
             expected = self._model(ids, use_cache=False).logits[0, len(prompt) - 1 :]
         assert len(answer) == len(logits) == NUM_TOKENS
         assert answer == expected.argmax(-1).tolist()
-        return float((torch.stack(logits) - expected).abs().max())
+        return float((torch.stack(logits).cpu() - expected).abs().max())
 
 
 def check_equals_transformers(folder: Path, **settings: Any) -> SteppedEngine:
@@ -73,5 +74,6 @@ def check_equals_transformers(folder: Path, **settings: Any) -> SteppedEngine:
         for name, prompt in ((str(number), prompt) for number, prompt in enumerate(prompts))
     )
     print(f"| {folder.name} | {difference:.1e} |")  # pytest -rP: a row of the table in docs
-    assert difference <= MAX_LOGIT_DIFFERENCE
+    allowed = MAX_LOGIT_DIFFERENCE if engine.runner.loaded.device.type == "cpu" else ON_GPU
+    assert difference <= allowed
     return engine

@@ -40,7 +40,7 @@ def fill(inputs: DecodeInputs, scheduled: list[ScheduledSequence]) -> Choices:
 
 def record_again(forward: Forward, batch: Batch) -> tuple[Callable[[], None], Tensor]:
     """What is "replayed" is computed again, into the same memory."""
-    logits = forward(batch).clone()
+    logits = forward(batch).to(torch.float32, copy=True)
 
     def replay() -> None:
         logits.copy_(forward(batch))

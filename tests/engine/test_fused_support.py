@@ -1,5 +1,6 @@
 """What the fused decoder computes, and what it leaves to transformers."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from engine import ops
+from engine import loader, ops
 from engine.batch import Batch
 from engine.checkpoint import UnsupportedModelError
 from engine.config import EngineConfig
@@ -99,6 +100,29 @@ def test_a_config_with_something_else_is_not_fused(
     assert support.obstacle(config) is None
     config.update(setting)
     assert obstacle in str(support.obstacle(config))
+
+
+@pytest.mark.parametrize(
+    ("setting", "obstacle"),
+    [
+        ({"hidden_size": 68}, "multiples of 8"),
+        ({"intermediate_size": 100}, "multiples of 8"),
+        ({"hidden_size": 20_480}, "rows of more than 16384"),
+        ({"head_dim": 514}, "heads of more than 512"),
+    ],
+    ids=str,
+)
+def test_what_the_kernels_of_gpus_do_not_take_is_transformers_there(
+    setting: dict[str, Any], obstacle: str, tmp_path: Path
+) -> None:
+    config = AutoConfig.from_pretrained(build_tiny_model(tmp_path, "llama"))
+    assert support.gpu_obstacle(config) is None
+    config.update(setting)
+    assert support.obstacle(config) is None
+    assert obstacle in str(support.gpu_obstacle(config))
+    settings = EngineConfig(model="m", address="a", served_model_name="m")
+    built = dataclasses.replace(ops.REFERENCE, name="cuda")
+    assert not loader._choose_fused(settings, config, torch.device("cuda"), built)
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])

@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.sampler import RowState, Sampler, philox_4x32, uniforms
+from engine.logit_edits import LogitEdits
+from engine.penalties import SeenTokens
+from engine.sampler import Sampler, philox_4x32, uniforms
 from engine.sampling_params import SamplingParams
 from engine.sequence import SampledToken, Sequence
 from engine.token_choice import choose_tokens_reference
@@ -190,23 +192,6 @@ def test_without_a_seed_two_sequences_differ() -> None:
     assert len(tokens) > 10
 
 
-def test_penalties_come_after_all_other_changes() -> None:
-    logits = torch.tensor([[2.0, 1.0, 4.0, 9.0]])
-    sequence = make_sequence(
-        prompt=(0, 1),
-        output=(2,),
-        temperature=0,
-        allowed_token_ids=[0, 2],
-        logit_bias={0: -4.0, 2: 2.0},
-        repetition_penalty=2.0,
-        presence_penalty=0.5,
-    )
-    edited = logits.clone()
-    sample(edited, [sequence])
-    expected = [(2 - 4) * 2, -torch.inf, (4 + 2) / 2 - 0.5, -torch.inf]
-    assert edited.tolist() == [expected]
-
-
 def test_penalties_follow_an_answer_token_by_token() -> None:
     random = np.random.default_rng(0)
     params: dict[str, Any] = {
@@ -330,14 +315,14 @@ def test_the_model_is_to_blame_where_parameters_left_a_token() -> None:
 
 
 def test_r32_a_row_whose_parameters_fail_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    edit = RowState.edit
+    add = LogitEdits.add
 
-    def fail_for_one(state: RowState, logits: Tensor, sequence: Sequence) -> None:
+    def fail_for_one(edits: LogitEdits, row: int, sequence: Sequence, seen: SeenTokens) -> bool:
         if sequence.params.logit_bias == {1: 1.0}:
             raise IndexError("of one row")
-        edit(state, logits, sequence)
+        return add(edits, row, sequence, seen)
 
-    monkeypatch.setattr(RowState, "edit", fail_for_one)
+    monkeypatch.setattr(LogitEdits, "add", fail_for_one)
     logits = random_logits(3)
     rows = [make_sequence(temperature=0, logit_bias={token: 1.0}) for token in (0, 1, 2)]
     tokens = sample(logits, rows)
