@@ -13,6 +13,7 @@ find no room says so. `--device cpu --shapes tiny --quick` shows that it works, 
 import argparse
 import asyncio
 import contextlib
+import functools
 import gc
 import json
 import statistics
@@ -170,11 +171,13 @@ class Engine:
         rate, share = count / statistics.median(seconds), floor / statistics.median(seconds)
         return Figure(self._model.name, f"prefill {count}", rate, "tok/s", share)
 
-    def batch(self) -> float:
+    def batch(self) -> Figure:
         """Tokens/s of chats from the first to the last, their prompts included."""
         chats, (length, answer) = self._sizes.chats, self._sizes.chat
         self._whole(chats, length, answer)  # makes room
-        return chats * answer / self._whole(chats, length, answer)
+        rate = chats * answer / self._whole(chats, length, answer)
+        note = f"attention: {self.attention}"
+        return Figure(self._model.name, f"{chats} x {length} + {answer}", rate, "tok/s", note=note)
 
     def _whole(self, chats: int, length: int, answer: int) -> float:
         for number in range(chats):
@@ -300,27 +303,40 @@ def measure(name: str, arguments: argparse.Namespace, on: Device, folder: Path) 
     """Everything of one shape. What fails is told in its place, and the rest goes on."""
     shape, sizes = GPU_SHAPES[name], QUICK if arguments.quick else FULL
     model = make_without_weights(shape, folder / name)
-    try:
-        engine = Engine(model, sizes, on)
-    except Exception as error:  # a shape that is too large for the device, for one
-        yield Figure(name, "all", None, "", note=_one_line(error))
-        return
+    engine: Engine | None = None
+
+    def attempt(case: str, run: Callable[[Engine], Figure]) -> Figure:
+        """With a new engine where there is none, or the last case has left it broken."""
+        nonlocal engine
+        try:
+            engine = engine or Engine(model, sizes, on)
+            return run(engine)
+        except Exception as error:  # a shape that is too large for the device, for one
+            engine = None
+            reason = _one_line(error)
+        _let_go()
+        return Figure(name, case, None, "", note=reason)
+
     for context in sizes.contexts:
         for batch in sizes.batches:
-            yield engine.decode(batch, context)
-    yield engine.prefill()
-    ours, attention = engine.batch(), engine.attention
-    del engine
+            run = functools.partial(Engine.decode, batch=batch, context=context)
+            yield attempt(f"decode {batch} x {context}", run)
+    yield attempt("prefill", Engine.prefill)
+    ours = attempt("batch", Engine.batch)
+    yield ours
+    engine = None
     _let_go()
-    case = f"{sizes.chats} x {sizes.chat[0]} + {sizes.chat[1]}"
-    yield Figure(name, case, ours, "tok/s", note=f"attention: {attention}")
     try:
         theirs = transformers_batch(model, shape, sizes, on)
-        yield Figure(name, f"{case}, transformers", theirs, "tok/s", note=f"{ours / theirs:.2f} x")
+        ratio = f"{ours.value / theirs:.2f} x" if ours.value else ""
+        yield Figure(name, f"{ours.case}, transformers", theirs, "tok/s", note=ratio)
     except Exception as error:  # of a library that we know nothing about
-        yield Figure(name, f"{case}, transformers", None, "tok/s", note=_one_line(error))
+        yield Figure(name, f"{ours.case}, transformers", None, "tok/s", note=_one_line(error))
     _let_go()
-    yield from asyncio.run(through_client(model, sizes, on))
+    try:
+        yield from asyncio.run(through_client(model, sizes, on))
+    except Exception as error:  # such as a core that did not start
+        yield Figure(name, "client", None, "ms", note=_one_line(error))
 
 
 def _let_go() -> None:
