@@ -10,6 +10,7 @@ import pytest
 from engine.core_io import ClientGone, ClientSilent, Shutdown
 from engine.ipc import Abort, Ping, StepOutputs, Utility, UtilityReply
 from engine.scheduler import Scheduler
+from engine.seats import Seats
 from engine.sequence import SampledToken, ScheduledSequence, Sequence, Tokens
 from engine.step_loop import STUCK_SECONDS
 from tests.engine.fakes import FakeModel, SteppedCore
@@ -233,18 +234,27 @@ def test_a_client_that_is_silent_has_its_requests_ended_and_hears_of_it() -> Non
 # ---- faults ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["_examine", "_admit", "_make_room", "_take", "_learn"])
+@pytest.mark.parametrize(
+    ("owner", "place"),
+    [
+        (Scheduler, "_examine"),
+        (Seats, "admit"),
+        (Seats, "make_room"),
+        (Scheduler, "_take"),
+        (Scheduler, "_learn"),
+    ],
+)
 def test_r32_an_exception_in_the_processing_of_one_request_ends_that_one(
-    place: str, monkeypatch: pytest.MonkeyPatch
+    owner: type, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = getattr(Scheduler, place)
+    original = getattr(owner, place)
 
-    def fail_for_bad(scheduler: Scheduler, sequence: Sequence, *args: Any) -> Any:
+    def fail_for_bad(self: Any, sequence: Sequence, *args: Any) -> Any:
         if sequence.request_id == "bad":
             raise KeyError("of one request")
-        return original(scheduler, sequence, *args)
+        return original(self, sequence, *args)
 
-    monkeypatch.setattr(Scheduler, place, fail_for_bad)
+    monkeypatch.setattr(owner, place, fail_for_bad)
     core = SteppedCore()
     for name in ("good", "bad", "later"):
         core.add(name, max_tokens=4)
