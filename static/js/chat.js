@@ -13,7 +13,7 @@ const MAX_CONVERSATIONS = 20; // kept in memory, so that going back to one shows
 
 /**
  * @typedef {object} Change
- * @property {"sessions" | "conversation" | "text" | "refused" | "opened" | "gone" | "notice"} kind
+ * @property {"sessions" | "conversation" | "text" | "refused" | "unchanged" | "opened" | "gone" | "notice"} kind
  * @property {string} [sessionId]
  */
 
@@ -30,19 +30,23 @@ export class Chat {
   stats = { applied: 0, dropped: 0, resumed: 0, replaced: 0 };
   #send;
   #refetch;
+  #later;
   #onchange;
+  #connection = 0; // +1 with each, so that what a new one has sent again is not sent a third time
 
   /**
    * @param {object} parts
    * @param {(frame: object) => void} parts.send does nothing while there is no connection
    * @param {import("./outbox.js").Outbox} parts.outbox
    * @param {(sessionId: string) => void} parts.refetch read stored messages over HTTP, then call `settle`
+   * @param {(ms: number, act: () => void) => void} parts.later call `act` when the time is over
    * @param {(change: Change) => void} parts.onchange
    */
-  constructor({ send, outbox, refetch = () => {}, onchange = () => {} }) {
+  constructor({ send, outbox, refetch = () => {}, later = () => {}, onchange = () => {} }) {
     this.outbox = outbox;
     this.#send = send;
     this.#refetch = refetch;
+    this.#later = later;
     this.#onchange = onchange;
   }
 
@@ -99,15 +103,18 @@ export class Chat {
     this.#changed("conversation", this.currentId);
   }
 
+  /** Shown at once, and taken back should the server refuse it for good. */
   rename(sessionId, title) {
     this.sessions.rename(sessionId, title);
     this.#sendKept({ type: "session.update", session_id: sessionId, title });
     this.#changed("sessions");
   }
 
+  /** Gone from view at once, and shown again should the server refuse it for good. */
   remove(sessionId) {
     this.#sendKept({ type: "session.delete", session_id: sessionId });
-    this.#forget(sessionId);
+    this.sessions.mark(sessionId, { removed: true });
+    this.#leaveForGood(sessionId);
   }
 
   /**
@@ -115,6 +122,7 @@ export class Chat {
    * A message can only be sent to a session one watches, also if another is on screen.
    */
   connected() {
+    this.#connection += 1;
     for (const conversation of this.conversations.values()) conversation.state = "away";
     const waiting = [...this.outbox.sends.values()].map((send) => send.sessionId);
     for (const id of new Set([this.currentId, ...waiting])) {
@@ -304,8 +312,27 @@ export class Chat {
     }
     if (purpose === "unsubscribe") return; // it was left already
     if (purpose === "resume") return this.#refetchRun(id);
+    if (answered && error.retry_after_ms !== undefined) return this.#sendLater(answered, error);
     if (answered?.type === "stop") return this.#refetchRun(answered.response_id);
+    if (answered) return this.#takeBack(answered, error);
     this.#changed("notice", undefined, { error });
+  }
+
+  /** Not now: the frame stays unanswered, and is sent again when the server says that it is worthwhile. */
+  #sendLater(frame, { retry_after_ms: ms }) {
+    const connection = this.#connection;
+    this.outbox.keep(frame);
+    this.#later(ms, () => {
+      if (connection === this.#connection && this.outbox.keeps(frame)) this.#send(frame);
+    });
+  }
+
+  /** A rename or a deletion was refused for good: the list says again what the server says. */
+  #takeBack({ type, session_id: id }, { code }) {
+    if (code === "session_not_found") return this.#gone(id, { by: "user" }); // somebody was faster
+    const session = this.sessions.restore(id);
+    const attempt = type === "session.delete" ? "deleted" : "renamed";
+    if (session) this.#changed("unchanged", id, { title: session.title, attempt });
   }
 
   // ---- helpers ----
@@ -351,6 +378,10 @@ export class Chat {
 
   #forget(sessionId) {
     this.sessions.delete(sessionId);
+    this.#leaveForGood(sessionId);
+  }
+
+  #leaveForGood(sessionId) {
     this.conversations.delete(sessionId);
     if (this.currentId === sessionId) this.currentId = null;
     for (const send of this.sendsOf(sessionId)) {

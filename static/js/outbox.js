@@ -67,11 +67,25 @@ export class Outbox {
     return stopped ? [create, { type: "stop", ...named }] : [create];
   }
 
-  /** Keep any other frame until it is answered. @returns the frame with its `event_id` */
+  /** Keep any other frame until it is answered; a name replaces an earlier one. @returns it with its `event_id` */
   addFrame(frame) {
     const kept = { ...frame, event_id: newKey() };
-    this.#frames.set(kept.event_id, kept);
+    for (const [otherId, other] of this.#frames) {
+      const renames = frame.type === "session.update" && other.type === frame.type;
+      if (renames && other.session_id === frame.session_id) this.#frames.delete(otherId);
+    }
+    this.keep(kept);
     return kept;
+  }
+
+  /** Keep a frame that was answered with "not now". */
+  keep(frame) {
+    this.#frames.set(frame.event_id, frame);
+  }
+
+  /** Whether a frame still waits for its answer. */
+  keeps(frame) {
+    return this.#frames.has(frame.event_id);
   }
 
   /**

@@ -42,6 +42,7 @@ export class Page {
       outbox: new Outbox(this.store),
       send: (frame) => this.socket.send(frame),
       refetch: (sessionId) => this.#refetch(sessionId),
+      later: (ms, act) => setTimeout(act, ms),
       onchange: (change) => this.#chatChanged(change),
     });
     this.socket = new Socket({
@@ -182,6 +183,9 @@ export class Page {
         break;
       case "refused":
         this.#refused(change);
+        break;
+      case "unchanged":
+        this.toast(`“${change.title || "New chat"}” could not be ${change.attempt}. Try again later.`);
         break;
       case "notice":
         this.toast(errorText(change.error));

@@ -5,6 +5,8 @@
  * @property {object} session the `session` object of the protocol
  * @property {boolean} active an answer is being written
  * @property {boolean} unseen an answer ended that was not looked at
+ * @property {boolean} [removed] deleted here; the server has not said yet that it did so
+ * @property {string} [was] its title for the server, which has not taken the new one yet
  */
 
 export class SessionList {
@@ -22,11 +24,13 @@ export class SessionList {
 
   /** Pinned first, then the latest. */
   get sorted() {
-    return [...this.#entries.values()].sort(
-      (a, b) =>
-        Number(b.session.pinned ?? false) - Number(a.session.pinned ?? false) ||
-        b.session.updated_at - a.session.updated_at,
-    );
+    return [...this.#entries.values()]
+      .filter(({ removed }) => !removed)
+      .sort(
+        (a, b) =>
+          Number(b.session.pinned ?? false) - Number(a.session.pinned ?? false) ||
+          b.session.updated_at - a.session.updated_at,
+      );
   }
 
   /** Take over what the server says of a session, unless something newer is known already. */
@@ -38,6 +42,7 @@ export class SessionList {
       session: { ...known?.session, ...session },
       active: says ? session.active_response_id !== null : (known?.active ?? false),
       unseen: known?.unseen ?? false,
+      removed: known?.removed ?? false,
     });
   }
 
@@ -57,7 +62,15 @@ export class SessionList {
   }
 
   rename(id, title) {
-    this.mark(id, { session: { ...this.#entries.get(id)?.session, title } });
+    const { session, was = session?.title } = this.#entries.get(id) ?? {};
+    this.mark(id, { session: { ...session, title }, was });
+  }
+
+  /** Take back a rename or a deletion. @returns the session as the server has it, if it is known */
+  restore(id) {
+    const { session, was = session?.title } = this.#entries.get(id) ?? {};
+    this.mark(id, { session: { ...session, title: was }, was: undefined, removed: false });
+    return this.#entries.get(id)?.session;
   }
 
   /** A session with a newer message moves up. */

@@ -485,6 +485,93 @@ test("a message on its way to a chat that is deleted is handed back", () => {
   assert.equal(chat.outbox.sends.size, 0);
 });
 
+const NOT_NOW = { type: "overloaded_error", code: "store_unavailable", retry_after_ms: 1000 };
+const NEVER = { type: "permission_error", code: "forbidden" };
+const refusal = (error, { event_id }) => ({ type: "error", error: { ...error, event_id } });
+
+/** A chat with SESSION in its list, and the first frame that `act` sent. */
+function listing(act) {
+  const parts = newChat();
+  parts.chat.listed([session()]);
+  act(parts.chat);
+  return { ...parts, frame: parts.take()[0], titles: () => parts.chat.sessions.sorted.map((e) => e.session.title) };
+}
+
+for (const [name, act, shown] of [
+  ["rename", (chat) => chat.rename(SESSION, "Renamed"), ["Renamed"]],
+  ["deletion", (chat) => chat.remove(SESSION), []],
+]) {
+  test(`a ${name} that the server cannot store now is sent again when it says`, () => {
+    const { chat, receive, take, waits, titles, frame } = listing(act);
+    receive(refusal(NOT_NOW, frame));
+    assert.deepEqual(titles(), shown);
+    assert.deepEqual(take(), []);
+    const [{ ms, run }] = waits.splice(0);
+    assert.equal(ms, 1000);
+    run();
+    assert.deepEqual(take(), [frame]);
+    chat.listed([session()], { complete: true }); // a list that was read before
+    receive(refusal(NOT_NOW, frame));
+    waits[0].run();
+    assert.deepEqual(take(), [frame]);
+  });
+
+  test(`a ${name} that waits is sent once by a new connection`, () => {
+    const { chat, receive, take, waits, frame } = listing(act);
+    receive(refusal(NOT_NOW, frame));
+    chat.connected();
+    waits[0].run();
+    assert.deepEqual(take(), [frame]);
+  });
+
+  test(`a ${name} that is refused for good is taken back, and said`, () => {
+    const { receive, changes, titles, frame } = listing(act);
+    receive(refusal(NEVER, frame));
+    assert.deepEqual(titles(), ["A chat"]);
+    const { title, attempt } = changes.find(({ kind }) => kind === "unchanged");
+    assert.deepEqual([title, attempt], ["A chat", name === "rename" ? "renamed" : "deleted"]);
+  });
+
+  test(`a ${name} of a chat that somebody else deleted meanwhile needs no word`, () => {
+    const { chat, receive, changes, frame } = listing(act);
+    receive(refusal({ type: "not_found_error", code: "session_not_found" }, frame));
+    assert.equal(chat.sessions.size, 0);
+    assert.deepEqual(changes.filter(({ kind }) => kind === "unchanged" || kind === "notice"), []);
+  });
+}
+
+test("of two renames that wait the first is forgotten, and the server's title is the one taken back", () => {
+  const { chat, receive, take, waits, titles, frame } = listing((chat) => chat.rename(SESSION, "First"));
+  receive(refusal(NOT_NOW, frame));
+  chat.rename(SESSION, "Second");
+  const [second] = take();
+  waits[0].run();
+  assert.deepEqual(take(), []);
+  receive(refusal(NEVER, second));
+  assert.deepEqual(titles(), ["A chat"]);
+});
+
+test("a deleted chat stays out of the list, whatever is read of it before the server says so", () => {
+  const { chat, receive, titles } = listing((chat) => chat.remove(SESSION));
+  chat.listed([session({ revision: 2 })]);
+  receive({ type: "session.activity", session_id: SESSION, active: true });
+  assert.deepEqual(titles(), []);
+  receive({ type: "session.deleted", session_id: SESSION, by: "user" });
+  assert.equal(chat.sessions.size, 0);
+});
+
+test("a stop that could not be taken is sent again, unless the answer ends first", () => {
+  const { chat, receive, take, waits } = watchingChat();
+  chat.stop({ length: 0, number: 2 });
+  const [stop] = take();
+  receive(refusal(NOT_NOW, stop));
+  waits[0].run();
+  assert.deepEqual(take(), [stop]);
+  receive(refusal(NOT_NOW, stop), done(3, 0));
+  waits[1].run();
+  assert.deepEqual(take(), []);
+});
+
 test("a page that holds all sessions removes those it does not hold", () => {
   const { chat } = newChat();
   chat.listed([session(), session({ id: "ses_B" })], { complete: true });

@@ -124,21 +124,23 @@ export function newRun() {
   return { run, message };
 }
 
-/** A chat on recorded wires: `sent` frames, `changes`, `refetched` sessions. */
+/** A chat on recorded wires: `sent` frames, `changes`, `refetched` sessions, `waits` that `run` ends. */
 export function newChat(store = new Store(null)) {
   const sent = [];
   const changes = [];
   const refetched = [];
+  const waits = [];
   const outbox = new Outbox(store);
   const chat = new Chat({
     outbox,
     send: (frame) => sent.push(frame),
     refetch: (id) => refetched.push(id),
+    later: (ms, run) => waits.push({ ms, run }),
     onchange: (change) => changes.push(change),
   });
   const receive = (...frames) => frames.forEach((frame) => chat.receive(frame));
   const take = (type) => sent.splice(0).filter((frame) => !type || frame.type === type);
-  return { chat, outbox, sent, changes, refetched, receive, take };
+  return { chat, outbox, sent, changes, refetched, waits, receive, take };
 }
 
 /** A chat that watches SESSION, in which an answer has begun: offset 3, sequence number 2. */
