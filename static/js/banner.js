@@ -6,7 +6,7 @@ const DELAY_MS = 2000; // shorter troubles are nobody's business
 const RESUMED_MS = 3000;
 
 const HEALTH_TEXTS = {
-  store: "Answers continue, storage is catching up",
+  store: "The storage is away: running answers go on, nothing new can be sent yet",
   unavailable: "The model is restarting",
   stalled: "The model is slow to answer",
 };

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -50,8 +51,17 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest.fixture
 async def context(browser: Browser, server: Server) -> AsyncIterator[BrowserContext]:
+    async with signed_in(browser, server) as context:
+        yield context
+
+
+@asynccontextmanager
+async def signed_in(
+    browser: Browser, server: Server, **options: Any
+) -> AsyncIterator[BrowserContext]:
     """A logged-in browser; what its pages complain about fails the test."""
-    context = await browser.new_context(viewport={"width": 1280, "height": 800})
+    options = {"viewport": {"width": 1280, "height": 800}, **options}
+    context = await browser.new_context(**options)
     context.set_default_timeout(PATIENCE * 1000)
     complaints: list[str] = []
     context.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
