@@ -13,7 +13,8 @@ const MAX_CONVERSATIONS = 20; // kept in memory, so that going back to one shows
 
 /**
  * @typedef {object} Change
- * @property {"sessions" | "conversation" | "text" | "refused" | "unchanged" | "opened" | "gone" | "notice"} kind
+ * @property {"sessions" | "conversation" | "text" | "refused" | "unchanged" | "opened" | "gone" | "ended"
+ *   | "restored" | "notice"} kind
  * @property {string} [sessionId]
  */
 
@@ -159,7 +160,7 @@ export class Chat {
       case "connection.ready":
         this.ready = frame;
         this.degraded = {};
-        return this.#changed("sessions");
+        return this.#changed("restored");
       case "connection.degraded":
       case "connection.restored":
         return this.#health(frame);
@@ -169,8 +170,9 @@ export class Chat {
         return this.#sessionSubscribed(frame);
       case "session.updated":
       case "session.deleted":
-      case "session.evicted":
         return this.#sessionEvent(frame);
+      case "session.evicted":
+        return void this.#inOrder(frame.session_id, frame); // the close that follows says it
       case "session.activity":
         return this.#sessionActivity(frame);
       case "message.created":
@@ -220,14 +222,14 @@ export class Chat {
       this.sessions.put(frame.session);
       return this.#changed("sessions");
     }
-    this.#gone(id, { by: frame.by ?? "user", reason: frame.reason });
+    this.#gone(id, { reason: frame.reason });
   }
 
   #sessionActivity({ session_id: id, active, status }) {
     const ended = !active && status !== undefined;
     const unseen = id !== this.currentId && (ended || (this.sessions.get(id)?.unseen ?? false));
     this.sessions.mark(id, { active, unseen });
-    this.#changed("sessions");
+    this.#changed(active ? "sessions" : "ended", id);
   }
 
   #messageEvent(frame) {
@@ -299,23 +301,34 @@ export class Chat {
   #health({ store, engine }) {
     const states = { ...this.degraded, ...(store && { store }), ...(engine && { engine }) };
     this.degraded = Object.fromEntries(Object.entries(states).filter(([, state]) => state !== "ok"));
-    this.#changed("sessions");
+    this.#changed(store === "ok" ? "restored" : "sessions");
   }
 
   /** An error belongs to a message on its way, to a subscription, to a resume, or to the whole page. */
   #error(error, answered) {
     const [purpose, id] = (error.event_id ?? "").split(":");
     const send = this.outbox.removeSend(error.event_id);
-    if (send) return this.#changed("refused", send.sessionId, { send, error });
-    if (purpose === "subscribe" && error.code === "session_not_found") {
-      return this.#gone(id, { by: "user" });
-    }
+    if (send) return this.#refused(send, error);
+    if (purpose === "subscribe" && error.code === "session_not_found") return this.#gone(id);
     if (purpose === "unsubscribe") return; // it was left already
     if (purpose === "resume") return this.#refetchRun(id);
     if (answered && error.retry_after_ms !== undefined) return this.#sendLater(answered, error);
     if (answered?.type === "stop") return this.#refetchRun(answered.response_id);
     if (answered) return this.#takeBack(answered, error);
     this.#changed("notice", undefined, { error });
+  }
+
+  /** A session that was made for the refused message alone goes with it, unless that may go out later. */
+  #refused(send, error) {
+    const { sessionId: id, sessionKey } = send;
+    const isEmpty = this.conversations.get(id)?.path.length === 0;
+    if (sessionKey !== null && isEmpty && error.retry_after_ms === undefined) {
+      const wasOnScreen = id === this.currentId;
+      this.remove(id);
+      this.#changed("gone", id, { wasOnScreen, isRefused: true });
+      send = { ...send, sessionId: null };
+    }
+    this.#changed("refused", send.sessionId, { send, error });
   }
 
   /** Not now: the frame stays unanswered, and is sent again when the server says that it is worthwhile. */
@@ -329,7 +342,7 @@ export class Chat {
 
   /** A rename or a deletion was refused for good: the list says again what the server says. */
   #takeBack({ type, session_id: id }, { code }) {
-    if (code === "session_not_found") return this.#gone(id, { by: "user" }); // somebody was faster
+    if (code === "session_not_found") return this.#gone(id); // somebody was faster
     const session = this.sessions.restore(id);
     const attempt = type === "session.delete" ? "deleted" : "renamed";
     if (session) this.#changed("unchanged", id, { title: session.title, attempt });
@@ -370,7 +383,7 @@ export class Chat {
     return place === "apply";
   }
 
-  #gone(sessionId, details) {
+  #gone(sessionId, details = {}) {
     const wasOnScreen = sessionId === this.currentId;
     this.#forget(sessionId);
     this.#changed("gone", sessionId, { wasOnScreen, ...details });

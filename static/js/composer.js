@@ -29,7 +29,7 @@ export function Composer({ page }) {
     send();
   };
   return html`<form class="composer" onSubmit=${(event) => (event.preventDefault(), send())}>
-    <${Refusal} page=${page} />
+    <${Refusal} refusal=${page.refusal} />
     <div class="field">
       <textarea ref=${field} rows="1" aria-label="Message" placeholder="Message Parley"
         value=${page.draft.value} onInput=${(event) => page.setDraft(event.currentTarget.value)}
@@ -50,15 +50,14 @@ function Action({ page, activity }) {
 }
 
 /** Why the last message came back, counting down where the server said how long to wait. */
-function Refusal({ page }) {
+function Refusal({ refusal }) {
   const now = useSignal(Date.now());
-  const refusal = page.refusal.value;
   useEffect(() => {
     if (!refusal) return;
     now.value = Date.now();
     const timer = setInterval(() => (now.value = Date.now()), 500);
     return () => clearInterval(timer);
-  }, [refusal]);
+  }, [refusal?.until]);
   if (!refusal) return null;
   const left = Math.max(0, refusal.until - now.value);
   return html`<p class="refusal" role="alert">${errorText(refusal.error, left)}</p>`;

@@ -17,6 +17,7 @@ import { Store } from "./storage.js";
 import { Transcript } from "./view.js";
 
 const DRAFT_PREFIX = "parley.draft.";
+const INPUT_BYTES = 128 * 1024; // the server refuses a longer question
 const FRAME_BYTES = 256 * 1024; // the server closes the connection over a larger frame
 const FRAME_OVERHEAD = 1024;
 
@@ -30,8 +31,8 @@ export class Page {
   model = signal("");
   renaming = signal(null);
   away = signal(false); // the reader scrolled up
-  /** @type {import("@preact/signals").Signal<{error: object, until: number} | null>} */
-  refusal = signal(null);
+  /** @type {import("@preact/signals").Signal<Map<string, {error: object, until: number}>>} by draft */
+  refusals = signal(new Map());
   nextCursor = signal(null); // of the list of sessions
   draft = signal("");
   #loadingEarlier = false;
@@ -92,13 +93,11 @@ export class Page {
   /** @returns {boolean} whether the message is on its way */
   say(text) {
     if (text.trim() === "" || this.chat.activity() !== "idle") return false;
-    const limit = this.chat.ready?.limits?.max_message_bytes ?? FRAME_BYTES;
-    if (new TextEncoder().encode(JSON.stringify(text)).length > limit - FRAME_OVERHEAD) {
-      this.refusal.value = { error: { code: "message_too_large" }, until: 0 };
+    if (this.#tooLong(text)) {
+      this.#refuse(this.#draftName, { code: "message_too_large" });
       return false;
     }
     this.setDraft("");
-    this.refusal.value = null;
     this.chat.say(text);
     this.transcript.scroll.toLatest();
     return true;
@@ -114,8 +113,9 @@ export class Page {
 
   setDraft(text) {
     this.draft.value = text;
-    if (text === "") this.store.remove(this.#draftName);
-    else this.store.set(this.#draftName, text);
+    if (text !== "") return this.store.set(this.#draftName, text);
+    this.store.remove(this.#draftName);
+    this.#refuse(this.#draftName, null);
   }
 
   rename(sessionId, title) {
@@ -167,6 +167,13 @@ export class Page {
     this.toasts.value = this.toasts.value.filter((other) => other !== toast);
   }
 
+  /** Why the message in the composer did not go out, or could not. */
+  get refusal() {
+    const locked = this.chat.sessions.get(this.chat.currentId)?.session.locked;
+    const closed = locked ? { error: { code: "session_locked" }, until: 0 } : null;
+    return this.refusals.value.get(this.#draftName) ?? closed;
+  }
+
   // ---- what the chat says ----
 
   #chatChanged(change) {
@@ -190,6 +197,12 @@ export class Page {
       case "notice":
         this.toast(errorText(change.error));
         break;
+      case "ended":
+        this.#over("response_in_progress", change.sessionId);
+        break;
+      case "restored":
+        this.#over("store_unavailable");
+        break;
       case "conversation":
         if (change.outcome === "replaced" && onScreen) this.transcript.replaced(change.run);
         if (change.frame && onScreen) this.#speakOf(change);
@@ -209,14 +222,15 @@ export class Page {
     else this.spoken.value = status === "cancelled" ? "Stopped" : "The answer ended early";
   }
 
-  #gone({ sessionId, wasOnScreen, by, reason }) {
+  #gone({ sessionId, wasOnScreen, isRefused, reason }) {
     this.store.remove(DRAFT_PREFIX + sessionId);
+    this.#refuse(DRAFT_PREFIX + sessionId, null);
     if (!wasOnScreen) return;
     history.replaceState(null, "", location.pathname);
     if (this.draft.value === "") this.#loadDraft();
     else this.setDraft(this.draft.value); // what was being typed goes on in the new chat
-    const who = by === "admin" ? "An administrator removed this chat" : "This chat was deleted";
-    this.toast(reason ? `${who}: ${reason}` : who);
+    if (isRefused) return; // its one message comes back, and says why
+    this.toast(reason ? `This chat was deleted: ${reason}` : "This chat was deleted");
   }
 
   /** Nothing that was typed is lost: a refused message goes back to where it was written. */
@@ -225,8 +239,38 @@ export class Page {
     const name = DRAFT_PREFIX + (lost ? "new" : send.sessionId);
     const draft = [send.text, this.store.get(name)].filter(Boolean).join("\n\n");
     this.store.set(name, draft);
+    this.#refuse(name, error);
     if (name === this.#draftName) this.draft.value = draft;
-    this.refusal.value = { error, until: Date.now() + (error.retry_after_ms ?? 0) };
+    else this.#pointTo(lost ? null : send.sessionId, errorText(error));
+  }
+
+  /** Say beside a draft why it was refused, or with null that it no longer is. */
+  #refuse(name, error) {
+    const refusals = new Map(this.refusals.value);
+    refusals.delete(name);
+    if (error) refusals.set(name, { error, until: Date.now() + (error.retry_after_ms ?? 0) });
+    this.refusals.value = refusals;
+  }
+
+  /** What was in the way of some drafts no longer is. */
+  #over(code, sessionId = null) {
+    for (const [name, { error }] of this.refusals.value) {
+      const isMeant = sessionId === null || name === DRAFT_PREFIX + sessionId;
+      if (isMeant && error.code === code) this.#refuse(name, null);
+    }
+  }
+
+  /** Say something of a chat that is not on screen, and lead there. */
+  #pointTo(sessionId, text) {
+    const title = this.chat.sessions.get(sessionId)?.session.title || "New chat";
+    this.toast(`“${title}”: ${text}`, { label: "Open", run: () => this.show(sessionId) });
+  }
+
+  /** Characters that JSON escapes may make a short question a long frame. */
+  #tooLong(text) {
+    const bytesOf = (string) => new TextEncoder().encode(string).length;
+    const frame = this.chat.ready?.limits?.max_message_bytes ?? FRAME_BYTES;
+    return bytesOf(text) > INPUT_BYTES || bytesOf(JSON.stringify(text)) > frame - FRAME_OVERHEAD;
   }
 
   // ---- connection ----
@@ -292,7 +336,6 @@ export class Page {
 
   #showAddressed() {
     const sessionId = /^#(ses_[\w-]+)$/.exec(location.hash)?.[1] ?? null;
-    this.refusal.value = null;
     this.renaming.value = null;
     this.chat.open(sessionId);
     this.#loadDraft();

@@ -572,6 +572,68 @@ test("a stop that could not be taken is sent again, unless the answer ends first
   assert.deepEqual(take(), []);
 });
 
+test("an eviction is no deletion: the chat stays where it is", () => {
+  const { chat, receive, changes } = watchingChat();
+  receive({ type: "session.evicted", session_id: SESSION, offset: 4, by: "admin", reason: "spam" });
+  assert.equal(chat.currentId, SESSION);
+  assert.equal(chat.current.offset, 4);
+  assert.equal(chat.sessions.size, 1);
+  assert.deepEqual(changes.filter(({ kind }) => kind === "gone"), []);
+});
+
+/** A new chat whose first message has been sent to the session made for it. */
+function firstMessage() {
+  const parts = newChat();
+  parts.chat.say("2+2?");
+  const [{ event_id }] = parts.take();
+  parts.receive({ type: "session.created", event_id, session: session(), epoch: "e", offset: 1, replayed: false });
+  return { ...parts, frame: parts.take()[0] };
+}
+
+test("a session made for a message that is refused for good is deleted, and the message handed back", () => {
+  const { chat, receive, take, changes, frame } = firstMessage();
+  receive(refusal({ type: "invalid_request_error", code: "context_length_exceeded" }, frame));
+  assert.deepEqual(take().map(({ type, session_id }) => [type, session_id]), [["session.delete", SESSION]]);
+  assert.equal(chat.currentId, null);
+  assert.deepEqual(chat.sessions.sorted, []);
+  const [{ wasOnScreen, isRefused }] = changes.filter(({ kind }) => kind === "gone");
+  assert.deepEqual([wasOnScreen, isRefused], [true, true]);
+  const { send } = changes.at(-1);
+  assert.deepEqual([send.text, send.sessionId], ["2+2?", null]);
+});
+
+test("a session made for a message that may go out later stays", () => {
+  const { chat, receive, take, changes, frame } = firstMessage();
+  receive(refusal(NOT_NOW, frame));
+  assert.deepEqual(take(), []);
+  assert.equal(chat.currentId, SESSION);
+  assert.equal(changes.at(-1).send.sessionId, SESSION);
+});
+
+test("a session that has messages stays when one more is refused", () => {
+  const { chat, receive, take } = watchingChat();
+  receive(done(3, 0));
+  chat.say("a very long one");
+  receive(refusal({ type: "invalid_request_error", code: "context_length_exceeded" }, take()[0]));
+  assert.deepEqual(take(), []);
+  assert.equal(chat.currentId, SESSION);
+});
+
+test("the end of an answer and the return of the store are told", () => {
+  const { receive, changes } = newChat();
+  const told = () => changes.splice(0).filter(({ kind }) => kind === "ended" || kind === "restored");
+  receive({ type: "session.activity", session_id: SESSION, active: true });
+  receive({ type: "connection.degraded", store: "unavailable" });
+  receive({ type: "connection.restored", engine: "ok" });
+  assert.deepEqual(told(), []);
+  receive({ type: "session.activity", session_id: SESSION, active: false, status: "completed" });
+  assert.deepEqual(told(), [{ kind: "ended", sessionId: SESSION }]);
+  receive({ type: "connection.restored", store: "ok" });
+  assert.equal(told().length, 1);
+  receive({ type: "connection.ready" }); // whoever may connect has been looked up in the store
+  assert.equal(told().length, 1);
+});
+
 test("a page that holds all sessions removes those it does not hold", () => {
   const { chat } = newChat();
   chat.listed([session(), session({ id: "ses_B" })], { complete: true });
