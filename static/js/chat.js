@@ -134,9 +134,12 @@ export class Chat {
 
   // ---- what comes over HTTP ----
 
-  /** A page of `GET /v1/sessions`; `complete` if there is no further one. */
-  listed(sessions, { complete = false } = {}) {
-    this.sessions.putPage(sessions, complete, this.currentId);
+  /**
+   * A page of `GET /v1/sessions`; `complete` if there is no further one. For the newest, `held` are the
+   * entries of the list as they were when it was asked for.
+   */
+  listed(sessions, { complete = false, held = [] } = {}) {
+    this.sessions.putPage(sessions, { complete, held, keepId: this.currentId });
     this.#changed("sessions");
   }
 

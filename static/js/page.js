@@ -309,11 +309,12 @@ export class Page {
   // ---- what is read over HTTP ----
 
   #loadSessions(cursor, problem) {
+    const held = cursor === null ? this.chat.sessions.sorted : [];
     return this.#load(problem, async () => {
       const page = await api.listSessions(cursor);
       this.signedOut.value = false;
       this.nextCursor.value = page.next_cursor;
-      this.chat.listed(page.sessions, { complete: cursor === null && page.next_cursor === null });
+      this.chat.listed(page.sessions, { held, complete: page.next_cursor === null });
     });
   }
 

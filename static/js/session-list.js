@@ -46,11 +46,17 @@ export class SessionList {
     });
   }
 
-  /** A page of sessions. One that holds all of them also shows which are gone; `keepId` stays. */
-  putPage(sessions, complete, keepId) {
+  /**
+   * A page of sessions. The newest also show which are gone: those of `held`, what was known when they
+   * were asked for, that are newer than the last of them and not among them. `keepId` stays.
+   */
+  putPage(sessions, { held, complete, keepId }) {
     const listed = new Set(sessions.map((session) => session.id));
-    for (const id of complete ? [...this.#entries.keys()] : []) {
-      if (!listed.has(id) && id !== keepId) this.#entries.delete(id);
+    const oldest = complete ? -Infinity : Math.min(...sessions.map((session) => session.updated_at));
+    for (const entry of held) {
+      const { id, updated_at } = entry.session;
+      const isGone = updated_at > oldest && !listed.has(id) && id !== keepId;
+      if (isGone && this.#entries.get(id) === entry) this.#entries.delete(id); // unless it changed since
     }
     sessions.forEach((session) => this.put(session));
   }

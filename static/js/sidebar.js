@@ -12,6 +12,9 @@ const DAY_MS = 86_400_000;
 /** The session whose menu is open, and where: one menu serves the whole list. */
 const menu = signal(null);
 
+/** The session whose row takes the focus when it has been drawn, after a rename by keyboard. */
+let focusNext = null;
+
 export function Sidebar({ page, inert }) {
   page.tick.value;
   const { chat } = page;
@@ -55,12 +58,18 @@ export function Sidebar({ page, inert }) {
 
 function Row({ page, session, isCurrent, isActive, unseen }) {
   const title = session.title || "New chat";
+  const link = useRef(null);
+  useLayoutEffect(() => {
+    if (focusNext !== session.id || !link.current) return;
+    focusNext = null;
+    link.current.focus();
+  });
   const state = isActive ? "answering" : unseen ? "new answer" : "";
   if (page.renaming.value === session.id) {
     return html`<li><${RenameField} page=${page} session=${session} /></li>`;
   }
   return html`<li class=${isCurrent ? "row current" : "row"}>
-    <a class="session" href=${`#${session.id}`} aria-current=${isCurrent ? "page" : undefined}
+    <a class="session" ref=${link} href=${`#${session.id}`} aria-current=${isCurrent ? "page" : undefined}
       title=${title} onClick=${() => (page.drawerOpen.value = false)}
       onDblClick=${() => (page.renaming.value = session.id)}>
       <span class="title">${title}</span>
@@ -77,6 +86,7 @@ function RenameField({ page, session }) {
   useLayoutEffect(() => field.current.select(), []);
   const keep = () => page.renaming.value === session.id && page.rename(session.id, field.current.value);
   const onKeyDown = (event) => {
+    if (event.key === "Enter" || event.key === "Escape") focusNext = session.id;
     if (event.key === "Enter") keep();
     if (event.key !== "Escape") return;
     event.stopPropagation(); // Esc would also stop the answer
@@ -114,6 +124,10 @@ function SessionMenu({ page }) {
     menu.value = null;
     act(open.session.id);
   };
+  const remove = (id) => {
+    focusBeside(open.button);
+    page.remove(id);
+  };
   const onToggle = (event) => {
     if (event.newState !== "closed") return;
     menu.value = null;
@@ -121,8 +135,16 @@ function SessionMenu({ page }) {
   };
   return html`<div class="menu" popover="auto" role="menu" ref=${element} onToggle=${onToggle} onKeyDown=${moveInMenu}>
     <button type="button" role="menuitem" onClick=${run((id) => (page.renaming.value = id))}><${Pencil} />Rename</button>
-    <button type="button" role="menuitem" class="danger" onClick=${run((id) => page.remove(id))}><${Bin} />Delete</button>
+    <button type="button" role="menuitem" class="danger" onClick=${run(remove)}><${Bin} />Delete</button>
   </div>`;
+}
+
+/** The row of this button is about to go: the next one takes the focus, or the one before, or New chat. */
+function focusBeside(button) {
+  const sidebar = button.closest(".sidebar");
+  const links = [...sidebar.querySelectorAll(".session")];
+  const index = links.findIndex((link) => link.parentElement.contains(button));
+  (links[index + 1] ?? links[index - 1] ?? sidebar.querySelector(".new-chat")).focus();
 }
 
 function moveInMenu(event) {

@@ -634,12 +634,34 @@ test("the end of an answer and the return of the store are told", () => {
   assert.equal(told().length, 1);
 });
 
-test("a page that holds all sessions removes those it does not hold", () => {
+test("the newest sessions show which are gone, as far back as they go", () => {
   const { chat } = newChat();
-  chat.listed([session(), session({ id: "ses_B" })], { complete: true });
-  chat.listed([session()], { complete: false });
-  assert.equal(chat.sessions.size, 2);
-  chat.listed([session()], { complete: true });
+  const at = (time) => session({ id: `ses_${time}`, updated_at: time });
+  const known = () => chat.sessions.sorted.map(({ session: { id } }) => id);
+  chat.listed([at(5), at(4), at(3)]);
+  chat.listed([at(2), at(1)], { complete: true });
+  assert.deepEqual(known(), ["ses_5", "ses_4", "ses_3", "ses_2", "ses_1"]);
+  chat.listed([at(5), at(3)], { held: chat.sessions.sorted });
+  assert.deepEqual(known(), ["ses_5", "ses_3", "ses_2", "ses_1"]);
+  chat.listed([at(5), at(1)], { held: chat.sessions.sorted, complete: true });
+  assert.deepEqual(known(), ["ses_5", "ses_1"]);
+});
+
+test("a session that came or changed while the list was read stays in it", () => {
+  const { chat, receive } = newChat();
+  chat.listed([session(), session({ id: "ses_B" })]);
+  const held = chat.sessions.sorted;
+  receive({ type: "session.created", session: session({ id: "ses_C" }), epoch: "e", offset: 1, replayed: false });
+  receive({ type: "session.activity", session_id: "ses_B", active: true });
+  chat.listed([], { held, complete: true });
+  assert.deepEqual(chat.sessions.sorted.map(({ session: { id } }) => id), ["ses_B", "ses_C"]);
+});
+
+test("the session on screen stays: its subscription says what became of it", () => {
+  const { chat } = newChat();
+  chat.listed([session()]);
+  chat.open(SESSION);
+  chat.listed([], { held: chat.sessions.sorted, complete: true });
   assert.equal(chat.sessions.size, 1);
 });
 
