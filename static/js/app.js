@@ -64,7 +64,7 @@ function Header({ page }) {
   return html`<header class="top">
     <button type="button" class="quiet open-drawer" aria-label="Open the list of chats" aria-controls="sidebar"
       aria-expanded=${String(page.drawerOpen.value)} onClick=${() => (page.drawerOpen.value = true)}><${Menu} /></button>
-    <h1>${title}</h1>
+    <h1 dir="auto">${title}</h1>
     ${model.value && html`<span class="model" title="The model that answers">${model.value}</span>`}
     <button type="button" class="quiet new-here" aria-label="New chat" onClick=${() => page.show(null)}><${Plus} /></button>
   </header>`;

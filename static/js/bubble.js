@@ -17,7 +17,7 @@ const QUEUE_TEXTS = {
 export class Question {
   constructor({ key }) {
     this.element = make("article", "message question", { ariaLabel: "You said" });
-    this.body = make("div", "bubble");
+    this.body = make("div", "bubble", { dir: "auto" });
     this.wait = make("span", "waiting", { textContent: "Not sent yet" });
     this.foot = make("footer", "foot");
     this.foot.append(this.wait, copyButton("Copy message"));
@@ -46,7 +46,7 @@ export class Answer {
     this.element = make("article", "message answer", { ariaLabel: "Parley said" });
     this.note = make("p", "note");
     this.reasoning = make("details", "reasoning");
-    this.reasoningBody = make("p", "");
+    this.reasoningBody = make("p", "", { dir: "auto" });
     this.reasoning.append(make("summary", "", { textContent: "Thinking" }), this.reasoningBody);
     this.body = make("div", "prose");
     this.wait = make("p", "wait");

@@ -26,6 +26,7 @@ export function codeBlock(pre) {
   scroller.append(plain);
   const figure = document.createElement("figure");
   figure.className = "code";
+  figure.dir = "ltr"; // whatever the text around it is
   figure.append(caption, scroller);
   return figure;
 }

@@ -31,7 +31,7 @@ export function Composer({ page }) {
   return html`<form class="composer" onSubmit=${(event) => (event.preventDefault(), send())}>
     <${Refusal} refusal=${page.refusal} />
     <div class="field">
-      <textarea ref=${field} rows="1" aria-label="Message" placeholder="Message Parley"
+      <textarea ref=${field} rows="1" dir="auto" aria-label="Message" placeholder="Message Parley"
         value=${page.draft.value} onInput=${(event) => page.setDraft(event.currentTarget.value)}
         onKeyDown=${onKeyDown}></textarea>
       <${Action} page=${page} activity=${activity} />

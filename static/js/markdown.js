@@ -35,7 +35,7 @@ const marked = new Marked({
     image: ({ href, text }) => `<a href="${escape(href)}">${escape(text || href)}</a>`,
     checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
     heading({ tokens, depth }) {
-      const level = Math.max(2, depth); // the page has its h1
+      const level = Math.min(6, depth + 1); // the page has its h1
       return `<h${level}>${this.parser.parseInline(tokens)}</h${level}>`;
     },
   },
@@ -112,6 +112,7 @@ function render(markdown) {
     table.replaceWith(frame);
     frame.append(table);
   }
+  for (const block of fragment.children) block.dir ||= "auto"; // each block as its own words want
   return fragment;
 }
 

@@ -72,7 +72,7 @@ function Row({ page, session, isCurrent, isActive, unseen }) {
     <a class="session" ref=${link} href=${`#${session.id}`} aria-current=${isCurrent ? "page" : undefined}
       title=${title} onClick=${() => (page.drawerOpen.value = false)}
       onDblClick=${() => (page.renaming.value = session.id)}>
-      <span class="title">${title}</span>
+      <span class="title" dir="auto">${title}</span>
       ${state && html`<span class=${`dot ${isActive ? "live" : "unseen"}`} role="img" aria-label=${state}></span>`}
     </a>
     <button type="button" class="quiet options" aria-label=${`Options for ${title}`} aria-haspopup="menu"
@@ -92,7 +92,7 @@ function RenameField({ page, session }) {
     event.stopPropagation(); // Esc would also stop the answer
     page.renaming.value = null;
   };
-  return html`<input class="rename" ref=${field} aria-label="Name of the chat" maxlength="200"
+  return html`<input class="rename" dir="auto" ref=${field} aria-label="Name of the chat" maxlength="200"
     value=${session.title} onKeyDown=${onKeyDown} onBlur=${keep} />`;
 }
 
