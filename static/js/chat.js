@@ -313,6 +313,9 @@ export class Chat {
     const send = this.outbox.removeSend(error.event_id);
     if (send) return this.#refused(send, error);
     if (purpose === "subscribe" && error.code === "session_not_found") return this.#gone(id);
+    if (purpose === "subscribe" && error.retry_after_ms !== undefined) {
+      return this.#later(error.retry_after_ms, () => this.#subscribeAgain(id));
+    }
     if (purpose === "unsubscribe") return; // it was left already
     if (purpose === "resume") return this.#refetchRun(id);
     if (answered && error.retry_after_ms !== undefined) return this.#sendLater(answered, error);
@@ -367,6 +370,12 @@ export class Chat {
     const frame = conversation.subscribeFrame();
     this.stats.resumed += frame.responses?.length ?? 0;
     this.#send({ event_id: `subscribe:${conversation.id}`, ...frame });
+  }
+
+  /** A session that could not be read before, unless it was left or has been read meanwhile. */
+  #subscribeAgain(sessionId) {
+    const conversation = this.conversations.get(sessionId);
+    if (conversation?.state === "joining") this.#subscribe(conversation);
   }
 
   /** Stop watching, keeping what is held; a message on its way still needs the session watched. */

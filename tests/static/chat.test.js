@@ -673,6 +673,21 @@ test("a chat that does not exist is left", () => {
   assert.equal(chat.currentId, null);
 });
 
+test("a chat that cannot be read now is asked for again without a word, while it is on screen", () => {
+  const { chat, receive, take, waits, changes } = newChat();
+  chat.open(SESSION);
+  const [subscribe] = take();
+  receive(refusal(NOT_NOW, subscribe));
+  waits[0].run();
+  assert.deepEqual(take(), [subscribe]);
+  receive(refusal(NOT_NOW, subscribe));
+  chat.open(null);
+  take();
+  waits[1].run();
+  assert.deepEqual(take(), []);
+  assert.deepEqual(changes.filter(({ kind }) => kind === "notice"), []);
+});
+
 test("an answer whose log has expired is read from its message", () => {
   const { receive, take, refetched } = watchingChat();
   receive(delta(9, 9, "z"));
