@@ -6,6 +6,7 @@ process, so a `kill -9` of it leaves nothing behind.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import select
@@ -60,6 +61,7 @@ class Supervisor:
         self._workers: WorkerKeeper | None = None
         self._signals = 0
         self._listener: socket.socket | None = None
+        self._announced = ""
         self._wake_read, self._wake_write = os.pipe()
 
     def run(self) -> int:
@@ -205,8 +207,8 @@ class Supervisor:
 
     def _announce(self, token: str) -> None:
         url = base_url(self._settings.host, self._port)
-        server = {"url": url, "pid": os.getpid()}
-        (self._data / "server.json").write_text(json.dumps(server))
+        self._announced = json.dumps({"url": url, "pid": os.getpid()})
+        (self._data / "server.json").write_text(self._announced)
         console.print(f"[dim]·[/] model [bold]{self._model_name()}[/] is ready{self._pace_note()}")
         try:
             login = request_login_url(url, token)
@@ -298,7 +300,14 @@ class Supervisor:
         self._directory.remove()
         if self._listener is not None:
             self._listener.close()
-        (self._data / "server.json").unlink(missing_ok=True)
+        self._retract()
+
+    def _retract(self) -> None:
+        """Remove `server.json`, but not another server's on the same data directory."""
+        file = self._data / "server.json"
+        with contextlib.suppress(OSError):
+            if file.read_text() == self._announced:
+                file.unlink()
 
 
 class _Signals:

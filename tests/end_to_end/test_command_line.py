@@ -61,3 +61,15 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     assert ended.returncode == 2
     assert f"127.0.0.1:{port}" in ended.stderr
     assert len(ended.stderr.strip().splitlines()) == 1
+
+
+def test_a_second_server_on_the_same_data_is_refused_and_the_first_is_still_found(
+    server: Server,
+) -> None:
+    data_dir = str(server.data_dir)
+    port = server.url.rpartition(":")[2]
+    for chosen, words in ((port, "cannot listen on"), ("0", "in use by another server")):
+        refused = parley("serve", "--data-dir", data_dir, "--port", chosen)
+        assert refused.returncode == 2
+        assert words in refused.stderr
+        assert parley("login", "--data-dir", data_dir).returncode == 0
