@@ -1,12 +1,14 @@
 """`parley chat`: one session in the terminal, over the same websocket as the browser.
 
-Ctrl-C stops the answer that is being written; Ctrl-D at the prompt leaves.
+Ctrl-C stops the answer that is being written, and at the prompt drops the line; Ctrl-D leaves.
 """
 
 import asyncio
 import json
 import secrets
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -17,6 +19,8 @@ from websockets.typing import Subprotocol
 from server.frames import is_final
 
 console = Console(highlight=False, soft_wrap=True)
+
+PROMPT = "[bold]›[/] "
 
 
 def run_chat(url: str, token: str, session_id: str | None) -> int:
@@ -78,15 +82,9 @@ class TerminalChat:
             idempotency_key=key,
             input=text,
         )
-        loop = asyncio.get_running_loop()
         stop = {"session_id": self._session_id, "idempotency_key": key}
-        loop.add_signal_handler(
-            signal.SIGINT, lambda: asyncio.ensure_future(_send(socket, "stop", **stop))
-        )
-        try:
+        with _on_ctrl_c(lambda: asyncio.ensure_future(_send(socket, "stop", **stop))):
             await self._follow(socket, key[:16])
-        finally:
-            loop.remove_signal_handler(signal.SIGINT)
 
     async def _follow(self, socket: ClientConnection, event_id: str) -> None:
         """Print our answer as it comes, then how it ended; other tabs' answers are passed over."""
@@ -130,8 +128,24 @@ async def _send(socket: ClientConnection, kind: str, **fields: Any) -> None:
 
 
 async def _prompt() -> str | None:
-    """One line from the user, None when they leave."""
+    """One line from the user, None when they leave.
+
+    Nothing can interrupt the thread that reads. On Ctrl-C the terminal itself drops what was typed.
+    """
+    with _on_ctrl_c(lambda: console.print(f"\n[dim]Ctrl-D leaves[/]\n{PROMPT}", end="")):
+        try:
+            return await asyncio.to_thread(console.input, PROMPT)
+        except EOFError:
+            console.print()
+            return None
+
+
+@contextmanager
+def _on_ctrl_c(act: Callable[[], object]) -> Iterator[None]:
+    """What Ctrl-C does for the time of a `with` block."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, act)
     try:
-        return await asyncio.to_thread(console.input, "[bold]›[/] ")
-    except (EOFError, KeyboardInterrupt):
-        return None
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)

@@ -1,31 +1,21 @@
 """`parley users` and `parley sessions` as an operator types them, in a pipe and in a terminal."""
 
 import asyncio
-import fcntl
 import json
-import os
-import pty
 import re
-import struct
 import subprocess
 import sys
-import termios
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from tests.end_to_end.harness import ROOT, Client, Server
 from tests.end_to_end.operators import SETTINGS, answering
+from tests.end_to_end.terminal import environment, terminal
 from tests.patience import PATIENCE
 from tests.tiny_model import oracle_word
 
 Parley = Callable[..., Awaitable["subprocess.CompletedProcess[str]"]]
-
-
-def environment(server: Server) -> dict[str, str]:
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("PARLEY_")}
-    return {**inherited, "PARLEY_DATA_DIR": str(server.data_dir), "TERM": "xterm"}
 
 
 @pytest.fixture
@@ -44,51 +34,6 @@ def parley(two_workers: Server) -> Parley:
         )
 
     return run
-
-
-class Terminal:
-    """A program in a terminal of 40 lines and 200 columns."""
-
-    def __init__(self, primary: int) -> None:
-        self._primary = primary
-        self.shown = ""
-
-    def press(self, keys: str) -> None:
-        os.write(self._primary, keys.encode())
-
-    async def shows(self, pattern: str) -> None:
-        """Wait until this appears in what was written after the last match."""
-        async with asyncio.timeout(PATIENCE):
-            while (found := re.search(pattern, self.shown)) is None:
-                self.shown += await asyncio.to_thread(self._read)
-        self.shown = self.shown[found.end() :]
-
-    def _read(self) -> str:
-        return os.read(self._primary, 65536).decode(errors="replace")
-
-
-@asynccontextmanager
-async def terminal(server: Server, *words: str) -> AsyncIterator[Terminal]:
-    primary, secondary = pty.openpty()
-    fcntl.ioctl(secondary, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 200, 0, 0))
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "server", *words),
-        cwd=ROOT,
-        env=environment(server),
-        stdin=secondary,
-        stdout=secondary,
-        stderr=secondary,
-    )
-    os.close(secondary)
-    try:
-        yield Terminal(primary)
-        async with asyncio.timeout(PATIENCE):
-            assert await process.wait() == 0
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-        os.close(primary)
 
 
 async def test_users_are_added_listed_invited_and_revoked(
