@@ -19,7 +19,7 @@ app = typer.Typer(
     help="A websocket chat backend that owns its LLM engine.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,  # Rich cuts long names where the terminal is narrow
     pretty_exceptions_enable=False,
 )
 
@@ -41,10 +41,10 @@ def _fail(message: str) -> typer.Exit:
 
 def _option(name: str) -> Any:
     """A `serve` option whose help, like its validation, comes from `Settings`."""
-    text = (Settings.model_fields[name].description or "").replace("[", "\\[")
+    text = Settings.model_fields[name].description or ""
     return typer.Option(
         "--" + name.replace("_", "-"),
-        help=f"{text} [dim]\\[env: {PREFIX}{name.upper()}][/dim]",
+        help=f"{text} [env: {PREFIX}{name.upper()}]",
         show_default=False,
     )
 
@@ -117,7 +117,7 @@ def serve(
 
 @app.command()
 def login(data_dir: DataDir = None) -> None:
-    """Print a one-time URL that logs a browser in to the running server."""
+    """Print a one-time URL that logs a browser in."""
     from server.supervisor import request_login_url
     from server.worker_keeper import StartError
 
@@ -133,7 +133,7 @@ def chat(
     data_dir: DataDir = None,
     session: Annotated[str | None, typer.Option(help="Go on with this session.")] = None,
 ) -> None:
-    """Chat in the terminal with the running server; Ctrl-C stops an answer, Ctrl-D leaves."""
+    """Chat in the terminal; Ctrl-C stops an answer, Ctrl-D leaves."""
     from server.terminal_chat import run_chat
 
     url, token = _running_server(data_dir)
@@ -162,7 +162,7 @@ def add_user(
     ] = None,
     days: Annotated[int | None, typer.Option(help="How long the token works.", min=1)] = None,
 ) -> None:
-    """A new user. Prints their token, once."""
+    """A new user; prints their token, once."""
     from server import terminal_users
 
     roles = ["user", "admin"] if admin else ["user"]
@@ -172,7 +172,7 @@ def add_user(
 
 @users_app.command("revoke")
 def revoke_tokens(user: str, data_dir: DataDir = None) -> None:
-    """Revoke every token of a user (an id or a name) and log their browsers out."""
+    """Revoke a user's tokens (an id or a name); log their browsers out."""
     from server import terminal_users
 
     with _admin(data_dir) as client:
@@ -190,7 +190,7 @@ def remove_user(user: str, data_dir: DataDir = None) -> None:
 
 @users_app.command("invite")
 def invite_user(user: str, data_dir: DataDir = None) -> None:
-    """Print a one-time URL that logs a browser in as this user (an id or a name)."""
+    """Print a one-time URL that logs in as a user (an id or a name)."""
     from server import terminal_users
 
     with _admin(data_dir) as client:

@@ -1,6 +1,7 @@
 """`parley` as a process: its exit codes, its one line, and the link that it prints."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -33,6 +34,25 @@ async def test_login_prints_a_link_that_works(server: Server) -> None:
     answer = await ask(server, request(server, path=url.removeprefix(server.url)))
     cookie = [("Cookie", cookie_of(answer))]
     assert (await ask(server, request(server, path="/v1/sessions", headers=cookie))).status == 200
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("serve",), ("users",), ("sessions",)], ids=lambda words: " ".join(words)
+)
+def test_help_for_a_terminal_of_80_columns_is_cut_nowhere(words: tuple[str, ...]) -> None:
+    lines = parley(*words, "--help", COLUMNS="80").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if "…" in line or "..." in line.removesuffix("[ARGS]...")]
+
+
+def test_the_help_of_serve_names_every_setting_whole() -> None:
+    text = parley("serve", "--help", COLUMNS="80").stdout
+    options = re.findall(r"^  --([a-z-]+)", text, re.M)
+    assert "max-active-responses-per-user" in options
+    for option in options:
+        assert option == "help" or f"PARLEY_{option.upper().replace('-', '_')}]" in text
+    paragraph = "Secrets are read from the environment only, because every user"
+    assert paragraph in " ".join(text.split())
 
 
 @pytest.mark.parametrize(
