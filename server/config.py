@@ -318,8 +318,10 @@ def load_settings(
     known = {PREFIX + name.upper() for name in Settings.model_fields} | set(OTHER_NAMES)
     for name in environment:
         if name.startswith(PREFIX) and name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            # Without the prefix, which makes all names alike.
+            without = [one.removeprefix(PREFIX) for one in known]
+            near = difflib.get_close_matches(name.removeprefix(PREFIX), without, n=1)
+            hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
             raise ConfigError(f"unknown setting {name}{hint}")
     given = {name: value for name, value in flags.items() if value is not None}
     try:

@@ -96,6 +96,12 @@ def test_an_unknown_name_is_refused_with_the_nearest(name: str, near: str) -> No
     assert f"did you mean {near}?" in str(raised.value)
 
 
+def test_an_unknown_name_that_is_like_no_other_is_refused_without_a_guess() -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_settings({}, {"PARLEY_FOO": "1"})
+    assert str(raised.value) == "unknown setting PARLEY_FOO"
+
+
 def test_names_of_others_are_left_alone() -> None:
     load_settings({}, {"PARLEY_REDIS_SERVER": "x", "PATH": "y", "parley": "z"})
 
