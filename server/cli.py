@@ -16,7 +16,6 @@ from server.config import PREFIX, ConfigError, Settings, load_settings
 
 app = typer.Typer(
     name="parley",
-    help="A websocket chat backend that owns its LLM engine.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # Rich cuts long names where the terminal is narrow
@@ -47,6 +46,21 @@ def _option(name: str) -> Any:
         help=f"{text} [env: {PREFIX}{name.upper()}]",
         show_default=False,
     )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"parley {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def parley(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """A websocket chat backend that owns its LLM engine."""
 
 
 @app.command()
@@ -255,7 +269,7 @@ def unlock_session(session: str, data_dir: DataDir = None) -> None:
 @app.command()
 def version() -> None:
     """Print the version."""
-    print(f"parley {__version__}")
+    _print_version(True)
 
 
 @contextmanager

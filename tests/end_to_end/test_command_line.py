@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from server import __version__
 from tests.end_to_end.harness import ROOT, Server
 from tests.end_to_end.raw import ask, cookie_of, request
 from tests.patience import PATIENCE
@@ -34,6 +35,11 @@ async def test_login_prints_a_link_that_works(server: Server) -> None:
     answer = await ask(server, request(server, path=url.removeprefix(server.url)))
     cookie = [("Cookie", cookie_of(answer))]
     assert (await ask(server, request(server, path="/v1/sessions", headers=cookie))).status == 200
+
+
+@pytest.mark.parametrize("word", ["version", "--version"])
+def test_the_version_is_printed(word: str) -> None:
+    assert parley(word).stdout == f"parley {__version__}\n"
 
 
 @pytest.mark.parametrize(
