@@ -222,11 +222,10 @@ def sessions(
     """Who is being answered, live: arrow keys choose, s stops, e evicts, q leaves."""
     if context.invoked_subcommand is not None:
         return
-    from rich.console import Console
-
     from server.terminal_sessions import LiveSessions, list_once
+    from server.terminal_text import output_console
 
-    console = Console(highlight=False)
+    console = output_console()
     with _admin(data_dir) as client:
         if once or as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
             list_once(client, console, everything=everything, as_json=as_json)

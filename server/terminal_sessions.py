@@ -12,15 +12,16 @@ import sys
 import termios
 import tty
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, JustifyMethod
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from server.admin_client import AdminClient, AdminError
-from server.terminal_text import printable
+from server.terminal_text import UNBOUNDED_WIDTH, printable
 
 REFRESH_SECONDS = 1.0
 MAX_ROWS = 50
@@ -30,39 +31,65 @@ STATE_STYLES = {"in_progress": "green", "queued": "yellow", "stopping": "red"}
 Row = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One of the list; shown where the terminal has `least_width` columns."""
+
+    heading: str
+    least_width: int = 0
+    justify: JustifyMethod = "left"
+    ratio: int | None = None
+    min_width: int | None = None
+    max_width: int | None = None
+
+
+COLUMNS = (
+    Column("user", max_width=16),
+    Column("title", ratio=1, min_width=12),
+    Column("worker", 144, max_width=24),
+    Column("state"),
+    Column("tokens", 86, "right"),
+    Column("tokens/s", 109, "right"),
+    Column("viewers", 118, "right"),
+    Column("age", 99, "right"),
+    Column("id", min_width=26),
+)
+
+
 def list_once(client: AdminClient, console: Console, *, everything: bool, as_json: bool) -> None:
     """The list as it is now."""
     page = client.get("/sessions", limit=MAX_ROWS, active=not everything)
     if as_json:
         print(json.dumps(page["sessions"]))
     else:
-        console.print(session_table(page["sessions"], None))
+        console.print(session_table(page["sessions"], None, console.width))
 
 
-def session_table(rows: list[Row], chosen: str | None) -> Table:
-    """The list, with one session marked."""
-    table = Table(box=None, header_style="dim", pad_edge=False, expand=True)
+def session_table(rows: list[Row], chosen: str | None, width: int) -> Table:
+    """The list, with one session marked; a narrow terminal has its columns for what matters."""
+    bounded = width < UNBOUNDED_WIDTH
+    table = Table(box=None, header_style="dim", pad_edge=False, expand=bounded)
     table.add_column("", width=1)
-    for heading, options in (
-        ("user", {"max_width": 20, "no_wrap": True}),
-        ("title", {"ratio": 1, "no_wrap": True}),
-        ("worker", {"max_width": 24, "no_wrap": True}),
-        ("state", {}),
-        ("tokens", {"justify": "right"}),
-        ("tokens/s", {"justify": "right"}),
-        ("viewers", {"justify": "right"}),
-        ("age", {"justify": "right"}),
-        ("id", {"no_wrap": True, "min_width": 26}),
-    ):
-        table.add_column(heading, **options)
-    for row in rows:
-        table.add_row(
-            *_cells(row, row["id"] == chosen), style="bold" if row["id"] == chosen else ""
+    shown = [n for n, column in enumerate(COLUMNS) if column.least_width <= width]
+    for column in (COLUMNS[n] for n in shown):
+        table.add_column(
+            column.heading,
+            no_wrap=True,
+            justify=column.justify,
+            ratio=column.ratio,
+            min_width=column.min_width,
+            max_width=column.max_width if bounded else None,
         )
+    for row in rows:
+        is_chosen = row["id"] == chosen
+        cells = _cells(row)
+        mark = Text("▸" if is_chosen else " ")
+        table.add_row(mark, *(cells[n] for n in shown), style="bold" if is_chosen else "")
     return table
 
 
-def _cells(row: Row, is_chosen: bool) -> list[Text]:
+def _cells(row: Row) -> list[Text]:
+    """One for each of `COLUMNS`."""
     run = row["response"] or {}
     rate = run.get("tokens_per_s")
     texts = [
@@ -78,7 +105,7 @@ def _cells(row: Row, is_chosen: bool) -> list[Text]:
     ]
     cells = [Text(printable(text)) for text in texts]
     cells[3].stylize(STATE_STYLES.get(row["state"], "dim"))
-    return [Text("▸" if is_chosen else " "), *cells]
+    return cells
 
 
 def duration(milliseconds: int) -> str:
@@ -132,7 +159,9 @@ class LiveSessions:
         shown = "all sessions" if self._everything else "sessions that are being answered"
         head = Text.assemble((f"{len(self._rows)} ", "bold"), (shown, "bold"))
         keys = Text("↑ ↓ choose   s stop   e evict   a all or active   q leave", "dim")
-        body = session_table(self._rows, self._chosen) if self._rows else Text("nothing", "dim")
+        body: Text | Table = Text("nothing", "dim")
+        if self._rows:
+            body = session_table(self._rows, self._chosen, self._console.width)
         return Group(head, Text(""), body, Text(""), self._note, keys)
 
     def _obey(self, key: str) -> None:

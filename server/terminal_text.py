@@ -1,4 +1,14 @@
-"""Words of strangers, made safe for a terminal."""
+"""Text for a terminal: how wide it may be, and words of strangers made safe."""
+
+from rich.console import Console
+
+UNBOUNDED_WIDTH = 10_000
+
+
+def output_console() -> Console:
+    """Standard output, as wide as its terminal; a pipe or a file bounds nothing."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=UNBOUNDED_WIDTH)
 
 
 def printable(text: str) -> str:

@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from server.admin_client import AdminClient, AdminError, quoted
-from server.terminal_text import printable
+from server.terminal_text import output_console, printable
 
-console = Console(highlight=False)
+console = output_console()
 
 
 def list_users(client: AdminClient, as_json: bool) -> None:

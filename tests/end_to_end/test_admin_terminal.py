@@ -63,7 +63,9 @@ async def test_sessions_are_listed_stopped_and_evicted_by_scripts(
         session_id, response_id = await answering(client)
         listed = json.loads((await parley("sessions", "--json")).stdout)
         assert session_id in [row["id"] for row in listed]
-        assert session_id in (await parley("sessions", "--once")).stdout
+        listed_once = (await parley("sessions", "--once")).stdout
+        for words in (session_id, "title", "worker", "tokens/s", "in_progress"):
+            assert words in listed_once
         stopped = (await parley("sessions", "stop", session_id)).stdout
         assert stopped == f"{response_id} cancelled\n"
         await client.done(response_id)

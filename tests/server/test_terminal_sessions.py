@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from server.terminal_sessions import duration, session_table
-from server.terminal_text import printable
+from server.terminal_text import UNBOUNDED_WIDTH, printable
 
 HOSTILE = "\x1b]0;owned\x07 \x1b[2J\r\n\u202eevil\u2066 \x9b31m <script>[bold]x[/]"
 
@@ -27,9 +27,9 @@ def row(**changed: Any) -> dict[str, Any]:
     }
 
 
-def printed(rows: list[dict[str, Any]], chosen: str | None = None) -> str:
-    console = Console(file=io.StringIO(), width=200, highlight=False)
-    console.print(session_table(rows, chosen))
+def printed(rows: list[dict[str, Any]], chosen: str | None = None, width: int = 200) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(session_table(rows, chosen, width))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -39,6 +39,43 @@ def test_a_row_shows_user_title_worker_rate_viewers_and_age() -> None:
     words = ("Ada", "Harbours", "w1", "in_progress", "41", "10", "3", "1 min 05 s")
     for word in (*words, "ses_" + "A" * 22):
         assert word in line
+
+
+def long_row() -> dict[str, Any]:
+    run = {"replica": "a-host-with-a-long-name-1-w", "tokens": 41, "tokens_per_s": 9.6}
+    user = {"id": "usr_1", "name": "Ada Augusta King, Countess of Lovelace"}
+    response = {**run, "age_ms": 65_000}
+    return row(user=user, title="Harbours of " * 10, queued=12, response=response)
+
+
+@pytest.mark.parametrize("width", [80, 86, 99, 109, 118, 144, 200])
+def test_a_terminal_of_80_columns_or_more_has_readable_columns(width: int) -> None:
+    heading, line = printed([long_row()], width=width).splitlines()
+    assert "…" not in heading
+    for words in ("Ada Augusta", "Harbours of", "in_progress +12", "ses_" + "A" * 22):
+        assert words in line
+    assert line.count("…") == 2 + ("worker" in heading)  # the user's, the title, the worker's
+
+
+def test_what_matters_least_goes_first_where_a_terminal_is_narrow() -> None:
+    def headings(width: int) -> str:
+        return " ".join(printed([row()], width=width).splitlines()[0].split())
+
+    assert headings(80) == "user title state id"
+    assert headings(100) == "user title state tokens age id"
+    assert headings(144) == "user title worker state tokens tokens/s viewers age id"
+
+
+def test_a_pipe_gets_every_word() -> None:
+    longest = long_row()
+    _, line = printed([longest], width=UNBOUNDED_WIDTH).splitlines()
+    for words in (
+        longest["user"]["name"],
+        longest["title"].strip(),
+        longest["response"]["replica"],
+    ):
+        assert words in line
+    assert len(line) < 400
 
 
 def test_an_idle_and_untitled_session_has_empty_places() -> None:
