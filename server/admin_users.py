@@ -37,6 +37,7 @@ MAX_NAME_CHARACTERS = 100
 MAX_LIFETIME_SECONDS = 10 * 365 * 86_400
 TOKEN_ID_CHARACTERS = 16  # of the digest: enough to name one of a user's few tokens
 
+Name = Annotated[str, Meta(max_length=MAX_NAME_CHARACTERS)]  # `check_name` refuses an empty one
 Names = Annotated[tuple[Annotated[str, Meta(max_length=32)], ...], Meta(max_length=8)]
 Lifetime = Annotated[int, Meta(ge=1, le=MAX_LIFETIME_SECONDS)]
 
@@ -49,7 +50,7 @@ class PageQuery(Struct, frozen=True):
 class CreateUserBody(Struct, frozen=True):
     """`scopes` and `expires_in_s` are those of the user's first token."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARACTERS)]
+    name: Name
     roles: Names = ("user",)
     scopes: Names = ()
     expires_in_s: Lifetime | None = None
@@ -58,7 +59,7 @@ class CreateUserBody(Struct, frozen=True):
 class UpdateUserBody(Struct, frozen=True):
     """What is given is changed; open connections end if roles do, or with `disabled`."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARACTERS)] | None = None
+    name: Name | None = None
     roles: Names | None = None
     disabled: bool | None = None
 

@@ -34,7 +34,12 @@ def list_users(client: AdminClient, as_json: bool) -> None:
 def add_user(
     client: AdminClient, name: str, roles: list[str], scopes: list[str], days: int | None
 ) -> None:
-    """A new user; the token is printed alone on stdout, so that a script can take it."""
+    """A new user; the token is printed alone on stdout, so that a script can take it.
+
+    Raises `AdminError` for a name that is taken: commands could name neither user by it.
+    """
+    if " ".join(name.split()) in [user["name"] for user in _all_users(client)]:
+        raise AdminError(f"another user has the name {name!r}; choose one that tells them apart")
     user = client.post(
         "/users",
         name=name,

@@ -56,6 +56,18 @@ async def test_users_are_added_listed_invited_and_revoked(
     assert gone.returncode == 2 and gone.stderr.startswith("parley: no user has the name")
 
 
+async def test_a_name_that_is_empty_or_taken_is_refused_in_one_line(parley: Parley) -> None:
+    for empty in ("", "   "):
+        refused = await parley("users", "add", empty)
+        assert (refused.returncode, refused.stderr) == (2, "parley: a user needs a name\n")
+    assert (await parley("users", "add", "Terminal Bob")).returncode == 0
+    for taken in ("Terminal Bob", " Terminal  Bob "):
+        refused = await parley("users", "add", taken)
+        assert refused.returncode == 2 and not refused.stdout
+        assert refused.stderr.startswith("parley: another user has the name")
+    assert (await parley("users", "remove", "Terminal Bob")).returncode == 0
+
+
 async def test_sessions_are_listed_stopped_and_evicted_by_scripts(
     two_workers: Server, parley: Parley
 ) -> None:
