@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -24,6 +25,9 @@ from tests.tiny_model import oracle_answer, oracle_word
 
 WAIT_MS = 300
 NODE = shutil.which("node")
+(TIMEOUT_COMMAND,) = re.findall(
+    "^python .+$", (ROOT / "examples" / "timeout.py").read_text(), re.MULTILINE
+)
 
 
 def script(name: str) -> str:
@@ -82,6 +86,18 @@ async def test_the_javascript_client_streams_an_answer_until_ctrl_c_stops_it(
     printed = await interrupt_after(process, 40)
     assert printed.startswith(oracle_answer(0, 5))
     assert "[cancelled: client_cancelled, " in printed
+
+
+async def test_the_timeout_of_its_own_command_comes_before_the_end() -> None:
+    command = shlex.split(TIMEOUT_COMMAND)
+    printed = await finish(await start(sys.executable, *command[1:], cwd=ROOT))
+    assert "Request cancelled successfully\n" in printed and "ended within" not in printed
+
+
+async def test_the_example_of_a_timeout_says_when_the_answer_ended_before_it() -> None:
+    in_time = ("--pace", "0", "--seconds", str(PATIENCE))
+    printed = await finish(await start(sys.executable, script("timeout.py"), *in_time))
+    assert "The answer ended within" in printed and "timed out" not in printed
 
 
 async def cut_twice(process: Process, proxy: FaultProxy) -> str:
