@@ -114,7 +114,13 @@ export function ask(url, question, { token, onText }) {
 }
 
 if (globalThis.process?.argv[1]?.endsWith("javascript_client.js")) {
+  const fail = (message) => {
+    console.error(message);
+    process.exit(1);
+  };
   const [url, token, question = "Tell me a long story."] = process.argv.slice(2);
+  if (!token) fail("usage: node javascript_client.js URL TOKEN [QUESTION]");
+  if (!globalThis.WebSocket) fail("this node has a WebSocket only with --experimental-websocket");
   let printed = 0;
   const onText = (text) => {
     process.stdout.write(text.slice(printed));
@@ -122,6 +128,6 @@ if (globalThis.process?.argv[1]?.endsWith("javascript_client.js")) {
   };
   const answer = ask(url, question, { token, onText });
   process.on("SIGINT", answer.stop);
-  const { status, status_details, usage } = await answer.done;
+  const { status, status_details, usage } = await answer.done.catch((error) => fail(error.message));
   console.log(`\n[${status}: ${status_details.reason}, ${usage.output_tokens} tokens]`);
 }

@@ -70,8 +70,11 @@ async def stop_when(asked: asyncio.Event, socket: ClientConnection, known: dict[
 
 
 async def main(question: str, data_dir: Path) -> None:
-    url = json.loads((data_dir / "server.json").read_text())["url"].replace("http", "ws", 1)
-    headers = {"Authorization": f"Bearer {(data_dir / 'token').read_text().strip()}"}
+    try:
+        url = json.loads((data_dir / "server.json").read_text())["url"].replace("http", "ws", 1)
+        headers = {"Authorization": f"Bearer {(data_dir / 'token').read_text().strip()}"}
+    except FileNotFoundError as error:
+        raise SystemExit(f"no server is running: there is no {error.filename}") from None
     known: dict[str, Any] = {"text": ""}  # it outlives a connection
     asked = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, asked.set)

@@ -88,6 +88,31 @@ async def test_the_javascript_client_streams_an_answer_until_ctrl_c_stops_it(
     assert "[cancelled: client_cancelled, " in printed
 
 
+async def refusal(process: Process) -> str:
+    """The one line with which it ended."""
+    async with asyncio.timeout(PATIENCE):
+        printed, errors = await process.communicate()
+    assert (process.returncode, printed) == (1, b"")
+    (line,) = errors.decode().splitlines()
+    return line
+
+
+async def test_the_python_client_says_in_one_line_that_there_is_no_server(tmp_path: Path) -> None:
+    client = (sys.executable, script("python_client.py"), f"--data-dir={tmp_path}")
+    assert (await refusal(await start(*client))).startswith("no server is running: ")
+
+
+async def test_the_javascript_client_says_in_one_line_what_it_lacks(server: Server) -> None:
+    flags = node_has_websocket()
+    if NODE is None or flags is None:
+        pytest.skip("needs node 20 or later")
+    client = (NODE, "--no-warnings", *flags, script("javascript_client.js"))
+    assert (await refusal(await start(*client))).startswith("usage: ")
+    assert (await refusal(await start(*client, server.url))).startswith("usage: ")
+    refused = await refusal(await start(*client, server.url, "wrong"))
+    assert refused == "closed: 4401 token_invalid"
+
+
 async def test_the_timeout_of_its_own_command_comes_before_the_end() -> None:
     command = shlex.split(TIMEOUT_COMMAND)
     printed = await finish(await start(sys.executable, *command[1:], cwd=ROOT))
