@@ -53,6 +53,7 @@ class Health:
             "store": "ok" if store.is_verified else "unavailable",
             "engine": "unavailable",  # it is loading
         }
+        self._once_ok = {part for part, state in self.state.items() if state == "ok"}
         self.faults: tuple[StoreFault, ...] = ()
 
     @property
@@ -126,7 +127,14 @@ class Health:
                 if (state == "ok") == (kind == "restored"):
                     frame[part] = state
             if frame:
-                level = logging.WARNING if kind == "degraded" else logging.INFO
-                logger.log(level, "connection " + kind, **frame)
+                self._log(kind, frame)
                 body: dict[str, Any] = {"type": f"connection.{kind}", **frame}
                 self._hub.broadcast(body)
+
+    def _log(self, kind: str, frame: dict[str, str]) -> None:
+        if kind == "degraded":
+            logger.warning("connection degraded", **frame)
+            return
+        was_lost = not self._once_ok.isdisjoint(frame)  # at the start nothing was
+        logger.info("connection restored" if was_lost else "connected", **frame)
+        self._once_ok.update(frame)

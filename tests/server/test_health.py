@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from engine.connection import CoreState
 from server.health import Health
@@ -54,6 +55,21 @@ async def test_a_redis_that_takes_no_writes_is_unavailable_until_it_does(
     await store.client.call("CONFIG", "SET", "maxmemory", "0")
     await health.check()
     assert health.problems == {}
+
+
+async def test_a_start_is_logged_as_connected_and_only_what_was_lost_as_restored(
+    store: SessionStore,
+) -> None:
+    with capture_logs() as logs:
+        health = health_of(store)
+        await health.check()
+        health.store_exited()
+        await health.check()
+    assert [(line["event"], line.get("engine"), line.get("store")) for line in logs] == [
+        ("connected", "ok", None),
+        ("connection degraded", None, "unavailable"),
+        ("connection restored", None, "ok"),
+    ]
 
 
 async def test_a_fault_that_loses_data_is_a_problem_and_a_full_memory_is_not(
