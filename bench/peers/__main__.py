@@ -265,14 +265,15 @@ class Run:
 
     @contextlib.contextmanager
     def _running(self, peer: Peer) -> Iterator[Running]:
-        started, log = time.monotonic(), peer.site.log(peer.engine)
-        say(f"{peer.engine}: starting … ({log})")
+        started = time.monotonic()
+        log = f" ({peer.site.log(peer.engine)})" if peer.keeps_log else ""
+        say(f"{peer.engine}: starting …{log}")
         with peer.running() as server:
             prompts = self._prompts(peer, -1)
             try:
                 uvloop.run(warm_up(Turn(server, prompts, self._sizes)))
             except (LoadError, OSError) as error:
-                raise Unavailable(f"its first answer failed: {error} ({log})") from None
+                raise Unavailable(f"its first answer failed: {error}{log}") from None
             seconds = time.monotonic() - started
             say(f"{peer.engine}: up and warm after {seconds:.0f} s")
             yield server

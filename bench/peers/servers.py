@@ -64,6 +64,7 @@ class Peer(ABC):
     name: ClassVar[str]
     precisions: ClassVar[dict[str, float]]  # name → bytes that a weight takes in memory
     note: ClassVar[str] = ""  # what its precision does not say
+    keeps_log: ClassVar[bool] = True  # where `Site.log` says
 
     def __init__(self, site: Site, precision: str) -> None:
         self.site = site
