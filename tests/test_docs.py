@@ -60,6 +60,12 @@ def section(page: str, heading: str) -> str:
     return page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_lines_of_prose_are_at_most_120_characters_long(page: Path) -> None:
+    lines = [line for line in prose(page).splitlines() if not line.startswith("|")]
+    assert [line for line in lines if len(line) > 120] == []
+
+
 def documented_methods() -> dict[str, str]:
     """Public names of `AsyncLLM` and what docs/engine.md says becomes of them."""
     rows = re.findall(r"^\| (`[^|]+) \| (works|refused) \|", section(ENGINE, "Methods"), re.M)
