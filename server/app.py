@@ -86,7 +86,12 @@ class AppConfig:
 
 
 class Worker:
-    """One worker's parts, wired. `app` is what uvicorn serves."""
+    """One worker's parts, wired. `app` is what uvicorn serves.
+
+    Each is made from those before it: what is heard and told (feed, hub, health), the other workers
+    (peers, recorder), who makes answers (active_limit, runs, abandonment, beginnings), who takes
+    over those of the dead (takeover), who may come in (identities), and the doors (services, app).
+    """
 
     def __init__(self, config: AppConfig, store: SessionStore, engine: AsyncLLM) -> None:
         self.config = config
