@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from server.frames import is_final
+from server.terminal_text import harmless
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -99,7 +100,7 @@ class TerminalChat:
                 continue
             match frame["type"]:
                 case "response.output_text.delta":
-                    console.print(frame["delta"], end="", markup=False)
+                    console.print(harmless(frame["delta"]), end="", markup=False)
                 case "response.queued":
                     console.print(f"[dim]waiting, {frame['position']} ahead …[/]")
                 case "connection.degraded" | "connection.restored":

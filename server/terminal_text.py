@@ -1,5 +1,7 @@
 """Text for a terminal: how wide it may be, and words of strangers made safe."""
 
+import unicodedata
+
 from rich.console import Console
 
 UNBOUNDED_WIDTH = 10_000
@@ -9,6 +11,16 @@ def output_console() -> Console:
     """Standard output, as wide as its terminal; a pipe or a file bounds nothing."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=UNBOUNDED_WIDTH)
+
+
+def harmless(text: str) -> str:
+    """The text as it is, but for control characters other than ends of lines and tabs.
+
+    A terminal obeys those: they move its cursor, rename its window, or write to its clipboard.
+    """
+    return "".join(
+        "·" if unicodedata.category(it) == "Cc" and it not in "\n\t" else it for it in text
+    )
 
 
 def printable(text: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from server.terminal_sessions import duration, session_table
-from server.terminal_text import UNBOUNDED_WIDTH, printable
+from server.terminal_text import UNBOUNDED_WIDTH
 
 HOSTILE = "\x1b]0;owned\x07 \x1b[2J\r\n\u202eevil\u2066 \x9b31m <script>[bold]x[/]"
 
@@ -100,10 +100,6 @@ def test_b60_nothing_that_a_terminal_would_obey_gets_through(place: str) -> None
     text = printed([hostile])
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
     assert len(text.splitlines()) == 2  # it cannot break its line
-
-
-def test_printable_text_stays_as_it_is() -> None:
-    assert printable("Größe 東京 🙂") == "Größe 東京 🙂"
 
 
 @pytest.mark.parametrize(
