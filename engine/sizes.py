@@ -68,9 +68,12 @@ def step_bytes(config: EngineConfig, loaded: LoadedModel) -> int:
     For each row what is between the products of one layer, and for each sequence its logits: as
     they come, as float32, and once more where they are edited.
     """
-    model: Any = loaded.model.config
+    config_of_all: Any = loaded.model.config
+    model = config_of_all.get_text_config()  # of a checkpoint that has other parts besides
     hidden: int = model.hidden_size
-    gated: int = getattr(model, "intermediate_size", None) or 4 * hidden
+    gated = getattr(model, "intermediate_size", None) or 4 * hidden
+    if not isinstance(gated, int):  # one for each layer
+        gated = max(gated)
     num_rows = config.max_num_batched_tokens or MAX_STEP_TOKENS["cuda"]
     of_rows = num_rows * (8 * hidden + 4 * gated) * loaded.dtype.itemsize
     of_logits = config.max_num_seqs * loaded.vocab_size * (loaded.dtype.itemsize + 4 + 4)

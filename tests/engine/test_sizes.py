@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from transformers import Gemma3Config, GPT2Config, PretrainedConfig
 
 from engine import ops
 from engine.config import EngineConfig
@@ -86,3 +87,42 @@ def test_on_a_gpu_the_cache_gets_what_weights_and_steps_leave(
     assert num_blocks == (24 * GIB - gpu.used - int(1.2 * GIB)) // (
         16 * cache_bytes_per_token(loaded)
     )
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_step_takes_more_with_more_rows_and_more_sequences(family: str, folders: Folders) -> None:
+    config = EngineConfig(model=str(folders(family)), address="", served_model_name="")
+    loaded = load_model(config, ops.REFERENCE)
+    smallest, longer, wider = (
+        step_bytes(msgspec.structs.replace(config, **changes), loaded)
+        for changes in (
+            {"max_num_batched_tokens": 40, "max_num_seqs": 4},
+            {"max_num_batched_tokens": 41, "max_num_seqs": 4},
+            {"max_num_batched_tokens": 40, "max_num_seqs": 5},
+        )
+    )
+    assert wider - smallest == loaded.vocab_size * 12
+    assert longer > smallest
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Gemma3Config(text_config={"hidden_size": 64, "intermediate_size": 96}),
+        GPT2Config(n_embd=64, intermediate_size=[32, 96]),
+    ],
+    ids=["of parts", "of layers"],
+)
+def test_a_config_of_parts_or_of_different_layers_is_read(
+    config: PretrainedConfig, folders: Folders
+) -> None:
+    settings = EngineConfig(
+        model=str(folders("gpt2")),
+        address="",
+        served_model_name="",
+        max_num_batched_tokens=10,
+        max_num_seqs=0,
+    )
+    loaded = load_model(settings, ops.REFERENCE)
+    loaded.model.config = config
+    assert step_bytes(settings, loaded) == 10 * (8 * 64 + 4 * 96) * 4
