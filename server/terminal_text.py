@@ -18,6 +18,7 @@ def harmless(text: str) -> str:
 
     A terminal obeys those: they move its cursor, rename its window, or write to its clipboard.
     """
+    text = text.replace("\r", "")  # which also stands before an end of a line
     return "".join(
         "·" if unicodedata.category(it) == "Cc" and it not in "\n\t" else it for it in text
     )

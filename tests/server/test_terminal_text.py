@@ -10,7 +10,11 @@ def test_an_answer_keeps_its_lines_and_letters() -> None:
 
 def test_an_answer_commands_no_terminal() -> None:
     commands = "\x1b]0;title\x07 \x1b[2J \x9b31m \r\x08 \x7f"
-    assert harmless(commands) == "·]0;title· ·[2J ·31m ·· ·"
+    assert harmless(commands) == "·]0;title· ·[2J ·31m · ·"
+
+
+def test_ends_of_lines_of_windows_are_ends_of_lines() -> None:
+    assert harmless("a\r\nb") == "a\nb"
 
 
 def test_a_title_is_one_line() -> None:
