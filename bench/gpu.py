@@ -303,15 +303,19 @@ def measure(name: str, arguments: argparse.Namespace, on: Device, folder: Path) 
     """Everything of one shape. What fails is told in its place, and the rest goes on."""
     shape, sizes = GPU_SHAPES[name], QUICK if arguments.quick else FULL
     model = make_without_weights(shape, folder / name)
-    engine: Engine | None = None
+    try:
+        engine: Engine | None = Engine(model, sizes, on)
+    except Exception as error:  # a shape that is too large for the device, for one
+        yield Figure(name, "all", None, "", note=_one_line(error))
+        return
 
     def attempt(case: str, run: Callable[[Engine], Figure]) -> Figure:
-        """With a new engine where there is none, or the last case has left it broken."""
+        """With a new engine where the last case has left it broken."""
         nonlocal engine
         try:
             engine = engine or Engine(model, sizes, on)
             return run(engine)
-        except Exception as error:  # a shape that is too large for the device, for one
+        except Exception as error:
             engine = None
             reason = _one_line(error)
         _let_go()

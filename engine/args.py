@@ -70,7 +70,7 @@ class AsyncEngineArgs(AbsentFeatures):
     device: str = "auto"
     attn_backend: str = "auto"
     model_impl: str = "auto"
-    batch_invariant: bool = True  # the same bits in any batch, wherever the kernels allow it
+    batch_invariant: bool = True  # the same bits in any batch, as far as a CPU's kernels allow it
     pace: float = 0.0  # tokens/s per answer, 0 = as fast as possible
     max_step_seconds: float = 0.03  # of a step that reads a prompt, about; 0 = any length
     watchdog_seconds: float = 30.0

@@ -164,7 +164,7 @@ def test_an_older_torch_and_a_kernel_without_a_page_size_leave_our_own(
     assert (machine.choose().name, machine.choose().page_size) == ("cuda", 16)
 
 
-def test_rows_that_must_not_depend_on_the_batch_are_not_split(machine: Machine) -> None:
+def test_varlen_does_not_split_rows_that_must_not_depend_on_the_batch(machine: Machine) -> None:
     assert machine.choose(wanted="varlen", batch_invariant=True)._num_splits == 1
     assert machine.choose(wanted="varlen", batch_invariant=False)._num_splits is None
 

@@ -34,7 +34,7 @@ def test_tokens_and_logits_are_those_of_transformers(
 def test_answers_of_all_kinds_do_not_depend_on_when_a_step_begins(
     device: str, folders: Folders
 ) -> None:
-    """What is sent for a step must not be written over while the one before still reads it."""
+    """On a GPU also: what is sent for a step is not written over while the one before reads it."""
     rows: list[dict[str, Any]] = [
         {"temperature": 1.0, "seed": 1},
         {"temperature": 0.8, "top_p": 0.9, "logit_bias": {7: 2.0}, "seed": 2},
