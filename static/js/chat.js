@@ -10,6 +10,8 @@ import { Conversation } from "./conversation.js";
 import { SessionList } from "./session-list.js";
 
 const MAX_CONVERSATIONS = 20; // kept in memory, so that going back to one shows it at once
+/** These refuse the message itself, which therefore was never stored, whenever and wherever it is sent. */
+const UNFIT = new Set(["invalid_field", "message_too_large", "context_length_exceeded"]);
 
 /**
  * @typedef {object} Change
@@ -324,11 +326,11 @@ export class Chat {
     this.#changed("notice", undefined, { error });
   }
 
-  /** A session that was made for the refused message alone goes with it, unless that may go out later. */
+  /** A session that was made for an unfit message alone goes with it, if it is known to hold nothing else. */
   #refused(send, error) {
     const { sessionId: id, sessionKey } = send;
-    const isEmpty = this.conversations.get(id)?.path.length === 0;
-    if (sessionKey !== null && isEmpty && error.retry_after_ms === undefined) {
+    const { state, path } = this.conversations.get(id) ?? {};
+    if (sessionKey !== null && UNFIT.has(error.code) && state === "live" && path.length === 0) {
       const wasOnScreen = id === this.currentId;
       this.remove(id);
       this.#changed("gone", id, { wasOnScreen, isRefused: true });

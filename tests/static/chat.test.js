@@ -602,12 +602,23 @@ test("a session made for a message that is refused for good is deleted, and the 
   assert.deepEqual([send.text, send.sessionId], ["2+2?", null]);
 });
 
-test("a session made for a message that may go out later stays", () => {
-  const { chat, receive, take, changes, frame } = firstMessage();
-  receive(refusal(NOT_NOW, frame));
-  assert.deepEqual(take(), []);
+for (const code of ["store_unavailable", "not_subscribed", "session_locked", "internal"]) {
+  test(`a session stays when its first message is refused as ${code}`, () => {
+    const { chat, receive, take, changes, frame } = firstMessage();
+    receive(refusal({ code }, frame));
+    assert.deepEqual(take(), []);
+    assert.equal(chat.currentId, SESSION);
+    assert.equal(changes.at(-1).send.sessionId, SESSION);
+  });
+}
+
+test("a session that could not be read since the reconnect stays, whatever its first message is refused for", () => {
+  const { chat, receive, take, frame } = firstMessage();
+  chat.connected();
+  const [subscribe] = take();
+  receive(refusal(NOT_NOW, subscribe), refusal({ code: "context_length_exceeded" }, frame));
+  assert.deepEqual(take("session.delete"), []);
   assert.equal(chat.currentId, SESSION);
-  assert.equal(changes.at(-1).send.sessionId, SESSION);
 });
 
 test("a session that has messages stays when one more is refused", () => {
