@@ -323,6 +323,7 @@ export class Chat {
     if (answered && error.retry_after_ms !== undefined) return this.#sendLater(answered, error);
     if (answered?.type === "stop") return this.#refetchRun(answered.response_id);
     if (answered) return this.#takeBack(answered, error);
+    if (error.event_id && purpose !== "subscribe") return; // settled, or replaced by a newer name
     this.#changed("notice", undefined, { error });
   }
 

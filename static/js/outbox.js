@@ -90,7 +90,7 @@ export class Outbox {
 
   /**
    * Forget the frames that this one answers, and return the one it names by `event_id`. A stop is
-   * also answered by the end of what it stopped, a change of a session by the changed session.
+   * also answered by the end of what it stopped, a rename by the session that has that title.
    */
   settle(frame) {
     const eventId = frame.event_id ?? frame.error?.event_id;
@@ -116,7 +116,7 @@ function answers(frame, kept) {
     case "response.done":
       return kept.type === "stop" && kept.response_id === (frame.response_id ?? frame.response?.id);
     case "session.updated":
-      return kept.type === "session.update" && kept.session_id === sessionId;
+      return kept.session_id === sessionId && kept.title === frame.session.title;
     case "session.deleted":
       return kept.session_id === sessionId;
     default:

@@ -551,6 +551,24 @@ test("of two renames that wait the first is forgotten, and the server's title is
   assert.deepEqual(titles(), ["A chat"]);
 });
 
+test("a rename that waits outlasts another change of its session", () => {
+  const { receive, take, waits, frame } = listing((chat) => chat.rename(SESSION, "Renamed"));
+  receive(refusal(NOT_NOW, frame));
+  receive({ type: "session.updated", session: session({ title: "Automatic", revision: 2 }), by: "policy" });
+  waits[0].run();
+  assert.deepEqual(take(), [frame]);
+});
+
+test("what becomes of a rename that a newer one replaced needs no word", () => {
+  const { chat, receive, take, waits, changes, frame } = listing((chat) => chat.rename(SESSION, "First"));
+  chat.rename(SESSION, "Second");
+  const [second] = take();
+  receive(refusal(NEVER, frame), refusal(NOT_NOW, second));
+  assert.deepEqual(changes.filter(({ kind }) => kind === "unchanged" || kind === "notice"), []);
+  waits[0].run();
+  assert.deepEqual(take(), [second]);
+});
+
 test("a deleted chat stays out of the list, whatever is read of it before the server says so", () => {
   const { chat, receive, titles } = listing((chat) => chat.remove(SESSION));
   chat.listed([session({ revision: 2 })]);
@@ -570,6 +588,14 @@ test("a stop that could not be taken is sent again, unless the answer ends first
   receive(refusal(NOT_NOW, stop), done(3, 0));
   waits[1].run();
   assert.deepEqual(take(), []);
+});
+
+test("a stop that is refused when the answer has ended already needs no word", () => {
+  const { chat, receive, take, changes } = watchingChat();
+  chat.stop({ length: 0, number: 2 });
+  const [stop] = take();
+  receive(done(3, 0), refusal(NOT_NOW, stop));
+  assert.deepEqual(changes.filter(({ kind }) => kind === "notice"), []);
 });
 
 test("an eviction is no deletion: the chat stays where it is", () => {

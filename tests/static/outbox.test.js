@@ -95,11 +95,13 @@ test("a frame is forgotten when its answer or its error comes", () => {
   assert.deepEqual(outbox.unanswered(), []);
 });
 
-test("a change of a session is answered by the changed session", () => {
+test("a rename is answered by the session that has that title, a deletion by the deleted session", () => {
   const outbox = new Outbox(new Store(null));
-  outbox.addFrame({ type: "session.update", session_id: SESSION, title: "A" });
+  const first = outbox.addFrame({ type: "session.update", session_id: SESSION, title: "A" });
   const other = outbox.addFrame({ type: "session.update", session_id: "ses_B", title: "B" });
-  outbox.settle({ type: "session.updated", session: { id: SESSION } });
+  outbox.settle({ type: "session.updated", session: { id: SESSION, title: "Automatic" } });
+  assert.deepEqual(outbox.unanswered(), [first, other]);
+  outbox.settle({ type: "session.updated", session: { id: SESSION, title: "A" } });
   assert.deepEqual(outbox.unanswered(), [other]);
   outbox.settle({ type: "session.deleted", session_id: "ses_B" });
   assert.deepEqual(outbox.unanswered(), []);
