@@ -175,7 +175,7 @@ export class Chat {
         return this.#sessionSubscribed(frame);
       case "session.updated":
       case "session.deleted":
-        return this.#sessionEvent(frame);
+        return this.#sessionEvent(frame, answered);
       case "session.evicted":
         return void this.#inOrder(frame.session_id, frame); // the close that follows says it
       case "session.activity":
@@ -220,10 +220,11 @@ export class Chat {
     this.#changed("sessions");
   }
 
-  #sessionEvent(frame) {
+  #sessionEvent(frame, answered) {
     const id = frame.session?.id ?? frame.session_id;
     this.#inOrder(id, frame);
     if (frame.type === "session.updated") {
+      if (answered) this.sessions.mark(id, { was: undefined }); // the server has named it, and cleaned the name
       this.sessions.put(frame.session);
       return this.#changed("sessions");
     }

@@ -33,16 +33,18 @@ export class SessionList {
       );
   }
 
-  /** Take over what the server says of a session, unless something newer is known already. */
+  /** Take over what the server says of a session, unless something newer is known, or named, here already. */
   put(session) {
     const known = this.#entries.get(session.id);
     if (known && (session.revision ?? 0) < (known.session.revision ?? 0)) return;
     const says = session.active_response_id !== undefined;
+    const isRenamed = known?.was !== undefined && known.was === session.title;
     this.#entries.set(session.id, {
-      session: { ...known?.session, ...session },
+      session: { ...known?.session, ...session, ...(isRenamed && { title: known.session.title }) },
       active: says ? session.active_response_id !== null : (known?.active ?? false),
       unseen: known?.unseen ?? false,
       removed: known?.removed ?? false,
+      was: isRenamed ? known.was : undefined,
     });
   }
 

@@ -559,6 +559,22 @@ test("a rename that waits outlasts another change of its session", () => {
   assert.deepEqual(take(), [frame]);
 });
 
+test("the name of a rename that waits stays, whatever is read of the session before it is taken", () => {
+  const { chat, receive, titles, frame } = listing((chat) => chat.rename(SESSION, "Renamed"));
+  receive(refusal(NOT_NOW, frame));
+  chat.listed([session()], { held: chat.sessions.sorted, complete: true });
+  receive({ type: "session.updated", session: session({ pinned: true, revision: 2 }), by: "user" });
+  assert.deepEqual(titles(), ["Renamed"]);
+  receive(refusal(NEVER, frame));
+  assert.deepEqual(titles(), ["A chat"]);
+});
+
+test("a name that the server cleans is shown as the server has it, also if that is the one from before", () => {
+  const { receive, titles, frame } = listing((chat) => chat.rename(SESSION, "A  chat"));
+  receive({ type: "session.updated", session: session({ revision: 2 }), by: "user", event_id: frame.event_id });
+  assert.deepEqual(titles(), ["A chat"]);
+});
+
 test("what becomes of a rename that a newer one replaced needs no word", () => {
   const { chat, receive, take, waits, changes, frame } = listing((chat) => chat.rename(SESSION, "First"));
   chat.rename(SESSION, "Second");
