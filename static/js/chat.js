@@ -353,8 +353,10 @@ export class Chat {
   /** A rename or a deletion was refused for good: the list says again what the server says. */
   #takeBack({ type, session_id: id }, { code }) {
     if (code === "session_not_found") return this.#gone(id); // somebody was faster
-    const session = this.sessions.restore(id);
     const attempt = type === "session.delete" ? "deleted" : "renamed";
+    if (attempt === "deleted") this.sessions.mark(id, { removed: false });
+    else this.sessions.unname(id);
+    const session = this.sessions.get(id)?.session;
     if (session) this.#changed("unchanged", id, { title: session.title, attempt });
   }
 

@@ -74,11 +74,10 @@ export class SessionList {
     this.mark(id, { session: { ...session, title }, was });
   }
 
-  /** Take back a rename or a deletion. @returns the session as the server has it, if it is known */
-  restore(id) {
+  /** Take back a rename: the title is the server's again. */
+  unname(id) {
     const { session, was = session?.title } = this.#entries.get(id) ?? {};
-    this.mark(id, { session: { ...session, title: was }, was: undefined, removed: false });
-    return this.#entries.get(id)?.session;
+    this.mark(id, { session: { ...session, title: was }, was: undefined });
   }
 
   /** A session with a newer message moves up. */

@@ -559,6 +559,18 @@ test("a rename that waits outlasts another change of its session", () => {
   assert.deepEqual(take(), [frame]);
 });
 
+test("of a rename and a deletion that wait, only the one that is refused for good is taken back", () => {
+  const renamed = (chat) => chat.rename(SESSION, "Renamed");
+  for (const [isDeletion, shown] of [[true, ["Renamed"]], [false, []]]) {
+    const { chat, receive, take, titles, frame: rename } = listing(renamed);
+    chat.remove(SESSION);
+    const [deletion] = take();
+    receive(refusal(NOT_NOW, rename), refusal(NOT_NOW, deletion));
+    receive(refusal(NEVER, isDeletion ? deletion : rename));
+    assert.deepEqual(titles(), shown);
+  }
+});
+
 test("the name of a rename that waits stays, whatever is read of the session before it is taken", () => {
   const { chat, receive, titles, frame } = listing((chat) => chat.rename(SESSION, "Renamed"));
   receive(refusal(NOT_NOW, frame));
