@@ -317,7 +317,7 @@ export class Chat {
     if (send) return this.#refused(send, error);
     if (purpose === "subscribe" && error.code === "session_not_found") return this.#gone(id);
     if (purpose === "subscribe" && error.retry_after_ms !== undefined) {
-      return this.#later(error.retry_after_ms, () => this.#subscribeAgain(id));
+      return this.#subscribeLater(id, error);
     }
     if (purpose === "unsubscribe") return; // it was left already
     if (purpose === "resume") return this.#refetchRun(id);
@@ -378,10 +378,13 @@ export class Chat {
     this.#send({ event_id: `subscribe:${conversation.id}`, ...frame });
   }
 
-  /** A session that could not be read before, unless it was left or has been read meanwhile. */
-  #subscribeAgain(sessionId) {
-    const conversation = this.conversations.get(sessionId);
-    if (conversation?.state === "joining") this.#subscribe(conversation);
+  /** A session that cannot be read now, unless it is left, read or asked for again meanwhile. */
+  #subscribeLater(sessionId, { retry_after_ms: ms }) {
+    const numAsked = this.conversations.get(sessionId)?.numAsked;
+    this.#later(ms, () => {
+      const conversation = this.conversations.get(sessionId);
+      if (conversation?.state === "joining" && conversation.numAsked === numAsked) this.#subscribe(conversation);
+    });
   }
 
   /** Stop watching, keeping what is held; a message on its way still needs the session watched. */

@@ -18,6 +18,7 @@ export class Conversation {
   loaded = false;
   /** "away": not subscribed; "joining": asked, no answer yet; "live": events arrive. */
   state = "away";
+  numAsked = 0; // how often it was subscribed to
 
   constructor(id) {
     this.id = id;
@@ -26,6 +27,7 @@ export class Conversation {
   /** The `session.subscribe` frame that continues from what is held; without a position, a snapshot comes. */
   subscribeFrame({ fresh = false } = {}) {
     this.state = "joining";
+    this.numAsked += 1;
     for (const run of this.runs.values()) run.resuming = false; // the answer covers every open question
     const frame = { type: "session.subscribe", session_id: this.id };
     if (this.epoch === null || fresh) return frame;

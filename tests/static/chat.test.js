@@ -753,6 +753,22 @@ test("a chat that cannot be read now is asked for again without a word, while it
   assert.deepEqual(changes.filter(({ kind }) => kind === "notice"), []);
 });
 
+test("a chat that cannot be read now is asked for once, however often it was opened or a connection came", () => {
+  const { chat, receive, take, waits } = newChat();
+  chat.open(SESSION);
+  chat.open(null);
+  chat.open(SESSION);
+  receive(...take("session.subscribe").map((subscribe) => refusal(NOT_NOW, subscribe)));
+  for (const { run } of waits.splice(0)) run();
+  const again = take();
+  assert.equal(again.length, 1);
+  receive(refusal(NOT_NOW, again[0]));
+  chat.connected();
+  assert.equal(take().length, 1);
+  waits[0].run();
+  assert.deepEqual(take(), []);
+});
+
 test("an answer whose log has expired is read from its message", () => {
   const { receive, take, refetched } = watchingChat();
   receive(delta(9, 9, "z"));
