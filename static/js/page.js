@@ -17,6 +17,7 @@ import { Store } from "./storage.js";
 import { Transcript } from "./view.js";
 
 const DRAFT_PREFIX = "parley.draft.";
+const NEW_DRAFT = DRAFT_PREFIX + "new"; // of the new chat
 const INPUT_BYTES = 128 * 1024; // the server refuses a longer question
 const FRAME_BYTES = 256 * 1024; // the server closes the connection over a larger frame
 const FRAME_OVERHEAD = 1024;
@@ -223,12 +224,13 @@ export class Page {
   }
 
   #gone({ sessionId, wasOnScreen, isRefused, reason }) {
+    const draft = this.store.get(DRAFT_PREFIX + sessionId);
     this.store.remove(DRAFT_PREFIX + sessionId);
     this.#refuse(DRAFT_PREFIX + sessionId, null);
+    if (draft && (wasOnScreen || isRefused)) this.#putBefore(NEW_DRAFT, draft); // it goes on in the new chat
     if (!wasOnScreen) return;
     history.replaceState(null, "", location.pathname);
-    if (this.draft.value === "") this.#loadDraft();
-    else this.setDraft(this.draft.value); // what was being typed goes on in the new chat
+    this.#loadDraft();
     if (isRefused) return; // its one message comes back, and says why
     this.toast(reason ? `This chat was deleted: ${reason}` : "This chat was deleted");
   }
@@ -236,12 +238,16 @@ export class Page {
   /** Nothing that was typed is lost: a refused message goes back to where it was written. */
   #refused({ send, error }) {
     const lost = send.sessionId === null || error.code === "session_not_found";
-    const name = DRAFT_PREFIX + (lost ? "new" : send.sessionId);
-    const draft = [send.text, this.store.get(name)].filter(Boolean).join("\n\n");
-    this.store.set(name, draft);
+    const name = lost ? NEW_DRAFT : DRAFT_PREFIX + send.sessionId;
+    this.#putBefore(name, send.text);
     this.#refuse(name, error);
-    if (name === this.#draftName) this.draft.value = draft;
+    if (name === this.#draftName) this.#loadDraft();
     else this.#pointTo(lost ? null : send.sessionId, errorText(error));
+  }
+
+  /** Put a text before what is typed in a draft already. */
+  #putBefore(name, text) {
+    this.store.set(name, [text, this.store.get(name)].filter(Boolean).join("\n\n"));
   }
 
   /** Say beside a draft why it was refused, or with null that it no longer is. */
@@ -344,7 +350,7 @@ export class Page {
   }
 
   get #draftName() {
-    return DRAFT_PREFIX + (this.chat.currentId ?? "new");
+    return this.chat.currentId === null ? NEW_DRAFT : DRAFT_PREFIX + this.chat.currentId;
   }
 
   #loadDraft() {

@@ -156,3 +156,36 @@ async def test_a_first_message_that_no_model_reads_leaves_no_chat_behind(
         await page.reload()
         await expect(page.get_by_role("textbox", name="Message")).to_have_value(text)
         assert server.get_json("/v1/sessions")["sessions"] == []
+
+
+async def test_a_draft_behind_a_first_message_that_is_refused_goes_with_it_to_the_new_chat(
+    browser: Browser, new_server: Callable[..., Server]
+) -> None:
+    server = new_server(PARLEY_MAX_MODEL_LEN="1024")
+    refused, is_read = asyncio.Event(), asyncio.Event()
+
+    def route(socket: WebSocketRoute) -> None:
+        async def pass_on(message: str | bytes) -> None:
+            if "context_length_exceeded" in str(message):
+                refused.set()
+                await is_read.wait()
+            socket.send(message)
+
+        socket.connect_to_server().on_message(pass_on)
+
+    async with Http(server) as http:
+        await http.new_session(title="Tides")
+    async with signed_in(browser, server) as context:
+        page = await context.new_page()
+        await page.route_web_socket(re.compile("/v1/ws$"), route)
+        await page.goto(server.url)
+        draft = page.get_by_role("textbox", name="Message")
+        text = oracle_word(0) * 2_000
+        await ask(page, text)
+        await refused.wait()
+        await draft.fill("And another thing")
+        await page.get_by_role("link", name="Tides", exact=True).click()
+        await expect(draft).to_have_value("")
+        is_read.set()
+        await page.get_by_role("button", name="Open", exact=True).click()
+        await expect(draft).to_have_value(f"{text}\n\nAnd another thing")
