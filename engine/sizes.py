@@ -16,9 +16,9 @@ logger = logging.getLogger(__name__)
 
 CACHE_MEMORY_SHARE = 0.25  # of the memory that is available when the core starts
 MAX_CACHE_BYTES = 4 << 30  # unless `kv_cache_memory_bytes` asks for more
+MAX_CACHE_TOKENS = 131_072  # likewise: the prefix cache fills whatever it is given, over time
 MAX_STEP_TOKENS = {"cpu": 512, "cuda": 8192}  # unless `max_num_batched_tokens` says otherwise
 STEP_MEMORY_SHARE = 0.05  # of a GPU's memory, at least, for what lives within a step
-MAX_CACHE_TOKENS = 131_072  # likewise: the prefix cache fills whatever it is given, over time
 
 
 def resolve_sizes(config: EngineConfig, loaded: LoadedModel) -> EngineConfig:
