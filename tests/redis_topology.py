@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sessions.embedded import EmbeddedRedis, find_binary
+from sessions.embedded import EmbeddedRedis
+from sessions.redis_binary import find_server
 from tests.patience import PATIENCE
 
 NUM_SLOTS = 16384
@@ -168,7 +169,7 @@ def _running_sentinel(binary: str | None, primary_port: int, quorum: int) -> Ite
             "sentinel failover-timeout parley 3000\n"
         )
         process = subprocess.Popen(
-            [binary or find_binary(), str(config), "--sentinel"],
+            [binary or find_server().binary, str(config), "--sentinel"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )

@@ -137,12 +137,15 @@ class Server:
         raise AssertionError(f"no metric {name}")
 
     def children(self, word: str) -> list[psutil.Process]:
-        """Our direct children whose command line holds `word`."""
+        """Our direct children whose command line holds `word`.
+
+        `redis-server` names the store, whichever server it is.
+        """
         assert self.process is not None
         found = []
         for child in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):  # a zombie counts as none
-                if word in " ".join(child.cmdline()):
+                if word.replace("redis-server", "-server") in " ".join(child.cmdline()):
                     found.append(child)
         return found
 
@@ -179,7 +182,7 @@ class Server:
     def redis_url(self) -> str:
         """Where the embedded Redis listens."""
         (redis,) = self.children("redis-server")
-        title = " ".join(redis.cmdline())  # `redis-server unixsocket:PATH`
+        title = " ".join(redis.cmdline())  # `valkey-server unixsocket:PATH`
         return "unix://" + title.split("unixsocket:")[1].strip()
 
     def _engine_counts(self) -> EngineCounts | None:

