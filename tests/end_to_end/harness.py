@@ -45,6 +45,7 @@ class Server:
     """A running `parley serve`. Servers on one Redis share the history of the first."""
 
     module = "server"
+    root = ROOT  # where the program lies
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class Server:
         """Return when `/readyz` says so."""
         self.process = subprocess.Popen(
             [sys.executable, "-m", self.module, "serve"],
-            cwd=ROOT,
+            cwd=self.root,
             env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=self._log,

@@ -1,0 +1,93 @@
+"""An older version and this one serve side by side on one Redis: no text is lost, no end is doubled.
+
+The older version is taken from the repository's history.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.deaths import everything_is_killed
+from tests.end_to_end.harness import ROOT, TESTING, Client, Server
+from tests.redis_server import running_redis
+from tests.tiny_model import oracle_answer, oracle_word
+
+pytestmark = pytest.mark.slow
+
+OLDER = {"0.1.0": "f11b3be"}  # version → commit
+NUM_TOKENS = 200
+SETTINGS = {"temperature": 0, "max_output_tokens": NUM_TOKENS}
+LONG = {"temperature": 0, "max_output_tokens": 2000}
+ROUNDS = 10
+
+Hosts = tuple[Server, Server]
+
+
+@pytest.fixture(scope="module", params=OLDER)
+def older_tree(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of an older version."""
+    commit = OLDER[request.param]
+    done = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True)
+    if done.returncode:
+        pytest.skip(f"no history with {commit}: {done.stderr.decode().strip()}")
+    folder = tmp_path_factory.mktemp("tree")
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.fixture
+def hosts(older_tree: Path, oracle_model: Path, tmp_path: Path) -> Iterator[Hosts]:
+    """The older version and this one, each with a worker and an engine of its own."""
+    with ExitStack() as stack:
+        redis = stack.enter_context(running_redis())
+        environment = TESTING | {"PARLEY_PACE": "100", "PARLEY_REDIS_URL": redis.url}
+        older = Server(tmp_path / "older", oracle_model, None, **environment)
+        older.root = older_tree
+        newer = Server(tmp_path / "newer", oracle_model, older.history, **environment)
+        for server in (older, newer):
+            stack.callback(server.close)
+            server.start()
+            (worker,) = server.children("server.worker")
+            assert Path(worker.cwd()) == server.root  # so that is the code that it runs
+        yield older, newer
+
+
+async def test_both_show_the_same_text_and_either_stops_it(hosts: Hosts) -> None:
+    for number in range(ROUNDS):
+        for here, there in (hosts, hosts[::-1]):
+            async with Client(here) as owner, Client(there) as other:
+                session = await owner.new_session()
+                await other.reply("session.subscribe", session_id=session)
+                whole = await owner.ask(session, oracle_word(number), settings=SETTINGS)
+                for viewer in (owner, other):
+                    answer = await viewer.done(whole)
+                    assert answer.final == oracle_answer(number, NUM_TOKENS)
+                cut = await owner.ask(session, oracle_word(number), settings=LONG)
+                await other.deltas(cut, 5)
+                await other.send("stop", response_id=cut)
+                ends = [(await viewer.done(cut)).final for viewer in (owner, other)]
+                assert ends[0] == ends[1]
+                assert oracle_answer(number, 2000).startswith(ends[0])
+
+
+@pytest.mark.parametrize("dies", ["older", "newer"])
+async def test_an_answer_goes_on_at_the_other_version(hosts: Hosts, dies: str) -> None:
+    victim, heir = hosts if dies == "older" else hosts[::-1]
+    async with Client(victim) as owner, Client(heir) as other:
+        session = await owner.new_session()
+        await other.reply("session.subscribe", session_id=session)
+        response = await owner.ask(session, oracle_word(7), settings=SETTINGS)
+        await other.deltas(response, 20)
+        victim.history.fault("kill -9 of all of one host")
+        await everything_is_killed(victim)
+        assert (await other.done(response)).final == oracle_answer(7, NUM_TOKENS)
+        page = heir.get_json(f"/v1/sessions/{session}/messages")
+        assert page["messages"][-1]["content"][0]["text"] == oracle_answer(7, NUM_TOKENS)
