@@ -1,4 +1,4 @@
-"""An older version and this one serve side by side on one Redis: no text is lost, no end is doubled.
+"""An older version and this one serve side by side on one Redis: no text is lost or doubled.
 
 The older version is taken from the repository's history.
 """
@@ -6,7 +6,9 @@ The older version is taken from the repository's history.
 from __future__ import annotations
 
 import io
+import os
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -40,6 +42,18 @@ def older_tree(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     folder = tmp_path_factory.mktemp("tree")
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         archive.extractall(folder, filter="data")
+    # Processes are started with -P: without PYTHONPATH they would run the code of this version.
+    code = (
+        "import engine, server, sessions as s; print(engine.__path__, server.__path__, s.__path__)"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env=os.environ | {"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert printed.count(str(folder)) == 3, printed
     return folder
 
 
@@ -49,14 +63,16 @@ def hosts(older_tree: Path, oracle_model: Path, tmp_path: Path) -> Iterator[Host
     with ExitStack() as stack:
         redis = stack.enter_context(running_redis())
         environment = TESTING | {"PARLEY_PACE": "100", "PARLEY_REDIS_URL": redis.url}
-        older = Server(tmp_path / "older", oracle_model, None, **environment)
+        older = Server(
+            tmp_path / "older", oracle_model, None, PYTHONPATH=str(older_tree), **environment
+        )
         older.root = older_tree
         newer = Server(tmp_path / "newer", oracle_model, older.history, **environment)
         for server in (older, newer):
             stack.callback(server.close)
             server.start()
-            (worker,) = server.children("server.worker")
-            assert Path(worker.cwd()) == server.root  # so that is the code that it runs
+        (worker,) = older.children("server.worker")
+        assert worker.environ()["PYTHONPATH"] == str(older_tree)
         yield older, newer
 
 
