@@ -6,7 +6,6 @@ come before it is answered, a close frame that must arrive, a jammed socket that
 
 import asyncio
 import contextlib
-import re
 import socket
 import sys
 from collections.abc import Generator, Iterator, Sequence
@@ -19,7 +18,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.datastructures import Headers
-from websockets.exceptions import InvalidState
+from websockets.exceptions import InvalidState, ProtocolError
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
 from websockets.protocol import State
@@ -27,6 +26,7 @@ from websockets.server import ServerProtocol
 from websockets.streams import StreamReader
 from websockets.typing import LoggerLike
 
+from server.bounded_h11 import BoundedConnection
 from server.closing import CloseCode, CloseConnection
 from server.connection import MAX_MESSAGE_BYTES
 from server.guard import BODY_SECONDS, MAX_HEADER_BYTES
@@ -34,15 +34,23 @@ from server.limits import TokenBucket
 
 KEEP_ALIVE_SECONDS = 15
 SHUTDOWN_SECONDS = 3
-UNRULY = (CloseCode.BAD_FRAMES, CloseCode.TOO_MANY, CloseCode.SLOW_CONSUMER)
+UNRULY = (
+    CloseCode.BAD_FRAMES,
+    CloseCode.NO_FIRST_FRAME,
+    CloseCode.SLOW_CONSUMER,
+    CloseCode.TOO_MANY,
+)
 LINGER_SECONDS = 2.0  # for a client to read why it was refused
 HEAD_SECONDS = 10.0  # for the whole head of a request
 WRITE_SECONDS = 30.0  # a client that reads hardly anything of its answer is cut
 MESSAGE_SECONDS = 30.0  # from the first byte of a websocket message to its last
-IDLE_FRAMES_PER_S = 50  # pings, pongs and empty fragments of one websocket; burst twice that
+IDLE_FRAMES_PER_S = 50  # pings, pongs and small fragments of one websocket; burst twice that
+SMALL_FRAGMENT_BYTES = 1024
+MAX_FRAMES_AFTER_CLOSE = 256  # then the client's own close frame is not looked for any more
+# So much is parsed before it is asked whether the rest should be: a read may bring 250 KB.
+HTTP_PIECE_BYTES = 8 * 1024
+WEBSOCKET_PIECE_BYTES = 4 * 1024
 FINAL_TEXT = 0x80 | Opcode.TEXT
-FOLD = re.compile(rb"\n[ \t]")  # obsolete since RFC 7230, and read differently by many proxies
-END_OF_HEAD = re.compile(rb"\n\r?\n")
 BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 REQUEST_TIMEOUT = BAD_REQUEST.replace(b"400 Bad Request", b"408 Request Timeout")
 HEAD_TOO_LARGE = BAD_REQUEST.replace(b"400 Bad Request", b"431 Request Header Fields Too Large")
@@ -57,6 +65,7 @@ class HttpProtocol(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.conn = BoundedConnection(MAX_HEADER_BYTES)
         self._is_over = False  # refused, or a websocket by now
         self._awaited: type | None = None  # h11's state of a client that is due
         self._read_timer: asyncio.TimerHandle | None = None
@@ -72,13 +81,12 @@ class HttpProtocol(H11Protocol):
         self._cancel_timers()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_over:
-            return
-        if self.conn.their_state is h11.IDLE and self._is_folded(data):
-            self._refuse(BAD_REQUEST)
-            return
-        super().data_received(data)
-        self._let_linger()
+        for start in range(0, len(data), HTTP_PIECE_BYTES):
+            if self._is_over:
+                self._pass_on(data[start:])
+                return
+            super().data_received(data[start : start + HTTP_PIECE_BYTES])
+            self._let_linger()
         self._await_client()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
@@ -86,9 +94,14 @@ class HttpProtocol(H11Protocol):
         self._is_over = True
         super().handle_websocket_upgrade(event)
         early, _ = self.conn.trailing_data
+        if early:
+            self._pass_on(early)
+
+    def _pass_on(self, data: bytes) -> None:
+        """What came in one packet with a handshake is the websocket's."""
         protocol = self.transport.get_protocol()
-        if early and isinstance(protocol, WebSocketProtocol):
-            protocol.data_received(early)
+        if isinstance(protocol, WebSocketProtocol):
+            protocol.data_received(data)
 
     def send_400_response(self, msg: str) -> None:
         """Called where h11 refuses what came; a long head gets the status that `Guard` gives."""
@@ -125,10 +138,6 @@ class HttpProtocol(H11Protocol):
     @property
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
-
-    def _is_folded(self, data: bytes) -> bool:
-        """Whether a header goes on in a second line, which h11 would join to the first."""
-        return FOLD.search(END_OF_HEAD.split(self.conn.trailing_data[0] + data, 1)[0]) is not None
 
     def _let_linger(self) -> None:
         if self.cycle is not None and self.cycle.transport is self.transport:
@@ -208,13 +217,14 @@ class FrameReader(StreamReader):
 class Framing(ServerProtocol):
     """websockets' parser, without words in its refusals, and with a limit for idle frames.
 
-    The application chooses whom it talks to, and counts messages. Pings, pongs and empty fragments
-    never reach it, so they are counted here.
+    The application chooses whom it talks to, and counts messages. Pings, pongs and fragments never
+    reach it, so they are counted here: a fragment that is not small costs its sender enough.
     """
 
     def __init__(self, *, max_size: int | None, logger: LoggerLike) -> None:
         super().__init__(max_size=max_size, logger=logger)
         self.num_ended = 0  # messages, and control frames between two of them
+        self._num_after_close = 0
         self._idle_frames = TokenBucket(IDLE_FRAMES_PER_S)
         self.reader = self._frames = FrameReader()
         self.parser = self.parse()
@@ -226,17 +236,22 @@ class Framing(ServerProtocol):
         return self._frames.is_in_frame or self.current_size is not None
 
     def recv_frame(self, frame: Frame) -> None:
-        is_empty_part = not frame.data and not frame.fin
-        is_idle = frame.opcode in (Opcode.PING, Opcode.PONG) or is_empty_part
+        is_small_part = not frame.fin and len(frame.data) < SMALL_FRAGMENT_BYTES
+        is_idle = frame.opcode in (Opcode.PING, Opcode.PONG) or is_small_part
         if is_idle and not self._idle_frames.take():
             self.refuse(CloseCode.TOO_MANY, "rate_limited;retry_after_ms=5000")
-            return
+            raise ProtocolError("too many idle frames")  # so that parsing stops here
+        self._num_after_close += self.state is State.CLOSING
+        if self._num_after_close > MAX_FRAMES_AFTER_CLOSE:
+            raise ProtocolError("too many frames after our close frame")
+        if frame.opcode is Opcode.CLOSE:
+            self.current_size = None  # RFC 6455 §5.4: also between two fragments
         super().recv_frame(frame)
         if self.current_size is None:
             self.num_ended += 1
 
     def refuse(self, code: CloseCode, reason: str) -> None:
-        """End the connection as for a frame that is wrong; nothing behind it is parsed."""
+        """End the connection as for a frame that is wrong."""
         self.fail(code, reason)
         self.parser_exc = CloseConnection(code, reason)
 
@@ -265,7 +280,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn = self._framing = Framing(max_size=self.config.ws_max_size, logger=self.logger)
-        self._early = b""  # came before the handshake was answered
+        self._unread = bytearray()  # came, and is not parsed yet
         self._is_lingering = False
         self._message_timer: asyncio.TimerHandle | None = None
         self._num_ended = 0  # when the timer was started
@@ -279,13 +294,24 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_lingering or self.transport.is_closing():
             return
+        self._unread += data
         if self.handshake_initiated and not self.handshake_complete:
-            self._early += data
             self.transport.pause_reading()
             return
-        super().data_received(data)
+        self._read()
         if not self.handshake_initiated:  # the whole head was in `data`: it is not one
             self._refuse_handshake()
+
+    def _read(self) -> None:
+        """Parse what is there, until a message waits for the application, or nobody reads on."""
+        while self._unread and not (
+            self.read_paused or self._is_lingering or self.transport.is_closing()
+        ):
+            if self.handshake_initiated and not self.handshake_complete:
+                break
+            piece = bytes(self._unread[:WEBSOCKET_PIECE_BYTES])
+            del self._unread[:WEBSOCKET_PIECE_BYTES]
+            super().data_received(piece)
         self._await_message()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -321,17 +347,18 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             and self.close_sent
         ):
             self._linger()  # it may send for ever, and parsing that would hold up everybody
-        if self._early and self.handshake_complete and not self.close_sent:
-            early, self._early = self._early, b""
+        if message["type"] == "websocket.accept" and self._unread and not self.close_sent:
             self.transport.resume_reading()
-            self.data_received(early)
+            self._read()
+        elif message["type"] == "websocket.close":
+            self._read()  # the client's own close frame may be there
 
     async def receive(self) -> Any:
         was_paused = self.read_paused
         message = await super().receive()
-        if was_paused and not self.read_paused:  # what came meanwhile is read in the next turn
+        if was_paused and not self.read_paused:  # what came meanwhile may be the rest
             self._cancel_message_timer()
-            self._await_message()
+            self._read()
         return message
 
     def send_receive_event_to_app(self) -> None:

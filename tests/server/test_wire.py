@@ -10,9 +10,21 @@ from urllib.parse import urlsplit
 
 import pytest
 from starlette.types import Receive, Scope, Send
+from websockets.frames import Frame
 
 from server import wire
-from server.wire import IDLE_FRAMES_PER_S, Server, uvicorn_config
+from server.bounded_h11 import FREE_CHUNKS, BoundedConnection
+from server.connection import MAX_MESSAGE_BYTES
+from server.wire import (
+    IDLE_FRAMES_PER_S,
+    MAX_FRAMES_AFTER_CLOSE,
+    SMALL_FRAGMENT_BYTES,
+    WEBSOCKET_PIECE_BYTES,
+    Framing,
+    Server,
+    WebSocketProtocol,
+    uvicorn_config,
+)
 from tests.end_to_end.raw import (
     CLOSE,
     CONTINUATION,
@@ -20,6 +32,7 @@ from tests.end_to_end.raw import (
     PONG,
     TEXT,
     RawSocket,
+    close_frame,
     frame,
     request,
     upgrade,
@@ -48,6 +61,8 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await _echo(scope, receive, send)
     else:
         status = 413 if scope["path"] == "/refuse" else 200
+        while scope["path"] == "/read" and (await receive()).get("more_body", False):
+            pass
         body = bytes(BIG) if scope["path"] == "/big" else b"short"
         headers = [(b"content-length", str(len(body)).encode())]
         if status == 413:
@@ -66,6 +81,8 @@ async def _echo(scope: Scope, receive: Receive, send: Send) -> None:
             await send({"type": "websocket.accept", "subprotocol": "chat.v1"})
             if scope["path"] == "/slow":
                 await asyncio.sleep(2 * wire.MESSAGE_SECONDS)
+            elif scope["path"] == "/bye":
+                await send({"type": "websocket.close", "code": 1000})
             elif scope["path"] == "/busy":  # receives in the turn in which the deadline falls due
                 await asyncio.sleep(wire.MESSAGE_SECONDS / 2)
                 # It is the loop that must be held up: deadlines fall due, and nothing is read.
@@ -196,6 +213,42 @@ async def test_b5_so_can_one_with_a_head_that_is_too_long(target: Target, size: 
     assert answer.startswith(b"HTTP/1.1 431 ")
 
 
+CHUNKED = [("Transfer-Encoding", "chunked")]
+FLOODS = {
+    "chunks": b"1\r\n \r\n" * 400_000,
+    "chunks with extensions": (b"1;" + b"x" * 500 + b"\r\n \r\n") * 4000,
+    "trailers": b"0\r\n" + b"a:b\r\n" * 400_000,
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
+@pytest.mark.parametrize(("path", "status"), [("/", 200), ("/read", 400)])
+async def test_b6_a_flood_of_small_pieces_is_cut_and_parsed_no_further(
+    target: Target, monkeypatch: pytest.MonkeyPatch, flood: bytes, path: str, status: int
+) -> None:
+    """Whether its request is answered already, or waits for the body."""
+    num_parsed = 0
+    next_event = BoundedConnection.next_event
+
+    def counted(self: BoundedConnection) -> object:
+        nonlocal num_parsed
+        num_parsed += 1
+        return next_event(self)
+
+    monkeypatch.setattr(BoundedConnection, "next_event", counted)
+    async with RawSocket(target) as socket:
+        await socket.send(request(target, "POST", path, CHUNKED))
+        if status == 200:
+            answer = await socket.answer()
+            assert (answer.status, answer.header("connection")) == (200, "close")
+        sending = asyncio.create_task(socket.send(flood))
+        if status != 200:
+            assert (await socket.answer()).status in (400, 431)
+        await socket.ended()
+        await sending
+    assert num_parsed < 2 * FREE_CHUNKS
+
+
 async def test_b5_a_header_of_two_lines_is_refused_and_a_body_may_look_like_one(
     target: Target,
 ) -> None:
@@ -254,12 +307,79 @@ async def test_b14_control_frames_and_empty_fragments_beyond_their_burst_close_w
         assert await socket.closed() == (4429, "rate_limited;retry_after_ms=5000")
 
 
-async def test_b12_a_message_in_many_fragments_is_read_in_linear_time(target: Target) -> None:
-    parts = frame(TEXT, b"x", fin=False) + frame(CONTINUATION, b"x", fin=False) * 99_998
+@pytest.mark.parametrize("size", [1, SMALL_FRAGMENT_BYTES - 1])
+async def test_b12_small_fragments_count_whatever_they_hold(target: Target, size: int) -> None:
+    part = frame(CONTINUATION, b"x" * size, fin=False)
     async with RawSocket(target) as socket:
         await socket.upgrade()
-        await socket.send(parts + frame(CONTINUATION, b"x"))
-        assert (await socket.next("echo"))["length"] == 100_000
+        await socket.send(frame(TEXT, b"x", fin=False) + part * (200_000 // size))
+        assert await socket.closed() == (4429, "rate_limited;retry_after_ms=5000")
+
+
+async def test_b12_the_largest_message_may_come_in_fragments_that_are_not_small(
+    target: Target,
+) -> None:
+    part = b"x" * SMALL_FRAGMENT_BYTES
+    num_parts = MAX_MESSAGE_BYTES // len(part)
+    parts = [frame(TEXT, part, fin=False)] + [frame(CONTINUATION, part, fin=False)] * num_parts
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await socket.send(b"".join(parts[:num_parts]) + frame(CONTINUATION))
+        assert (await socket.next("echo"))["length"] == MAX_MESSAGE_BYTES
+
+
+async def test_no_more_is_parsed_at_once_than_a_piece_holds(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read may bring thousands of frames, and each of them takes time of everybody."""
+    waiting: list[int] = []
+    receive = WebSocketProtocol.receive
+
+    async def counted(self: WebSocketProtocol) -> object:
+        waiting.append(self.queue.qsize())
+        return await receive(self)
+
+    monkeypatch.setattr(WebSocketProtocol, "receive", counted)
+    whole, num = frame(TEXT, b"x"), 20_000
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await socket.send(whole * num)
+        for _ in range(num):  # and none is lost
+            assert (await socket.next("echo"))["length"] == 1
+    assert 1 < max(waiting) <= WEBSOCKET_PIECE_BYTES // len(whole) + 1
+
+
+async def test_a_close_frame_between_two_fragments_is_answered_as_one(target: Target) -> None:
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await socket.send(frame(TEXT, b"x", fin=False) + close_frame(1000, b"bye"))
+        assert await socket.closed() == (1000, "bye")
+
+
+async def test_a_close_frame_that_comes_with_many_messages_is_answered(target: Target) -> None:
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await socket.send(frame(TEXT, b"x") * 5000 + close_frame(1000))
+        assert await socket.closed() == (1000, "")
+
+
+async def test_b14_frames_after_our_own_close_are_parsed_for_a_while_and_then_no_more(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[int] = []
+    recv_frame = Framing.recv_frame
+
+    def counted(self: Framing, frame: Frame) -> None:
+        parsed.append(frame.opcode)
+        recv_frame(self, frame)
+
+    monkeypatch.setattr(Framing, "recv_frame", counted)
+    async with RawSocket(target) as socket:
+        assert (await socket.ask(upgrade(target, path="/bye"))).status == 101
+        assert await socket.closed() == (1000, "")
+        await socket.send(frame(TEXT, b"x") * 200_000)
+        await socket.ended()
+    assert len(parsed) == MAX_FRAMES_AFTER_CLOSE + 1
 
 
 ONE_FRAME = frame(TEXT, bytes(100))[:-1]
