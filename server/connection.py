@@ -50,7 +50,9 @@ MAX_QUEUED_STOPS = 64  # for these there is room even then
 QUEUE_RETRY_MS = 1000  # so long a call waits for a store that is silent
 MAX_AGE_SECONDS = 3600
 RESUME_WINDOW_SECONDS = 600
-MAX_MESSAGE_BYTES = 256 * 1024
+# A text of `protocol.MAX_INPUT_BYTES` fits however JSON writes what is not ASCII: \u00e9 and \u20ac
+# are 6 bytes for 2 and 3.
+MAX_MESSAGE_BYTES = 512 * 1024
 
 
 class Connection:
@@ -289,7 +291,10 @@ class Connection:
 
     @property
     def _within_reach(self) -> dict[str, Any]:
-        """What `server.wire` offers past ASGI, if it is there: `transport`, and `write` a frame."""
+        """What `server.wire` offers past ASGI, if it is there.
+
+        `transport`; `write` a frame; `closed_with`, the code of a close that came from down there.
+        """
         extension: dict[str, Any] = self._websocket.scope["extensions"].get("parley.transport", {})
         return extension
 
@@ -326,6 +331,8 @@ class Connection:
     async def _close(self, code: CloseCode, reason: str) -> None:
         """Send the close frame; a jammed socket takes none, so its transport is cut soon after."""
         if self._websocket.client_state is not WebSocketState.CONNECTED:
+            if (below := self._within_reach.get("closed_with")) is not None:
+                self._services.metrics.count_close(below)
             return
         self._services.metrics.count_close(int(code))
         try:

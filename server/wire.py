@@ -281,6 +281,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().__init__(*args, **kwargs)
         self.conn = self._framing = Framing(max_size=self.config.ws_max_size, logger=self.logger)
         self._unread = bytearray()  # came, and is not parsed yet
+        self._within_reach: dict[str, Any] = {"write": self.write_frame}
         self._is_lingering = False
         self._message_timer: asyncio.TimerHandle | None = None
         self._num_ended = 0  # when the timer was started
@@ -322,8 +323,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().handle_connect(event)
         scope = getattr(self, "scope", None)
         if scope is not None:
-            within_reach = {"transport": self.transport, "write": self.write_frame}
-            scope["extensions"]["parley.transport"] = within_reach
+            self._within_reach["transport"] = self.transport
+            scope["extensions"]["parley.transport"] = self._within_reach
 
     def write_frame(self, payload: bytes) -> bool:
         """Send a text frame past all layers; False, and nothing is sent, if it cannot leave now."""
@@ -370,12 +371,17 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         """The close frame of an error is in `conn`: send it, then read until the client closes."""
         close = self.conn.close_sent
         assert close is not None
+        self._within_reach.setdefault("closed_with", close.code)
         self.queue.put_nowait(
             {"type": "websocket.disconnect", "code": close.code, "reason": close.reason}
         )
         self.close_sent = True
         self.transport.write(b"".join(self.conn.data_to_send()))
         self._linger()
+
+    def keepalive_timeout(self) -> None:
+        self._within_reach.setdefault("closed_with", int(CloseCode.INTERNAL))
+        super().keepalive_timeout()
 
     def _linger(self) -> None:
         """Our close frame is out."""

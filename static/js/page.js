@@ -19,7 +19,7 @@ import { Transcript } from "./view.js";
 const DRAFT_PREFIX = "parley.draft.";
 const NEW_DRAFT = DRAFT_PREFIX + "new"; // of the new chat
 const INPUT_BYTES = 128 * 1024; // the server refuses a longer question
-const FRAME_BYTES = 256 * 1024; // the server closes the connection over a larger frame
+const FRAME_BYTES = 512 * 1024; // the server closes the connection over a larger frame
 const FRAME_OVERHEAD = 1024;
 
 export class Page {

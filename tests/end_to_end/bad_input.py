@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tests.end_to_end import bad_requests
 from tests.end_to_end.raw import CLOSE, CONTINUATION, PING, PONG, TEXT, close_frame, frame
 
-MAX_MESSAGE_BYTES = 256 * 1024
+MAX_MESSAGE_BYTES = 512 * 1024
 MAX_INPUT_BYTES = 128 * 1024
 
 
@@ -303,7 +303,7 @@ BYTES = (
     BadBytes(
         "B11",
         "too large in parts",
-        frame(TEXT, b" " * 200_000, fin=False) + frame(CONTINUATION, b" " * 100_000),
+        frame(TEXT, b" " * 400_000, fin=False) + frame(CONTINUATION, b" " * 200_000),
         (1009,),
     ),
     BadBytes(
@@ -312,11 +312,17 @@ BYTES = (
         frame(TEXT, fin=False) + frame(CONTINUATION, fin=False) * 1_000_000,
         (4429,),
     ),
+    BadBytes(
+        "B12",
+        "fragments of a byte",
+        frame(TEXT, b" ", fin=False) + frame(CONTINUATION, b" ", fin=False) * 250_000,
+        (4429,),
+    ),
     BadBytes("B13", "deflate bomb", frame(TEXT, b"\xec\xc1\x01" + bytes(40_000), rsv=4), (1002,)),
     BadBytes("B14", "pings", frame(PING, b"x" * 125) * 10_000, (4429,)),
     BadBytes("B14", "pongs", frame(PONG, b"x" * 125) * 10_000, (4429,)),
     BadBytes(
-        "B15", "close in a message", frame(TEXT, b"{", fin=False) + close_frame(1000), (1002,)
+        "B15", "close in a message", frame(TEXT, b"{", fin=False) + close_frame(1000), (1000,)
     ),
     BadBytes("B15", "data after close", close_frame(1000) + HELLO * 50, (1000,)),
     BadBytes("B15", "garbage after close", close_frame(1000) + b"\xff" * 100_000, (1000,)),
@@ -325,9 +331,11 @@ BYTES = (
 # Behind these the same connection goes on.
 HARMLESS_BYTES = (
     ("B11", frame(TEXT, b'{"type":"ping","t":5}'.ljust(MAX_MESSAGE_BYTES))),
-    ("B12", frame(TEXT, b"", fin=False) + b"".join(
-        frame(CONTINUATION, bytes([byte]), fin=False)
-        for byte in b'{"type":"ping","t":5}'.ljust(100_000)) + frame(CONTINUATION)),
+    ("B12", frame(TEXT, b'{"type":"ping","t":5}'.ljust(1024), fin=False)
+        + frame(CONTINUATION, b" " * 1024, fin=False) * 300 + frame(CONTINUATION)),
+    ("B12", b"".join(
+        frame(CONTINUATION if place else TEXT, bytes([byte]), fin=False)
+        for place, byte in enumerate(b'{"type":"ping","t":5}')) + frame(CONTINUATION)),
     ("B9", frame(TEXT, '{"type":"ping","t":5,"x":"€'.encode()[:-1], fin=False)
         + frame(CONTINUATION, "€".encode()[-1:] + b'"}')),
     ("B8", frame(TEXT, b'{"type":"pi', fin=False) + frame(PING, b"x" * 125)

@@ -137,6 +137,12 @@ class Server:
             time.sleep(0.05)  # as at the start: there is no event to wait for
         raise AssertionError(f"no metric {name}")
 
+    def num_closes(self, code: int) -> float:
+        """How many sockets the server says it has closed with that code."""
+        name = f'parley_closes_total{{code="{code}"}} '
+        lines = self.get("/metrics")[1].decode().splitlines()
+        return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
     def children(self, word: str) -> list[psutil.Process]:
         """Our direct children whose command line holds `word`.
 

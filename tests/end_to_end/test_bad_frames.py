@@ -18,6 +18,7 @@ from tests.end_to_end.harness import Client, Server
 from tests.end_to_end.raw import (
     CONTINUATION,
     LOST,
+    PING,
     TEXT,
     RawSocket,
     assert_discreet,
@@ -26,6 +27,7 @@ from tests.end_to_end.raw import (
     upgrade,
 )
 from tests.end_to_end.recovery import still_works
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("bystander")  # somebody else's answer streams meanwhile
 
@@ -143,3 +145,26 @@ async def test_b15_nothing_behind_a_close_is_processed(server: Server) -> None:
             assert (await socket.closed())[0] != LOST
     titles = {session["title"] for session in server.get_json("/v1/sessions")["sessions"]}
     assert "behind a close" not in titles
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (frame(TEXT, b"{}", rsv=1), 1002),
+        (frame(TEXT, b"\xff"), 1007),
+        (frame(TEXT, b" " * (bad_input.MAX_MESSAGE_BYTES + 1)), 1009),
+        (frame(PING) * 1000, 4429),
+    ],
+)
+async def test_closes_for_broken_framing_are_counted_by_code(
+    server: Server, data: bytes, code: int
+) -> None:
+    before = await asyncio.to_thread(server.num_closes, code)
+    async with RawSocket(server) as socket:
+        await socket.upgrade()
+        await socket.send(data)
+        assert (await socket.closed())[0] == code
+    async with asyncio.timeout(PATIENCE):
+        while await asyncio.to_thread(server.num_closes, code) == before:
+            pass  # each look takes a while: there is no event to wait for
+    assert await asyncio.to_thread(server.num_closes, code) == before + 1

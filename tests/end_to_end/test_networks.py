@@ -71,14 +71,6 @@ def position(response: str, known: Answer) -> Frame:
     return {"response_id": response, "fence": known.fence, "after_sequence_number": known.last}
 
 
-def closes(server: Server, code: int) -> float:
-    """How many sockets the server has closed with it."""
-    _, body = server.get("/metrics")
-    name = f'parley_closes_total{{code="{code}"}} '
-    lines = [line for line in body.decode().splitlines() if line.startswith(name)]
-    return float(lines[0].removeprefix(name)) if lines else 0.0
-
-
 async def metric_becomes(server: Server, name: str, value: float, seconds: float) -> None:
     started = running_time()
     while await asyncio.to_thread(server.metric, name) != value:
@@ -221,7 +213,7 @@ async def test_n4_a_slow_reader_gets_fewer_frames_and_the_whole_text(server: Ser
 async def test_n4_a_reader_that_reads_nothing_is_closed_with_4008(server: Server) -> None:
     """It is cut because it takes nothing for 15 s, before its pong is missed or the kernel acts."""
     num_tokens = 6_000  # 30 s of them
-    before = closes(server, 4008)
+    before = server.num_closes(4008)
     async with AsyncExitStack() as stack:
         narrow = stack.enter_context(narrow_way(server))
         quick = await stack.enter_async_context(Clocked(server))
@@ -232,7 +224,7 @@ async def test_n4_a_reader_that_reads_nothing_is_closed_with_4008(server: Server
         known = await slow.deltas(response, 3)
         narrow.command("blackhole replies")
         async with asyncio.timeout(15 + 10):
-            while await asyncio.to_thread(closes, server, 4008) == before:
+            while await asyncio.to_thread(server.num_closes, 4008) == before:
                 pass  # as in `metric_becomes`
         narrow.command("rst")
         await slow.closed()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from server.protocol import MAX_INPUT_BYTES
 from tests.end_to_end import bad_input
 from tests.end_to_end.bad_input import MAX_MESSAGE_BYTES
 from tests.end_to_end.harness import Client, Server
@@ -96,3 +97,18 @@ async def test_the_size_limit_is_that_of_connection_ready(server: Server) -> Non
     async with Client(server) as client:
         ready = await client.next("connection.ready")
         assert ready["limits"]["max_message_bytes"] == MAX_MESSAGE_BYTES
+
+
+@pytest.mark.parametrize("character", ["€", "é", "𝄞", '"'])
+async def test_an_input_of_the_largest_size_is_no_frame_too_large_however_it_is_escaped(
+    server: Server, character: str
+) -> None:
+    """`json.dumps` writes what is not ASCII in six bytes or twelve."""
+    text = character * (MAX_INPUT_BYTES // len(character.encode()))
+    async with Client(server) as client:
+        session = await client.new_session()
+        settings = {"max_output_tokens": 1}
+        asked = {"session_id": session, "idempotency_key": "long", "input": text}
+        await client.done(await client.ask(session, text, settings=settings))
+        longer = await client.reply("response.create", **{**asked, "input": text + character})
+        assert longer["error"]["code"] == "message_too_large"

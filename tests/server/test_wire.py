@@ -14,11 +14,13 @@ from websockets.frames import Frame
 
 from server import wire
 from server.bounded_h11 import FREE_CHUNKS, BoundedConnection
+from server.closing import CloseCode
 from server.connection import MAX_MESSAGE_BYTES
 from server.wire import (
     IDLE_FRAMES_PER_S,
     MAX_FRAMES_AFTER_CLOSE,
     SMALL_FRAGMENT_BYTES,
+    UNRULY,
     WEBSOCKET_PIECE_BYTES,
     Framing,
     Server,
@@ -41,6 +43,7 @@ from tests.end_to_end.raw import (
 SOON = 0.1  # seconds, for deadlines that a test waits for
 IN_TIME = 1.5  # for those that it must not miss, whatever else the machine does
 BURST = 2 * IDLE_FRAMES_PER_S
+POLITE_CLOSE_SECONDS = 10.0  # that uvicorn waits for the client's own close frame
 BIG = 16 * 2**20  # more than the buffers between two sockets hold
 late_writes: list[bool] = []  # whether frames could be written to websockets that had ended
 
@@ -81,8 +84,9 @@ async def _echo(scope: Scope, receive: Receive, send: Send) -> None:
             await send({"type": "websocket.accept", "subprotocol": "chat.v1"})
             if scope["path"] == "/slow":
                 await asyncio.sleep(2 * wire.MESSAGE_SECONDS)
-            elif scope["path"] == "/bye":
-                await send({"type": "websocket.close", "code": 1000})
+            elif scope["path"].startswith("/bye"):
+                code = int(scope["path"].removeprefix("/bye"))
+                await send({"type": "websocket.close", "code": code})
             elif scope["path"] == "/busy":  # receives in the turn in which the deadline falls due
                 await asyncio.sleep(wire.MESSAGE_SECONDS / 2)
                 # It is the loop that must be held up: deadlines fall due, and nothing is read.
@@ -375,11 +379,22 @@ async def test_b14_frames_after_our_own_close_are_parsed_for_a_while_and_then_no
 
     monkeypatch.setattr(Framing, "recv_frame", counted)
     async with RawSocket(target) as socket:
-        assert (await socket.ask(upgrade(target, path="/bye"))).status == 101
+        assert (await socket.ask(upgrade(target, path="/bye1000"))).status == 101
         assert await socket.closed() == (1000, "")
         await socket.send(frame(TEXT, b"x") * 200_000)
         await socket.ended()
     assert len(parsed) == MAX_FRAMES_AFTER_CLOSE + 1
+
+
+@pytest.mark.parametrize("code", UNRULY)
+async def test_who_is_closed_for_bad_manners_is_cut_though_it_never_answers_the_close(
+    target: Target, code: CloseCode
+) -> None:
+    async with RawSocket(target) as socket:
+        assert (await socket.ask(upgrade(target, path=f"/bye{code}"))).status == 101
+        assert await socket.closed() == (code, "")
+        async with asyncio.timeout(POLITE_CLOSE_SECONDS / 2):
+            await socket.ended()
 
 
 ONE_FRAME = frame(TEXT, bytes(100))[:-1]
