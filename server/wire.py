@@ -50,6 +50,7 @@ MAX_FRAMES_AFTER_CLOSE = 256  # then the client's own close frame is not looked 
 # So much is parsed before it is asked whether the rest should be: a read may bring 250 KB.
 HTTP_PIECE_BYTES = 8 * 1024
 WEBSOCKET_PIECE_BYTES = 4 * 1024
+CLOSE_INVALID_TEXT = 1007
 FINAL_TEXT = 0x80 | Opcode.TEXT
 BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 REQUEST_TIMEOUT = BAD_REQUEST.replace(b"400 Bad Request", b"408 Request Timeout")
@@ -340,6 +341,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     async def send(self, message: Any) -> None:
         await super().send(message)
+        if not self.handshake_complete and self.transport.is_closing():
+            self.handshake_complete = self.disconnected = True  # nobody is there to be answered
         if message["type"] == "websocket.accept":
             del self.request, self.response  # 4 KiB that nobody reads any more
         if (
@@ -363,9 +366,15 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         return message
 
     def send_receive_event_to_app(self) -> None:
-        # Bad UTF-8 and the client's own close in one packet: the close was answered already.
-        with contextlib.suppress(InvalidState):
-            super().send_receive_event_to_app()
+        if self.curr_msg_data_type == "text" and not _is_utf8(self.frames):
+            # uvicorn would log a traceback, as often as a client likes.
+            self.frames = []
+            # With the client's own close in one packet, that was answered already.
+            with contextlib.suppress(InvalidState):
+                self.conn.send_close(CLOSE_INVALID_TEXT)
+                self.handle_parser_exception()
+            return
+        super().send_receive_event_to_app()
 
     def handle_parser_exception(self) -> None:
         """The close frame of an error is in `conn`: send it, then read until the client closes."""
@@ -420,6 +429,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.handshake_complete = self.close_sent = True
         self.transport.write(b"".join(self.conn.data_to_send()) or BAD_REQUEST)
         self.transport.close()
+
+
+def _is_utf8(parts: Sequence[bytes]) -> bool:
+    try:
+        b"".join(parts).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def text_head(size: int) -> bytes:

@@ -208,6 +208,19 @@ class RawSocket:
                 while await self._reader.read(65536):
                     pass
 
+    async def rest(self, seconds: float = PATIENCE) -> bytes | None:
+        """All that still comes; None if the connection is left open for so long."""
+        received = bytearray()
+        try:
+            async with asyncio.timeout(seconds):
+                while part := await self._reader.read(65536):
+                    received += part
+        except TimeoutError:
+            return None
+        except ConnectionError:
+            pass
+        return bytes(received)
+
     async def _read_frame(self, seconds: float = PATIENCE) -> tuple[int, bytes]:
         async with asyncio.timeout(seconds):
             first, size = await self._reader.readexactly(2)

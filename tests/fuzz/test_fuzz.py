@@ -1,0 +1,60 @@
+"""Each fuzz target runs a while, 20 minutes in `make test-slow`, and finds what it is for."""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from server import bounded_h11, wire
+from server.limits import TokenBucket
+from tests.fuzz import driver
+from tests.fuzz.__main__ import TARGETS
+
+SECONDS = 2.0
+LONG_SECONDS = 20 * 60.0
+PLANTED_SECONDS = 0.03  # of one read; what is not planted takes 6 ms
+
+
+def run_of(target: str) -> Callable[[float, int], str]:
+    run: Callable[[float, int], str] = importlib.import_module(f"tests.fuzz.fuzz_{target}").run
+    return run
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_nothing_is_found_in_a_short_run(target: str) -> None:
+    print(run_of(target)(SECONDS, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_nothing_is_found_in_twenty_minutes(target: str) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    print(run_of(target)(LONG_SECONDS, seed))
+
+
+def test_the_http_target_finds_a_parser_that_reads_every_chunk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounded_h11, "FREE_CHUNKS", 10**9)
+    monkeypatch.setattr(wire, "HTTP_PIECE_BYTES", 10**9)
+    monkeypatch.setattr(driver, "STALL_SECONDS", PLANTED_SECONDS)
+    with pytest.raises(AssertionError, match=r"http, round \d+, seed 1: \d+ ms"):
+        run_of("http")(60.0, 1)
+
+
+def test_the_websocket_target_finds_a_parser_that_reads_every_fragment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def endless(self: Any) -> bool:
+        return True
+
+    monkeypatch.setattr(TokenBucket, "take", endless)
+    monkeypatch.setattr(wire, "WEBSOCKET_PIECE_BYTES", 10**9)
+    monkeypatch.setattr(driver, "STALL_SECONDS", PLANTED_SECONDS)
+    with pytest.raises(AssertionError, match=r"websocket, round \d+, seed 1: \d+ ms"):
+        run_of("websocket")(60.0, 1)
