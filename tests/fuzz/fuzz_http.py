@@ -58,7 +58,11 @@ def conversation(site: Site, rng: random.Random) -> bytes:
         headers = rng.sample(HEADERS, rng.choice((0, 1, 1, 2, 4)))
         if rng.random() < 0.05:
             headers += [("A", "b")] * rng.choice((150, 5000))
-        if rng.random() < 0.1:
+        kind = rng.random()
+        if kind < 0.3:  # in order but for its body
+            path = rng.choice(PATHS[:3])
+            said.append(request(site, "POST", path, HEADERS[:1], body(rng)))
+        elif kind < 0.4:
             said.append(upgrade(site, path="/bye"))
         else:
             said.append(request(site, rng.choice(METHODS), rng.choice(PATHS), headers, body(rng)))
