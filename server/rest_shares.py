@@ -17,7 +17,7 @@ from server.http_objects import SharedSession, ShareLink
 from server.limits import Places, TokenBucket
 from server.operations import Access, Call, Doors, Operation, json_response, take_rate
 from server.translate import check_session_id
-from sessions.errors import QuotaExceeded
+from sessions.errors import QuotaExceeded, ShareNotFound
 from sessions.shares import Share
 
 MAX_SHARED_BYTES = 2 * 1024 * 1024  # of text; on a page it may be six times that
@@ -34,6 +34,7 @@ class ShareOperations:
 
     def __init__(self, doors: Doors) -> None:
         self._store = doors.services.store
+        self._identities = doors.authenticator.identities
         self._readers = Places(
             "readers of links", per_owner=MAX_READERS_PER_ADDRESS, in_all=MAX_READERS
         )
@@ -98,6 +99,8 @@ class ShareOperations:
         with contextlib.ExitStack() as place:
             place.enter_context(self._readers.one(address))
             share = await self._store.share(call.path("share_id"))
+            if not await self._identities.is_known(share.owner):
+                raise ShareNotFound  # as long as an admin keeps its owner out
             is_page = _wants_page(call.request)
             return HeldStream(
                 breathing(as_page(share) if is_page else as_json(share)),

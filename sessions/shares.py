@@ -37,6 +37,7 @@ class Share:
     title: str
     shared_at: int
     snapshot: bytes
+    owner: str  # a user id; no part of what is shown
 
     def messages(self) -> Iterator[bytes]:
         """Each message as JSON; none is kept, since there may be many readers of megabytes."""
@@ -79,7 +80,7 @@ class Shares(StoreBase):
         )
         if reply[0] != b"ok":
             raise SessionNotFound
-        return Share(reply[1].decode(), title, shared_at, snapshot)
+        return Share(reply[1].decode(), title, shared_at, snapshot, uid)
 
     async def unshare_session(self, uid: str, session_id: str) -> None:
         """The link shows nothing from now on. Raises `SessionNotFound`, `ShareNotFound`."""
@@ -97,11 +98,15 @@ class Shares(StoreBase):
         """What a link shows, to anybody. Raises `ShareNotFound`."""
         if _SHARE_ID.match(share_id) is None:
             raise ShareNotFound
-        key = self.keys.session("ses_" + share_id[4:26], "share")
-        row = await self.client.call("HMGET", key, "id", "title", "shared_at", "snapshot")
-        if row[0] is None or not secrets.compare_digest(row[0], share_id.encode()):
+        session, key = self._session_keys("ses_" + share_id[4:26], "m", "share")
+        (owner,), row = await self.client.calls(
+            ("HMGET", session, "uid"), ("HMGET", key, "id", "title", "shared_at", "snapshot")
+        )
+        if owner is None or row[0] is None:
             raise ShareNotFound
-        return Share(share_id, row[1].decode(), int(row[2]), row[3])
+        if not secrets.compare_digest(row[0], share_id.encode()):
+            raise ShareNotFound
+        return Share(share_id, row[1].decode(), int(row[2]), row[3], owner.decode())
 
 
 def _new_share_id(session_id: str) -> str:

@@ -21,13 +21,14 @@ from sessions.shares import Share
 from tests.patience import PATIENCE
 
 LINE = b'{"role":"user","content":[{"type":"text","text":"<b>"}],"status":"failed"}'
-SHARE = Share("shr_x", "<i>", 7, zlib.compress(LINE + b"\n" + LINE + b"\n"))
+SHARE = Share("shr_x", "<i>", 7, zlib.compress(LINE + b"\n" + LINE + b"\n"), "ada")
 
 
 @pytest.fixture
 def client() -> TestClient:
     doors: Any = Doors(*(MagicMock() for _ in Doors._fields))
     doors.services.store.share = AsyncMock(return_value=SHARE)
+    doors.authenticator.identities.is_known = AsyncMock(return_value=True)
     shares = ShareOperations(doors)
     return TestClient(Starlette(routes=routes_of(shares.operations(), doors)))
 

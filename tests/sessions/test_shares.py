@@ -119,4 +119,4 @@ async def test_a_snapshot_is_unpacked_a_part_at_a_time(chat: Chat) -> None:
 def test_a_snapshot_that_was_cut_off_is_no_endless_one() -> None:
     packed = zlib.compress(os.urandom(1000).hex().encode() + b"\n")
     with pytest.raises(zlib.error):
-        list(Share("", "", 0, packed[:-100]).messages())
+        list(Share("", "", 0, packed[:-100], "local").messages())
