@@ -266,7 +266,7 @@ async def reload_figures(server: Server) -> list[Figure]:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
         page = await browser.new_page()
         await page.goto(request_login_url(server.url, server.token))
-        await page.goto(server.url)
+        await page.wait_for_url(server.url + "/")
         await page.get_by_role("textbox", name="Message").fill(oracle_word(0))
         await page.keyboard.press("Enter")
         grown = f"held => (document.querySelector('{ANSWER}')?.innerText.length ?? 0) > held"

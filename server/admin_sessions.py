@@ -20,7 +20,7 @@ from server.http_objects import MessagePage
 from server.operations import Access, Call, Operation, json_response
 from server.protocol import to_struct
 from server.rest_messages import PathQuery, messages_response
-from server.rest_sessions import Limit
+from server.rest_sessions import Cursor, Limit
 from server.translate import check_message_id, check_response_id, check_session_id
 from sessions.errors import ResponseNotFound, SessionNotFound
 from sessions.ids import is_response_id, session_of
@@ -35,7 +35,7 @@ class SessionsQuery(Struct, frozen=True):
     """Filters. `active` or `replica`: those with an answer; `id`: a session's or a response's."""
 
     limit: Limit = 50
-    cursor: str | None = None
+    cursor: Cursor | None = None
     active: bool = False
     user: str | None = None
     model: str | None = None

@@ -27,7 +27,7 @@ from server.http_objects import LoginCode
 from server.identities import ADMIN_SCOPES, BUILT_IN
 from server.operations import Access, Call, Operation, json_response
 from server.protocol import to_struct
-from server.rest_sessions import Limit
+from server.rest_sessions import Cursor, Limit
 from sessions.credentials import Credential
 from sessions.errors import UserNotFound
 from sessions.store import SessionStore
@@ -37,22 +37,28 @@ MAX_NAME_CHARACTERS = 100
 MAX_LIFETIME_SECONDS = 10 * 365 * 86_400
 TOKEN_ID_CHARACTERS = 16  # of the digest: enough to name one of a user's few tokens
 
-Name = Annotated[str, Meta(max_length=MAX_NAME_CHARACTERS)]  # `check_name` refuses an empty one
-Names = Annotated[tuple[Annotated[str, Meta(max_length=32)], ...], Meta(max_length=8)]
+# What msgspec lets through and we refuse then is declared all the same, for `/openapi.json`.
+Name = Annotated[
+    str, Meta(max_length=MAX_NAME_CHARACTERS, extra_json_schema={"minLength": 1, "pattern": r"\S"})
+]
+Role = Annotated[str, Meta(max_length=32, extra_json_schema={"enum": list(ROLES)})]
+Scope = Annotated[str, Meta(max_length=32, extra_json_schema={"enum": list(ADMIN_SCOPES)})]
+Roles = Annotated[tuple[Role, ...], Meta(max_length=8)]
+Scopes = Annotated[tuple[Scope, ...], Meta(max_length=8)]
 Lifetime = Annotated[int, Meta(ge=1, le=MAX_LIFETIME_SECONDS)]
 
 
 class PageQuery(Struct, frozen=True):
     limit: Limit = 50
-    cursor: str | None = None
+    cursor: Cursor | None = None
 
 
 class CreateUserBody(Struct, frozen=True):
     """`scopes` and `expires_in_s` are those of the user's first token."""
 
     name: Name
-    roles: Names = ("user",)
-    scopes: Names = ()
+    roles: Roles = ("user",)
+    scopes: Scopes = ()
     expires_in_s: Lifetime | None = None
 
 
@@ -60,12 +66,12 @@ class UpdateUserBody(Struct, frozen=True):
     """What is given is changed; open connections end if roles do, or with `disabled`."""
 
     name: Name | None = None
-    roles: Names | None = None
+    roles: Roles | None = None
     disabled: bool | None = None
 
 
 class CreateTokenBody(Struct, frozen=True):
-    scopes: Names = ()
+    scopes: Scopes = ()
     expires_in_s: Lifetime | None = None
 
 
@@ -243,7 +249,8 @@ class AdminUserOperations:
     async def create_login_code(self, call: Call) -> Response:
         user = await self._user(call)
         await self._admin.auditor.note(actor_of(call), "login_code.create", user.uid)
-        code = await self._credentials.create_login_code(user.uid)
+        assert call.user.credential is not None
+        code = await self._credentials.create_login_code(user.uid, call.user.credential)
         return json_response({"code": code, "path": f"/login?code={code}"}, 201)
 
     async def quotas(self, call: Call) -> Response:

@@ -373,7 +373,9 @@ class Worker:
             await self._accept_and_close(websocket, CloseCode.TOO_MANY, TOO_MANY_CONNECTIONS)
             return
         try:
-            await websocket.accept(PROTOCOL)
+            await websocket.accept(
+                PROTOCOL, headers=self.authenticator.renamed_cookie(websocket, user)
+            )
             connection = Connection(websocket, user, self.services)
             self.connections.add(connection)
             self.metrics.connections.inc()

@@ -1,7 +1,8 @@
-"""Wrong admin credentials, counted by address: who keeps guessing waits, and the log stays short.
+"""Wrong credentials, counted by address: who keeps guessing waits, and the log stays short.
 
-A token that was right before is never kept waiting, so somebody who guesses from an admin's own
-address cannot lock the admin out.
+Nobody is kept out by what others send from the same address, say from behind one proxy: a secret
+that is long enough to be one of ours is looked up however many wrong ones came before it. Guessing
+such a secret is hopeless. What is too short to be one is not even looked up any more.
 """
 
 import contextlib
@@ -12,14 +13,13 @@ from dataclasses import dataclass
 import structlog
 
 from server.errors import ApiError
-from sessions.credentials import digest_of
+from server.limits import MIN_SECRET_CHARACTERS
 
 logger = structlog.get_logger("server")
 
 MAX_FAILURES = 10
 WINDOW_SECONDS = 60.0
 MAX_ADDRESSES = 10_000
-MAX_TRUSTED = 1000
 
 
 @dataclass(slots=True)
@@ -37,47 +37,46 @@ class FailedAttempts:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._windows: dict[str, _Window] = {}
-        self._trusted: set[str] = set()  # digests of tokens that were right
 
     @contextlib.contextmanager
-    def attempt(self, address: str, token: str) -> Iterator[None]:
-        """Somebody tries a token: a block that raises `ApiError` if it is wrong.
+    def attempt(self, address: str, secret: str) -> Iterator[None]:
+        """Somebody tries a secret: a block that raises `ApiError` `token_invalid` if it is wrong.
 
-        It counts while the block runs, and stays counted if it was wrong. What ends without an
-        answer (the store is away, the client has left) is nobody's guess. Raises `ApiError`
-        `rate_limited` while the address has to wait.
+        It counts while the block runs, and stays counted if it was wrong. What ends otherwise (the
+        secret has expired, the store is away, the client has left) is nobody's guess. Raises
+        `ApiError` `rate_limited` for a wrong secret of an address that has to wait.
         """
-        digest = digest_of(token)
-        # A token that was right before fills nobody's window.
-        window = _Window(0) if digest in self._trusted else self._window(address)
-        if window.num_attempts >= MAX_FAILURES:
-            left_ms = (window.begin + WINDOW_SECONDS - self._clock()) * 1000
-            raise ApiError(
-                "rate_limited", "too many wrong tokens", retry_after_ms=max(1, int(left_ms))
-            )
+        window = self._window(address)
+        must_wait = window.num_attempts >= MAX_FAILURES
+        if must_wait and len(secret) < MIN_SECRET_CHARACTERS:
+            raise self._wait(window)
         window.num_attempts += 1
         try:
             yield
-        except ApiError:
-            self._log_once(address)
+        except ApiError as error:
+            if error.code != "token_invalid":
+                window.num_attempts -= 1
+                raise
+            self._log_once(window, address)
+            if must_wait:
+                raise self._wait(window) from None
             raise
         except BaseException:
             window.num_attempts -= 1
             raise
         window.num_attempts -= 1
-        self._trust(digest)
 
-    def _log_once(self, address: str) -> None:
+    def _wait(self, window: _Window) -> ApiError:
+        left_ms = (window.begin + WINDOW_SECONDS - self._clock()) * 1000
+        return ApiError(
+            "rate_limited", "too many wrong credentials", retry_after_ms=max(1, int(left_ms))
+        )
+
+    def _log_once(self, window: _Window, address: str) -> None:
         """Only the first of a window is logged."""
-        window = self._window(address)
         if not window.is_logged:
             window.is_logged = True
-            logger.warning("wrong admin token", address=address)
-
-    def _trust(self, digest: str) -> None:
-        if digest not in self._trusted and len(self._trusted) >= MAX_TRUSTED:
-            self._trusted.clear()
-        self._trusted.add(digest)
+            logger.warning("wrong credential", address=address)
 
     def _window(self, address: str) -> _Window:
         now = self._clock()

@@ -7,19 +7,26 @@ Secrets are compared as digests in constant time and appear in no log.
 
 import base64
 import binascii
+import re
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection
+from starlette.responses import Response
 
 from server.attempts import FailedAttempts
 from server.errors import ApiError
 from server.guard import host_name
 from server.identities import Identities, User
+from sessions.credentials import digest_of
 
-COOKIE_NAME = "parley"
+COOKIE_NAME = "parley"  # `-` and the port follow; older versions had no port
 SECURE_COOKIE_NAME = "__Host-parley"
 COOKIE_SECONDS = 7 * 24 * 3600
 BEARER_SUBPROTOCOL = "bearer."
+
+_PORT = re.compile(r":([0-9]{1,5})\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +55,34 @@ class Authenticator:
 
     def __init__(self, identities: Identities, *, origins: Origins) -> None:
         self.identities = identities
-        self._origins = origins
-        self._attempts = FailedAttempts()
+        self.origins = origins
+        self.attempts = FailedAttempts()
 
     async def user(self, connection: HTTPConnection) -> User:
         """The one identity of this request.
 
-        Raises `ApiError`: `token_invalid`, `token_expired`, or `forbidden` for a cookie from a
-        foreign origin. Raises `StoreUnavailable`.
+        Raises `ApiError`: `token_invalid`, `token_expired`, `forbidden` for a cookie from a
+        foreign origin, and `rate_limited` for an address that keeps guessing. Raises
+        `StoreUnavailable`.
         """
+        identities = self.identities
         if connection.headers.getlist("authorization"):
-            return await self.identities.of_token(_authorization(connection))
+            return await self._try(connection, _authorization(connection), identities.of_token)
         if connection.scope["type"] == "websocket":
             for offered in connection.scope.get("subprotocols", ()):
                 if offered.startswith(BEARER_SUBPROTOCOL):
-                    return await self.identities.of_token(_decode_subprotocol(offered))
+                    token = _decode_subprotocol(offered)
+                    return await self._try(connection, token, identities.of_token)
             if tickets := connection.query_params.getlist("ticket"):
-                return await self.identities.of_ticket(tickets[0] if len(tickets) == 1 else "")
-        return await self._cookie_user(connection)
+                ticket = tickets[0] if len(tickets) == 1 else ""
+                return await self._try(connection, ticket, identities.of_ticket)
+        changes = connection.scope["type"] == "websocket" or connection.scope["method"] not in (
+            "GET",
+            "HEAD",
+        )
+        if _cookie(connection) is not None and changes and not self.origins.allows(connection):
+            raise ApiError("forbidden", "a cookie needs our own Origin")
+        return await self.cookie_user(connection)
 
     async def admin(self, connection: HTTPConnection, scope: str = "admin") -> User:
         """The admin that a bearer token of this request stands for.
@@ -73,27 +90,51 @@ class Authenticator:
         Raises `ApiError`: `token_invalid`, `token_expired`, `forbidden` for anybody without the
         role and the scope, and `rate_limited` for an address that keeps guessing.
         """
-        address = address_of(connection)
         if not connection.headers.getlist("authorization"):
             raise ApiError("token_invalid", "send the admin's token as a bearer token")
         token = _authorization(connection)
-        with self._attempts.attempt(address, token):
-            user = await self.identities.of_token(token)
+        user = await self._try(connection, token, self.identities.of_token)
         if not user.may(scope):
             raise ApiError("forbidden", f"this needs the role admin and the scope {scope}")
         return user
 
-    async def _cookie_user(self, connection: HTTPConnection) -> User:
+    async def cookie_user(self, connection: HTTPConnection) -> User:
+        """Whose browser it is by its cookie, wherever the request comes from.
+
+        A cookie that is not valid is no guess: a browser sends it by itself, for days. Raises
+        `ApiError` and `StoreUnavailable`.
+        """
         raw = _cookie(connection)
         if raw is None:
             raise ApiError("token_invalid", "no credentials: open the login URL, or send a token")
-        changes = connection.scope["type"] == "websocket" or connection.scope["method"] not in (
-            "GET",
-            "HEAD",
-        )
-        if changes and not self._origins.allows(connection):
-            raise ApiError("forbidden", "a cookie needs our own Origin")
-        return await self.identities.of_cookie(raw)
+        is_old = cookie_name(connection) not in connection.cookies
+        return await self.identities.of_cookie(raw, is_of_older_version=is_old)
+
+    def renamed_cookie(self, connection: HTTPConnection, user: User) -> list[tuple[bytes, bytes]]:
+        """Headers for a browser that came in with a cookie under the name of older versions.
+
+        They give it the cookie under our name, which it sends from then on. None for all others.
+        """
+        raw = connection.cookies.get(COOKIE_NAME)
+        credential = user.credential
+        if (
+            raw is None
+            or _cookie(connection) != raw
+            or cookie_name(connection) in connection.cookies
+            or credential is None
+            or credential.digest != digest_of(raw)
+        ):
+            return []
+        answer = Response()
+        set_cookie(answer, connection, raw, (credential.expires_at or 0) / 1000 - time.time())
+        answer.delete_cookie(COOKIE_NAME, path="/", httponly=True, samesite="lax")
+        return [header for header in answer.raw_headers if header[0] == b"set-cookie"]
+
+    async def _try(
+        self, connection: HTTPConnection, secret: str, find: Callable[[str], Awaitable[User]]
+    ) -> User:
+        with self.attempts.attempt(address_of(connection), secret):
+            return await find(secret)
 
 
 def address_of(connection: HTTPConnection) -> str:
@@ -101,8 +142,35 @@ def address_of(connection: HTTPConnection) -> str:
     return connection.client.host if connection.client else ""
 
 
-def cookie_name(secure: bool) -> str:
-    return SECURE_COOKIE_NAME if secure else COOKIE_NAME
+def cookie_name(connection: HTTPConnection) -> str:
+    """The name of our cookie at the address that the browser sees.
+
+    A browser sends the cookies of a host to all its ports, so that two servers on one host need
+    names of their own. Under TLS `__Host-` keeps plain HTTP and sibling names from setting it.
+    """
+    if _is_secure(connection):
+        return SECURE_COOKIE_NAME
+    port = _PORT.search(connection.headers.get("host", ""))
+    return f"{COOKIE_NAME}-{port[1] if port else 80}"
+
+
+def set_cookie(
+    answer: Response, connection: HTTPConnection, raw: str, lifetime_seconds: float
+) -> None:
+    """Let the browser keep this cookie, for us alone."""
+    answer.set_cookie(
+        cookie_name(connection),
+        raw,
+        max_age=max(0, int(lifetime_seconds)),
+        path="/",
+        secure=_is_secure(connection),
+        httponly=True,
+        samesite="lax",
+    )
+
+
+def _is_secure(connection: HTTPConnection) -> bool:
+    return connection.url.scheme in ("https", "wss")
 
 
 def _authorization(connection: HTTPConnection) -> str:
@@ -126,5 +194,9 @@ def _decode_subprotocol(offered: str) -> str:
 
 
 def _cookie(connection: HTTPConnection) -> str | None:
+    """Our cookie; over plain HTTP, where there is none, the one that older versions have set."""
     cookies = connection.cookies  # a lenient parser: other servers on this host set cookies, too
-    return cookies.get(SECURE_COOKIE_NAME) or cookies.get(COOKIE_NAME)
+    raw = cookies.get(cookie_name(connection))
+    if raw is None and not _is_secure(connection):
+        raw = cookies.get(COOKIE_NAME)
+    return raw

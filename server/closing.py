@@ -37,7 +37,10 @@ class CloseConnection(Exception):
 
 
 def refusal_of(error: ApiError) -> CloseConnection:
-    """How a connection ends whose user may not be here."""
+    """How a connection ends whose user may not be here, or has to wait."""
+    if error.retry_after_ms is not None:
+        reason = f"{error.code};retry_after_ms={error.retry_after_ms}"
+        return CloseConnection(CloseCode.TOO_MANY, reason)
     is_known = error.code == "forbidden"
     code = CloseCode.FORBIDDEN if is_known else CloseCode.UNAUTHENTICATED
     return CloseConnection(code, error.code)

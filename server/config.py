@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from server.intervals import SHORTENED, Intervals
-from server.limits import Limits
+from server.limits import MIN_SECRET_CHARACTERS, Limits
 from sessions.address import RedisAddress
 from sessions.quotas import Quotas
 
@@ -27,7 +27,6 @@ PREFIX = "PARLEY_"
 # The binary of the embedded Redis; the instruction set of the kernels (csrc/cpu/kernels.cpp).
 OTHER_NAMES = ("PARLEY_REDIS_SERVER", "PARLEY_CPU_LEVEL")
 DEMO_PACE = 60.0  # tokens/s of the demo model, which decodes faster than a hand can stop
-MIN_SECRET_CHARACTERS = 24  # of an operator's token on a bind that others can reach
 EXPOSED_LIMITS = {
     "max_connections_per_user": 16,
     "max_connections_per_address": 64,
@@ -233,9 +232,10 @@ class Settings(BaseSettings):
                 continue
             if not value.strip() or not value.isascii():
                 raise ValueError(f"{name}: must be ASCII and not empty")
-            if not self.is_loopback and len(value) < MIN_SECRET_CHARACTERS:
+            if len(value) < MIN_SECRET_CHARACTERS:
                 raise ValueError(
-                    f"{name}: at least {MIN_SECRET_CHARACTERS} characters on an exposed address"
+                    f"{name}: at least {MIN_SECRET_CHARACTERS} characters; "
+                    "leave it out, and Parley makes one up"
                 )
         if self.token is not None and self.token == self.admin_token:
             raise ValueError("admin_token: must differ from token")

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import hmac
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -31,6 +31,9 @@ CHECK_SECONDS = 1.0  # how often open connections are looked at; with the next l
 RECHECK_SECONDS = 2.0
 TOUCH_SECONDS = 300.0  # how often the use of a cookie is noted
 MAX_KNOWN = 10_000
+
+USED_LOGIN_CODE = "this login link was used already, is too old, or was taken back"
+OLD_LOGIN_CODE = "this login link was made by an older version of Parley"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +112,42 @@ class Identities:
                 return user
         return await self._find(digest, "token", "the bearer token is not valid")
 
-    async def of_cookie(self, raw: str) -> User:
-        """The user of a cookie, without any role or scope of an admin."""
+    async def of_cookie(self, raw: str, *, is_of_older_version: bool = False) -> User:
+        """The user of a cookie, without any role or scope of an admin.
+
+        `is_of_older_version`: it came under a name that only cookies of older versions have.
+        """
         digest = digest_of(raw)
-        user = await self._find(digest, "cookie", "the cookie is not valid any more; log in again")
+        refusal = "the cookie is not valid any more; log in again"
+        user = await self._find(digest, "cookie", refusal)
+        is_old = user.credential is not None and user.credential.minted_by is None
+        if is_of_older_version and not is_old:
+            raise ApiError("token_invalid", refusal)
         await self._touch(digest)
         return user
+
+    async def of_login_code(self, code: str) -> User:
+        """Whom a login code lets in; it is not used up."""
+        found = await self._credentials.login_code(code)
+        if found is not None and found.minted_by is None:
+            raise ApiError("token_invalid", OLD_LOGIN_CODE)
+        if found is None or not await self._counts(found.minted_by or ""):
+            raise ApiError("token_invalid", USED_LOGIN_CODE)
+        user = await self._of_uid(found.uid)
+        if user is None:
+            raise ApiError("token_invalid", USED_LOGIN_CODE)
+        return user
+
+    async def redeem_login_code(self, code: str, most_seconds: float) -> tuple[str, float]:
+        """The cookie for a login code, which then works no more, and its lifetime in seconds."""
+        user = await self.of_login_code(code)
+        made = await self._credentials.redeem_login_code(code, most_seconds)
+        if made is None:
+            raise ApiError("token_invalid", USED_LOGIN_CODE)
+        if await self._of_uid(user.uid) is None:  # they went meanwhile, and nothing of them stays
+            await self._credentials.revoke(made[0])
+            raise ApiError("token_invalid", USED_LOGIN_CODE)
+        return made
 
     async def of_ticket(self, raw: str) -> User:
         """The user of a websocket ticket, which then works no more."""
@@ -141,8 +174,20 @@ class Identities:
 
     async def is_known(self, uid: str) -> bool:
         """Whether somebody has this id and may come in, by Redis and not by memory."""
+        return await self._of_uid(uid) is not None
+
+    async def _of_uid(self, uid: str) -> User | None:
+        """The user of this id, if they may come in, by Redis and not by memory."""
+        if uid in BUILT_IN:
+            return BUILT_IN[uid]
         record = (await self._users.users([uid])).get(uid)
-        return uid in BUILT_IN or (record is not None and not record.disabled)
+        if record is None or record.disabled:
+            return None
+        return User(record.uid, record.name, record.roles)
+
+    async def _counts(self, digest: str) -> bool:
+        """Whether this credential works now, by Redis and not by memory."""
+        return digest in self._configured or isinstance((await self._read([digest]))[0], User)
 
     async def _find(self, digest: str, kind: str, refusal: str) -> User:
         known = self._known.get(digest)
@@ -163,7 +208,8 @@ class Identities:
         at = time.monotonic()
         credentials = await self._credentials.lookup_digests(digests)
         stored = await self._users.users(c.uid for c in credentials if c is not None)
-        found = [_judge(credential, stored) for credential in credentials]
+        minters = await self._working(c.minted_by for c in credentials if c and c.minted_by)
+        found = [_judge(credential, stored, minters) for credential in credentials]
         for digest, user in zip(digests, found, strict=True):
             if isinstance(user, User):
                 if len(self._known) >= MAX_KNOWN:
@@ -172,6 +218,16 @@ class Identities:
             else:
                 self._known.pop(digest, None)
         return found
+
+    async def _working(self, digests: Iterable[str]) -> set[str]:
+        """Those of these tokens that work."""
+        asked = set(digests)
+        working = asked & self._configured.keys()
+        if stored := list(asked - working):
+            for credential in await self._credentials.lookup_digests(stored):
+                if credential is not None and not credential.has_expired:
+                    working.add(credential.digest)
+        return working
 
     async def _touch(self, digest: str) -> None:
         now = time.monotonic()
@@ -221,15 +277,19 @@ class Identities:
             return
         match payload.data:
             case {"type": "revoked", "digest": str(digest)}:
-                self._look_again([digest])
+                self._look_again([digest, *self._digests(lambda user: _minter(user) == digest)])
             case {"type": "user_changed", "uid": str(uid)}:
-                known = [d for d, one in self._known.items() if one.user.uid == uid]
-                held = [d for d, hs in self._holders.items() if any(h.user.uid == uid for h in hs)]
-                self._look_again([*known, *held])
+                self._look_again(self._digests(lambda user: user.uid == uid))
 
     def on_resync(self) -> None:
         """Messages were lost for a while: anything may have changed."""
         self._look_again([*self._holders, *self._known])
+
+    def _digests(self, is_meant: Callable[[User], bool]) -> list[str]:
+        """The credentials of such users that are remembered or held open here."""
+        known = [digest for digest, one in self._known.items() if is_meant(one.user)]
+        held = [d for d, holders in self._holders.items() if any(is_meant(h.user) for h in holders)]
+        return [*known, *held]
 
     def _look_again(self, digests: Iterable[str]) -> None:
         for digest in digests:
@@ -283,9 +343,14 @@ class Identities:
                     holder.end(_expired())
 
 
-def _judge(credential: Credential | None, stored: Mapping[str, StoredUser]) -> User | ApiError:
-    """The user that a stored credential stands for, or why it stands for none."""
-    if credential is None:
+def _judge(
+    credential: Credential | None, stored: Mapping[str, StoredUser], minters: Container[str]
+) -> User | ApiError:
+    """The user that a stored credential stands for, or why it stands for none.
+
+    `minters` are the tokens that work, among those that cookies depend on.
+    """
+    if credential is None or (credential.minted_by and credential.minted_by not in minters):
         return ApiError("token_invalid", "the credential is not valid")
     if credential.has_expired:
         return _expired()
@@ -302,6 +367,10 @@ def _judge(credential: Credential | None, stored: Mapping[str, StoredUser]) -> U
         roles = tuple(role for role in user.roles if role != "admin")
         return replace(user, roles=roles, scopes=())
     return user
+
+
+def _minter(user: User) -> str | None:
+    return user.credential.minted_by if user.credential is not None else None
 
 
 def _rights(user: User) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -12,16 +12,27 @@ import msgspec
 from msgspec import Struct
 
 from server import __version__
+from server.auth import SECURE_COOKIE_NAME
 from server.http_objects import Document, ErrorBody
-from server.operations import Access, Header, Operation
+from server.operations import Access, Header, Operation, error_object
+from server.protocol import PURPOSES
 
 SCHEMAS = "#/components/schemas/"
+FORM = "application/x-www-form-urlencoded"
 _PARAMETER = re.compile(r"{(\w+)}")
 ID_PATTERNS = {
     "session_id": r"^ses_[A-Za-z0-9_-]{22}$",
     "message_id": r"^msg_[A-Za-z0-9_-]{22}$",
     "response_id": r"^resp_[A-Za-z0-9_-]{33}$",
     "share_id": r"^shr_[A-Za-z0-9_-]{44}$",
+}
+# Which parameter the `id` of these objects is.
+ID_OF = {
+    "SessionObject": "session_id",
+    "ResponseObject": "response_id",
+    "ShareLink": "share_id",
+    "NewUser": "uid",
+    "UserDetails": "uid",
 }
 
 
@@ -34,6 +45,7 @@ def openapi(operations: Iterable[Operation]) -> Document:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(
             operation, schemas
         )
+    _add_links(paths)
     for kind in {operation.query for operation in listed if operation.query is not None}:
         schemas.pop(kind.__name__, None)  # they stand as parameters
     return {
@@ -49,10 +61,34 @@ def openapi(operations: Iterable[Operation]) -> Document:
             "schemas": schemas,
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
-                "cookie": {"type": "apiKey", "in": "cookie", "name": "parley"},
+                "cookie": {
+                    "type": "apiKey",
+                    "in": "cookie",
+                    "name": SECURE_COOKIE_NAME,
+                    "description": "Over plain HTTP its name is `parley-` and the port.",
+                },
             },
         },
     }
+
+
+def _add_links(paths: dict[str, Document]) -> None:
+    """From each object that has an id to the operations on exactly that object."""
+    leading: dict[str, list[str]] = {}  # the one parameter of a path → its operations
+    for path, methods in paths.items():
+        match _PARAMETER.findall(path):
+            case [name]:
+                leading.setdefault(name, []).extend(one["operationId"] for one in methods.values())
+    for methods in paths.values():
+        for operation in methods.values():
+            for answer in operation["responses"].values():
+                schema = answer.get("content", {}).get("application/json", {}).get("schema", {})
+                kind = str(schema.get("$ref", "")).removeprefix(SCHEMAS)
+                if name := ID_OF.get(kind):
+                    answer["links"] = {
+                        to: {"operationId": to, "parameters": {name: "$response.body#/id"}}
+                        for to in leading[name]
+                    }
 
 
 def _operation(operation: Operation, schemas: dict[str, Document]) -> Document:
@@ -62,7 +98,7 @@ def _operation(operation: Operation, schemas: dict[str, Document]) -> Document:
         "security": _security(operation.access),
         "responses": {
             **{str(status): _answer(kind) for status, kind in _answers(operation).items()},
-            "default": {"description": "Refused", **_json(ErrorBody)},
+            "default": _refusal(operation),
         },
     }
     parameters = [*_path_parameters(operation), *_query_parameters(operation, schemas)]
@@ -72,7 +108,18 @@ def _operation(operation: Operation, schemas: dict[str, Document]) -> Document:
     if operation.body is not None:
         required = schemas[operation.body.__name__].get("required", [])
         document["requestBody"] = {"required": bool(required), **_json(operation.body)}
+    if operation.form is not None:
+        content = _json(operation.form)["content"]["application/json"]
+        document["requestBody"] = {"required": True, "content": {FORM: content}}
     return document
+
+
+def _refusal(operation: Operation) -> Document:
+    """The error object; a page too, where an operation refuses in a way of its own."""
+    content = dict(_json(ErrorBody)["content"])
+    if operation.refuse is not error_object:
+        content["text/html"] = {"schema": {"type": "string"}}
+    return {"description": "Refused", "content": content}
 
 
 def _operation_id(operation: Operation) -> str:
@@ -152,11 +199,21 @@ def _schemas(operations: Iterable[Operation]) -> dict[str, Document]:
     for operation in operations:
         answers = _answers(operation).values()
         flat = [one for kind in answers for one in (kind if isinstance(kind, tuple) else (kind,))]
-        for kind in (operation.query, operation.body, *flat):
+        for kind in (operation.query, operation.body, operation.form, *flat):
             if isinstance(kind, type) and issubclass(kind, Struct):
                 kinds[kind] = None
     _, components = msgspec.json.schema_components(kinds, ref_template=SCHEMAS + "{name}")
+    if (body := components.get("CreateResponseBody")) is not None:
+        body["oneOf"] = [_only(name) for name in PURPOSES]
     return {name: _portable(components[name]) for name in sorted(components)}
+
+
+def _only(purpose: str) -> Document:
+    """A response is asked for by this field and by no other; `parent_id` is the input's place."""
+    others = {name: {"type": "null"} for name in PURPOSES if name != purpose}
+    place = {} if purpose == "input" else {"parent_id": False}
+    given = {purpose: {"not": {"type": "null"}}}
+    return {"required": [purpose], "properties": {**others, **given, **place}}
 
 
 def _portable(value: Any) -> Any:

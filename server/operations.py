@@ -4,6 +4,7 @@ Its declaration says whom it lets in, what it reads and what it answers; the rou
 front of each endpoint and `/openapi.json` are all made from it.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -26,7 +27,7 @@ from server.guard import error_response
 from server.health import Health
 from server.identities import Identities, User
 from server.limits import TokenBucket
-from server.protocol import decode_object, to_struct
+from server.protocol import decode_object, to_struct, with_integers
 from server.services import Services
 from server.translate import translate_store_errors
 from sessions.credentials import Credentials
@@ -101,12 +102,18 @@ class Call:
         if not data:
             return {}
         try:
-            return decode_object(data.decode())
+            body = decode_object(data.decode())
         except UnicodeDecodeError:
             raise ApiError("invalid_json", "JSON is UTF-8") from None
+        return with_integers(body) if _FRACTION.search(data) else body
 
 
 Endpoint = Callable[[Call], Awaitable[Response]]
+
+
+def error_object(request: Request, error: ApiError) -> Response:
+    """How an operation refuses unless it says otherwise."""
+    return error_response(error)
 
 
 class Header(NamedTuple):
@@ -117,6 +124,7 @@ class Header(NamedTuple):
     pattern: str | None = None
 
 
+_FRACTION = re.compile(rb"[0-9][.eE]")
 _KEY = r"^[A-Za-z0-9_-]{1,128}$"
 IDEMPOTENCY_KEY = Header("Idempotency-Key", required=True, pattern=_KEY)
 OPTIONAL_KEY = Header("Idempotency-Key", pattern=_KEY)
@@ -129,8 +137,8 @@ LAST_EVENT_ID = Header("Last-Event-ID", pattern=r"^[0-9]{1,15}\.[0-9]{1,15}$")
 class Operation:
     """One method of one path.
 
-    `query` and `body` are structs; `answers` maps the statuses of success to the struct of its JSON
-    body, to a media type, to several of them, or to None where there is no body.
+    `query`, `body` and `form` are structs; `answers` maps the statuses of success to the struct of
+    its JSON body, to a media type, to several of them, or to None where there is no body.
     """
 
     method: str
@@ -141,11 +149,13 @@ class Operation:
     query: type[Struct] | None = None
     headers: tuple[Header, ...] = ()
     body: Any = None
+    form: type[Struct] | None = None  # of an HTML page, in place of a JSON body
+    refuse: Callable[[Request, ApiError], Response] = error_object
     scope: str = "admin"  # that an admin's credential must carry
     answers: Mapping[int, Any] = field(default_factory=dict)
 
     async def __call__(self, doors: Doors, request: Request) -> Response:
-        """Let the caller in or not; every refusal becomes the protocol's error object.
+        """Let the caller in or not; every refusal is answered by `refuse`.
 
         Other exceptions are the guard's to answer.
         """
@@ -154,10 +164,12 @@ class Operation:
                 user = await self._let_in(doors, request)
                 query = None if self.query is None else read_query(request, self.query)
                 identities = doors.services.identities
-                return await self.endpoint(Call(request, user, query, identities))
+                answer = await self.endpoint(Call(request, user, query, identities))
+                answer.raw_headers += doors.authenticator.renamed_cookie(request, user)
+                return answer
         except ApiError as error:
             doors.services.metrics.count_error(error.code)
-            return error_response(error)
+            return self.refuse(request, error)
 
     async def _let_in(self, doors: Doors, request: Request) -> User:
         if self.access is Access.PUBLIC:

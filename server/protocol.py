@@ -259,6 +259,17 @@ def to_struct(body: Any, kind: type[Any], *, strict: bool = True) -> Any:
         raise field_error(error) from None
 
 
+def with_integers(value: Any) -> Any:
+    """Decoded JSON with 2 for 2.0, which is an integer to JSON Schema."""
+    if isinstance(value, dict):
+        return {name: with_integers(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [with_integers(each) for each in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) <= MAX_INTEGER:
+        return int(value)
+    return value
+
+
 def field_error(error: msgspec.ValidationError) -> ApiError:
     """`invalid_field` with the path of the field."""
     text = str(error)  # `message - at `$.path``; a client's own words may be in the message

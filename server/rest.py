@@ -10,6 +10,7 @@ from server.openapi import openapi
 from server.operations import Doors, Operation, routes_of
 from server.rest_copies import CopyOperations
 from server.rest_credentials import CredentialOperations
+from server.rest_login import LoginOperations
 from server.rest_messages import MessageOperations
 from server.rest_ops import Ops
 from server.rest_pages import Pages
@@ -24,6 +25,7 @@ def operations(doors: Doors) -> list[Operation]:
     listed: list[Operation] = []
     listed += [
         *Pages(doors).operations(),
+        *LoginOperations(doors).operations(),
         *Ops(doors, lambda: openapi(listed)).operations(),
         *CredentialOperations(doors).operations(),
         *SessionOperations(doors).operations(),

@@ -38,7 +38,8 @@ class CredentialOperations:
         """Only for a bearer token's user: a cookie must not be able to multiply itself."""
         if not call.request.headers.getlist("authorization"):
             raise ApiError("forbidden", "send the bearer token")
-        code = await self._credentials.create_login_code(call.uid)
+        assert call.user.credential is not None
+        code = await self._credentials.create_login_code(call.uid, call.user.credential)
         return json_response({"code": code, "path": f"/login?code={code}"}, 201)
 
     async def create_ticket(self, call: Call) -> Response:

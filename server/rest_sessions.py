@@ -27,13 +27,20 @@ from sessions.errors import RevisionConflict
 from sessions.records import Session
 
 Limit = Annotated[int, Meta(ge=1, le=200)]
+Cursor = Annotated[  # the store has the last word on it
+    str,
+    Meta(
+        description="`next_cursor` of the page before, and nothing else.",
+        extra_json_schema={"pattern": r"^[A-Za-z0-9:_.@-]{3,512}$"},
+    ),
+]
 
 
 class ListQuery(Struct, frozen=True):
     """Which of the caller's sessions; `q` is searched for in titles."""
 
     limit: Limit = 50
-    cursor: str | None = None
+    cursor: Cursor | None = None
     q: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
     pinned: bool | None = None
     updated_after: Annotated[int, Meta(ge=0, le=MAX_INTEGER)] | None = None

@@ -1,7 +1,9 @@
 """Credentials: tokens, cookies, login codes and websocket tickets.
 
-Redis holds SHA-256 digests, never a secret itself: whoever reads the database cannot log in. What
-stands in a URL (login codes, tickets) works once and for minutes or seconds.
+Redis holds SHA-256 digests, never a secret itself: nobody who reads the database can log in. What
+stands in a URL (login codes, tickets) works once and for minutes or seconds. What one credential
+brings forth names it, so that it ends when that one does: a ticket stands for it, and a login code
+and the cookie made of that remember it as `minted_by`.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, cast
 
 import orjson
@@ -28,7 +30,9 @@ from sessions.keys import (
 SECRET_BYTES: Final = 32  # 256 bits: a digest needs no salt, guessing no limit
 MAX_SECRET_CHARACTERS: Final = 512  # more was never ours, and is not worth a hash
 
-_FIELDS: Final = ("uid", "scopes", "kind", "expires_at", "created_at")
+_FIELDS: Final = ("uid", "scopes", "kind", "expires_at", "created_at", "minted_by")
+# Workers of older versions read tickets too, and know no other field.
+_TICKET_FIELDS: Final = ("uid", "scopes", "kind", "expires_at", "digest", "created_at")
 
 CredentialKind = Literal["token", "cookie"]
 
@@ -43,11 +47,39 @@ class Credential:
     expires_at: int | None
     digest: str
     created_at: int = 0
+    # Of a cookie: the digest of its user's token that made its login code, without which it is
+    # worth nothing; "" if there was none. None: an older version stored it.
+    minted_by: str | None = field(default=None, compare=False)
 
     @property
     def has_expired(self) -> bool:
         """Whether it was good until a moment that has passed."""
         return self.expires_at is not None and self.expires_at <= time.time() * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class LoginCode:
+    """Whom a login code lets in, and the credential that made it, without which it lets in nobody.
+
+    `minted_by` is that credential's digest, None for a code that an older version stored;
+    `minter` is its user.
+    """
+
+    uid: str
+    minted_by: str | None = None
+    minter: str = ""
+    expires_at: int | None = None  # when the credential that made it does
+
+    @property
+    def is_own(self) -> bool:
+        """Whether its user made it: then their cookie depends on their token, as the code does."""
+        return self.uid == self.minter
+
+    def lifetime(self, most_seconds: float) -> float:
+        """How long its cookie works, in seconds: no longer than the token that it depends on."""
+        if self.expires_at is None or not self.is_own:
+            return most_seconds
+        return min(most_seconds, self.expires_at / 1000 - time.time())
 
 
 class Credentials:
@@ -60,14 +92,20 @@ class Credentials:
     # ---- tokens and cookies ----------------------------------------------------------------------
 
     async def create_cookie(
-        self, uid: str, lifetime_seconds: float, *, scopes: Iterable[str] = ()
+        self,
+        uid: str,
+        lifetime_seconds: float,
+        *,
+        scopes: Iterable[str] = (),
+        minted_by: str = "",
     ) -> str:
         """A fresh cookie value for this user; only its digest is stored.
 
-        It ends with its lifetime, or after `COOKIE_IDLE_MS` without `touch`.
+        It ends with its lifetime, or after `COOKIE_IDLE_MS` without `touch`. `minted_by` is the
+        digest of the token that it depends on.
         """
         raw = secrets.token_urlsafe(SECRET_BYTES)
-        await self._store(raw, uid, "cookie", scopes, lifetime_seconds)
+        await self._store(raw, uid, "cookie", scopes, lifetime_seconds, minted_by)
         return raw
 
     async def create_token(
@@ -103,8 +141,10 @@ class Credentials:
         """The user's tokens and cookies that still work, newest first."""
         digests = await self._client.call("ZRANGE", self._keys.user_tokens(uid), 0, -1)
         found = await self.lookup_digests([digest.decode() for digest in digests])
+        working = [one for one in found if one and one.uid == uid and not one.has_expired]
+        standing = {one.digest for one in working}
         return sorted(
-            (one for one in found if one is not None and one.uid == uid and not one.has_expired),
+            (one for one in working if not one.minted_by or one.minted_by in standing),
             key=lambda credential: credential.created_at,
             reverse=True,
         )
@@ -127,7 +167,16 @@ class Credentials:
         return True
 
     async def revoke_all(self, uid: str) -> int:
-        """Forget every token and cookie of the user; how many there were."""
+        """Forget every login code, token and cookie of the user; how many of the last two.
+
+        The codes go first: see `redeem_login_code`.
+        """
+        codes = self._keys.user_login_codes(uid)
+        pending = await self._client.call("ZRANGE", codes, 0, -1)
+        await self._client.calls(
+            *(("DEL", self._keys.login_code(digest.decode())) for digest in pending),
+            ("DEL", codes),
+        )
         digests = await self._client.call("ZRANGE", self._keys.user_tokens(uid), 0, -1)
         return sum([await self.revoke_digest(digest.decode()) for digest in digests])
 
@@ -138,13 +187,19 @@ class Credentials:
         kind: CredentialKind,
         scopes: Iterable[str],
         lifetime_seconds: float | None,
+        minted_by: str = "",
     ) -> None:
         """Store what the secret stands for; the user's list of digests goes first."""
         digest = digest_of(raw)
         key, index = self._keys.token(digest), self._keys.user_tokens(uid)
         now = int(time.time() * 1000)
         expires_at = None if lifetime_seconds is None else now + int(lifetime_seconds * 1000)
-        fields = ("uid", uid, "scopes", " ".join(scopes), "kind", kind, "created_at", now)
+        # fmt: off
+        fields = (
+            "uid", uid, "scopes", " ".join(scopes), "kind", kind, "created_at", now,
+            "minted_by", minted_by,
+        )
+        # fmt: on
         commands: list[Command] = [
             ("ZREMRANGEBYSCORE", index, "-inf", now - EXPIRED_TOKEN_MS),
             ("ZADD", index, "+inf" if expires_at is None else expires_at, digest),
@@ -161,17 +216,67 @@ class Credentials:
     # ---- one-time secrets ------------------------------------------------------------------------
 
     async def create_login_code(
-        self, uid: str, lifetime_seconds: float = LOGIN_CODE_SECONDS
+        self, uid: str, minter: Credential, lifetime_seconds: float = LOGIN_CODE_SECONDS
     ) -> str:
-        """A code for a URL, to be exchanged once for a cookie."""
+        """A code for a URL, to be exchanged once for a cookie of this user.
+
+        It works for as long as the credential that it is made with, if that is shorter.
+        """
         code = secrets.token_urlsafe(SECRET_BYTES)
-        await self._put_once(self._keys.login_code(digest_of(code)), {"uid": uid}, lifetime_seconds)
+        digest, index = digest_of(code), self._keys.user_login_codes(uid)
+        now, lifetime_ms = int(time.time() * 1000), int(lifetime_seconds * 1000)
+        if minter.expires_at is not None:
+            lifetime_ms = max(1, min(lifetime_ms, minter.expires_at - now))
+        value = {
+            "uid": uid,
+            "minted_by": minter.digest,
+            "minter": minter.uid,
+            "expires_at": minter.expires_at,
+        }
+        await self._client.calls(
+            ("ZREMRANGEBYSCORE", index, "-inf", now),
+            ("ZADD", index, now + lifetime_ms, digest),
+            ("PEXPIRE", index, int(max(lifetime_seconds, LOGIN_CODE_SECONDS) * 1000)),
+            ("SET", self._keys.login_code(digest), orjson.dumps(value), "PX", lifetime_ms),
+        )
         return code
 
-    async def redeem_login_code(self, code: str) -> str | None:
-        """The user of a code, which then works no more; None if it does not work."""
-        stored = await self._take_once(code, self._keys.login_code)
-        return None if stored is None else str(stored["uid"])
+    async def login_code(self, code: str) -> LoginCode | None:
+        """What a code stands for, which is not used up; None if it does not work."""
+        if not 0 < len(code) <= MAX_SECRET_CHARACTERS:
+            return None
+        stored = await self._client.call("GET", self._keys.login_code(digest_of(code)))
+        if stored is None:
+            return None
+        fields = orjson.loads(stored)
+        return LoginCode(
+            uid=fields["uid"],
+            minted_by=fields.get("minted_by"),
+            minter=fields.get("minter", ""),
+            expires_at=fields.get("expires_at"),
+        )
+
+    async def redeem_login_code(self, code: str, most_seconds: float) -> tuple[str, float] | None:
+        """Exchange a code for a cookie: its value and its lifetime in seconds.
+
+        None if the code works no more.
+
+        The caller has looked whether the credential that made the code still counts. The cookie is
+        stored before the code is taken, so that `revoke_all` finds the one or the other, whenever
+        it comes.
+        """
+        found = await self.login_code(code)
+        if found is None:
+            return None
+        # An invitation is the host's, what the guest has afterwards is not.
+        minted_by = (found.minted_by or "") if found.is_own else ""
+        lifetime = found.lifetime(most_seconds)
+        cookie = await self.create_cookie(found.uid, lifetime, minted_by=minted_by)
+        if await self._take_once(code, self._keys.login_code) is None:
+            await self.revoke(cookie)
+            return None
+        await self._client.call("ZREM", self._keys.user_login_codes(found.uid), digest_of(code))
+        return cookie, lifetime
 
     async def create_ticket(
         self, credential: Credential, lifetime_seconds: float = TICKET_SECONDS
@@ -179,7 +284,8 @@ class Credentials:
         """A websocket ticket that stands for this credential, once."""
         ticket = secrets.token_urlsafe(SECRET_BYTES)
         key = self._keys.ticket(digest_of(ticket))
-        await self._put_once(key, asdict(credential), lifetime_seconds)
+        value = {name: getattr(credential, name) for name in _TICKET_FIELDS}
+        await self._client.call("SET", key, orjson.dumps(value), "PX", int(lifetime_seconds * 1000))
         return ticket
 
     async def redeem_ticket(self, ticket: str) -> Credential | None:
@@ -188,10 +294,6 @@ class Credentials:
         if stored is None:
             return None
         return Credential(**{**stored, "scopes": tuple(stored["scopes"])})
-
-    async def _put_once(self, key: str, value: dict[str, object], lifetime_seconds: float) -> None:
-        lifetime_ms = int(lifetime_seconds * 1000)
-        await self._client.call("SET", key, orjson.dumps(value), "PX", lifetime_ms)
 
     async def _take_once(self, raw: str, key_of: Callable[[str], str]) -> dict[str, Any] | None:
         if not 0 < len(raw) <= MAX_SECRET_CHARACTERS:
@@ -208,12 +310,16 @@ def digest_of(raw: str) -> str:
 def _decode(digest: str, row: Sequence[bytes | None]) -> Credential | None:
     if row[0] is None:
         return None
-    uid, scopes, kind, expires_at, created_at = ((value or b"").decode() for value in row)
+    uid, scopes, kind, expires_at, created_at, minted_by = (
+        None if value is None else value.decode() for value in row
+    )
+    assert uid is not None
     return Credential(
         uid=uid,
-        scopes=tuple(scopes.split()),
-        kind=kind,
+        scopes=tuple((scopes or "").split()),
+        kind=kind or "",
         expires_at=int(expires_at) if expires_at else None,
         digest=digest,
         created_at=int(created_at or 0),
+        minted_by=minted_by,
     )

@@ -121,6 +121,10 @@ class Keys:
         """Zset: digest of a token or cookie by `expires_at`, +inf for those that never expire."""
         return f"{self.prefix}u:{{{uid}}}:t"
 
+    def user_login_codes(self, uid: str) -> str:
+        """Zset: digest of a login code by when it expires; as long as the newest of them."""
+        return f"{self.prefix}u:{{{uid}}}:lc"
+
     def all_sessions(self, session_id: str) -> str:
         """This session's shard of all sessions."""
         return self.sessions_shard(shard_of(session_id))
@@ -142,7 +146,7 @@ class Keys:
         return f"{self.prefix}rep:{{{replica}}}"
 
     def token(self, digest: str) -> str:
-        """Hash of a token or cookie, by SHA-256: uid, scopes, kind, expires_at, created_at."""
+        """Hash of a token or cookie, by SHA-256: its `Credential`."""
         return f"{self.prefix}tk:{digest}"
 
     def ticket(self, digest: str) -> str:
@@ -150,7 +154,7 @@ class Keys:
         return f"{self.prefix}t:{digest}"
 
     def login_code(self, digest: str) -> str:
-        """String: a login code, read once."""
+        """String: a login code, taken once."""
         return f"{self.prefix}lc:{digest}"
 
     # ---- channels --------------------------------------------------------------------------------

@@ -34,13 +34,16 @@ def admin_token(server: Server) -> str:
 class Http:
     """Requests of one user. Use as an async context manager."""
 
-    def __init__(self, server: Server, token: str | None = None) -> None:
+    def __init__(
+        self, server: Server, token: str | None = None, *, source: str | None = None
+    ) -> None:
         self._server = server
         self._client = httpx2.AsyncClient(
             base_url=server.url,
             headers={"Authorization": f"Bearer {token or server.token}"},
             timeout=PATIENCE,
             trust_env=False,
+            transport=httpx2.AsyncHTTPTransport(local_address=source),
         )
 
     async def __aenter__(self) -> Self:

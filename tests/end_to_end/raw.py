@@ -8,11 +8,12 @@ import base64
 import contextlib
 import json
 import os
+import random
 import re
 import struct
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol, Self
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from tests.end_to_end.harness import ROOT
 from tests.patience import PATIENCE
@@ -233,15 +234,38 @@ class RawSocket:
         return first & 0x0F, payload
 
 
-async def ask(server: Target, data: bytes) -> Answer:
+async def ask(server: Target, data: bytes, source: str | None = None) -> Answer:
     """One request on a connection of its own."""
-    async with RawSocket(server) as socket:
+    async with RawSocket(server, source) as socket:
         return await socket.ask(data)
+
+
+def elsewhere() -> str:
+    """A loopback address of its own, for wrong credentials: they are counted by address."""
+    return ".".join(str(part) for part in (127, *random.choices(range(1, 255), k=3)))
 
 
 async def log_in(server: Target) -> str:
     """A `Cookie` header, by the way that a browser gets one."""
-    return cookie_of(await ask(server, request(server, path=await login_path(server))))
+    return cookie_of(await submit_login(server, await login_path(server)))
+
+
+async def submit_login(
+    server: Target,
+    path: str,
+    *,
+    headers: Iterable[tuple[str, str]] = (),
+    source: str | None = None,
+    **fields: str,
+) -> Answer:
+    """Send the form of a login link's page."""
+    body = urlencode({"code": path.partition("code=")[2], **fields}).encode()
+    own = [
+        ("Origin", f"http://{urlsplit(server.url).netloc}"),
+        ("Content-Type", "application/x-www-form-urlencoded"),
+        ("Content-Length", str(len(body))),
+    ]
+    return await ask(server, request(server, "POST", "/login", [*own, *headers], body), source)
 
 
 async def login_path(server: Target) -> str:

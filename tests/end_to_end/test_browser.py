@@ -68,6 +68,7 @@ async def signed_in(
     context.on("weberror", lambda error: complaints.append(str(error.error)))
     page = await context.new_page()
     await page.goto(login_url(server))
+    await page.wait_for_url(server.url + "/")
     await page.close()
     yield context
     await context.close()
@@ -174,6 +175,7 @@ async def test_a_page_of_another_origin_opens_no_socket(
     context = await browser.new_context()  # of its own: a refusal is an error on the console
     page = await context.new_page()
     await page.goto(login_url(server))  # the cookie is there, and the browser sends it along
+    await page.wait_for_url(server.url + "/")
     await page.goto(foreign_page)
     outcome = await page.evaluate(
         """(url) => new Promise((resolve) => {

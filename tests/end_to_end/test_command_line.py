@@ -11,7 +11,7 @@ import pytest
 
 from server import __version__
 from tests.end_to_end.harness import ROOT, Server
-from tests.end_to_end.raw import ask, cookie_of, request
+from tests.end_to_end.raw import ask, cookie_of, request, submit_login
 from tests.patience import PATIENCE
 
 
@@ -32,8 +32,9 @@ async def test_login_prints_a_link_that_works(server: Server) -> None:
     assert printed.returncode == 0, printed.stderr
     url = printed.stdout.strip()
     assert url.startswith(server.url + "/login?code=")
-    answer = await ask(server, request(server, path=url.removeprefix(server.url)))
-    cookie = [("Cookie", cookie_of(answer))]
+    path = url.removeprefix(server.url)
+    assert (await ask(server, request(server, path=path))).status == 200
+    cookie = [("Cookie", cookie_of(await submit_login(server, path)))]
     assert (await ask(server, request(server, path="/v1/sessions", headers=cookie))).status == 200
 
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import stat
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -103,6 +103,19 @@ def test_p30_no_process_leaves_core_dumps_files_for_others_or_secrets_in_its_arg
     files = [path for path in server.data_dir.rglob("*") if path.is_file()]
     assert files
     assert not [path for path in files if path.stat().st_mode & 0o077]
+
+
+def test_no_secret_of_the_operator_stays_in_the_environment_of_a_child(
+    new_server: Callable[..., Server],
+) -> None:
+    names = ("PARLEY_TOKEN", "PARLEY_ADMIN_TOKEN", "PARLEY_REDIS_SECRET")
+    server = new_server(**{name: name.lower() * 3 for name in names})
+    assert server.process is not None
+    _, *children = processes(server)
+    environments = [Path(f"/proc/{child.pid}/environ").read_text() for child in children]
+    assert len(environments) >= 3  # Redis, which writes its title over it, the core and a worker
+    assert sum("PARLEY_PORT" in environment for environment in environments) >= 2
+    assert not [name for name in names if any(name in one for one in environments)]
 
 
 # ---- caches and queues --------------------------------------------------------------------------
@@ -213,7 +226,8 @@ async def test_p5_the_name_of_an_allowed_origin_is_a_name_of_ours(strict: Server
 async def test_p4_behind_a_proxy_the_allowed_origin_opens_a_socket_and_no_other_does(
     strict: Server,
 ) -> None:
-    cookie = await log_in(strict)
+    # Under the name that it has at the proxy's address, which is without a port.
+    cookie = "parley-80=" + (await log_in(strict)).partition("=")[2]
     for origin, status in ((ORIGIN, 101), ("https://evil.example", 403)):
         changed: dict[str, str | list[str] | None] = {
             "Authorization": None,

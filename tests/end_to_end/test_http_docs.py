@@ -9,6 +9,7 @@ from tests.end_to_end.harness import ROOT, Server
 from tests.end_to_end.http_client import LISTED, Http
 
 EXAMPLE = re.compile(r"^```http\n(\w+) (\S+) → (\d{3})\n(.*?)```$", re.MULTILINE | re.DOTALL)
+HEADER = re.compile(r"[A-Z][\w-]+: ")
 KINDS = {"ses_": "session_id", "msg_": "message_id", "resp_": "response_id", "shr_": "share_id"}
 
 
@@ -23,9 +24,13 @@ class Example(NamedTuple):
 def examples() -> list[Example]:
     found = []
     for method, path, status, rest in EXAMPLE.findall((ROOT / "docs" / "http.md").read_text()):
-        head, brace, body = rest.partition("{") if "{" in rest else (rest, "", "")
-        headers = dict(line.split(": ", 1) for line in head.splitlines())
-        found.append(Example(method, path, int(status), headers, brace + body))
+        lines = rest.splitlines()
+        num_headers = next(
+            (n for n, line in enumerate(lines) if not HEADER.match(line)), len(lines)
+        )
+        headers = dict(line.split(": ", 1) for line in lines[:num_headers])
+        body = "\n".join(lines[num_headers:])
+        found.append(Example(method, path, int(status), headers, body))
     return found
 
 
@@ -55,13 +60,14 @@ def test_every_operation_of_users_has_an_example() -> None:
 
 
 async def test_every_example_answers_as_it_says(server: Server) -> None:
-    known: dict[str, str] = {}
+    known: dict[str, str] = {"origin": server.url}
     async with Http(server) as http:
         for one in examples():
-            options: dict[str, Any] = {"headers": dict(one.headers)}
+            headers = {name: fill(value, known) for name, value in one.headers.items()}
+            options: dict[str, Any] = {"headers": headers}
             if one.body:
                 options["content"] = fill(one.body, known)
-                options["headers"]["Content-Type"] = "application/json"
+                headers.setdefault("Content-Type", "application/json")
             answer = await http.ask(one.method, fill(one.path, known), **options)
             assert answer.status_code == one.status, (one, answer.text)
             kind = answer.headers.get("content-type", "")

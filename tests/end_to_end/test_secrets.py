@@ -8,7 +8,7 @@ from redis import Redis
 
 from tests.end_to_end.harness import Client, Server
 from tests.end_to_end.http_client import Http, admin_token
-from tests.end_to_end.raw import RawSocket, ask, request, upgrade
+from tests.end_to_end.raw import RawSocket, ask, request, submit_login, upgrade
 
 SETTINGS = {"max_output_tokens": 4}
 
@@ -27,7 +27,8 @@ async def test_p7_p27_no_credential_is_stored_or_logged_and_no_log_holds_a_users
     async with Http(server, user["token"]) as http:
         code = (await http.post("/v1/login-codes")).json()
         ticket = (await http.post("/v1/ws-ticket")).json()["ticket"]
-        login = await ask(server, request(server, path=code["path"]))
+        await ask(server, request(server, path=code["path"]))
+        login = await submit_login(server, code["path"])
         cookie = (login.header("set-cookie") or "").partition(";")[0].partition("=")[2]
         credentials += [code["code"], ticket, cookie]
         async with RawSocket(server) as socket:

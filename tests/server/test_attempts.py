@@ -1,14 +1,16 @@
-"""Wrong admin credentials: ten in a minute, then that address waits for the minute to end."""
+"""Wrong credentials: ten in a minute, then that address waits; right ones are let in always."""
 
 import asyncio
 import contextlib
 
 import pytest
 
-from server import attempts as module
 from server.attempts import MAX_FAILURES, WINDOW_SECONDS, FailedAttempts
 from server.errors import ApiError
+from server.limits import MIN_SECRET_CHARACTERS
 from sessions.errors import StoreUnavailable
+
+LONG = "x" * MIN_SECRET_CHARACTERS  # as long as a secret of ours
 
 
 class Clock:
@@ -24,9 +26,9 @@ def clock() -> Clock:
     return Clock()
 
 
-def try_wrong(attempts: FailedAttempts, address: str) -> str:
-    """The code that a wrong token is refused with."""
-    with pytest.raises(ApiError) as raised, attempts.attempt(address, "wrong"):
+def try_wrong(attempts: FailedAttempts, address: str, secret: str = LONG) -> str:
+    """The code that a wrong secret is refused with."""
+    with pytest.raises(ApiError) as raised, attempts.attempt(address, secret):
         raise ApiError("token_invalid", "wrong")
     return raised.value.code
 
@@ -39,15 +41,40 @@ def attempts(clock: Clock) -> FailedAttempts:
     return attempts
 
 
+@pytest.mark.parametrize("secret", ["short", LONG])
 def test_after_ten_failures_an_address_waits_for_the_rest_of_its_minute(
-    attempts: FailedAttempts, clock: Clock
+    attempts: FailedAttempts, clock: Clock, secret: str
 ) -> None:
     clock.now += 20
     with pytest.raises(ApiError) as raised:
-        with attempts.attempt("1.2.3.4", "right, for the first time"):
-            pass
+        with attempts.attempt("1.2.3.4", secret):
+            raise ApiError("token_invalid", "wrong")
     assert raised.value.code == "rate_limited"
     assert raised.value.retry_after_ms == (WINDOW_SECONDS - 20) * 1000
+
+
+def test_a_right_secret_is_let_in_whatever_others_send_from_its_address(
+    attempts: FailedAttempts,
+) -> None:
+    for _ in range(3):
+        with attempts.attempt("1.2.3.4", LONG):
+            pass
+        assert try_wrong(attempts, "1.2.3.4") == "rate_limited"
+
+
+def test_what_is_too_short_to_be_a_secret_is_not_looked_up_any_more(
+    attempts: FailedAttempts,
+) -> None:
+    with pytest.raises(ApiError, match="rate_limited"), attempts.attempt("1.2.3.4", LONG[1:]):
+        raise AssertionError("it was looked up")
+
+
+@pytest.mark.parametrize("code", ["token_expired", "forbidden"])
+def test_a_secret_that_was_right_once_is_no_guess(attempts: FailedAttempts, code: str) -> None:
+    for _ in range(2 * MAX_FAILURES):
+        with pytest.raises(ApiError, match=code), attempts.attempt("1.2.3.5", LONG):
+            raise ApiError(code, "the credential has expired")
+    assert try_wrong(attempts, "1.2.3.5") == "token_invalid"
 
 
 def test_when_the_minute_is_over_the_address_may_try_again(
@@ -61,13 +88,7 @@ def test_another_address_does_not_wait(attempts: FailedAttempts) -> None:
     assert try_wrong(attempts, "1.2.3.5") == "token_invalid"
 
 
-def test_a_token_that_was_right_before_does_not_wait(attempts: FailedAttempts) -> None:
-    for address in ("1.2.3.5", "1.2.3.4"):
-        with attempts.attempt(address, "right"):
-            pass
-
-
-def test_right_tokens_use_nothing_up(attempts: FailedAttempts) -> None:
+def test_right_secrets_use_nothing_up(attempts: FailedAttempts) -> None:
     for number in range(2 * MAX_FAILURES):
         with attempts.attempt("1.2.3.5", f"right {number}"):
             pass
@@ -100,16 +121,3 @@ def test_an_attempt_that_outlives_its_minute_leaves_the_next_one_as_it_is(
     for _ in range(MAX_FAILURES):
         assert try_wrong(attempts, "1.2.3.5") == "token_invalid"
     assert try_wrong(attempts, "1.2.3.5") == "rate_limited"
-
-
-def test_a_token_that_is_known_to_be_right_takes_nobody_s_place(
-    attempts: FailedAttempts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_TRUSTED", 2)
-    for token in ("one", "another", "one"):
-        with attempts.attempt("1.2.3.5", token):
-            pass
-    for _ in range(MAX_FAILURES):
-        assert try_wrong(attempts, "1.2.3.5") == "token_invalid"
-    with attempts.attempt("1.2.3.5", "another"):
-        pass

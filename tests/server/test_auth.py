@@ -7,31 +7,38 @@ import pytest
 from starlette.requests import HTTPConnection
 
 from server.attempts import MAX_FAILURES
-from server.auth import Authenticator, Origins
+from server.auth import Authenticator, Origins, cookie_name
 from server.errors import ApiError
 from server.identities import ADMIN_USER, LOCAL_USER, Identities, User
-from sessions.credentials import Credentials
+from sessions.credentials import Credentials, digest_of
 from sessions.errors import StoreUnavailable
 from sessions.store import SessionStore
 from sessions.users import Users
 
-TOKEN, ADMIN_TOKEN = "local-token-of-the-test", "admin-token-of-the-test"
+TOKEN, ADMIN_TOKEN = "local-token-of-the-tests", "admin-token-of-the-tests"
 HOST = "chat.example:8000"
 ORIGIN = f"http://{HOST}"
+COOKIE = "parley-8000="
 
 
 def connection(
-    kind: str = "websocket", method: str = "GET", query_string: str = "", **headers: Any
+    kind: str = "websocket",
+    method: str = "GET",
+    query_string: str = "",
+    *,
+    scheme: str = "http",
+    host: str = HOST,
+    **headers: Any,
 ) -> HTTPConnection:
     """A request; header names with `_` for `-`, a list for a header that is sent twice."""
-    pairs = [("host", HOST)]
+    pairs = [("host", host)]
     for name, values in headers.items():
         given = values if isinstance(values, list) else [values]
         pairs += [(name.replace("_", "-"), value) for value in given]
     offered = dict(pairs).get("sec-websocket-protocol", "")
     scope: dict[str, Any] = {
         "type": kind,
-        "scheme": "ws" if kind == "websocket" else "http",
+        "scheme": scheme.replace("http", "ws") if kind == "websocket" else scheme,
         "path": "/v1/ws",
         "query_string": query_string.encode(),
         "headers": [(name.encode(), value.encode("latin-1")) for name, value in pairs],
@@ -69,7 +76,7 @@ def authenticator(identities: Identities) -> Authenticator:
 @pytest.fixture
 async def cookie(credentials: Credentials, users: Users) -> str:
     await users.create("Alice", uid="alice")
-    return "parley=" + await credentials.create_cookie("alice", 60)
+    return COOKIE + await credentials.create_cookie("alice", 60)
 
 
 def bearer(token: str) -> HTTPConnection:
@@ -172,10 +179,10 @@ async def test_p9_a_cookie_never_makes_an_admin(
     await users.create("Root", ("user", "admin"), uid="root")
     for uid in ("root", "admin"):
         raw = await credentials.create_cookie(uid, 60, scopes=["admin"])
-        user = await authenticator.user(connection("http", cookie=f"parley={raw}"))
+        user = await authenticator.user(connection("http", cookie=COOKIE + raw))
         assert not user.is_admin and not user.may("admin")
         with pytest.raises(ApiError) as raised:
-            await authenticator.admin(connection("http", cookie=f"parley={raw}"))
+            await authenticator.admin(connection("http", cookie=COOKIE + raw))
         assert raised.value.code == "token_invalid"
 
 
@@ -187,7 +194,7 @@ async def test_a_stored_token_is_no_cookie_and_a_cookie_no_token(
     cookie = await credentials.create_cookie("alice", 60)
     assert await refusal(authenticator, bearer(cookie)) == "token_invalid"
     for _ in range(2):  # the second time it is known
-        request = connection("http", cookie=f"parley={token}")
+        request = connection("http", cookie=COOKIE + token)
         assert await refusal(authenticator, request) == "token_invalid"
         assert (await authenticator.user(bearer(token))).uid == "alice"
 
@@ -248,21 +255,99 @@ async def test_b2_a_ticket_stands_for_its_credential_once(
     assert await refusal(authenticator, request) == "token_invalid"
 
 
-async def test_the_cookie_of_a_secure_page_comes_first(
-    authenticator: Authenticator, credentials: Credentials, users: Users
+# ---- the name of the cookie ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scheme", "host", "name"),
+    [
+        ("http", "127.0.0.1:8000", "parley-8000"),
+        ("http", "[::1]:8381", "parley-8381"),
+        ("http", "[::1]", "parley-80"),
+        ("http", "chat.example", "parley-80"),
+        ("http", "chat.example:x", "parley-80"),
+        ("http", "chat.example:999999999", "parley-80"),
+        ("http", "", "parley-80"),
+        ("https", "chat.example:8000", "__Host-parley"),
+    ],
+)
+def test_the_cookies_name_has_the_port_or_under_tls_the_prefix(
+    scheme: str, host: str, name: str
 ) -> None:
-    for uid in ("alice", "mallory"):
-        await users.create(uid, uid=uid)
-    secure = await credentials.create_cookie("alice", 60)
-    plain = await credentials.create_cookie("mallory", 60)
-    request = connection("http", cookie=f"parley={plain}; __Host-parley={secure}")
-    assert (await authenticator.user(request)).uid == "alice"
+    for kind in ("http", "websocket"):
+        assert cookie_name(connection(kind, scheme=scheme, host=host)) == name
+
+
+@pytest.fixture
+async def old(credentials: Credentials, users: Users, store: SessionStore) -> str:
+    """The value of a cookie that an older version has stored."""
+    await users.create("Alice", uid="alice")
+    raw = await credentials.create_cookie("alice", 3600)
+    await store.client.call("HDEL", store.keys.token(digest_of(raw)), "minted_by")
+    return raw
+
+
+async def test_under_tls_no_plain_cookie_counts_and_the_old_prefixed_one_does(
+    authenticator: Authenticator, credentials: Credentials, old: str
+) -> None:
+    new = await credentials.create_cookie("alice", 60)
+    for kind in ("http", "websocket"):
+        origin = f"https://{HOST}"
+        for raw in (new, old):
+            for name in ("parley", "parley-443", "parley-8000"):
+                request = connection(kind, scheme="https", cookie=f"{name}={raw}", origin=origin)
+                assert await refusal(authenticator, request) == "token_invalid"
+            request = connection(kind, scheme="https", cookie=f"__Host-parley={raw}", origin=origin)
+            user = await authenticator.user(request)
+            assert user.uid == "alice"
+            assert authenticator.renamed_cookie(request, user) == []
+
+
+async def test_the_cookie_of_another_port_is_not_ours(
+    authenticator: Authenticator, credentials: Credentials, cookie: str
+) -> None:
+    other = await credentials.create_cookie("alice", 60)
+    for line in (f"parley-8001={other}", f"__Host-parley={other}", f"parley={other}"):
+        assert await refusal(authenticator, connection("http", cookie=line)) == "token_invalid"
+        request = connection("http", cookie=f"{line}; {cookie}")
+        assert (await authenticator.user(request)).uid == "alice"
+
+
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+async def test_a_cookie_of_an_older_version_is_exchanged_once_for_one_with_our_name(
+    authenticator: Authenticator, credentials: Credentials, old: str, kind: str
+) -> None:
+    request = connection(kind, cookie=f"parley={old}", origin=ORIGIN)
+    user = await authenticator.user(request)
+    assert user.uid == "alice"
+    told = [value.decode() for _, value in authenticator.renamed_cookie(request, user)]
+    set_again, forgotten = (line.split("; ") for line in told)
+    assert set_again[0] == f"parley-8000={old}"
+    assert {"HttpOnly", "SameSite=lax", "Path=/"} <= set(set_again)
+    (left,) = (int(part.removeprefix("Max-Age=")) for part in set_again if "Max-Age" in part)
+    assert 3500 < left <= 3600  # as long as it had before
+    assert forgotten[0] == 'parley=""' and "Max-Age=0" in forgotten
+    renamed = connection(kind, cookie=f"parley-8000={old}", origin=ORIGIN)
+    user = await authenticator.user(renamed)
+    assert user.uid == "alice" and authenticator.renamed_cookie(renamed, user) == []
+
+
+async def test_a_neighbours_old_cookie_is_left_to_the_neighbour(
+    authenticator: Authenticator, cookie: str
+) -> None:
+    request = connection("http", cookie=f"{cookie}; parley=neighbour")
+    user = await authenticator.user(request)
+    assert authenticator.renamed_cookie(request, user) == []
+    token = connection("http", cookie="parley=neighbour", authorization=f"Bearer {TOKEN}")
+    assert authenticator.renamed_cookie(token, await authenticator.user(token)) == []
+
+
+# ---- guessing -----------------------------------------------------------------------------------
 
 
 async def test_b58_an_address_that_keeps_guessing_waits_and_the_admin_does_not(
     authenticator: Authenticator, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await authenticator.admin(bearer(ADMIN_TOKEN))
     capsys.readouterr()
     codes = []
     for number in range(1000):
@@ -272,7 +357,7 @@ async def test_b58_an_address_that_keeps_guessing_waits_and_the_admin_does_not(
     assert codes == ["token_invalid"] * 10 + ["rate_limited"] * 990
     assert raised.value.retry_after_ms is not None and raised.value.retry_after_ms <= 60_000
     logged = capsys.readouterr()
-    assert (logged.out + logged.err).count("wrong admin token") == 1
+    assert (logged.out + logged.err).count("wrong credential") == 1
     assert (await authenticator.admin(bearer(ADMIN_TOKEN))).is_admin
 
 
@@ -290,3 +375,32 @@ async def test_an_admin_who_came_during_an_outage_does_not_wait_behind_it(
             with pytest.raises(StoreUnavailable):
                 await authenticator.admin(asking)
     assert (await authenticator.admin(asking)).uid == ADMIN_USER.uid
+
+
+async def test_wrong_tokens_and_tickets_are_counted_together_at_every_door(
+    authenticator: Authenticator, credentials: Credentials, users: Users
+) -> None:
+    doors = [
+        connection("http", authorization="Bearer wrong"),
+        connection(authorization="Bearer wrong"),
+        connection(sec_websocket_protocol=f"chat.v1, {subprotocol('wrong')}"),
+        connection(query_string="ticket=wrong"),
+    ]
+    for number in range(MAX_FAILURES):
+        assert await refusal(authenticator, doors[number % len(doors)]) == "token_invalid"
+    for door in doors:
+        assert await refusal(authenticator, door) == "rate_limited"
+    with pytest.raises(ApiError, match="rate_limited"):
+        await authenticator.admin(bearer("wrong" * 8))
+    # Everybody who has a credential comes in from the same address, and for the first time.
+    user = await users.create("Ada")
+    token = await credentials.create_token(user.uid)
+    assert (await authenticator.user(bearer(token))).uid == user.uid
+    assert (await authenticator.admin(bearer(ADMIN_TOKEN))).is_admin
+
+
+async def test_a_cookie_that_has_ended_is_no_guess(authenticator: Authenticator) -> None:
+    for _ in range(2 * MAX_FAILURES):  # a browser sends it by itself
+        request = connection("http", cookie=COOKIE + "ended")
+        assert await refusal(authenticator, request) == "token_invalid"
+    assert await refusal(authenticator, bearer("wrong")) == "token_invalid"

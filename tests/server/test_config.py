@@ -128,7 +128,7 @@ def test_names_of_others_are_left_alone() -> None:
         ({"token": ""}, "token"),
         ({"token": "   "}, "token"),
         ({"token": "žluťoučký-kůň"}, "token"),
-        ({"host": "0.0.0.0", "token": "short"}, "token"),
+        ({"token": "short"}, "token"),
         ({"host": "0.0.0.0", "admin_token": "x" * 23}, "admin_token"),
         ({"token": "same" * 10, "admin_token": "same" * 10}, "admin_token"),
         ({"allowed_origins": "*"}, "allowed_origins"),
@@ -150,9 +150,9 @@ def test_origins_are_a_list_without_case() -> None:
     assert settings.origins == ("https://a.example", "http://b.example:80")
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "chat.example"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::", "chat.example"])
 @pytest.mark.parametrize("name", ["token", "admin_token"])
-def test_p3_b62_a_weak_token_is_no_token_where_others_can_reach_us(host: str, name: str) -> None:
+def test_p3_b62_a_weak_token_is_no_token_on_loopback_either(host: str, name: str) -> None:
     for weak in ("", " ", "x" * 23):
         assert name in refused(**{"host": host, name: weak})
     assert load_settings({"host": host, name: "x" * 24})
@@ -186,7 +186,7 @@ def test_a_secret_is_made_once_and_private(tmp_path: Path) -> None:
         (["serve", "--port", "70000"], {}, ["port"]),
         (["serve", "--port", "abc"], {}, ["port"]),
         (["serve", "--prot", "1"], {}, ["--prot", "--port"]),
-        (["serve", "--host", "0.0.0.0"], {"PARLEY_TOKEN": "short"}, ["token", "24"]),
+        (["serve"], {"PARLEY_TOKEN": "short"}, ["token", "24"]),
         (["serve", "--token", "x" * 30], {}, ["--token"]),
         (["serve", "--redis-url", "redis://:secret@host"], {}, ["redis_url", "PARLEY_REDIS_URL"]),
         (["serve"], {"PARLEY_MAX_TOKNES": "5"}, ["PARLEY_MAX_TOKNES"]),

@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import orjson
 import pytest
 
 from server import identities as module
 from server.errors import ApiError
-from server.identities import Identities, User
-from sessions.credentials import Credentials
+from server.identities import OLD_LOGIN_CODE, USED_LOGIN_CODE, Identities, User
+from sessions.credentials import Credentials, digest_of
 from sessions.errors import StoreUnavailable
 from sessions.follow import LiveFeed
 from sessions.store import SessionStore
@@ -16,7 +17,7 @@ from sessions.users import Users
 from tests.patience import PATIENCE
 from tests.running_time import running_time
 
-TOKEN = "local-token-of-the-test"
+TOKEN = "local-token-of-the-tests"
 
 
 class Socket:
@@ -231,3 +232,142 @@ async def test_what_is_asked_often_is_read_once(
     for _ in range(20):
         await identities.of_token(token)
     assert asked == 1
+
+
+async def test_another_role_ends_a_tokens_connection_and_not_that_of_a_cookie(
+    told: Identities,
+    user: User,
+    users: Users,
+    credentials: Credentials,
+) -> None:
+    cookie = await told.of_cookie(await credentials.create_cookie(user.uid, 60))
+    by_token, by_cookie = Socket(), Socket()
+    with told.holding(user, by_token.end), told.holding(cookie, by_cookie.end):
+        await make("demote", user, users, credentials)
+        assert await by_token.code() == "token_invalid"
+        assert await told.still_holds(cookie)
+        await users.update(user.uid, roles=())
+        assert await by_cookie.code() == "token_invalid"
+
+
+# ---- what a login code brings --------------------------------------------------------------------
+
+
+async def logged_in(identities: Identities, credentials: Credentials, minter: User) -> str:
+    """The cookie of a user who has opened a login link of their own."""
+    assert minter.credential is not None
+    code = await credentials.create_login_code(minter.uid, minter.credential)
+    cookie, _ = await identities.redeem_login_code(code, 3600)
+    return cookie
+
+
+async def test_revoking_a_token_ends_the_cookie_and_the_socket_that_came_of_it(
+    told: Identities,
+    user: User,
+    credentials: Credentials,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "RECHECK_SECONDS", 60.0)
+    cookie = await logged_in(told, credentials, user)
+    socket = Socket()
+    with told.holding(await told.of_cookie(cookie), socket.end):
+        await credentials.revoke_digest(digest(user))  # the token's, and only that
+        assert await socket.code() == "token_invalid"
+    with pytest.raises(ApiError, match="token_invalid"):
+        await told.of_cookie(cookie)
+
+
+async def test_a_code_of_a_token_that_was_revoked_opens_nothing(
+    identities: Identities, user: User, credentials: Credentials
+) -> None:
+    assert user.credential is not None
+    code = await credentials.create_login_code(user.uid, user.credential)
+    assert (await identities.of_login_code(code)).uid == user.uid
+    await credentials.revoke_digest(digest(user))
+    for refused in (identities.of_login_code(code), identities.redeem_login_code(code, 60)):
+        with pytest.raises(ApiError) as raised:
+            await refused
+        assert (raised.value.code, raised.value.message) == ("token_invalid", USED_LOGIN_CODE)
+
+
+async def test_a_code_ends_with_the_token_and_so_does_its_cookie(
+    identities: Identities, users: Users, credentials: Credentials
+) -> None:
+    stored = await users.create("Ada")
+    user = await identities.of_token(await credentials.create_token(stored.uid, 100))
+    cookie = await identities.of_cookie(await logged_in(identities, credentials, user))
+    assert user.credential is not None and user.credential.expires_at is not None
+    assert cookie.credential is not None and cookie.credential.expires_at is not None
+    assert cookie.credential.expires_at <= user.credential.expires_at + 1
+
+
+@pytest.mark.parametrize("change", ["revoke", "disable", "forget"])
+async def test_an_invitation_ends_with_the_rights_of_its_host(
+    identities: Identities, user: User, users: Users, credentials: Credentials, change: str
+) -> None:
+    guest = await users.create("Guest")
+    assert user.credential is not None
+    codes = [await credentials.create_login_code(guest.uid, user.credential) for _ in range(2)]
+    cookie, _ = await identities.redeem_login_code(codes[0], 60)
+    await make(change, user, users, credentials)
+    with pytest.raises(ApiError, match="token_invalid"):
+        await identities.redeem_login_code(codes[1], 60)
+    assert (await identities.of_cookie(cookie)).uid == guest.uid  # who is in, stays
+
+
+async def test_another_token_of_the_operator_ends_the_cookies_of_the_one_before(
+    identities: Identities, users: Users, credentials: Credentials
+) -> None:
+    cookie = await logged_in(identities, credentials, await identities.of_token(TOKEN))
+    assert (await identities.of_cookie(cookie)).uid == "local"
+    restarted = Identities(credentials, users, token="another" * 5, admin_token="admin" * 5)
+    with pytest.raises(ApiError, match="token_invalid"):
+        await restarted.of_cookie(cookie)
+
+
+async def test_a_login_code_of_an_older_version_is_refused_with_a_sentence(
+    identities: Identities, user: User, store: SessionStore
+) -> None:
+    key = store.keys.login_code(digest_of("old"))
+    await store.client.call("SET", key, orjson.dumps({"uid": user.uid}))
+    with pytest.raises(ApiError) as raised:
+        await identities.redeem_login_code("old", 60)
+    assert (raised.value.code, raised.value.message) == ("token_invalid", OLD_LOGIN_CODE)
+
+
+async def test_p31_a_code_of_somebody_who_is_gone_or_kept_out_opens_nothing(
+    identities: Identities, user: User, credentials: Credentials, users: Users
+) -> None:
+    gone, out = await users.create("Ada"), await users.create("Eve")
+    assert user.credential is not None
+    codes = [await credentials.create_login_code(one.uid, user.credential) for one in (gone, out)]
+    await users.forget(gone.uid)
+    await users.update(out.uid, disabled=True)
+    for one, code in zip((gone, out), codes, strict=True):
+        with pytest.raises(ApiError, match="token_invalid"):
+            await identities.redeem_login_code(code, 60)
+        assert await credentials.of_user(one.uid) == []
+
+
+async def test_p31_a_user_who_goes_at_that_moment_leaves_no_cookie(
+    identities: Identities,
+    user: User,
+    credentials: Credentials,
+    users: Users,
+    store: SessionStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    guest = await users.create("Ada")
+    assert user.credential is not None
+    code = await credentials.create_login_code(guest.uid, user.credential)
+    redeem = credentials.redeem_login_code
+
+    async def forget_and_redeem(code: str, most_seconds: float) -> tuple[str, float] | None:
+        await users.forget(guest.uid)
+        return await redeem(code, most_seconds)
+
+    monkeypatch.setattr(credentials, "redeem_login_code", forget_and_redeem)
+    with pytest.raises(ApiError, match="token_invalid"):
+        await identities.redeem_login_code(code, 60)
+    for key in (store.keys.user_tokens(guest.uid), store.keys.user_record(guest.uid)):
+        assert await store.client.call("EXISTS", key) == 0

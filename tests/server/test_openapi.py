@@ -7,9 +7,14 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from server.errors import ApiError
+from server.identities import ADMIN_SCOPES
 from server.openapi import openapi
 from server.operations import Access, Doors, Operation
+from server.protocol import convert
 from server.rest import operations
+from sessions.user_sessions import user_cursor
+from sessions.users import ROLES
 
 Document = dict[str, Any]
 
@@ -69,3 +74,82 @@ def test_queries_and_bodies_say_what_is_validated(document: Document) -> None:
     body = document["components"]["schemas"]["CreateResponseBody"]["properties"]
     assert {"input", "regenerate_of", "continue_of", "settings", "on_busy"} <= set(body)
     assert not {"session_id", "idempotency_key", "event_id"} & set(body)
+
+
+def takes(schema: Document, body: Document) -> bool:
+    """Whether one of the schema's alternatives takes this body: what `oneOf` says of ours."""
+
+    def fits(alternative: Document) -> bool:
+        for name, field in alternative["properties"].items():
+            if name in body and (
+                field is False
+                or (field.get("type") == "null" and body[name] is not None)
+                or ("not" in field and body[name] is None)
+            ):
+                return False
+        return set(alternative["required"]) <= set(body)
+
+    return sum(map(fits, schema["oneOf"])) == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"input": "x"},
+        {"input": None},
+        {"input": "x", "parent_id": None},
+        {"input": "x", "regenerate_of": None},
+        {"input": "x", "regenerate_of": "msg"},
+        {"regenerate_of": "msg"},
+        {"regenerate_of": "msg", "parent_id": None},
+        {"continue_of": "msg", "input": None},
+        {"continue_of": "msg", "input": "x"},
+    ],
+)
+def test_exactly_one_purpose_is_declared_as_it_is_checked(
+    document: Document, body: Document
+) -> None:
+    frame = {"type": "response.create", "session_id": "s", "idempotency_key": "k", **body}
+    try:
+        convert(frame)
+        is_taken = True
+    except ApiError:
+        is_taken = False
+    assert takes(document["components"]["schemas"]["CreateResponseBody"], body) == is_taken
+
+
+def test_roles_scopes_names_and_cursors_are_declared_as_they_are_checked(
+    document: Document,
+) -> None:
+    fields = document["components"]["schemas"]["CreateUserBody"]["properties"]
+    assert fields["roles"]["items"]["enum"] == list(ROLES)
+    assert fields["scopes"]["items"]["enum"] == list(ADMIN_SCOPES)
+    assert re.search(fields["name"]["pattern"], " \n") is None
+    cursors = [
+        parameter["schema"]["anyOf"][0]["pattern"]
+        for methods in document["paths"].values()
+        for operation in methods.values()
+        for parameter in operation.get("parameters", ())
+        if parameter["name"] == "cursor"
+    ]
+    assert len(cursors) >= 5
+    for known in ("123:ses_x", "12-3", user_cursor("local", (12, "ses_x"))):
+        assert all(re.search(pattern, known) for pattern in cursors)
+    assert not any(re.search(pattern, wrong) for pattern in cursors for wrong in ("", "*", "a b"))
+
+
+def test_links_lead_from_an_object_to_the_operations_on_it(document: Document) -> None:
+    known = {
+        operation["operationId"]: path
+        for path, methods in document["paths"].items()
+        for operation in methods.values()
+    }
+    made = document["paths"]["/v1/sessions"]["post"]["responses"]["201"]["links"]
+    assert "get_sessions_session_id" in made and "delete_sessions_session_id" in made
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            for answer in operation["responses"].values():
+                for link in answer.get("links", {}).values():
+                    path = known[link["operationId"]]
+                    assert set(link["parameters"]) == set(re.findall(r"{(\w+)}", path))
