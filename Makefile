@@ -19,8 +19,8 @@ serve: setup     ## run Parley on http://127.0.0.1:8000
 test: setup      ## all tests (Chromium's only where it is installed)
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-test-slow: setup ## the long random runs
-	@$(BIN)/python -m pytest -m slow
+test-slow: setup ## the long runs, hours; PART=engine for one part (CONTRIBUTING.md lists them)
+	@$(BIN)/python -m pytest -m slow $(if $(PART),--part $(PART))
 
 test-gpu: setup  ## the kernels of csrc/cuda, the engine and every architecture, on a GPU
 	@PARLEY_TEST_DEVICE=cuda $(BIN)/python -m pytest tests/test_cuda_kernels.py \

@@ -1,11 +1,31 @@
-"""The order of the files: the slow ones first, so that the processes of a run end together."""
+"""The order of the files, the slow ones first, so that the processes of a run end together; and
+`--part`, which chooses among the tests that are marked `slow`.
+"""
+
+from pathlib import Path
 
 import pytest
 
+from tests.slow_parts import PARTS, part_of
+
 SLOW_FIRST = ("end_to_end", "compat")  # folders; each of their files starts servers or programs
+TESTS = Path(__file__).parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", choices=sorted(set(PARTS.values())), help="of the slow tests")
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Behind pytest-randomly, whose order within these groups stays."""
     items.sort(key=lambda item: not set(SLOW_FIRST) & set(item.path.parts))
+    parts = {
+        item: part_of(item.path.relative_to(TESTS), item.name.partition("[")[2])
+        for item in items
+        if item.get_closest_marker("slow") is not None
+    }
+    if (wanted := config.getoption("--part")) is not None:
+        others = [item for item in items if parts.get(item) != wanted]
+        items[:] = [item for item in items if parts.get(item) == wanted]
+        config.hook.pytest_deselected(items=others)

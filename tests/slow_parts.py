@@ -1,0 +1,35 @@
+"""The parts of `make test-slow`: the folders of the tests, and apart from them what takes long.
+
+`make test-slow PART=engine` runs one of them. CONTRIBUTING.md tells what each takes, which is half
+an hour at most.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# Which part a test is in, by the first of these paths that it lies under.
+PARTS = {
+    "fuzz/test_fuzz.py[http": "fuzz-http",
+    "fuzz/test_fuzz.py[templates": "fuzz-templates",
+    "fuzz/test_fuzz.py[websocket": "fuzz-websocket",
+    "engine/test_levels.py": "levels",
+    "compat/": "compat",
+    "end_to_end/": "end-to-end",
+    "engine/": "engine",
+    "server/": "server",
+    "sessions/": "sessions",
+    "upgrades/": "upgrades",
+}
+
+
+def part_of(path: Path, parameters: str) -> str:
+    """The part of a test in this file below tests/, with these parameters, as in `http-1]`.
+
+    Raises KeyError if no part would run it.
+    """
+    place = f"{path.as_posix()}[{parameters}"
+    for begin, part in PARTS.items():
+        if place.startswith(begin):
+            return part
+    raise KeyError(f"tests/{place} is in no part of `make test-slow`: tests/slow_parts.py")

@@ -1,0 +1,39 @@
+"""Each slow test is in one named part, and the parts are told to those who run them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.slow_parts import PARTS, part_of
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters", "part"),
+    [
+        ("engine/test_scheduler.py", "", "engine"),
+        ("engine/test_levels.py", "avx2]", "levels"),
+        ("fuzz/test_fuzz.py", "http]", "fuzz-http"),
+        ("end_to_end/test_floods.py", "pings]", "end-to-end"),
+    ],
+)
+def test_a_part_is_a_folder_or_what_takes_long_in_it(path: str, parameters: str, part: str) -> None:
+    assert part_of(Path(path), parameters) == part
+
+
+def test_a_slow_test_that_no_part_would_run_is_an_error() -> None:
+    with pytest.raises(KeyError, match=r"tests/bench/test_new.py\[\] is in no part"):
+        part_of(Path("bench/test_new.py"), "]")
+    with pytest.raises(KeyError, match="in no part"):
+        part_of(Path("fuzz/test_fuzz.py"), "a-new-target]")
+
+
+def test_contributing_tells_what_each_part_is() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    table = page[page.index("| part |") :].partition("\n\n")[0]
+    named = re.findall(r"`([\w-]+)`", table)
+    assert sorted(named) == sorted(set(PARTS.values()))
