@@ -1,15 +1,10 @@
-"""An older version and this one serve side by side on one Redis: no text is lost or doubled.
-
-The older version is taken from the repository's history.
-"""
+"""An older version and this one serve side by side on one Redis: no text is lost or doubled."""
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.deaths import everything_is_killed
-from tests.end_to_end.harness import ROOT, TESTING, Client, Server
+from tests.end_to_end.harness import TESTING, Client, Server
 from tests.redis_server import running_redis
 from tests.tiny_model import oracle_answer, oracle_word
+from tests.upgrades.older_tree import OLDER, extract
 
 pytestmark = pytest.mark.slow
 
-OLDER = {"0.1.0": "f11b3be"}  # version → commit
 NUM_TOKENS = 200
 SETTINGS = {"temperature": 0, "max_output_tokens": NUM_TOKENS}
 LONG = {"temperature": 0, "max_output_tokens": 2000}
@@ -35,13 +30,7 @@ Hosts = tuple[Server, Server]
 @pytest.fixture(scope="module", params=OLDER)
 def older_tree(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of an older version."""
-    commit = OLDER[request.param]
-    done = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True)
-    if done.returncode:
-        pytest.skip(f"no history with {commit}: {done.stderr.decode().strip()}")
-    folder = tmp_path_factory.mktemp("tree")
-    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        archive.extractall(folder, filter="data")
+    folder = extract(request.param, tmp_path_factory.mktemp("tree"))
     # Processes are started with -P: without PYTHONPATH they would run the code of this version.
     code = (
         "import engine, server, sessions as s; print(engine.__path__, server.__path__, s.__path__)"
