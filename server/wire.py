@@ -117,6 +117,8 @@ class HttpProtocol(H11Protocol):
         if not self._is_over:
             super().on_response_complete()
             self._let_linger()
+            if self.conn.their_state is h11.SEND_BODY or self.conn.trailing_data[0]:
+                self._await_client()  # a part of the next request had come already
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -375,6 +377,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
                 self.handle_parser_exception()
             return
         super().send_receive_event_to_app()
+
+    def handle_ping(self) -> None:
+        if not self._is_lingering:  # it came in one packet with what we closed for
+            super().handle_ping()
 
     def handle_parser_exception(self) -> None:
         """The close frame of an error is in `conn`: send it, then read until the client closes."""

@@ -160,6 +160,25 @@ async def test_b6_the_head_of_a_second_request_has_a_deadline_of_its_own(
         assert (await socket.ask(b"GET / HTTP/1.1\r\n")).status == 408
 
 
+@pytest.mark.parametrize(
+    ("part", "status"),
+    [
+        (b"GET / HTTP/1.1\r\n", 408),
+        (b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n", 0),
+    ],
+    ids=["head", "body"],
+)
+async def test_b6_a_request_that_began_in_one_packet_with_another_has_its_deadline(
+    target: Target, monkeypatch: pytest.MonkeyPatch, part: bytes, status: int
+) -> None:
+    for name in ("HEAD_SECONDS", "BODY_SECONDS", "LINGER_SECONDS"):
+        monkeypatch.setattr(wire, name, SOON)
+    async with RawSocket(target) as socket:
+        assert (await socket.ask(request(target) + part)).status == 200
+        assert (await socket.answer()).status == status
+        await socket.ended()
+
+
 async def test_p18_a_body_that_nobody_reads_does_not_hold_its_connection(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,6 +384,16 @@ async def test_a_close_frame_that_comes_with_many_messages_is_answered(target: T
         await socket.upgrade()
         await socket.send(frame(TEXT, b"x") * 5000 + close_frame(1000))
         assert await socket.closed() == (1000, "")
+
+
+async def test_a_ping_in_one_packet_with_what_is_closed_for_is_no_error_of_ours(
+    target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await socket.send(frame(TEXT, b"\xff") + frame(PING) + frame(TEXT, b"\xff"))
+        assert (await socket.closed())[0] == 1007
+    assert not caplog.records
 
 
 async def test_b14_frames_after_our_own_close_are_parsed_for_a_while_and_then_no_more(
