@@ -12,10 +12,10 @@ import re
 
 from tests.end_to_end.raw import RawSocket, request, upgrade
 from tests.fuzz.damage import cut, damaged
-from tests.fuzz.driver import Finding, drive
+from tests.fuzz.driver import Finding, Target, drive
 from tests.fuzz.site import Site
 
-LEFT_OPEN_SECONDS = 10.0
+LEFT_OPEN_DEADLINES = 30  # of a site: none of its connections lasts so long
 STATUS = re.compile(rb"HTTP/1\.1 (\d\d\d) ")
 PATHS = ("/", "/read", "/much", "/v1/ws", "/read?" + "x" * 20_000, "*", "//", "/%00", "http://x/")
 METHODS = ("GET", "POST", "HEAD", "PUT", "OPTIONS", "PRI", "GE T", "X" * 5000)
@@ -73,7 +73,7 @@ async def attack(site: Site, rng: random.Random, sent: bytes) -> None:
     """One connection. Raises `Finding`."""
     async with RawSocket(site) as socket:
         sending = asyncio.create_task(send(socket, cut(rng, sent)))
-        got = await socket.rest(LEFT_OPEN_SECONDS)
+        got = await socket.rest(LEFT_OPEN_DEADLINES * site.deadline_seconds)
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
     if got is None:
@@ -101,4 +101,4 @@ async def bystand(site: Site) -> None:
 
 def run(seconds: float, seed: int) -> str:
     """Attack for so long; raises AssertionError with seed and bytes. Returns a line of figures."""
-    return drive("http", conversation, attack, bystand, seconds, seed)
+    return drive(Target("http", conversation, attack, bystand), seconds, seed)

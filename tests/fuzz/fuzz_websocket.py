@@ -23,9 +23,9 @@ from tests.end_to_end.raw import (
     upgrade,
 )
 from tests.fuzz.damage import cut, damaged
-from tests.fuzz.driver import Finding, drive
+from tests.fuzz.driver import Finding, Target, drive
 from tests.fuzz.fuzz_http import send
-from tests.fuzz.site import DEADLINE_SECONDS, MESSAGE, Site
+from tests.fuzz.site import MESSAGE, Site
 
 OPCODES = (TEXT, TEXT, TEXT, CONTINUATION, CONTINUATION, BINARY, PING, PONG, CLOSE, 0x3, 0xB)
 SIZES = (0, 1, 2, 5, 125, 126, 1023, 1024, 65_535, 65_536, 600_000)
@@ -61,11 +61,11 @@ async def attack(site: Site, rng: random.Random, sent: bytes) -> None:
             sending = asyncio.create_task(send(socket, cut(rng, sent)))
         if answer.status != 101:
             raise Finding(f"the handshake was answered {answer.status}", sent)
-        closing = asyncio.create_task(socket.closed(seconds=20 * DEADLINE_SECONDS))
-        await asyncio.wait([closing], timeout=DEADLINE_SECONDS)
+        closing = asyncio.create_task(socket.closed(seconds=20 * site.deadline_seconds))
+        await asyncio.wait([closing], timeout=site.deadline_seconds)
         while not closing.done():  # what was sent may have been the beginning of a message
             await socket.send(close_frame(1000))
-            await asyncio.wait([closing], timeout=DEADLINE_SECONDS)
+            await asyncio.wait([closing], timeout=site.deadline_seconds)
         if "sending" in locals():
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
@@ -88,4 +88,4 @@ async def bystand(site: Site) -> None:
 
 def run(seconds: float, seed: int) -> str:
     """Attack for so long; raises AssertionError with seed and bytes. Returns a line of figures."""
-    return drive("websocket", frames, attack, bystand, seconds, seed)
+    return drive(Target("websocket", frames, attack, bystand), seconds, seed)
