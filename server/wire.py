@@ -382,6 +382,19 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if not self._is_lingering:  # it came in one packet with what we closed for
             super().handle_ping()
 
+    def handle_close(self, event: Frame) -> None:
+        """uvicorn closes at once: with unread bytes that is a reset, which destroys our answer."""
+        if self._is_lingering or self.transport.is_closing():
+            return
+        if not self.close_sent:
+            close = self.conn.close_rcvd
+            assert close is not None
+            self.queue.put_nowait(
+                {"type": "websocket.disconnect", "code": close.code, "reason": close.reason}
+            )
+            self.transport.write(b"".join(self.conn.data_to_send()))
+        self._linger()
+
     def handle_parser_exception(self) -> None:
         """The close frame of an error is in `conn`: send it, then read until the client closes."""
         close = self.conn.close_sent

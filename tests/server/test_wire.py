@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import socket
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from tests.end_to_end.raw import (
     request,
     upgrade,
 )
+from tests.patience import PATIENCE
 
 SOON = 0.1  # seconds, for deadlines that a test waits for
 IN_TIME = 1.5  # for those that it must not miss, whatever else the machine does
@@ -384,6 +386,21 @@ async def test_a_close_frame_that_comes_with_many_messages_is_answered(target: T
         await socket.upgrade()
         await socket.send(frame(TEXT, b"x") * 5000 + close_frame(1000))
         assert await socket.closed() == (1000, "")
+
+
+async def test_a_close_frame_that_comes_with_more_than_is_read_ends_without_a_reset(
+    target: Target,
+) -> None:
+    def closes_and_goes_on_sending() -> bytes:
+        address = urlsplit(target.url)
+        with socket.create_connection((address.hostname, address.port), PATIENCE) as client:
+            client.sendall(upgrade(target))
+            while not client.recv(1 << 16).endswith(b"\r\n\r\n"):
+                pass
+            client.sendall(close_frame(1000, b"bye") * 200_000)
+            return b"".join(iter(lambda: client.recv(1 << 16), b""))
+
+    assert await asyncio.to_thread(closes_and_goes_on_sending) == b"\x88\x05\x03\xe8bye"
 
 
 async def test_a_ping_in_one_packet_with_what_is_closed_for_is_no_error_of_ours(
