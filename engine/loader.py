@@ -98,7 +98,8 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
             raise UnsupportedModelError(f"{folder}: {_one_line(error)}") from None
     else:
         if ops.name == "cpu":
-            linear.pack_layers(model, ops, config.quantization or "float32")
+            of_all = None if read_dtype == dtype else dtype
+            linear.pack_layers(model, ops, config.quantization or "float32", of_all)
         if read_dtype != dtype:
             model.to(dtype)
         layers = attention.attach_layers(model, context)
