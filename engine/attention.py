@@ -101,10 +101,11 @@ def paged_attention_forward(
     if attention_mask is not None or dropout or is_causal is False or query.shape[0] != 1:
         raise UnsupportedModelError(f"{type(module).__name__} wants a mask of its own")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    dtype = _cache_dtype(layer.context.ops, key.dtype)
     queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
     out = torch.empty(
         (queries.shape[0], queries.shape[1], values.shape[2]),
-        dtype=query.dtype,
+        dtype=query.dtype if dtype == key.dtype else dtype,
         device=query.device,
     )
     batch = layer.context.batch
@@ -115,16 +116,19 @@ def paged_attention_forward(
                 num_kv_heads=keys.shape[1],
                 head_dim=keys.shape[2],
                 value_head_dim=values.shape[2],
-                dtype=key.dtype,
+                dtype=dtype,
                 sliding_window=sliding_window or 0,
                 softcap=softcap or 0.0,
                 has_sinks=s_aux is not None,
             )
         )
-        return out.zero_()[None], None
+        return out.zero_()[None].to(query.dtype), None
     assert layer.key_cache is not None and layer.value_cache is not None
     attention = layer.context.attention
     assert attention is not None
+    if dtype != key.dtype:
+        queries, keys, values = (x.to(dtype) for x in (queries, keys, values))
+        s_aux = s_aux if s_aux is None else s_aux.to(dtype)
     layer.context.ops.store_kv(keys, values, layer.key_cache, layer.value_cache, batch.slot_mapping)
     num_tokens = batch.num_tokens
     out[num_tokens:] = 0  # whatever lay there could be NaN, which some layers let spread
@@ -136,7 +140,12 @@ def paged_attention_forward(
         out[:num_tokens],
         Scores(scale, sliding_window or 0, softcap or 0.0, s_aux),
     )
-    return out[None], None
+    return out[None].to(query.dtype), None
+
+
+def _cache_dtype(ops: Ops, dtype: torch.dtype) -> torch.dtype:
+    """What keys and values are kept in: csrc/cpu has no float16, of which float32 loses nothing."""
+    return torch.float32 if ops.name == "cpu" and dtype == torch.float16 else dtype
 
 
 def register() -> None:
