@@ -5,9 +5,9 @@ queries, keys and values after their rotation. Ours writes keys and values into 
 and reads them back by block table, so causality, windows and packing are ours as well: there is no
 mask. A layer finds its cache, and the batch of this step, on an attribute of the calling module.
 
-A model that does not call the function would give plausible, wrong text; so the runner first
-*probes*: it runs a few tokens while each layer only notes what it is asked, and refuses the model
-unless every layer was called exactly once.
+A model that does not call the function would give plausible, wrong text; so engine/trial.py first
+runs a few tokens while each layer only notes what it is asked, and refuses the model unless every
+layer was called exactly once.
 """
 
 from collections.abc import Callable
@@ -89,17 +89,17 @@ def paged_attention_forward(
     output_attentions: bool | None = None,
     output_hidden_states: bool | None = None,
     output_router_logits: bool | None = None,
+    logits_to_keep: int | Tensor = 0,  # of the output layer, which some models tell everybody
+    **others: Any,
 ) -> tuple[Tensor, None]:  # [1, num_rows, num_heads, value_head_dim]
     """Attend over the blocks of each sequence of the batch; rows of padding become zeros.
 
-    Keywords are listed one by one on purpose: an ignored one would mean wrong text, so an unknown
-    one is a TypeError, which the probe turns into a refusal of the model.
+    Keywords are listed one by one on purpose: an ignored one would mean wrong text, so any other
+    that is not None is a refusal of the model.
     """
     layer: PagedLayer | None = getattr(module, LAYER_ATTRIBUTE, None)
-    if layer is None:
-        raise UnsupportedModelError(f"{type(module).__name__} has no layer_idx")
-    if attention_mask is not None or dropout or is_causal is False or query.shape[0] != 1:
-        raise UnsupportedModelError(f"{type(module).__name__} wants a mask of its own")
+    _check_call(module, query, attention_mask, dropout, is_causal, others)
+    assert layer is not None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     dtype = _cache_dtype(layer.context.ops, key.dtype)
     queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
@@ -146,6 +146,30 @@ def paged_attention_forward(
 def _cache_dtype(ops: Ops, dtype: torch.dtype) -> torch.dtype:
     """What keys and values are kept in: csrc/cpu has no float16, of which float32 loses nothing."""
     return torch.float32 if ops.name == "cpu" and dtype == torch.float16 else dtype
+
+
+def _check_call(
+    module: nn.Module,
+    query: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float,
+    is_causal: bool | None,
+    others: dict[str, Any],
+) -> None:
+    """Raise UnsupportedModelError if a layer asks for what paged attention does not do."""
+    name = type(module).__name__
+    if not hasattr(module, LAYER_ATTRIBUTE):
+        raise UnsupportedModelError(f"{name} has no layer_idx")
+    if asked := [key for key, value in others.items() if value is not None]:
+        raise UnsupportedModelError(
+            f"{name} asks attention for {asked[0]}, which is not known here"
+        )
+    if is_causal is None:  # as in transformers' own functions
+        is_causal = getattr(module, "is_causal", True)
+    if is_causal is False:
+        raise UnsupportedModelError(f"{name} reads a text in both directions")
+    if attention_mask is not None or dropout or query.shape[0] != 1:
+        raise UnsupportedModelError(f"{name} wants a mask of its own")
 
 
 def register() -> None:

@@ -16,7 +16,7 @@ import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from engine import attention, experts, linear
+from engine import attention, experts, linear, trial
 from engine.attention import PagedLayer, StepContext
 from engine.attention_backends import UNIT_TOKENS, AttentionBackend
 from engine.attention_choice import AttentionNeeds, choose_attention
@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 ATTENTION_TYPES = {"full_attention", "sliding_attention"}
 LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}  # rotates all by the longest sequence of the batch
 FALLBACK_POSITIONS = 4096  # for a model that names no limit
-NUM_PROBE_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +69,11 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
     started = time.monotonic()
     folder = Path(config.model)
     check_folder(folder, needs_weights=config.load_format != "dummy")
-    hf_config = _read_config(folder)
+    whole_config, hf_config = _read_configs(folder)
     _check_config(hf_config)
     device = choose_device(config.device)
-    _check_quantization(config, hf_config, device, ops)
-    is_fused = _choose_fused(config, hf_config, device, ops)
+    _check_quantization(config, whole_config, device, ops)
+    is_fused = _choose_fused(config, whole_config, device, ops)
     dtype = _choose_dtype(config.dtype, hf_config, device, is_fused)
     logger.info("loading %s as %s on %s", folder, str(dtype).removeprefix("torch."), device)
     attention.register()
@@ -95,16 +94,16 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
             with torch.inference_mode():
                 fused = _fuse(model, config, dtype, context)
         except (ValueError, OSError) as error:  # parameters of another model, or no memory
-            raise UnsupportedModelError(f"{folder}: {_one_line(error)}") from None
+            raise UnsupportedModelError(f"{folder}: {trial.one_line(error)}") from None
     else:
         if ops.name == "cpu":
             of_all = None if read_dtype == dtype else dtype
             linear.pack_layers(model, ops, config.quantization or "float32", of_all)
         if read_dtype != dtype:
             model.to(dtype)
-        layers = attention.attach_layers(model, context)
+        attached = attention.attach_layers(model, context)
         experts.attach_experts(model, context)
-        _probe(model, layers, hf_config, device)
+        layers = trial.try_model(model, attached, hf_config, device)
         needs = AttentionNeeds.of(shape for layer in layers for shape in layer.shapes)
         context.attention = choose_attention(config, needs, ops, device)
     eos_sources = (getattr(model, "generation_config", None), hf_config)
@@ -146,12 +145,13 @@ def _fuse(
     return fuse_for_gpu(model, ops, choose)
 
 
-def _read_config(folder: Path) -> Any:
+def _read_configs(folder: Path) -> tuple[Any, Any]:
+    """The whole config, and of it the part for text, which mostly is the same."""
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return config, config.get_text_config()
     except Exception as error:  # whatever a validator of transformers raises
-        raise UnsupportedModelError(f"{folder}/config.json: {_one_line(error)}") from None
-    return config.get_text_config()
+        raise UnsupportedModelError(f"{folder}/config.json: {trial.one_line(error)}") from None
 
 
 def _check_config(config: Any) -> None:
@@ -165,6 +165,9 @@ def _check_config(config: Any) -> None:
         raise UnsupportedModelError(f"{name} shares keys and values between layers")
     if getattr(config, "alibi", False):
         raise UnsupportedModelError(f"{name} uses alibi positions")
+    reads_all = getattr(config, "use_bidirectional_attention", None) in (True, "all")
+    if reads_all or getattr(config, "is_causal", True) is False:
+        raise UnsupportedModelError(f"{name} reads a text in both directions, so it continues none")
 
 
 def _check_quantization(
@@ -196,12 +199,15 @@ def choose_device(name: str) -> torch.device:
 
 def _choose_fused(config: EngineConfig, hf_config: Any, device: torch.device, ops: Ops) -> bool:
     """Whether `engine/fused` computes the model; `UnsupportedModelError` if it must and cannot."""
-    obstacle = support.obstacle(hf_config)
+    text_config = hf_config.get_text_config()
+    obstacle = support.obstacle(text_config)
+    if text_config is not hf_config and config.load_format != "dummy":
+        obstacle = f"{hf_config.model_type} has other parts besides its text"
     if config.model_impl == "transformers":
         obstacle = "model_impl is 'transformers'"
     is_on_cpu = device.type == "cpu"
     if obstacle is None and not is_on_cpu:
-        obstacle = support.gpu_obstacle(hf_config)
+        obstacle = support.gpu_obstacle(text_config)
     if obstacle is None and is_on_cpu and config.dtype == "float16":
         obstacle = "float16 weights"
     if obstacle is None and ops.name not in ("cpu", "cuda"):
@@ -271,9 +277,11 @@ def _build(
             )
             missing = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]
     except Exception as error:  # broken files fail in many ways; each becomes one line
-        problem = f"{folder}: {_one_line(error)}"
+        problem = f"{folder}: {trial.one_line(error)}"
         if attention.NAME in str(error):  # it knows its own few implementations only
             problem = f"{config.model_type} does not take our attention"
+        if "Unrecognized configuration class" in str(error):
+            problem = f"{folder}: transformers has no causal language model for {config.model_type}"
         raise UnsupportedModelError(problem) from None
     if missing:
         raise UnsupportedModelError(
@@ -283,25 +291,6 @@ def _build(
         raise UnsupportedModelError(f"{config.model_type} does not take our attention")
     built: nn.Module = model
     return built
-
-
-def _probe(model: nn.Module, layers: list[PagedLayer], config: Any, device: torch.device) -> None:
-    """Run a few tokens to see each layer call our attention once, with nothing we do not know."""
-    ids = torch.zeros((1, NUM_PROBE_TOKENS), dtype=torch.int64, device=device)
-    positions = torch.arange(NUM_PROBE_TOKENS, device=device)[None]
-    try:
-        with torch.inference_mode():
-            model(input_ids=ids, position_ids=positions, use_cache=False)
-    except UnsupportedModelError:
-        raise
-    except Exception as error:
-        raise UnsupportedModelError(f"{config.model_type}: {_one_line(error)}") from error
-    num_layers = config.num_hidden_layers
-    num_right = sum(len(layer.shapes) == 1 for layer in layers)
-    if len(layers) != num_layers or num_right != num_layers:
-        raise UnsupportedModelError(
-            f"{config.model_type}: {num_right} of {num_layers} layers call our attention"
-        )
 
 
 def _max_positions(config: Any) -> int:
@@ -327,8 +316,3 @@ def _token_ids(sources: Iterable[Any]) -> set[int]:
         value = getattr(source, "eos_token_id", None)
         ids.update(value if isinstance(value, list) else [] if value is None else [value])
     return ids
-
-
-def _one_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:300]

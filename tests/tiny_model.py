@@ -146,7 +146,7 @@ def build_tiny_model(
     config.initializer_range = initializer_range  # at the usual 0.02 it repeats one token for ever
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    _randomize_biases_and_norms(model)
+    randomize_biases_and_norms(model)
     with torch.no_grad():
         model.get_output_embeddings().weight[0].zero_()
     return _save(Path(folder), model, _byte_level_tokenizer(), chat_template, eos_token=END_OF_TEXT)
@@ -203,7 +203,7 @@ def oracle_answer(last_token_id: int, num_tokens: int) -> str:
     return "".join(oracle_word(last_token_id + i) for i in range(1, num_tokens + 1))
 
 
-def _randomize_biases_and_norms(model: PreTrainedModel) -> None:
+def randomize_biases_and_norms(model: PreTrainedModel) -> None:
     """Fresh models have zero biases and sinks and all-one norms: a forgotten one would not show."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -237,6 +237,11 @@ def _counting_tokenizer(vocab: int) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"t\d{5} "), "isolated")
     tokenizer.decoder = decoders.Fuse()
     return tokenizer
+
+
+def save_tiny_model(folder: Path, model: PreTrainedModel) -> Path:
+    """Write any model whose vocabulary is as large as that of the byte-level tokenizer."""
+    return _save(folder, model, _byte_level_tokenizer(), CHAT_TEMPLATE, eos_token=END_OF_TEXT)
 
 
 def _save(

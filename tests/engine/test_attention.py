@@ -44,14 +44,30 @@ def test_a_probed_layer_notes_what_it_was_asked() -> None:
 def test_unknown_keywords_masks_and_strangers_are_refused() -> None:
     module = Attention(0)
     attach_layers(module, StepContext(ops.REFERENCE))
-    with pytest.raises(TypeError, match="alibi"):
-        paged_attention_forward(module, *tensors(), None, alibi=1)  # type: ignore[call-arg]
+    with pytest.raises(UnsupportedModelError, match="Attention asks attention for alibi"):
+        paged_attention_forward(module, *tensors(), None, alibi=1, labels=None)
     with pytest.raises(UnsupportedModelError, match="a mask of its own"):
         paged_attention_forward(module, *tensors(), torch.zeros(1, 1, 3, 3))
-    with pytest.raises(UnsupportedModelError, match="a mask of its own"):
+    with pytest.raises(UnsupportedModelError, match="both directions"):
         paged_attention_forward(module, *tensors(), None, is_causal=False)
     with pytest.raises(UnsupportedModelError, match="has no layer_idx"):
         paged_attention_forward(nn.Linear(1, 1), *tensors(), None)
+
+
+def test_a_keyword_that_is_none_asks_for_nothing() -> None:
+    module = Attention(0)
+    (layer,) = attach_layers(module, StepContext(ops.REFERENCE))
+    paged_attention_forward(module, *tensors(), None, labels=None, encoder_hidden_states=None)
+    assert len(layer.shapes) == 1
+
+
+def test_a_layer_that_says_it_is_not_causal_is_refused() -> None:
+    module = Attention(0)
+    module.is_causal = False  # type: ignore[assignment]
+    attach_layers(module, StepContext(ops.REFERENCE))
+    with pytest.raises(UnsupportedModelError, match="Attention reads a text in both directions"):
+        paged_attention_forward(module, *tensors(), None)
+    paged_attention_forward(module, *tensors(), None, is_causal=True)
 
 
 def test_padding_is_not_attended_not_stored_and_gives_zeros() -> None:

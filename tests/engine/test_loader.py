@@ -86,7 +86,8 @@ _HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size
         ("CodeGenConfig", {"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8}, "0 of 2"),
         ("GPTNeoConfig", {"attention_types": [[["global", "local"], 1]]}, "not take our attention"),
         ("DogeConfig", _HEADS, "a mask of its own"),
-        ("BertConfig", _HEADS, "unexpected keyword argument 'encoder_hidden_states'"),
+        ("BertConfig", _HEADS, "BertSelfAttention reads a text in both directions"),
+        ("MptConfig", {"d_model": 64, "n_heads": 4}, "mpt needs a mask, a cache or an input"),
     ],
 )
 def test_architectures_we_cannot_page_are_refused_with_one_line(
