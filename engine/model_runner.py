@@ -53,10 +53,13 @@ class ModelRunner:
             output_layer.register_forward_pre_hook(self._keep_sampled_rows)
         self.graphs: DecodeGraphs | None = None  # of a GPU
         self.invariance = RowInvariance()
+        probe = RowProbe(loaded, self.config, self.forward)
         if config.batch_invariant and loaded.device.type == "cpu":
-            self.invariance = RowProbe(loaded, self.config, self.forward).run()
-        elif config.batch_invariant:
-            logger.info("on a GPU the last bits of logits may depend on the batch")
+            self.invariance = probe.run()
+        else:
+            probe.check()
+            if config.batch_invariant:
+                logger.info("on a GPU the last bits of logits may depend on the batch")
         if isinstance(loaded.fused, GpuDecoder) and not config.enforce_eager:
             if loaded.device.type == "cuda":
                 self.record_decodes()

@@ -4,6 +4,7 @@ Tokens and logprobs are compared with `==`: of the same request alone, in a crow
 from the prefix cache, computed again after a preemption, and ended by another engine.
 """
 
+import dataclasses
 import logging
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from engine import demo_model, ops
+from engine.batch import Batch
 from engine.checkpoint import UnsupportedModelError
 from engine.config import EngineConfig
 from engine.invariance import Layer, RowProbe
@@ -81,14 +83,13 @@ def _is_linear(module: Any) -> bool:
 
 
 def load(folder: Path, **settings: Any) -> tuple[LoadedModel, EngineConfig]:
-    """As modules of transformers, which can be replaced."""
+    """As modules of transformers, which can be replaced, unless `settings` say otherwise."""
     config = EngineConfig(
         model=str(folder),
         address="",
         served_model_name="",
         num_blocks=8,
-        model_impl="transformers",
-        **settings,
+        **{"model_impl": "transformers"} | settings,
     )
     return load_model(config, ops.choose("auto")), config
 
@@ -148,14 +149,18 @@ def test_where_padding_does_not_help_the_log_promises_nothing(
     assert "padding does not help" in caplog.text
 
 
-def test_a_model_that_keeps_a_state_outside_attention_is_refused(folders: Folders) -> None:
+@pytest.mark.parametrize("share", [1 / 2, 1 / 200])
+@pytest.mark.parametrize("batch_invariant", [True, False])
+def test_a_model_that_keeps_a_state_outside_attention_is_refused(
+    batch_invariant: bool, share: float, folders: Folders
+) -> None:
     class Shift(nn.Module):
-        """Each token gets half of the one before, which another chunk does not know."""
+        """Each token gets a share of the one before, which another chunk does not know."""
 
         def forward(self, rows: Tensor) -> Tensor:
-            return rows + functional.pad(rows, (0, 0, 1, -1)) / 2
+            return rows + functional.pad(rows, (0, 0, 1, -1)) * share
 
-    loaded, config = load(folders("llama"))
+    loaded, config = load(folders("llama"), batch_invariant=batch_invariant, dtype="float32")
     model: Any = loaded.model
     for layer in model.model.layers:
         layer.mlp.act_fn = Shift()
@@ -163,7 +168,55 @@ def test_a_model_that_keeps_a_state_outside_attention_is_refused(folders: Folder
         ModelRunner(loaded, config)
 
 
-def test_without_batch_invariance_nothing_is_probed_or_padded(folders: Folders) -> None:
+@pytest.mark.parametrize("batch_invariant", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model_impl", ["auto", "transformers"])
+def test_a_model_whose_positions_begin_anew_in_each_chunk_is_refused(
+    model_impl: str, dtype: str, batch_invariant: bool, folders: Folders
+) -> None:
+    settings = {"model_impl": model_impl, "batch_invariant": batch_invariant}
+    loaded, config = load(folders("llama"), dtype=dtype, **settings)
+
+    def from_zero(batch: Batch) -> Batch:
+        return dataclasses.replace(
+            batch, positions=(batch.positions - batch.positions[0]).clamp(min=0)
+        )
+
+    class Counting(ModelRunner):
+        def forward(self, batch: Batch) -> Tensor:
+            return super().forward(from_zero(batch))
+
+    with pytest.raises(UnsupportedModelError, match="outside attention"):
+        Counting(loaded, config)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_without_batch_invariance_a_sound_model_passes_the_same_check(
+    dtype: str, folders: Folders
+) -> None:
+    for family in ("gpt2", "qwen3_moe"):
+        SteppedEngine(folders(family), batch_invariant=False, dtype=dtype)
+
+
+def test_on_another_device_the_text_is_read_there(folders: Folders) -> None:
+    """Of a device without memory only the place of what is sent to it can be seen."""
+    loaded, config = load(folders("llama"))
+    config = ModelRunner(loaded, config).config
+    elsewhere = dataclasses.replace(loaded, device=torch.device("meta"))
+    logits = torch.randn(512, 384)
+    places: list[str] = []
+
+    def forward(batch: Batch) -> Tensor:
+        tensors = [batch.input_ids, batch.positions, batch.slot_mapping, batch.logits_rows]
+        places.extend(tensor.device.type for tensor in tensors)
+        first = batch.lens[0][1] - batch.num_tokens
+        return logits[first : first + batch.num_tokens]
+
+    RowProbe(elsewhere, config, forward).check()
+    assert set(places) == {"meta"}
+
+
+def test_without_batch_invariance_no_layer_is_probed_and_no_row_padded(folders: Folders) -> None:
     engine = SteppedEngine(folders("llama"), batch_invariant=False)
     assert engine.runner.invariance.num_layers == 0
     assert engine.runner.loaded.context.row_multiple == 1
