@@ -15,8 +15,9 @@ import torch
 import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.quantizers.auto import AutoHfQuantizer
 
-from engine import attention, experts, linear, trial
+from engine import attention, experts, linear, trial, weight_files
 from engine.attention import PagedLayer, StepContext
 from engine.attention_backends import UNIT_TOKENS, AttentionBackend
 from engine.attention_choice import AttentionNeeds, choose_attention
@@ -73,6 +74,9 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
     _check_config(hf_config)
     device = choose_device(config.device)
     _check_quantization(config, whole_config, device, ops)
+    headers = {} if config.load_format == "dummy" else weight_files.read_headers(folder)
+    if not getattr(whole_config, "quantization_config", None):  # else transformers reads them
+        weight_files.check_dtypes(folder, headers)
     is_fused = _choose_fused(config, whole_config, device, ops)
     dtype = _choose_dtype(config.dtype, hf_config, device, is_fused)
     logger.info("loading %s as %s on %s", folder, str(dtype).removeprefix("torch."), device)
@@ -80,7 +84,9 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
     read_dtype = dtype
     if config.quantization and dtype == torch.float32 and not is_fused:
         read_dtype = _own_dtype(hf_config)  # float32 would need twice the memory for a moment
-    model = _build(folder, hf_config, read_dtype, config.load_format, device).to(device)
+    model, unexpected = _build(folder, hf_config, read_dtype, config.load_format, device)
+    weight_files.check_all_taken(folder, headers, unexpected, hf_config)
+    model.to(device)
     model.eval().requires_grad_(False)
 
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -173,17 +179,32 @@ def _check_config(config: Any) -> None:
 def _check_quantization(
     config: EngineConfig, hf_config: Any, device: torch.device, ops: Ops
 ) -> None:
+    """`hf_config` is the whole one: no other's `quantization_config` does transformers look at."""
+    declared = getattr(hf_config, "quantization_config", None)
+    if declared and not _is_known_quantization(declared):
+        method = declared.get("quant_method") or declared.get("quant_algo")
+        raise UnsupportedModelError(
+            f"{config.model}: its weights are quantized by {method!r}, which transformers does not "
+            "read; take the checkpoint in bfloat16 or float16"
+        )
     reason = None
     if device.type != "cpu":
         reason = "the model runs on a GPU"
     elif ops.name != "cpu":
         reason = "no C++ kernels"
-    elif getattr(hf_config, "quantization_config", None):
+    elif declared:
         reason = "its weights are quantized already"
     if config.quantization and reason:
         raise UnsupportedModelError(
             f"quantization {config.quantization!r} is not possible here: {reason}"
         )
+
+
+def _is_known_quantization(declared: Any) -> bool:
+    try:
+        return bool(AutoHfQuantizer.supports_quant_method(declared))
+    except (ValueError, AttributeError):  # it names no method, or is no object
+        return False
 
 
 def choose_device(name: str) -> torch.device:
@@ -253,9 +274,11 @@ def _has_native_bfloat16() -> bool:
 
 def _build(
     folder: Path, config: Any, dtype: torch.dtype, load_format: str, device: torch.device
-) -> nn.Module:
+) -> tuple[nn.Module, set[str]]:
+    """The model, and the names of what the checkpoint holds besides."""
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # what it warns of, we refuse or accept
+    unexpected: set[str] = set()
     try:
         if load_format == "dummy":
             torch.manual_seed(0)
@@ -276,6 +299,7 @@ def _build(
                 output_loading_info=True,
             )
             missing = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]
+            unexpected = report["unexpected_keys"]
     except Exception as error:  # broken files fail in many ways; each becomes one line
         problem = f"{folder}: {trial.one_line(error)}"
         if attention.NAME in str(error):  # it knows its own few implementations only
@@ -289,8 +313,7 @@ def _build(
         )
     if model.config.get_text_config()._attn_implementation != attention.NAME:
         raise UnsupportedModelError(f"{config.model_type} does not take our attention")
-    built: nn.Module = model
-    return built
+    return model, unexpected
 
 
 def _max_positions(config: Any) -> int:
