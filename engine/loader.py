@@ -91,6 +91,12 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
 
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     max_positions = _max_positions(hf_config)
+    if max_positions < _named_positions(hf_config):
+        logger.info(
+            "%d positions of %d: the rotary ones behind depend on the length of the whole text",
+            max_positions,
+            _named_positions(hf_config),
+        )
     vocab_size = min(_num_rows(model, "input"), _num_rows(model, "output"))
     context = StepContext(ops)
     layers: list[PagedLayer] = []
@@ -316,9 +322,18 @@ def _build(
     return model, unexpected
 
 
-def _max_positions(config: Any) -> int:
-    """The longest sequence whose positions the model has learned, and rotates as it learned."""
+def _named_positions(config: Any) -> int:
     limit: int = getattr(config, "max_position_embeddings", None) or FALLBACK_POSITIONS
+    return limit
+
+
+def _max_positions(config: Any) -> int:
+    """The longest sequence whose positions the model has learned, and rotates as it learned.
+
+    Where rotations depend on the length of the text, it is the length up to which they do not: keys
+    that were computed for another length, or are shared with a longer text, would be wrong.
+    """
+    limit = _named_positions(config)
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in [rope, *rope.values()]:
         if isinstance(parameters, dict) and parameters.get("rope_type") in LENGTH_DEPENDENT_ROPE:

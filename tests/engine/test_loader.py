@@ -1,6 +1,7 @@
 """The loader: every folder either gives a model whose attention is ours, or one clear line."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -145,13 +146,23 @@ def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "dynamic", "factor": 2.0},
+        {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
+    ],
+    ids=["dynamic", "longrope"],
+)
 def test_ropes_that_depend_on_the_longest_sequence_are_kept_to_their_first_part(
-    llama: Path, tmp_path: Path
+    rope: dict[str, Any], llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "config.json").write_text((llama / "config.json").read_text())
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
-    edit_config(tmp_path, rope_parameters=rope | {"original_max_position_embeddings": 128})
-    assert load(tmp_path, load_format="dummy").max_positions == 128
+    rope |= {"rope_theta": 10_000.0, "original_max_position_embeddings": 128}
+    edit_config(tmp_path, rope_parameters=rope)
+    with caplog.at_level(logging.INFO, logger="engine.loader"):
+        assert load(tmp_path, load_format="dummy").max_positions == 128
+    assert "128 positions of 512" in caplog.text
 
 
 def test_two_models_side_by_side_share_no_cache(llama: Path) -> None:
