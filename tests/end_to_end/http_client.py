@@ -32,10 +32,18 @@ def admin_token(server: Server) -> str:
 
 
 class Http:
-    """Requests of one user. Use as an async context manager."""
+    """Requests of one user, from `source` if given. Use as an async context manager.
+
+    `transport` is another way to the server, through a proxy.
+    """
 
     def __init__(
-        self, server: Server, token: str | None = None, *, source: str | None = None
+        self,
+        server: Server,
+        token: str | None = None,
+        *,
+        source: str | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         self._server = server
         self._client = httpx2.AsyncClient(
@@ -43,7 +51,7 @@ class Http:
             headers={"Authorization": f"Bearer {token or server.token}"},
             timeout=PATIENCE,
             trust_env=False,
-            transport=httpx2.AsyncHTTPTransport(local_address=source),
+            transport=transport or httpx2.AsyncHTTPTransport(local_address=source),
         )
 
     async def __aenter__(self) -> Self:
@@ -113,17 +121,28 @@ class Event(NamedTuple):
 
 
 class EventClient(ChatClient):
-    """Follows one answer. Use as an async context manager; `answer` is the HTTP answer."""
+    """Follows one answer. Use as an async context manager; `answer` is the HTTP answer.
+
+    `transport` is another way to the server, through a proxy.
+    """
 
     answer: httpx2.Response
 
     def __init__(
-        self, server: Server, method: str, path: str, *, token: str | None = None, **options: Any
+        self,
+        server: Server,
+        method: str,
+        path: str,
+        *,
+        token: str | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(server.history)
         self.events: list[Event] = []
         self.resumes: dict[str, Any] | None = None  # the frame that this request stands for
         self.num_heartbeats = 0
+        self._transport = transport
         self._options = options
         headers = {
             "Authorization": f"Bearer {token or server.token}",
@@ -134,7 +153,9 @@ class EventClient(ChatClient):
 
     async def __aenter__(self) -> Self:
         method, url, headers = self._request
-        self._client = httpx2.AsyncClient(timeout=PATIENCE, trust_env=False)
+        self._client = httpx2.AsyncClient(
+            timeout=PATIENCE, trust_env=False, transport=self._transport
+        )
         self._stream = self._client.stream(method, url, headers=headers, **self._options)
         self.answer = await self._stream.__aenter__()
         assert self.answer.status_code == 200, await self.answer.aread()
@@ -215,10 +236,8 @@ def follow(
 
 
 def ask_and_follow(server: Server, session_id: str, text: str, **body: Any) -> EventClient:
-    """Begin a response and follow it; `key` and `token` are those of the request."""
+    """Begin a response and follow it; `key`, `token` and `transport` are those of the request."""
     headers = {"Idempotency-Key": body.pop("key", os.urandom(8).hex())}
-    token = body.pop("token", None)
+    ways = {name: body.pop(name, None) for name in ("token", "transport")}
     path = f"/v1/sessions/{session_id}/responses"
-    return EventClient(
-        server, "POST", path, token=token, json={"input": text, **body}, headers=headers
-    )
+    return EventClient(server, "POST", path, json={"input": text, **body}, headers=headers, **ways)

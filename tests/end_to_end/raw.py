@@ -127,17 +127,22 @@ def upgrade(
 
 
 class RawSocket:
-    """One TCP connection, from `source` if given. Use as an async context manager."""
+    """One TCP connection, from `source` if given. Use as an async context manager.
 
-    def __init__(self, server: Target, source: str | None = None) -> None:
+    `way` says otherwise where the server's address leads, and how: options of asyncio.
+    """
+
+    def __init__(self, server: Target, source: str | None = None, **way: Any) -> None:
         self._server = server
+        self._way = way
         self._source = None if source is None else (source, 0)
         self._closed_with: int | None = None
 
     async def __aenter__(self) -> Self:
         address = urlsplit(self._server.url)
+        way = {"host": address.hostname, "port": address.port, **self._way}
         self._reader, self._writer = await asyncio.open_connection(
-            address.hostname, address.port, limit=2**24, local_addr=self._source
+            **way, limit=2**24, local_addr=self._source
         )
         return self
 

@@ -26,15 +26,14 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--no-first-run",
+    "--host-resolver-rules=MAP chat.example 127.0.0.1",  # where tests of proxies have it
 )
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        CHROMIUM is None and os.environ.get("CI") != "true",
-        reason="Chromium is not installed (apt install chromium)",
-    ),
-]
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None and os.environ.get("CI") != "true",
+    reason="Chromium is not installed (apt install chromium)",
+)
+pytestmark = [pytest.mark.browser, needs_chromium]
 
 
 @pytest.fixture
