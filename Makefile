@@ -16,7 +16,7 @@ setup:           ## .venv, pinned dependencies, C++ extension
 serve: setup     ## run Parley on http://127.0.0.1:8000
 	@exec $(BIN)/parley serve
 
-test: setup      ## all tests (Chromium's only where it is installed)
+test: setup      ## all tests (those of Chromium and proxies only where they are installed)
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test-slow: setup ## the long runs, hours; PART=engine for one part (CONTRIBUTING.md lists them)
