@@ -387,6 +387,7 @@ class AsyncLLM(EngineControl):
             seed=secrets.randbits(63) if params.seed is None else params.seed % (1 << 64),
             stream_interval=params.stream_interval or self._parts.stream_interval,
             bad_words_token_ids=bad_word_ids(words, self.tokenizer) if words else None,
+            extra_args=None,  # of the caller's alone, whatever they hold
         )
 
     async def _tokenize(self, text: str, options: dict[str, Any]) -> list[int]:

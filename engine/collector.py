@@ -54,8 +54,7 @@ class RequestOutputCollector:
         output, self.output = self.output, None
         if isinstance(output, Exception) or (output is not None and output.finished):
             self._end()
-        elif not self._has_ended:
-            self.ready.clear()
+        self.ready.clear()
         if isinstance(output, Exception):
             raise output
         return output
@@ -71,6 +70,7 @@ class RequestOutputCollector:
     def _end(self) -> None:
         self._has_ended = True
         self.ready.set()  # whoever else waits must not wait for ever
+        self.ready.clear()  # but nothing is ready
 
     def call_on_close(self, callback: Callable[[], None]) -> None:
         self._on_close = callback

@@ -6,6 +6,7 @@ in the core repeats the checks. What depends on the model (vocabulary, context) 
 request is added.
 """
 
+import copy
 import enum
 import logging
 import math
@@ -23,7 +24,6 @@ MIN_TEMPERATURE = 0.01  # below it, logits / temperature overflows in half preci
 GREEDY_EPSILON = 1e-5  # below it, sampling is greedy
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_ANSWERS = 16_384  # to one prompt
-MAX_DEPTH = 32  # of containers in `extra_args`
 MIN_INTEGER, MAX_INTEGER = -(1 << 63), (1 << 64) - 1  # what one msgpack integer holds
 
 
@@ -66,7 +66,7 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
     structured_outputs: Any = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
-    extra_args: dict[str, Any] | None = None
+    extra_args: dict[str, Any] | None = None  # recorded, and never sent
     bad_words: list[str] | None = None
     skip_reading_prefix_cache: bool | None = None
     thinking_token_budget: int | None = None
@@ -125,7 +125,12 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
     def clone(self) -> "SamplingParams":
         """A copy whose lists and dicts are its own. `ValidationError` if a value was made wrong."""
         try:
-            return msgspec.convert(msgspec.to_builtins(self), SamplingParams)
+            sent = copy.copy(self)
+            sent.extra_args = None
+            copied = msgspec.convert(msgspec.to_builtins(sent), SamplingParams)
+            copied.extra_args = copy.deepcopy(self.extra_args)
+            _check_extra_args(copied.extra_args)
+            return copied
         except NotImplementedError:  # an absent feature, refused by its own name
             raise
         except Exception as error:  # an attribute may have been set to anything
@@ -328,31 +333,18 @@ def _as_list(name: str, value: object, what: str) -> list[Any] | None:
 
 
 def _check_extra_args(value: object) -> None:
+    """Refuse integers that no transport of vLLM's could carry. Other contents are the caller's."""
     if not isinstance(value, dict | None):
         raise refuse("extra_args", value, "must be a dict")
-    _check_sendable(value, MAX_DEPTH)
-
-
-def _check_sendable(value: object, depth: int) -> None:
-    """Refuse what JSON could not carry, however deep it is: the core could not read it."""
-    if depth < 0:
-        raise refuse("extra_args", None, f"holds more than {MAX_DEPTH} levels")
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if not isinstance(key, str):
-                raise refuse("extra_args", key, "must have strings as keys")
-            check_text("extra_args", key)
-            _check_sendable(inner, depth - 1)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            _check_sendable(inner, depth - 1)
-    elif isinstance(value, str):
-        check_text("extra_args", value)
-    elif type(value) is int:
-        if not MIN_INTEGER <= value <= MAX_INTEGER:
-            raise refuse("extra_args", value, "integers must have at most 64 bits")
-    elif value is not None and type(value) not in (bool, float):
-        raise refuse("extra_args", value, "holds only what JSON can carry")
+    pending: list[Any] = [value]
+    seen: set[int] = set()  # containers may be shared, or hold themselves
+    while pending:
+        each = pending.pop()
+        if isinstance(each, int) and not MIN_INTEGER <= each <= MAX_INTEGER:
+            raise refuse("extra_args", each, "integers must have at most 64 bits")
+        if isinstance(each, dict | list | tuple) and id(each) not in seen:
+            seen.add(id(each))
+            pending += [*each, *each.values()] if isinstance(each, dict) else each
 
 
 def _clamp_bias(logit_bias: dict[int, float] | dict[str, float]) -> dict[int, float]:

@@ -105,6 +105,16 @@ async def test_iteration_ends_behind_the_last_output() -> None:
     assert [output.outputs[0].text async for output in collector] == ["a"]
 
 
+async def test_nothing_is_ready_behind_the_last_output() -> None:
+    collector = RequestOutputCollector(RequestOutputKind.DELTA, "r")
+    collector.put(_output("a", [1], "length"))
+    assert collector.ready.is_set()
+    await collector.get()
+    assert not collector.ready.is_set()
+    collector.close()
+    assert not collector.ready.is_set()
+
+
 async def test_every_iterator_of_a_stream_ends() -> None:
     collector = RequestOutputCollector(RequestOutputKind.DELTA, "r")
 

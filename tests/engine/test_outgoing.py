@@ -144,21 +144,21 @@ async def test_argument_of_any_type_is_refused_or_served(engine: AsyncLLM, name:
     await check_bystander(engine, bystander)
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(extra_args={"a": LONG}),
-        SamplingParams(stop=[LONG]),
-    ],
-    ids=["extra_args", "stop"],
-)
-async def test_request_that_is_too_long_for_a_message_is_refused(
-    engine: AsyncLLM, params: SamplingParams
-) -> None:
+async def test_request_that_is_too_long_for_a_message_is_refused(engine: AsyncLLM) -> None:
     bystander = await engine.add_request("other", PROMPT, SamplingParams(max_tokens=3))
     with pytest.raises(ValidationError, match="at most"):
-        await engine.add_request("r", PROMPT, params)
+        await engine.add_request("r", PROMPT, SamplingParams(stop=[LONG]))
     await check_bystander(engine, bystander)
+
+
+@pytest.mark.parametrize("value", [LONG, object(), NOT_SENDABLE], ids=["long", "object", "half"])
+async def test_extra_args_stay_with_the_caller_whatever_they_hold(
+    engine: AsyncLLM, value: Any
+) -> None:
+    params = SamplingParams(max_tokens=2, extra_args={"held": [value]})
+    outputs = [output async for output in engine.generate(PROMPT, params, "r")]
+    assert outputs[-1].outputs[0].finish_reason == "length"
+    assert params.extra_args is not None and params.extra_args["held"][0] is value
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,16 @@ def test_values_at_the_limits_are_fine(parameter: str, values: list[Any]) -> Non
         SamplingParams(**{parameter: value})
 
 
+def test_extra_args_keep_objects_and_shared_containers_as_they_are() -> None:
+    shared = [object(), (None, 1.5)]
+    round_trip: dict[str, Any] = {"first": shared, "second": shared}
+    round_trip["itself"] = round_trip
+    params = SamplingParams(extra_args=round_trip)
+    assert params.extra_args is round_trip and round_trip["first"] is round_trip["second"]
+    copied = params.clone().extra_args
+    assert copied is not None and copied["first"] is copied["second"] is not shared
+
+
 def test_true_is_one_logprob_and_asked_ids_need_no_more() -> None:
     params = SamplingParams(logprobs=True, prompt_logprobs=True)
     assert (params.logprobs, params.prompt_logprobs) == (1, 1)
