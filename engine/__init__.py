@@ -9,7 +9,7 @@ async for output in engine.generate("Once upon", SamplingParams(max_tokens=50), 
 
 from pathlib import Path
 
-from engine.args import AsyncEngineArgs
+from engine.args import AsyncEngineArgs, EngineArgs
 from engine.async_llm import AsyncLLM, AsyncLLMEngine
 from engine.connection import CoreState
 from engine.errors import (
@@ -62,6 +62,7 @@ __all__ = [
     "CoreState",
     "DownloadError",
     "EmbeddingRequestOutput",
+    "EngineArgs",
     "EngineDeadError",
     "EngineError",
     "EngineGenerateError",

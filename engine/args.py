@@ -1,10 +1,10 @@
-"""`AsyncEngineArgs`: what a caller may say about an engine, in vLLM's names.
+"""`EngineArgs` and `AsyncEngineArgs`: what a caller may say about an engine, in vLLM's names.
 
 An unknown name raises `TypeError`: a typo is never ignored. A feature that does not exist here
 raises `NotImplementedError` by name, a wrong value `ValidationError`.
 """
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,15 @@ from engine.absent_args import AbsentFeatures
 from engine.config import EngineConfig
 from engine.errors import ValidationError, refuse
 
-VLLM_HINT = "; it is a feature of vLLM, which Parley can use as its engine instead"
 DTYPES = {"auto": "auto", "half": "float16", "float": "float32"}
 DTYPES |= {name: name for name in ("float16", "float32", "bfloat16")}
 
 
 @dataclass
-class AsyncEngineArgs(AbsentFeatures):
+class EngineArgs(AbsentFeatures):
     """Arguments of an engine. Wrong values raise `ValidationError` here or when it starts."""
 
-    model: str  # a local folder, or a hub id
+    model: str = field(kw_only=False)  # a local folder, or a hub id
     _: KW_ONLY
     served_model_name: str | list[str] | None = None
     tokenizer: str | None = None
@@ -34,7 +33,7 @@ class AsyncEngineArgs(AbsentFeatures):
     load_format: str = "auto"  # auto, safetensors, dummy
     dtype: str = "auto"
     seed: int | None = 0
-    max_model_len: int | None = None
+    max_model_len: int | None = None  # None and -1: the model's, as far as the cache holds it
     gpu_memory_utilization: float = 0.9
     kv_cache_memory_bytes: int | None = None
     kv_cache_dtype: str = "auto"
@@ -77,7 +76,7 @@ class AsyncEngineArgs(AbsentFeatures):
     max_queue_seconds: float | None = None
     max_request_seconds: float | None = None  # from the first step of a request to its end
     threads: int = 0  # of torch, 0 = torch's own choice
-    log_level: str = "WARNING"  # of the core's own lines on stderr
+    log_level: str | None = None  # of the core's own lines on stderr; None: WARNING
 
     def __post_init__(self) -> None:
         self._refuse_unavailable()
@@ -99,7 +98,7 @@ class AsyncEngineArgs(AbsentFeatures):
             device=self.device,
             load_format=self.load_format,
             seed=self.seed or 0,
-            max_model_len=self.max_model_len,
+            max_model_len=None if self.max_model_len == -1 else self.max_model_len,
             num_blocks=self.num_gpu_blocks_override,
             kv_cache_memory_bytes=self.kv_cache_memory_bytes,
             gpu_memory_utilization=self.gpu_memory_utilization,
@@ -120,7 +119,7 @@ class AsyncEngineArgs(AbsentFeatures):
             max_step_seconds=self.max_step_seconds,
             watchdog_seconds=self.watchdog_seconds,
             threads=self.threads,
-            log_level=self.log_level,
+            log_level=self.log_level or "WARNING",
             **{name: value for name, value in given.items() if value is not None},
         )
 
@@ -139,21 +138,17 @@ class AsyncEngineArgs(AbsentFeatures):
                 "trust_remote_code",
                 True,
             )
-        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
-            if getattr(self, name) != 1:
-                raise NotImplementedError(f"{name} > 1 is not implemented{VLLM_HINT}")
-        for name in ("worker_use_ray", "engine_use_ray"):
-            if getattr(self, name):
-                raise NotImplementedError(f"{name} is not implemented{VLLM_HINT}")
         for name, only in _ONLY_VALUES.items():
-            if getattr(self, name) not in only:
-                raise NotImplementedError(f"{name}={getattr(self, name)!r} is not implemented")
-        self.refuse_absent()
+            value = getattr(self, name)
+            if value not in only:
+                raise NotImplementedError(f"{name}={value!r} is not implemented")
+        self.refuse_absent(EngineArgs.__annotations__)
 
     def _check(self) -> None:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
-                raise refuse(name, getattr(self, name), f"must be one of {', '.join(choices)}")
+                listed = ", ".join(map(str, choices))
+                raise refuse(name, getattr(self, name), f"must be one of {listed}")
         for name in _BOOLEANS:
             if not isinstance(getattr(self, name), bool):
                 raise refuse(name, getattr(self, name), "must be True or False")
@@ -179,8 +174,15 @@ class AsyncEngineArgs(AbsentFeatures):
             raise refuse("served_model_name", names, "must be a name or a list of names")
 
 
+@dataclass
+class AsyncEngineArgs(EngineArgs):
+    """The same: every engine here is an `AsyncLLM`."""
+
+
 def _check_range(name: str, value: Any, kind: Any, low: float, high: float) -> None:
     if value is None and name in _MAY_BE_NONE:
+        return
+    if name == "max_model_len" and value == -1:
         return
     if isinstance(value, bool) or not isinstance(value, kind):
         raise refuse(name, value, f"must be {'an integer' if kind is int else 'a number'}")
@@ -200,7 +202,7 @@ _CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "attn_backend": ("auto", "cpu", "torch", "flash_attn", "varlen", "cuda"),
     "model_impl": ("auto", "transformers", "fused"),
-    "log_level": ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
+    "log_level": (None, "DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
     # blocks are compared by their tokens, so that it makes no difference
     "prefix_caching_hash_algo": ("builtin", "sha256", "sha256_cbor", "xxhash", "xxhash_cbor"),
 }
@@ -211,7 +213,12 @@ _ONLY_VALUES: dict[str, tuple[object, ...]] = {
     "enable_chunked_prefill": (None, True),  # a prefill is always chunked
     "tokenizer_mode": ("auto", "hf"),
     "block_size": (None, 16),  # what the kernels are written for
-    "generation_config": ("auto",),
+    "generation_config": ("auto", "vllm"),  # no sampling parameter comes from a checkpoint
+    "tensor_parallel_size": (1,),  # there is one device, and one process that computes on it
+    "pipeline_parallel_size": (1,),
+    "data_parallel_size": (1,),
+    "worker_use_ray": (False,),
+    "engine_use_ray": (False,),
 }
 _BOOLEANS = (
     "enforce_eager",

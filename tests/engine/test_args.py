@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from engine.absent_args import _WITHOUT_MEANING, AbsentFeatures
-from engine.args import _INTEGERS, _SECONDS_AND_RATES, AsyncEngineArgs
+from engine.absent_args import WITHOUT_MEANING, AbsentFeatures
+from engine.args import _INTEGERS, _SECONDS_AND_RATES, AsyncEngineArgs, EngineArgs
 from engine.errors import ValidationError
 
+PRESENT = EngineArgs.__annotations__
 ALL_ONE = {"tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"}
 
 
@@ -25,7 +26,7 @@ def test_unknown_name_is_a_type_error() -> None:
         ("scheduling_policy", "random"),
         ("device", "tpu"),
         ("max_num_seqs", 0),
-        ("max_model_len", -1),
+        ("max_model_len", -2),
         ("gpu_memory_utilization", 1.5),
         ("pace", -1),
         ("pace", math.nan),
@@ -82,7 +83,12 @@ def test_the_error_of_a_wrong_choice_lists_the_right_ones() -> None:
         ("skip_tokenizer_init", True),
         ("block_size", 32),
         ("block_size", 7),
-        ("generation_config", "vllm"),
+        ("generation_config", "elsewhere"),
+        ("scheduler_reserve_full_isl", False),
+        ("attention_backend", "FLASHINFER"),
+        ("kv_offloading_size", 4.0),
+        ("spec_method", "ngram"),
+        ("watermark", 0.1),
         ("tokenizer_revision", "v9"),
         ("enable_lora", True),
         ("cpu_offload_gb", 2),
@@ -99,20 +105,15 @@ def test_feature_that_is_not_there_is_refused_by_name(name: str, value: Any) -> 
         AsyncEngineArgs(model="m", **{name: value})
 
 
-def test_vllm_s_names_are_all_known() -> None:
-    names = (
-        "model tokenizer revision trust_remote_code dtype seed max_model_len "
-        "gpu_memory_utilization kv_cache_memory_bytes kv_cache_dtype quantization load_format "
-        "block_size num_gpu_blocks_override enable_prefix_caching prefix_caching_hash_algo "
-        "max_num_batched_tokens max_num_seqs enable_chunked_prefill long_prefill_token_threshold "
-        "scheduling_policy max_num_queued_reqs max_num_queued_tokens stream_interval "
-        "async_scheduling enforce_eager max_logprobs served_model_name generation_config "
-        "skip_tokenizer_init shutdown_timeout disable_log_stats enable_log_requests "
-        "tensor_parallel_size disable_log_requests max_log_len worker_use_ray engine_use_ray "
-        "device attn_backend model_impl batch_invariant watchdog_seconds max_queue_seconds"
-    )
-    known = {each.name for each in fields(AsyncEngineArgs)}
-    assert set(names.split()) <= known
+def test_every_name_of_vllm_is_accepted_at_its_default() -> None:
+    for name, default in vars(AbsentFeatures()).items():
+        AsyncEngineArgs(**({"model": "m"} | {name: default}))
+
+
+def test_no_refusal_speaks_of_another_engine() -> None:
+    with pytest.raises(NotImplementedError) as caught:
+        AsyncEngineArgs("m", tensor_parallel_size=2)
+    assert str(caught.value) == "tensor_parallel_size=2 is not implemented"
 
 
 def test_what_asks_for_nothing_that_is_missing_is_accepted() -> None:
@@ -133,10 +134,17 @@ def test_what_asks_for_nothing_that_is_missing_is_accepted() -> None:
         prefix_caching_hash_algo="sha256",
         max_logprobs=-1,
         seed=-1,
+        generation_config="vllm",
+        optimization_level=3,
+        max_model_len=-1,
+        spec_tokens=0,
     )
 
 
-@pytest.mark.parametrize("name", [each.name for each in fields(AbsentFeatures)])
+ABSENT = [each.name for each in fields(AbsentFeatures) if each.name not in PRESENT]
+
+
+@pytest.mark.parametrize("name", ABSENT)
 def test_absent_feature_is_refused_by_name_or_has_no_meaning(name: str) -> None:
     given: dict[str, Any] = {name: "something else"}
     try:
@@ -144,12 +152,12 @@ def test_absent_feature_is_refused_by_name_or_has_no_meaning(name: str) -> None:
     except NotImplementedError as error:
         assert name in str(error)
     else:
-        assert name in _WITHOUT_MEANING
+        assert name in WITHOUT_MEANING
 
 
 def test_every_number_has_its_limits() -> None:
     numbers = {each.name for each in fields(AsyncEngineArgs) if type(each.default) in (int, float)}
-    numbers -= {each.name for each in fields(AbsentFeatures)} | ALL_ONE
+    numbers -= {*ABSENT, *ALL_ONE}
     assert numbers <= {*_INTEGERS, *_SECONDS_AND_RATES}
 
 
@@ -176,6 +184,10 @@ def test_config_has_the_values_under_its_own_names() -> None:
 def test_what_is_not_given_is_the_config_s_default() -> None:
     config = AsyncEngineArgs("m").create_engine_config("ipc:///tmp/x")
     assert (config.block_size, config.max_num_seqs, config.enable_prefix_caching) == (16, 64, True)
+
+
+def test_a_context_of_minus_one_is_what_model_and_cache_allow() -> None:
+    assert AsyncEngineArgs("m", max_model_len=-1).create_engine_config("i").max_model_len is None
 
 
 def test_model_is_served_under_the_name_it_was_given() -> None:

@@ -287,9 +287,9 @@ def test_relics_are_accepted_and_ray_is_refused() -> None:
         disable_log_requests=True,
         max_log_len=10,
     )
-    with pytest.raises(NotImplementedError, match=r"worker_use_ray.*vLLM"):
+    with pytest.raises(NotImplementedError, match="worker_use_ray=True is not"):
         AsyncEngineArgs("m", worker_use_ray=True)
-    with pytest.raises(NotImplementedError, match=r"engine_use_ray.*vLLM"):
+    with pytest.raises(NotImplementedError, match="engine_use_ray=True is not"):
         AsyncEngineArgs("m", engine_use_ray=True)
 
 
