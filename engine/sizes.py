@@ -10,6 +10,7 @@ import torch
 from engine import system_memory
 from engine.checkpoint import UnsupportedModelError
 from engine.config import EngineConfig
+from engine.errors import refuse
 from engine.loader import LoadedModel
 
 logger = logging.getLogger(__name__)
@@ -22,8 +23,16 @@ STEP_MEMORY_SHARE = 0.05  # of a GPU's memory, at least, for what lives within a
 
 
 def resolve_sizes(config: EngineConfig, loaded: LoadedModel) -> EngineConfig:
-    """Decide the sizes of cache, sequences and steps, each clamped to what the model allows."""
-    max_model_len = min(config.max_model_len or loaded.max_positions, loaded.max_positions)
+    """Decide the sizes of cache, sequences and steps.
+
+    The context is the model's, or what the cache holds if that is less. `ValidationError` if more
+    was asked for than either: a prompt that is refused later would be a riddle.
+    """
+    asked = config.max_model_len
+    if asked is not None and asked > loaded.max_positions:
+        limit = f"must be at most {loaded.max_positions}, the model's context"
+        raise refuse("max_model_len", asked, limit)
+    max_model_len = asked or loaded.max_positions
     block_size = loaded.block_size
     per_sequence = -(-max_model_len // block_size)
     num_blocks = config.num_blocks
@@ -41,6 +50,9 @@ def resolve_sizes(config: EngineConfig, loaded: LoadedModel) -> EngineConfig:
     if num_blocks < 1:
         raise UnsupportedModelError("there is no memory for a single block of the KV cache")
     max_model_len = min(max_model_len, num_blocks * block_size)
+    if asked is not None and asked > max_model_len:
+        limit = f"must be at most {max_model_len}, which is all that the KV cache holds"
+        raise refuse("max_model_len", asked, f"{limit} (kv_cache_memory_bytes is its size)")
     logger.info(
         "KV cache: %d blocks of %d tokens; context %d", num_blocks, block_size, max_model_len
     )

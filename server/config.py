@@ -76,7 +76,10 @@ class Settings(BaseSettings):
         "[default: 60 for the demo model, otherwise 0]",
     )
     max_model_len: int | None = Field(
-        None, ge=16, description="Context in tokens. [default: what the model and memory allow]"
+        None,
+        ge=16,
+        description="Context in tokens; one that model or memory cannot have is refused. "
+        "[default: what they allow]",
     )
     max_num_seqs: int | None = Field(
         None, ge=1, le=4096, description="Answers decoded at once; more wait. [default: 64]"

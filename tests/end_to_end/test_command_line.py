@@ -81,6 +81,14 @@ def test_a_setting_that_cannot_be_used_ends_with_2_and_one_line(
     assert len(ended.stderr.strip().splitlines()) == 1
 
 
+def test_a_context_beyond_the_model_s_ends_with_2_and_says_so(tmp_path: Path) -> None:
+    given = {"PARLEY_DATA_DIR": str(tmp_path / "data"), "PARLEY_PORT": "0"}
+    ended = parley("serve", PARLEY_MAX_MODEL_LEN="1000000", **given)
+    assert ended.returncode == 2
+    assert "max_model_len must be at most 8192, the model's context" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

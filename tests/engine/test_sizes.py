@@ -10,6 +10,7 @@ from transformers import Gemma3Config, GPT2Config, PretrainedConfig
 
 from engine import ops
 from engine.config import EngineConfig
+from engine.errors import ValidationError
 from engine.loader import load_model
 from engine.sizes import cache_bytes_per_token, resolve_sizes, step_bytes
 from tests.engine.greedy_oracle import Folders, families_in
@@ -33,9 +34,30 @@ def test_sizes_are_clamped_to_positions_and_cache(folders: Folders) -> None:
     assert sizes(max_num_seqs=3) == (96, 512)
     assert sizes(max_num_seqs=9999) == (8192, 512)
     assert sizes(max_model_len=100, max_num_seqs=1) == (7, 100)
-    assert sizes(max_model_len=9999, num_blocks=4) == (4, 64)
+    assert sizes(max_model_len=64, num_blocks=4) == (4, 64)
+    assert sizes(num_blocks=4) == (4, 64)
     bytes_per_block = 16 * 3 * 4 * (16 + 16) * 4  # tokens, layers, heads, widths, float32
     assert sizes(kv_cache_memory_bytes=bytes_per_block * 9 + 1) == (9, 144)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"max_model_len": 513}, "max_model_len must be at most 512, the model's context, got 513"),
+        (
+            {"max_model_len": 65, "num_blocks": 4},
+            "at most 64, which is all that the KV cache holds",
+        ),
+        ({"max_model_len": 512, "kv_cache_memory_bytes": 1 << 19}, "at most 336, which is all"),
+    ],
+)
+def test_a_context_that_model_or_cache_cannot_have_is_refused(
+    folders: Folders, settings: dict[str, Any], problem: str
+) -> None:
+    config = EngineConfig(model=str(folders("gpt2")), address="", served_model_name="", **settings)
+    with pytest.raises(ValidationError, match=problem) as caught:
+        resolve_sizes(config, load_model(config, ops.REFERENCE))
+    assert caught.value.parameter == "max_model_len"
 
 
 def test_a_step_has_so_many_tokens_as_the_device_is_worth_or_as_are_asked_for(
