@@ -47,7 +47,7 @@ def find_congestion(
         return ("queue_full", f"{num_ahead} requests are waiting already")
     limit = config.max_num_queued_tokens
     if limit is not None and num_waiting_tokens + sequence.num_tokens > limit:
-        return ("queue_full", f"{num_waiting_tokens} tokens are waiting already")
+        return ("token_queue_full", f"{num_waiting_tokens} tokens are waiting already")
     return None
 
 

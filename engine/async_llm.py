@@ -34,6 +34,7 @@ from engine.inputs import (
     bad_word_ids,
     check_order,
     check_params,
+    check_rank,
     check_request_id,
     check_tokenization,
     checked_ids,
@@ -269,17 +270,17 @@ class AsyncLLM(EngineControl):
         prompt: Prompt,
         params: SamplingParams,
         arrival_time: float | None = None,
-        *,
         prompt_token_ids: list[int] | None = None,
+        lora_request: LoRARequest | None = None,
+        trace_headers: Any = None,
+        prompt_adapter_request: Any = None,
+        priority: int = 0,
+        *,
         prompt_text: str | None = None,
         resume_token_ids: Sequence[int] | None = None,
-        priority: int = 0,
         is_admitted: bool = False,
         on_progress: ProgressCallback | None = None,
-        lora_request: LoRARequest | None = None,
-        prompt_adapter_request: Any = None,
         tokenization_kwargs: dict[str, Any] | None = None,
-        trace_headers: Any = None,
         session_id: str | None = None,
         kv_hints: Any = None,
         data_parallel_rank: int | None = None,
@@ -291,15 +292,18 @@ class AsyncLLM(EngineControl):
         The id is taken at once and free again after the end or an `abort`. Cancelling this call
         leaves nothing behind; letting go of what it returns aborts the request. With
         `resume_token_ids` the answer goes on behind tokens that an earlier run has shown. With
-        `is_admitted` it is queued however many wait: `check_admission` was asked before. The last
-        six arguments are vLLM's, and without effect. Raises
-        `ValidationError` for wrong arguments, `RetryableRequestError` while there is no core,
-        `QueueOverflowError` and `MaxQueuedTokensError` when too much is waiting.
+        `is_admitted` it is queued however many wait: `check_admission` was asked before. By
+        position the arguments have the order of vLLM's earlier engine. `trace_headers` and those
+        from `session_id` on are vLLM's, and without effect. Raises `ValidationError` for wrong
+        arguments, `RetryableRequestError` while there is no core, `QueueOverflowError` and
+        `MaxQueuedTokensError` when too much is waiting.
         """
         check_request_id(request_id)
         parsed = parse_prompt(prompt, prompt_token_ids, prompt_text)
         check_tokenization(tokenization_kwargs, parsed.token_ids)
+        arrival_time = parsed.arrival_time if arrival_time is None else arrival_time
         check_order(priority, arrival_time)
+        check_rank(data_parallel_rank)
         resume_token_ids = checked_ids("resume_token_ids", resume_token_ids) or []
         if on_progress is not None and not callable(on_progress):
             raise refuse("on_progress", on_progress, "must be a function")

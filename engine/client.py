@@ -149,7 +149,9 @@ class CoreClient:
             raise RetryableRequestError("the engine core is not ready")
         max_tokens = state.params.max_tokens
         if max_tokens is None or len(resume_token_ids) < max_tokens:
-            check_prompt(token_ids, resume_token_ids, ready)  # else it comes back only to be ended
+            check_prompt(
+                token_ids, resume_token_ids, state.params, ready
+            )  # else it comes back only to be ended
         state.set_prompt(self._tokenizer, token_ids, resume_token_ids)
         if state.stop_string is not None:
             self.requests.end(state, "stop")

@@ -22,11 +22,16 @@ class TextPrompt(TypedDict):
 
 
 class TokensPrompt(TypedDict):
-    """A prompt as ids, taken as they are. A text beside them is only echoed."""
+    """A prompt as ids, taken as they are. A text beside them is only echoed.
+
+    What vLLM's renderers make has also its `type`, "token", and may say when it came in.
+    """
 
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
     cache_salt: NotRequired[str]
+    type: NotRequired[str]
+    arrival_time: NotRequired[float]
 
 
 Prompt = str | list[int] | TextPrompt | TokensPrompt | None
@@ -37,6 +42,7 @@ class ParsedPrompt:
     text: str | None
     token_ids: list[int] | None  # they win over the text
     cache_salt: str = ""
+    arrival_time: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +84,10 @@ def parse_prompt(
     prompt: Any, prompt_token_ids: list[int] | None = None, prompt_text: str | None = None
 ) -> ParsedPrompt:
     """Any form of a prompt as text or ids. `ValidationError` says what is wrong with it."""
-    salt: Any = None
+    salt = arrival_time = None
     if isinstance(prompt, Mapping):
         _check_keys(prompt)
-        salt = prompt.get("cache_salt")
+        salt, arrival_time = prompt.get("cache_salt"), prompt.get("arrival_time")
         prompt_token_ids = prompt_token_ids or prompt.get("prompt_token_ids")
         prompt = prompt.get("prompt")
     elif isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes):
@@ -97,7 +103,8 @@ def parse_prompt(
         raise refuse("cache_salt", salt, "must be a string")
     for name, value in (("prompt", prompt), ("prompt_text", prompt_text), ("cache_salt", salt)):
         check_text(name, value or "")
-    return ParsedPrompt(text, checked_ids("prompt_token_ids", prompt_token_ids), salt or "")
+    token_ids = checked_ids("prompt_token_ids", prompt_token_ids)
+    return ParsedPrompt(text, token_ids, salt or "", arrival_time)
 
 
 def check_request_id(request_id: Any) -> None:
@@ -106,6 +113,12 @@ def check_request_id(request_id: Any) -> None:
     if len(text) > MAX_ID_CHARACTERS:
         raise refuse("request_id", text, f"must have at most {MAX_ID_CHARACTERS} characters")
     check_text("request_id", text)
+
+
+def check_rank(rank: Any) -> None:
+    """Refuse the number of an engine beside the only one."""
+    if rank is not None and (type(rank) is not int or rank != 0):
+        raise refuse("data_parallel_rank", rank, "must be 0: there is one engine")
 
 
 def check_order(priority: Any, arrival_time: Any) -> None:
@@ -173,8 +186,13 @@ def check_params(
             raise ValidationError(problem, name, getattr(params, name))
 
 
-def check_prompt(token_ids: Sequence[int], resume_token_ids: Sequence[int], ready: Ready) -> None:
-    """Refuse a prompt that the model cannot read or the cache cannot hold."""
+def check_prompt(
+    token_ids: Sequence[int],
+    resume_token_ids: Sequence[int],
+    params: SamplingParams,
+    ready: Ready,
+) -> None:
+    """Refuse a prompt that the model cannot read or the cache cannot hold, with its answer."""
     if not token_ids:
         raise ValidationError("the prompt is empty", "prompt", "")
     length = len(token_ids) + len(resume_token_ids)
@@ -188,6 +206,10 @@ def check_prompt(token_ids: Sequence[int], resume_token_ids: Sequence[int], read
         num_slots = ready.num_blocks * ready.block_size
         problem = f"the prompt has {length} tokens, and the KV cache {num_slots}"
         raise ValidationError(problem, "prompt", length)
+    room = ready.max_model_len - len(token_ids)
+    if params.min_tokens > room:
+        problem = f"must be at most {room}, what the context leaves for the answer"
+        raise refuse("min_tokens", params.min_tokens, problem)
     for name, ids in (("prompt", token_ids), ("resume_token_ids", resume_token_ids)):
         if ids and not 0 <= min(ids) <= max(ids) < ready.vocab_size:
             raise ValidationError("token ids must be of the model's vocabulary", name, None)
@@ -214,6 +236,8 @@ _ABSENT_FEATURES = (
 )
 
 
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_MADE_KEYS = ("type", "arrival_time", "prompt_token_offsets")  # of vLLM's renderers, besides
 # Keys of vLLM's prompts for what is not text.
 _ABSENT_INPUTS = frozenset(
     ("prompt_embeds", "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
@@ -225,8 +249,10 @@ def _check_keys(prompt: Mapping[Any, Any]) -> None:
         if key in _ABSENT_INPUTS:
             if value is not None and not (isinstance(value, dict) and not value):
                 raise NotImplementedError(f"a prompt with {key} is not implemented")
-        elif key not in ("prompt", "prompt_token_ids", "cache_salt"):
-            raise refuse("prompt", key, "has keys prompt, prompt_token_ids, cache_salt")
+        elif key == "type" and value != "token":
+            raise NotImplementedError(f"a prompt of type {value!r} is not implemented")
+        elif key not in _KEYS and key not in _MADE_KEYS:
+            raise refuse("prompt", key, f"has keys {', '.join(_KEYS)}")
 
 
 def _tokens_prompt(parsed: ParsedPrompt, token_ids: list[int]) -> TokensPrompt:

@@ -9,14 +9,23 @@ what the core must be told is returned.
 from collections.abc import Iterable
 from typing import Any
 
-from engine.errors import QueueOverflowError, RetryableRequestError, ValidationError
+from engine.errors import (
+    MaxQueuedTokensError,
+    QueueOverflowError,
+    RetryableRequestError,
+    ValidationError,
+)
 from engine.ipc import SequenceOutput
 from engine.outputs import FinishReason, OutputError
 from engine.parent_request import ParentRequest
 from engine.request_state import RequestState, output_failed
 
 # What the core says of a request that it has not taken, and what its reader gets for it.
-REFUSALS = {"paused": RetryableRequestError, "queue_full": QueueOverflowError}
+REFUSALS = {
+    "paused": RetryableRequestError,
+    "queue_full": QueueOverflowError,
+    "token_queue_full": MaxQueuedTokensError,
+}
 
 
 class OutputProcessor:

@@ -11,7 +11,7 @@ import pytest
 import engine as package
 from engine.args import AsyncEngineArgs
 from engine.async_llm import AsyncLLM, AsyncLLMEngine
-from engine.errors import EngineDeadError, ValidationError
+from engine.errors import EngineDeadError, MaxQueuedTokensError, ValidationError
 from engine.inputs import LoRARequest
 from engine.ipc import AddRequest
 from engine.outputs import RequestOutput
@@ -98,13 +98,48 @@ async def test_encode_is_refused_by_name_at_the_first_iteration(
         await anext(outputs)
 
 
-async def test_add_request_takes_four_arguments_by_position(engine: AsyncLLM) -> None:
-    stream = await engine.add_request("r", PROMPT, GREEDY, 123.5)
-    metrics = (await last(stream)).metrics
-    assert metrics is not None and metrics.arrival_time == 123.5
-    add_request: Any = engine.add_request
-    with pytest.raises(TypeError):
-        await add_request("r", PROMPT, GREEDY, 123.5, PROMPT)
+async def test_add_request_takes_nine_arguments_by_position(engine: AsyncLLM) -> None:
+    stream = await engine.add_request("r", "text", GREEDY, 123.5, PROMPT, None, None, None, 7)
+    output = await last(stream)
+    assert (output.prompt, output.prompt_token_ids) == ("text", PROMPT)
+    assert output.metrics is not None and output.metrics.arrival_time == 123.5
+    with pytest.raises(NotImplementedError, match="lora_request"):
+        await engine.add_request("r", PROMPT, GREEDY, None, None, LoRARequest("a", 1))
+
+
+async def test_a_rendered_prompt_says_when_it_came_in(engine: AsyncLLM) -> None:
+    prompt: Any = {"type": "token", "prompt_token_ids": PROMPT, "arrival_time": 5.0}
+    output = await last(engine.generate(prompt, GREEDY, "r"))
+    assert output.metrics is not None and output.metrics.arrival_time == 5.0
+
+
+@pytest.mark.parametrize("rank", [1, 7, -1, "0", True])
+async def test_a_rank_that_there_is_not_is_refused(engine: AsyncLLM, rank: Any) -> None:
+    with pytest.raises(ValidationError, match="data_parallel_rank must be 0"):
+        await anext(engine.generate(PROMPT, GREEDY, "r", data_parallel_rank=rank))
+
+
+async def test_min_tokens_beyond_the_context_are_refused(engine: AsyncLLM) -> None:
+    room = engine.model_config.max_model_len - len(PROMPT)
+    params = SamplingParams(min_tokens=room + 1, max_tokens=None)
+    with pytest.raises(ValidationError, match=f"min_tokens must be at most {room}") as caught:
+        await engine.add_request("r", PROMPT, params)
+    assert caught.value.parameter == "min_tokens"
+    stream = await engine.add_request("r", PROMPT, SamplingParams(min_tokens=room, max_tokens=None))
+    stream.close()
+
+
+async def test_a_queue_full_of_tokens_is_told_from_one_full_of_requests(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"max_num_seqs": 1, "max_num_queued_tokens": 5}
+    with ThreadedCore(**settings) as core:
+        async with connected(core, build_chatml(tmp_path)) as engine:
+            core.hold()
+            streams = [await engine.add_request(str(i), PROMPT, GREEDY) for i in range(3)]
+            core.release()
+            with pytest.raises(MaxQueuedTokensError, match="tokens are waiting already"):
+                await last(streams[2])
+            for stream in streams[:2]:
+                await last(stream)
 
 
 async def test_add_request_refuses_adapters_by_name(engine: AsyncLLM) -> None:

@@ -21,6 +21,13 @@ from tests.engine.small_tokenizers import build_chatml
         (None, [1], None, ParsedPrompt(None, [1])),
         ("hello", [1], None, ParsedPrompt("hello", [1])),
         ([1], None, "echo", ParsedPrompt("echo", [1])),
+        ({"type": "token", "prompt_token_ids": [1]}, None, None, ParsedPrompt(None, [1])),
+        (
+            {"type": "token", "prompt_token_ids": [1], "arrival_time": 5.0},
+            None,
+            None,
+            ParsedPrompt(None, [1], "", 5.0),
+        ),
     ],
 )
 def test_forms_of_a_prompt(
@@ -35,6 +42,11 @@ def test_forms_of_a_prompt(
 def test_what_is_no_prompt_is_refused(prompt: Any) -> None:
     with pytest.raises(ValidationError):
         parse_prompt(prompt)
+
+
+def test_a_rendered_prompt_of_another_type_is_refused_by_name() -> None:
+    with pytest.raises(NotImplementedError, match="'embeds'"):
+        parse_prompt({"type": "embeds", "prompt": "x"})
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,12 @@ from typing import Any
 import pytest
 
 from engine.collector import RequestOutputCollector
-from engine.errors import QueueOverflowError, RetryableRequestError, ValidationError
+from engine.errors import (
+    MaxQueuedTokensError,
+    QueueOverflowError,
+    RetryableRequestError,
+    ValidationError,
+)
 from engine.flat_logprobs import FlatLogprobs
 from engine.ipc import SequenceOutput
 from engine.output_processor import OutputProcessor, merge_outputs
@@ -183,7 +188,12 @@ def test_error_of_the_core_is_in_the_last_output(processor: OutputProcessor) -> 
 
 
 @pytest.mark.parametrize(
-    ("code", "exception"), [("paused", RetryableRequestError), ("queue_full", QueueOverflowError)]
+    ("code", "exception"),
+    [
+        ("paused", RetryableRequestError),
+        ("queue_full", QueueOverflowError),
+        ("token_queue_full", MaxQueuedTokensError),
+    ],
 )
 def test_refusal_of_the_core_is_raised_in_the_stream(
     processor: OutputProcessor, code: str, exception: type[Exception]
