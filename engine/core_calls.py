@@ -116,9 +116,13 @@ class CoreCalls:
         self._send(client_id, reply)
 
     def _reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        blocks = self._scheduler.blocks
         if reset_running_requests:
             self._scheduler.preempt_all()
-        return self._scheduler.blocks.reset_cache()
+        elif num_held := blocks.num_blocks - blocks.num_free:
+            logger.warning("the prefix cache stays: running requests hold %d blocks", num_held)
+            return False
+        return blocks.reset_cache()
 
     def _pause(self, client_id: str, mode: str, clear_cache: bool) -> Any:
         if mode not in PAUSE_MODES:

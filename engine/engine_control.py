@@ -70,11 +70,11 @@ class EngineControl(EngineStatus):
         reset_running_requests: bool = False,
         reset_connector: bool = False,
     ) -> bool:
-        """Forget every cached prefix. True: it has happened.
+        """Forget every cached prefix. False: nothing has happened, because requests are running.
 
-        With `reset_running_requests` running requests give up their blocks too and compute them
-        again. A bool as `device` is vLLM's later first argument, `reset_running_requests`; any
-        other device has no effect. Nor has `reset_connector`: there is no connector.
+        With `reset_running_requests` these give up their blocks, and compute them again. A bool as
+        `device` is vLLM's later first argument, `reset_running_requests`; any other device has no
+        effect. Nor has `reset_connector`: there is no connector.
         """
         if isinstance(device, bool):
             reset_running_requests = device

@@ -245,6 +245,20 @@ def test_running_answers_survive_a_reset_that_takes_their_blocks(core: SteppedCo
     core.check_all_free()
 
 
+def test_prefixes_stay_while_a_request_runs_unless_it_gives_up_its_blocks(
+    core: SteppedCore,
+) -> None:
+    core.add("first", num_prompt_tokens=9, max_tokens=1)
+    core.run()
+    core.add("runs", num_prompt_tokens=5, max_tokens=20)
+    core.core.step()
+    assert ask(core, "reset_prefix_cache") is False
+    core.add("second", num_prompt_tokens=9, max_tokens=1)
+    core.run()
+    assert core.end("second").num_cached_tokens == 8
+    assert ask(core, "reset_prefix_cache") is True
+
+
 # ---- the worker's methods
 
 
