@@ -201,6 +201,19 @@ class CoreClient:
         elif not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._forget, *states)
 
+    async def call(self, name: str, *args: Any) -> Any:
+        """Ask the core by name; `EngineGenerateError` if it answers with an error.
+
+        What it had said before its answer is with the readers by then, so that whoever has waited
+        for requests to end finds them ended.
+        """
+        self.attach()
+        value = await self.connection.call(name, *args)
+        while self._is_processing:  # noqa: ASYNC110  (it has a few turns of the loop to go)
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)  # for the readers, who were woken a moment ago
+        return value
+
     # ---- from the connection
 
     def on_core_outputs(self, outputs: Sequence[SequenceOutput]) -> None:

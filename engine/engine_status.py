@@ -223,5 +223,4 @@ class EngineStatus:
 
     async def _call(self, name: str, *args: Any) -> Any:
         """Ask the core by name; `EngineGenerateError` if it answers with an error."""
-        self._client.attach()
-        return await self._client.connection.call(name, *args)
+        return await self._client.call(name, *args)

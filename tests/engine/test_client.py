@@ -14,7 +14,15 @@ from engine.client import MAX_OUTPUTS_PER_TURN
 from engine.collector import RequestOutputCollector
 from engine.connection import CoreState
 from engine.errors import EngineDeadError, RetryableRequestError
-from engine.ipc import Abort, AddRequest, Dead, SequenceOutput
+from engine.ipc import (
+    Abort,
+    AddRequest,
+    Dead,
+    SequenceOutput,
+    StepOutputs,
+    UtilityReply,
+    encode,
+)
 from engine.outputs import RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.scripted_core import ScriptedCore
@@ -382,6 +390,22 @@ async def test_r39_loop_gets_a_turn_between_slices_of_outputs(
     await settle(lambda: sum(slices) == 2000)
     assert max(slices) <= MAX_OUTPUTS_PER_TURN
     assert all(0 in pair for pair in pairwise(slices))
+
+
+async def test_what_the_core_said_before_an_answer_is_with_the_readers_by_then(
+    cores: Cores,
+) -> None:
+    engine, connection = cores.engine, cores.engine._client.connection
+    streams = [await cores.add(f"r{n}") for n in range(2 * MAX_OUTPUTS_PER_TURN)]
+    readers = [asyncio.create_task(rest(stream)) for stream in streams]
+    draining = asyncio.create_task(engine.wait_for_requests_to_drain())
+    await asyncio.sleep(0)  # all wait now
+    ids = [state.internal_id for state in engine.output_processor.request_states.values()]
+    outputs = [SequenceOutput(each, [A], finish_reason="length") for each in ids]
+    connection._dispatch(encode(StepOutputs(cores.core.epoch, 0, outputs, cores.core.stats)))
+    connection._dispatch(encode(UtilityReply(connection._num_calls)))
+    await draining
+    assert all(reader.done() for reader in readers)
 
 
 async def test_r40_tokens_are_joined_before_they_are_decoded(
