@@ -14,7 +14,7 @@ from engine.outputs import Logprob
 
 MAX_READY_BYTES = 2048  # some hundred candidates, made into a dict at once
 
-Decode = Callable[[int], str]
+Decode = Callable[[int], str | None]
 
 
 class Candidates(Mapping[int, Logprob]):

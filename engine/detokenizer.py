@@ -17,6 +17,7 @@ from engine.stop_strings import StopMatcher
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no character (yet)
 TAIL_TOKENS = 6  # kept as context: enough for a character and for every decoder's rules on spaces
 SHIFT_TOKENS = 12  # a longer window is cut to its tail
+MAX_PIECES = 4  # tokens that one character may lie in, but for the last: UTF-8 has no longer ones
 MAX_WINDOW_TOKENS = 256  # cut in any case
 MAX_PROMPT_TOKENS = 96  # where a prompt's last text is looked for
 
@@ -159,6 +160,24 @@ class IncrementalDecoder:
             self._bytes = b"" if value is None else self._bytes + bytes([value])
         self._take_characters()
         self._num_prompt_bytes = len(self._bytes)
+
+
+def token_text(decoder: Decoder, token_id: int, before: Sequence[int]) -> str:
+    """One token's text, without the part of a character that it ends in.
+
+    That comes with the token that completes the character, so that the texts of tokens in a row are
+    the text of the row. `before` are the tokens in front of it.
+    """
+    text = decoder.decode([token_id])
+    if REPLACEMENT not in text:
+        return text
+    for count in range(min(len(before), MAX_PIECES) + 1):
+        head = list(before[len(before) - count :])
+        whole = decoder.decode([*head, token_id]).rstrip(REPLACEMENT)
+        if whole and not whole.startswith(REPLACEMENT):  # then `head` begins with a character
+            known = decoder.decode(head).rstrip(REPLACEMENT) if head else ""
+            return whole[len(known) :]
+    return ""
 
 
 class Detokenizer:

@@ -5,11 +5,12 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from engine.candidates import read_candidates
 from engine.collector import RequestOutputCollector
-from engine.detokenizer import Decoder, Detokenizer
+from engine.detokenizer import MAX_PIECES, Decoder, Detokenizer, token_text
 from engine.flat_logprobs import FlatLogprobs
 from engine.ipc import SequenceOutput
 from engine.outputs import (
@@ -157,17 +158,20 @@ class RequestState:
     def _take_tokens(self, token_ids: list[int], logprobs: list[Any] | None) -> None:
         if not token_ids:
             return
+        before = [*self.resume_token_ids[-MAX_PIECES:], *self.token_ids[-MAX_PIECES:]]
         self.token_ids += token_ids
         self._new_token_ids += token_ids
         self.metrics.num_generation_tokens += len(token_ids)
         self.metrics.last_token_ts = time.monotonic()
-        for position in (logprobs or [])[: len(token_ids)]:
-            candidates, chosen_logprob = read_candidates(position, self._decode_one)
+        for token_id, position in zip(token_ids, logprobs or (), strict=False):
+            decode = partial(self._decode_one, tuple(before[-MAX_PIECES:]))
+            candidates, chosen_logprob = read_candidates(position, decode)
             self._cumulative_logprob += chosen_logprob
             self._new_logprobs.append(candidates)
+            before.append(token_id)
 
-    def _decode_one(self, token_id: int) -> str:
-        return self._decoder.decode([token_id])
+    def _decode_one(self, before: Sequence[int], token_id: int) -> str | None:
+        return token_text(self._decoder, token_id, before) if self.params.detokenize else None
 
     def _as_asked(
         self, logprobs: list[Mapping[int, Logprob]]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.detokenizer import REPLACEMENT, Detokenizer, IncrementalDecoder
+from engine.detokenizer import REPLACEMENT, Detokenizer, IncrementalDecoder, token_text
 from engine.tokenizer import Tokenizer
 from tests.engine.decoding import FAMILIES, pieces_of
 from tests.engine.small_tokenizers import build_chatml
@@ -196,3 +196,50 @@ def test_r47_random_stops_splits_ends_and_resumptions_are_as_defined(
     rng = random.Random(seed)
     for _ in range(num_cases):
         _check_stops(tokenizers[family], rng)
+
+
+# ---- one token's text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_character_in_pieces_is_the_text_of_its_last_token(
+    tokenizers: dict[str, Tokenizer], family: str
+) -> None:
+    tokenizer = tokenizers[family]
+    for character in "€東👍🏽ž":
+        ids = tokenizer.encode(f"a{character}", add_special_tokens=False)
+        if tokenizer.decode(ids) != f"a{character}":
+            continue  # this vocabulary cannot write it
+        texts = [token_text(tokenizer, each, ids[:place]) for place, each in enumerate(ids)]
+        assert "".join(texts) == f"a{character}"
+        assert all(REPLACEMENT not in text for text in texts)
+
+
+class Utf8:
+    """A token is up to four bytes, as one number."""
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return b"".join(each.to_bytes(4).lstrip(b"\0") for each in token_ids).decode(
+            errors="replace"
+        )
+
+
+def _token(data: bytes) -> int:
+    return int.from_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "texts"),
+    [
+        ([b"x", b"\xe2", b"\x82", b"\xac"], ["x", "", "", "€"]),
+        ([b"\xe2\x82", b"\xac\xe2", b"\x82\xac", b"\xe2"], ["", "€", "€", ""]),
+        ([b"\xe2", b"\x82\xac!"], ["", "€!"]),
+        ([b"\xf0", b"\x9f", b"\x91", b"\x8d", b"."], ["", "", "", "👍", "."]),
+        ([b"\x82", b"\x82", b"a"], ["", "", "a"]),
+    ],
+)
+def test_tokens_that_cut_characters_share_out_the_text(
+    pieces: list[bytes], texts: list[str]
+) -> None:
+    ids = [_token(piece) for piece in pieces]
+    assert [token_text(Utf8(), each, ids[:place]) for place, each in enumerate(ids)] == texts

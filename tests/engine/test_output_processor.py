@@ -29,6 +29,13 @@ class LetterDecoder:
         return "".join(chr(ord("a") + token_id) for token_id in token_ids)
 
 
+class Utf8:
+    """Each byte is a token."""
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str:
+        return bytes(token_ids).decode(errors="replace")
+
+
 class Request:
     """A request in a processor, and its reader."""
 
@@ -237,6 +244,25 @@ def test_logprobs_come_with_their_tokens(processor: OutputProcessor) -> None:
     assert [list(entry) for entry in completion.logprobs] == [[0, 1], [2]]
     assert completion.logprobs[0][1].decoded_token == "b"
     assert completion.cumulative_logprob == -1.5
+
+
+def test_logprobs_have_no_text_where_none_is_made(processor: OutputProcessor) -> None:
+    request = Request(processor, logprobs=1, detokenize=False)
+    request.process(0, logprobs=[[[0, -0.5, 1], [1, -1.5, 2]]])
+    output = request.collector.get_nowait()
+    assert output is not None and output.outputs[0].logprobs is not None
+    assert [each.decoded_token for each in output.outputs[0].logprobs[0].values()] == [None, None]
+
+
+def test_logprobs_tell_a_character_with_its_last_token(processor: OutputProcessor) -> None:
+    request = Request(processor, resume=[0xE2], logprobs=1)
+    request.state.set_prompt(Utf8(), [23], [0xE2])
+    request.process(0x82, logprobs=[[[0x82, -0.5, 1]]])
+    request.process(0xAC, logprobs=[[[0xAC, -0.5, 1], [0x41, -1.5, 2]]])
+    output = request.collector.get_nowait()
+    assert output is not None and output.outputs[0].logprobs is not None
+    texts = [[e.decoded_token for e in each.values()] for each in output.outputs[0].logprobs]
+    assert texts == [[""], ["€", "A"]]
 
 
 def test_logprobs_may_be_flat(processor: OutputProcessor) -> None:
