@@ -20,10 +20,12 @@ from engine.errors import (
 )
 from engine.inputs import check_prompt
 from engine.ipc import AddRequest, Ready, SchedulerStats, SequenceOutput
+from engine.iteration_stats import IterationStats
 from engine.outgoing import check_request
 from engine.output_processor import OutputProcessor, merge_outputs
 from engine.request_state import RequestState
 from engine.resubmission import Resubmission, Submission
+from engine.stat_loggers import StatLoggers
 from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -69,6 +71,8 @@ class CoreClient:
         self._max_num_queued_reqs = max_num_queued_reqs
         self._max_num_queued_tokens = max_num_queued_tokens
         self._report_state = on_core_state
+        self.stat_loggers: StatLoggers | None = None  # told what each batch of outputs did
+        self._iteration: IterationStats | None = None  # of the batch that is being processed
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: dict[str, SequenceOutput] = {}  # by internal id, not yet processed
         self._is_processing = False
@@ -242,12 +246,17 @@ class CoreClient:
 
     def _process_inbox(self) -> None:
         batch = list(islice(self._inbox, MAX_OUTPUTS_PER_TURN))
-        to_stop = self.requests.process([self._inbox.pop(i) for i in batch])
+        if self._iteration is None and self.stat_loggers and self.stat_loggers.has_recorders:
+            self._iteration = IterationStats()
+        to_stop = self.requests.process([self._inbox.pop(i) for i in batch], self._iteration)
         if to_stop:
             self.connection.abort(to_stop, "stop")
         self._is_processing = bool(self._inbox)
         if self._is_processing and self._loop is not None:
             self._loop.call_soon(self._process_inbox)
+        elif self._iteration is not None and self.stat_loggers is not None:
+            iteration, self._iteration = self._iteration, None
+            self.stat_loggers.record(self.stats, iteration)
 
         if self._resubmission is not None and self._resubmission.waiting():
             self._resubmit()

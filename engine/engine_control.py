@@ -136,7 +136,7 @@ class EngineControl(EngineStatus):
         return str(await self._call("stop_profile"))
 
     async def add_logger(self, logger_name: str, logger: Any) -> None:
-        """Let `do_log_stats` tell another logger: see `StatLoggers`. KeyError: name taken."""
+        """Tell another logger what happens: see `StatLoggers`. KeyError: the name is taken."""
         self._stat_loggers.add(logger_name, logger)
 
     async def remove_logger(self, logger_name: str) -> None:
@@ -144,9 +144,8 @@ class EngineControl(EngineStatus):
         self._stat_loggers.remove(logger_name)
 
     async def do_log_stats(self, scheduler_outputs: Any = None, model_output: Any = None) -> None:
-        """Tell all loggers the core's load, if it is known. The arguments have no effect."""
-        if self.stats is not None:
-            self._stat_loggers.log(self.stats)
+        """Have all loggers log. The arguments have no effect."""
+        self._stat_loggers.log(self.stats)
 
 
 def _trace_prefix(given: str | None) -> str:

@@ -80,6 +80,7 @@ class EngineStatus:
         self._parts = parts
         self._client = parts.client
         self._stat_loggers = StatLoggers(log_lines=parts.log_stats)
+        self._client.stat_loggers = self._stat_loggers
         self.tokenizer = parts.tokenizer
 
     # ---- life

@@ -122,6 +122,21 @@ class SchedulerStats(Message, frozen=True, tag="stats"):
     num_blocks_total: int
     num_blocks_free: int  # cached but evictable blocks count as free
 
+    # ---- in vLLM's names
+
+    @property
+    def num_running_reqs(self) -> int:
+        return self.num_running
+
+    @property
+    def num_waiting_reqs(self) -> int:
+        return self.num_waiting
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """The share of blocks that running requests hold."""
+        return 1 - self.num_blocks_free / max(1, self.num_blocks_total)
+
 
 class StepOutputs(Message, frozen=True, tag="step"):
     """One message per step and client, none if the client has nothing in it."""

@@ -16,6 +16,7 @@ from engine.errors import (
     ValidationError,
 )
 from engine.ipc import SequenceOutput
+from engine.iteration_stats import IterationStats
 from engine.outputs import FinishReason, OutputError
 from engine.parent_request import ParentRequest
 from engine.request_state import RequestState, output_failed
@@ -65,10 +66,13 @@ class OutputProcessor:
         state = self.request_states.get(key)
         return [] if state is None else [state]
 
-    def process(self, outputs: Iterable[SequenceOutput]) -> list[str]:
+    def process(
+        self, outputs: Iterable[SequenceOutput], stats: IterationStats | None = None
+    ) -> list[str]:
         """Hand outputs to their requests. Returns the internal ids that the core must still stop.
 
-        Whatever goes wrong with one request ends that one, with finish reason `error`.
+        Whatever goes wrong with one request ends that one, with finish reason `error`. What they
+        did is added to `stats`, if somebody wants to know.
         """
         to_stop = []
         for output in outputs:
@@ -78,6 +82,7 @@ class OutputProcessor:
             if output.error is not None and output.error[0] in REFUSALS:
                 self.fail(state, REFUSALS[output.error[0]](output.error[1]))
                 continue
+            before = (len(state.token_ids), state.metrics.num_preemptions, state.last_token_ts)
             try:
                 reason = state.update(output)
                 error = OutputError(*output.error) if output.error else None
@@ -87,6 +92,12 @@ class OutputProcessor:
                 if output.finish_reason is None:
                     to_stop.append(state.internal_id)
                 self.end(state, reason, stop_reason=output.stop_reason, error=error)
+            if stats is not None:
+                num_tokens, num_preemptions, last_ts = before
+                stats.num_preempted_reqs += state.metrics.num_preemptions - num_preemptions
+                stats.add_tokens(state, len(state.token_ids) - num_tokens, last_ts)
+                if reason is not None:
+                    stats.add_end(state, reason)
         return to_stop
 
     def change_internal_id(self, state: RequestState, internal_id: str) -> None:

@@ -23,6 +23,7 @@ class ParentRequest:
         self.params = params
         self.children: dict[str, RequestState] = {}  # by internal id, those that have not ended
         self.shown_prompt_ids: list[int] | None = None  # in the outputs
+        self.max_num_tokens = 0  # of the longest answer so far
         self._num_unfinished = params.n
         self._completions: dict[int, CompletionOutput] = {}  # ended ones, for FINAL_ONLY
         self._num_cached_tokens: int | None = 0
@@ -36,8 +37,10 @@ class ParentRequest:
         seed = None if self.params.seed is None else (self.params.seed + index) % (1 << 64)
         return msgspec.structs.replace(self.params, n=1, seed=seed)
 
-    def join(self, output: RequestOutput) -> RequestOutput | None:
+    def join(self, output: RequestOutput, num_tokens: int) -> RequestOutput | None:
         """A child's output as one of the parent; None while it has to wait for the others.
+
+        The child has `num_tokens` so far.
 
         `num_cached_tokens` is always that of the first answer: the others find its blocks, which
         says nothing of what was cached before the request came.
@@ -46,6 +49,7 @@ class ParentRequest:
         if completion.index == 0:
             self._num_cached_tokens = output.num_cached_tokens
         output.num_cached_tokens = self._num_cached_tokens
+        self.max_num_tokens = max(self.max_num_tokens, num_tokens)
         output.error = self._error = output.error or self._error
         self._num_unfinished -= completion.finished()
         output.finished = self._num_unfinished == 0

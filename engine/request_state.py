@@ -71,6 +71,7 @@ class RequestState:
         self.queue_position: int | None = None  # as the core said last; None: it has its turn
         self.is_aborting = False
         self.has_ended = False
+        self.last_token_ts = 0.0  # monotonic; 0: it has none yet
         self.metrics = metrics or new_metrics(arrival_time)
         self._collector = weakref.ref(collector)  # a reader that lets go ends the request
         self._on_progress = on_progress
@@ -82,7 +83,7 @@ class RequestState:
         self._new_logprobs: list[Mapping[int, Logprob]] = []
         self._logprobs: list[Mapping[int, Logprob]] = []
         self._cumulative_logprob = 0.0
-        self._num_cached_tokens = 0
+        self.num_cached_tokens = 0
 
     def set_prompt(
         self, tokenizer: Decoder, token_ids: list[int], resume_token_ids: Sequence[int] = ()
@@ -162,7 +163,7 @@ class RequestState:
         self.token_ids += token_ids
         self._new_token_ids += token_ids
         self.metrics.num_generation_tokens += len(token_ids)
-        self.metrics.last_token_ts = time.monotonic()
+        self.metrics.last_token_ts = self.last_token_ts = time.monotonic()
         for token_id, position in zip(token_ids, logprobs or (), strict=False):
             decode = partial(self._decode_one, tuple(before[-MAX_PIECES:]))
             candidates, chosen_logprob = read_candidates(position, decode)
@@ -192,14 +193,14 @@ class RequestState:
         if output.first_token_ts and not metrics.first_token_ts:
             metrics.first_token_ts = output.first_token_ts
             metrics.first_token_latency = output.first_token_ts - metrics.queued_ts
-        self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
+        self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         if self._on_progress is None or self.is_aborting:
             return
         progress = RequestProgress(
             queue_position=output.queue_position,
             num_tokens_ahead=output.num_tokens_ahead,
             num_prompt_tokens=len(self.prompt_token_ids),
-            num_cached_tokens=self._num_cached_tokens,
+            num_cached_tokens=self.num_cached_tokens,
             num_computed_tokens=output.num_computed_tokens,
             scheduled=metrics.scheduled_ts > 0,
         )
@@ -246,10 +247,10 @@ class RequestState:
             outputs=[completion],
             finished=reason is not None,
             metrics=self.metrics,
-            num_cached_tokens=self._num_cached_tokens,
+            num_cached_tokens=self.num_cached_tokens,
             error=error,
         )
-        joined = output if self.parent is None else self.parent.join(output)
+        joined = output if self.parent is None else self.parent.join(output, len(self.token_ids))
         if joined is not None:
             collector.put(joined)
 

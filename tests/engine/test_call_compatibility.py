@@ -13,7 +13,8 @@ from engine.args import AsyncEngineArgs
 from engine.async_llm import AsyncLLM, AsyncLLMEngine
 from engine.errors import EngineDeadError, MaxQueuedTokensError, ValidationError
 from engine.inputs import LoRARequest
-from engine.ipc import AddRequest
+from engine.ipc import AddRequest, SchedulerStats
+from engine.iteration_stats import IterationStats
 from engine.outputs import RequestOutput
 from engine.pooling import EmbeddingRequestOutput, PoolingParams, PoolingRequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
@@ -296,17 +297,23 @@ def test_stat_loggers_come_by_name_or_from_factories() -> None:
             calls.append((config, index))
 
         def record(self, scheduler_stats: Any, iteration_stats: Any) -> None:
-            calls.append(scheduler_stats)
+            calls.extend((scheduler_stats, iteration_stats))
+
+        def log_engine_initialized(self) -> None:
+            calls.append("initialized")
 
         def log(self) -> None:
             calls.append("log")
 
-    config, stats = object(), Any
-    for given in ([Logger], {"mine": Logger(config, 0)}):
+    config, stats, iteration = object(), SchedulerStats(1, 0, 0, 9, 8), IterationStats()
+    givens: tuple[Any, ...] = ([Logger], {"mine": Logger(config, 0)})
+    for given in givens:
         loggers = StatLoggers(log_lines=False)
         loggers.add_all(given, config)
-        loggers.log(stats)  # type: ignore[arg-type]
-    assert calls == [(config, 0), (config, 0), stats, "log", stats, "log"]
+        loggers.record(stats, iteration)
+        loggers.log(None)
+    once = ["initialized", stats, iteration, "log"]
+    assert calls == [(config, 0), (config, 0), *once, *once]
     with pytest.raises(TypeError, match="log"):
         loggers.add("none", object())
 

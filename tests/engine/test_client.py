@@ -380,7 +380,7 @@ async def test_r39_loop_gets_a_turn_between_slices_of_outputs(
     slices: list[int] = []
     client = cores.engine._client
 
-    def process(outputs: list[SequenceOutput]) -> list[str]:
+    def process(outputs: list[SequenceOutput], stats: None = None) -> list[str]:
         slices.append(len(outputs))
         asyncio.get_running_loop().call_soon(slices.append, 0)  # somebody else's turn
         return []
@@ -414,7 +414,7 @@ async def test_r40_tokens_are_joined_before_they_are_decoded(
     decoded: list[list[int]] = []
     client = cores.engine._client
 
-    def process(outputs: list[SequenceOutput]) -> list[str]:
+    def process(outputs: list[SequenceOutput], stats: None = None) -> list[str]:
         decoded.extend(output.new_token_ids for output in outputs)
         return []
 

@@ -14,9 +14,11 @@ from engine.collector import RequestOutputCollector
 from engine.errors import EngineGenerateError, RetryableRequestError, ValidationError
 from engine.inputs import LoRARequest
 from engine.ipc import SchedulerStats
+from engine.iteration_stats import IterationStats
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.small_tokenizers import build_chatml
 from tests.engine.threaded_core import ThreadedCore, connected
+from tests.patience import PATIENCE
 
 FINAL = RequestOutputKind.FINAL_ONLY
 PROMPT = [41, 42, 43]
@@ -247,6 +249,82 @@ async def test_loggers_are_told_the_load(engine: AsyncLLM) -> None:
         await engine.remove_logger("mine")
     await engine.do_log_stats(None, None)
     assert len(told) == 1
+
+
+class Recorder:
+    """As vLLM's loggers are since `mm_cache_stats` came."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[SchedulerStats | None, IterationStats]] = []
+        self.num_logs = 0
+
+    def record(
+        self,
+        scheduler_stats: SchedulerStats | None,
+        iteration_stats: IterationStats,
+        mm_cache_stats: object = "not given",
+        engine_idx: int = 5,
+    ) -> None:
+        assert (mm_cache_stats, engine_idx) == (None, 0)
+        self.told.append((scheduler_stats, iteration_stats))
+
+    def log(self) -> None:
+        self.num_logs += 1
+
+    def sum(self, name: str) -> int:
+        return sum(getattr(iteration, name) for _, iteration in self.told)
+
+
+async def test_recorders_are_told_each_batch_of_outputs(engine: AsyncLLM) -> None:
+    recorder = Recorder()
+    await engine.add_logger("mine", recorder)
+    stream = await engine.add_request("one", PROMPT, params(5))
+    await rest(stream)
+    assert (recorder.sum("num_generation_tokens"), recorder.sum("num_prompt_tokens")) == (5, 3)
+    firsts = [t for _, each in recorder.told for t in each.time_to_first_tokens_iter]
+    laters = [t for _, each in recorder.told for t in each.inter_token_latencies_iter]
+    assert len(firsts) == 1 and 0 < firsts[0] < PATIENCE
+    assert len(laters) <= 4 and all(0 <= each < PATIENCE for each in laters)
+    stats, last = recorder.told[-1]
+    assert stats is not None and (stats.num_running_reqs, stats.num_waiting_reqs) == (0, 0)
+    assert stats.kv_cache_usage == 0
+    (ended,) = last.finished_requests
+    assert (ended.request_id, ended.finish_reason, ended.max_tokens_param) == ("one", "length", 5)
+    assert (ended.num_prompt_tokens, ended.num_generation_tokens) == (3, 5)
+    assert ended.e2e_latency >= ended.inference_time >= ended.decode_time >= 0
+    assert (last.n_params_iter, last.max_num_generation_tokens_iter) == ([1], [5])
+    await engine.do_log_stats()
+    await engine.remove_logger("mine")
+    num_told = len(recorder.told)
+    await ask(engine, "two")
+    await engine.do_log_stats()
+    assert (len(recorder.told), recorder.num_logs) == (num_told, 1)
+
+
+async def test_several_answers_are_one_request_in_the_records(engine: AsyncLLM) -> None:
+    recorder = Recorder()
+    await engine.add_logger("mine", recorder)
+    three = SamplingParams(n=3, max_tokens=4, output_kind=FINAL, ignore_eos=True)
+    await rest(await engine.add_request("r", PROMPT, three))
+    assert sum(len(each.finished_requests) for _, each in recorder.told) == 3
+    assert [n for _, each in recorder.told for n in each.n_params_iter] == [3]
+    assert recorder.sum("num_generation_tokens") == 12
+
+
+async def test_a_recorder_that_fails_is_told_nothing_more_and_breaks_no_stream(
+    engine: AsyncLLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Recorder):
+        def record(self, *stats: object) -> None:
+            self.num_logs += 1
+            raise KeyError("no such series")
+
+    broken = Broken()
+    await engine.add_logger("broken", broken)
+    await rest(await engine.add_request("one", PROMPT, params(5)))
+    await rest(await engine.add_request("two", PROMPT, params(5)))
+    assert broken.num_logs == 1
+    assert "'broken' has failed" in caplog.text
 
 
 async def test_load_is_logged_as_a_line(engine: AsyncLLM, caplog: pytest.LogCaptureFixture) -> None:
