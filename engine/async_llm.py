@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from engine.args import AsyncEngineArgs
+from engine.args import EngineArgs
 from engine.client import CoreClient, StateCallback
 from engine.collector import RequestOutputCollector
 from engine.connection import STALL_SECONDS, CoreConnection
@@ -74,7 +74,7 @@ class AsyncLLM(EngineControl):
     @classmethod
     def from_engine_args(
         cls,
-        engine_args: AsyncEngineArgs,
+        engine_args: EngineArgs,
         start_engine_loop: bool = True,
         usage_context: Any = None,
         stat_loggers: Any = None,

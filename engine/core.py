@@ -91,6 +91,7 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     from engine.cache_taker import CacheTaker
     from engine.loader import choose_device, load_model
     from engine.model_runner import ModelRunner
+    from engine.worker import Worker
 
     gc.enable()
     if config.threads:
@@ -137,7 +138,7 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
         metrics,
         epoch=ready.epoch,
         runs_ahead=runner.runs_ahead,
-        worker=runner,
+        worker=Worker(runner),
     )
     if loaded.device.type == "cpu":
         CacheTaker(runner.caches(), lambda: core.is_idle).start()

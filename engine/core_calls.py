@@ -151,5 +151,5 @@ class CoreCalls:
     def _call_worker(self, method: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         function = None if method.startswith("_") else getattr(self._worker, method, None)
         if not callable(function):
-            raise ValueError(f"the model runner has no method {method!r}")
+            raise ValueError(f"the worker has no method {method!r}")
         return function(*args, **kwargs)

@@ -109,7 +109,7 @@ class EngineControl(EngineStatus):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a public method of the core's `ModelRunner`; the one worker's result, in a list.
+        """Call a public method of the core's `Worker`; its result, in a list of one.
 
         Arguments and result travel as msgpack. Raises `EngineGenerateError` if there is no such
         method or it fails, `TimeoutError` after `timeout` seconds.

@@ -186,6 +186,13 @@ def test_what_is_not_given_is_the_config_s_default() -> None:
     assert (config.block_size, config.max_num_seqs, config.enable_prefix_caching) == (16, 64, True)
 
 
+def test_engine_args_know_the_same_names() -> None:
+    assert {each.name for each in fields(EngineArgs)} == {
+        each.name for each in fields(AsyncEngineArgs)
+    }
+    assert isinstance(AsyncEngineArgs("m"), EngineArgs)
+
+
 def test_a_context_of_minus_one_is_what_model_and_cache_allow() -> None:
     assert AsyncEngineArgs("m", max_model_len=-1).create_engine_config("i").max_model_len is None
 
