@@ -59,7 +59,9 @@ def vllm_source() -> Path:
             try:
                 package = _fetch()
             except (OSError, http.client.HTTPException) as error:
-                raise Unavailable(f"the package index has no {NAME} for us: {error}") from None
+                raise Unavailable(
+                    f"{NAME} is not to be had from the package index: {error}"
+                ) from None
             _unpack(package, folder)
     return folder
 
