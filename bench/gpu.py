@@ -126,7 +126,6 @@ class Engine:
             dtype="bfloat16",
             device=on.device.type,
             max_num_seqs=max(sizes.batches),
-            max_model_len=max(sizes.contexts) + sizes.steps + 64,
             max_step_seconds=0.0,
             enable_prefix_caching=False,
             batch_invariant=False,
@@ -239,7 +238,6 @@ async def through_client(model: Checkpoint, sizes: Sizes, on: Device) -> list[Fi
             load_format="dummy",
             dtype="bfloat16",
             device=on.device.type,
-            max_model_len=2 * (sizes.late_prompt + sizes.chat[0]) + 8192,
             max_num_seqs=sizes.chats + 1,
             batch_invariant=False,
         )
