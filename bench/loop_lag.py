@@ -77,13 +77,13 @@ async def ticking() -> AsyncIterator[list[float]]:
 
 
 async def refuse_long_prompt(engine: AsyncLLM) -> None:
-    """The whole prompt is tokenized, and found to be longer than a context of 250,000 tokens.
+    """The whole prompt is tokenized, and found to be longer than a context of 625,000 tokens.
 
-    A smaller context, such as the demo model's, is known to be too small from the beginning of it.
+    A smaller context, such as the demo model's, is known to be too small before that.
     """
     text = SENTENCE * (PROMPT_BYTES // len(SENTENCE))
     with contextlib.suppress(ValidationError):
-        await engine.tokenizer.encode_async(text, max_length=PROMPT_BYTES // 20)
+        await engine.tokenizer.encode_async(text, max_length=PROMPT_BYTES // 8)
 
 
 async def stream(engine: AsyncLLM, request_id: str, num_tokens: int) -> None:

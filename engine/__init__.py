@@ -13,12 +13,14 @@ from engine.args import AsyncEngineArgs, EngineArgs
 from engine.async_llm import AsyncLLM, AsyncLLMEngine
 from engine.connection import CoreState
 from engine.errors import (
+    ChatTemplateError,
     DownloadError,
     EngineDeadError,
     EngineError,
     EngineGenerateError,
     EngineStartError,
     MaxQueuedTokensError,
+    PromptTooLongError,
     QueueOverflowError,
     RetryableRequestError,
     ValidationError,
@@ -57,6 +59,7 @@ __all__ = [
     "AsyncLLM",
     "AsyncLLMEngine",
     "AsyncLLMWorker",
+    "ChatTemplateError",
     "CompletionOutput",
     "CoreProcess",
     "CoreState",
@@ -76,6 +79,7 @@ __all__ = [
     "PoolingParams",
     "PoolingRequestOutput",
     "PrivateDirectory",
+    "PromptTooLongError",
     "QueueOverflowError",
     "RequestManager",
     "RequestMetrics",

@@ -82,7 +82,8 @@ class AsyncLLM(EngineControl):
         """Start a core and block until it takes requests. Needs no event loop.
 
         Raises `EngineStartError` with the core's last log lines, `DownloadError` if `model` is a
-        hub id that cannot be fetched. `stat_loggers` are for `do_log_stats`: loggers by name, or
+        hub id that cannot be fetched, `ValidationError` if its chat template is broken or, in a
+        trial, leaves its bounds. `stat_loggers` are for `do_log_stats`: loggers by name, or
         factories that are called with `(vllm_config, 0)`. The two arguments before it are vLLM's,
         and without effect.
         """
@@ -96,6 +97,8 @@ class AsyncLLM(EngineControl):
             core = CoreProcess(config)
             undo.callback(core.terminate)
             tokenizer = Tokenizer(engine_args.tokenizer or folder)  # while the core loads
+            undo.callback(tokenizer.close)
+            tokenizer.chat_template.try_out()
             core.wait_ready()
             client = CoreClient(
                 directory.address,
@@ -153,6 +156,7 @@ class AsyncLLM(EngineControl):
         `EngineDeadError`.
         """
         own_tokenizer = Tokenizer(tokenizer or model)
+        own_tokenizer.chat_template.start()
         client = CoreClient(
             address,
             own_tokenizer,
@@ -184,6 +188,7 @@ class AsyncLLM(EngineControl):
         """
         self._client.shut_down("the engine was shut down")
         self._client.connection.close()
+        self.tokenizer.close()
         self._end_core(timeout)
 
     async def start_background_loop(self) -> None:
@@ -196,6 +201,7 @@ class AsyncLLM(EngineControl):
         """As `shutdown`, without blocking the event loop meanwhile."""
         self._client.shut_down("the engine was shut down")
         self._client.connection.close()
+        self.tokenizer.close()
         await asyncio.to_thread(self._end_core)
 
     def _end_core(self, timeout: float | None = None) -> None:
@@ -332,7 +338,9 @@ class AsyncLLM(EngineControl):
         try:
             token_ids = parsed.token_ids
             if token_ids is None:
-                token_ids = await self._tokenize(parsed.text or "", tokenization_kwargs or {})
+                token_ids = await self._tokenize(
+                    parsed.text or "", tokenization_kwargs or {}, parsed.cache_salt
+                )
             if self._parts.log_requests:
                 logger.info(
                     "request %s: n=%d, prompt tokens %d", request_id, params.n, len(token_ids)
@@ -394,11 +402,12 @@ class AsyncLLM(EngineControl):
             extra_args=None,  # of the caller's alone, whatever they hold
         )
 
-    async def _tokenize(self, text: str, options: dict[str, Any]) -> list[int]:
+    async def _tokenize(self, text: str, options: dict[str, Any], owner: str) -> list[int]:
         return await self.tokenizer.encode_async(
             text,
             options.get("add_special_tokens", True),
             max_length=self.ready.max_model_len,
+            owner=owner,
         )
 
 

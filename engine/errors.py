@@ -2,6 +2,8 @@
 
     ValueError
     └── ValidationError            a parameter is wrong: the caller's to fix
+        ├── PromptTooLongError     a prompt that the model's context cannot hold
+        └── ChatTemplateError      a chat template takes too much time or memory, or crashes
     RuntimeError
     └── EngineError
         ├── EngineStartError       the core did not come up; carries its last log lines
@@ -28,6 +30,20 @@ class ValidationError(ValueError):
         super().__init__(message)
         self.parameter = parameter
         self.value = value
+
+
+class PromptTooLongError(ValidationError):
+    """A prompt has more tokens than asked for; `num_tokens` of them at the least."""
+
+    def __init__(self, num_tokens: int, max_length: int, *, is_exact: bool = False) -> None:
+        number = f"{num_tokens}" if is_exact else f"at least {num_tokens}"
+        problem = f"the prompt has {number} tokens, and the model's context {max_length}"
+        super().__init__(problem, "prompt", num_tokens)
+        self.num_tokens = num_tokens
+
+
+class ChatTemplateError(ValidationError):
+    """The checkpoint's chat template has left its bounds over these messages, and was stopped."""
 
 
 class EngineError(RuntimeError):

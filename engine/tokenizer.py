@@ -8,9 +8,7 @@ texts the ids are those of transformers. Raw prompts (`encode`) are the caller's
 there.
 """
 
-import asyncio
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self, overload
@@ -20,14 +18,17 @@ import tokenizers
 from engine.chat_template import FALLBACK_STOP, FALLBACK_TEMPLATE, ChatTemplate, Message
 from engine.content_guard import ContentGuard, ControlTokens, Twin
 from engine.encoding import TEMPLATE_OPTIONS, Encoding, encoding_of, refuse_options
-from engine.errors import ValidationError, check_text, refuse
+from engine.errors import PromptTooLongError, ValidationError, check_text, refuse
 from engine.piecewise_encoding import PiecewiseEncoder
+from engine.size_bound import SizeBound
 from engine.tokenizer_folder import read_folder
+from engine.turns import Turns
 
 # Encoding a shorter text takes less time on the event loop than a trip to another thread.
 INLINE_CHARACTERS = 512
-HOPELESS_CHARACTERS = 16  # for each token of the context; words have some four
-CUT_TOKENS = 16  # more than a cut in the middle of a text may add
+# For each token that may be: words have some four. So much of a text is counted before all of it.
+BEGINNING_CHARACTERS = 6
+CUT_TOKENS = 32  # more than a cut in the middle of a text may add
 NO_MAX_LENGTH = int(1e30)  # as transformers has it
 
 
@@ -43,7 +44,12 @@ class Tokenizer:
         self.has_chat_template = found.chat_template is not None
         self.chat_template = ChatTemplate(found.chat_template or FALLBACK_TEMPLATE)
         self._control = ControlTokens(self._backend, self.chat_template.source)
-        self._executor: ThreadPoolExecutor | None = None
+        self._bound = SizeBound(self._backend, self._backend.get_added_tokens_decoder().values())
+        self._turns = Turns("tokenizer")
+
+    def close(self) -> None:
+        """End the process that renders the template. It comes back when it is needed."""
+        self.chat_template.close()
 
     def __await__(self) -> Generator[None, None, Self]:
         """`await engine.get_tokenizer()` gives the same as `engine.get_tokenizer()`."""
@@ -138,23 +144,29 @@ class Tokenizer:
         return _encode(self._backend, text, add_special_tokens)
 
     async def encode_async(
-        self, text: str, add_special_tokens: bool = True, *, max_length: int | None = None
+        self,
+        text: str,
+        add_special_tokens: bool = True,
+        *,
+        max_length: int | None = None,
+        owner: str = "",
     ) -> list[int]:
-        """As `encode`, in another thread when the text is long.
+        """As `encode`, in another thread when the text is long; there, owners take turns.
 
-        More ids than `max_length` are a `ValidationError`: made into a list, a few million of them
+        More ids than `max_length` are `PromptTooLongError`: made into a list, a few million of them
         would stop the event loop for longer than it takes to count them. A text that is hopelessly
-        long is refused by its beginning, so that it does not hold up the texts behind it.
+        long is refused by its size or its beginning, so that it does not hold up the texts behind.
         """
         if len(text) <= INLINE_CHARACTERS:
             return _encode(self._backend, text, add_special_tokens, max_length)
 
         def encode() -> list[int]:
             if max_length is not None:
-                _refuse_hopeless(self._backend, text, max_length)
+                self._refuse_by_size(text, max_length)
+                _refuse_by_beginning(self._backend, text, max_length)
             return _encode(self._backend, text, add_special_tokens, max_length)
 
-        return await self._in_thread(encode)
+        return await self._turns.run(owner, encode)
 
     def decode(
         self,
@@ -284,15 +296,18 @@ class Tokenizer:
         answer: str = "",
         *,
         owner: str | None = None,
+        max_length: int | None = None,
         **variables: Any,
     ) -> list[int]:
         """The prompt that asks for the next answer in a conversation, as ids.
 
         `answer` is what that answer says already: the model goes on behind it. What was encoded for
         the same `owner` before, such as the earlier turns, is remembered; None remembers nothing.
+        With `max_length`, a conversation that is far too long raises `PromptTooLongError` and is
+        not encoded; one that is a little too long may still come out.
         """
         variables.setdefault("add_generation_prompt", True)
-        return self._encode_chat(messages, variables, answer, owner)
+        return self._encode_chat(messages, variables, answer, owner, max_length)
 
     async def apply_chat_template_async(
         self,
@@ -300,11 +315,15 @@ class Tokenizer:
         answer: str = "",
         *,
         owner: str | None = None,
+        max_length: int | None = None,
         **variables: Any,
     ) -> list[int]:
-        """As `chat_token_ids`, in another thread."""
-        return await self._in_thread(
-            lambda: self.chat_token_ids(messages, answer, owner=owner, **variables)
+        """As `chat_token_ids`, in another thread, where owners take turns."""
+        return await self._turns.run(
+            owner or "",
+            lambda: self.chat_token_ids(
+                messages, answer, owner=owner, max_length=max_length, **variables
+            ),
         )
 
     def _encode_chat(
@@ -313,16 +332,23 @@ class Tokenizer:
         variables: Mapping[str, Any],
         answer: str = "",
         owner: str | None = None,
+        max_length: int | None = None,
     ) -> list[int]:
         guard = ContentGuard(self._control, [*messages, {"role": "assistant", "content": answer}])
         *protected, begun = guard.messages
         text = self._render(protected, variables) + begun["content"]
         add_special_tokens = not self.has_chat_template  # templates write their own
+        if max_length is not None:
+            self._refuse_by_size(guard.restore(text), max_length)
         if not guard.is_needed:
+            if max_length is not None:
+                _refuse_by_beginning(self._backend, text, max_length)
             if owner is not None and not add_special_tokens:
                 return self._piecewise.encode(text, owner)
             return _encode(self._backend, text, add_special_tokens)
         text = guard.restore(self._twin.mark(text))
+        if max_length is not None:
+            _refuse_by_beginning(self._twin.backend, text, max_length)
         return _encode(self._twin.backend, text, add_special_tokens)
 
     def _render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
@@ -339,10 +365,10 @@ class Tokenizer:
             self._backend.get_added_tokens_decoder().values(),
         )
 
-    async def _in_thread(self, function: Callable[[], list[int]]) -> list[int]:
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
-        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+    def _refuse_by_size(self, text: str, max_length: int) -> None:
+        num_tokens = self._bound.min_tokens(text) if len(text) > max_length else 0
+        if num_tokens > max_length:
+            raise PromptTooLongError(num_tokens, max_length)
 
     def _special_id(self, name: str) -> int | None:
         text = self.special_tokens_map.get(name)
@@ -364,17 +390,19 @@ def _encode(
         check_text("prompt", text)
         raise
     if max_length is not None and len(encoding) > max_length:
-        problem = f"the prompt has {len(encoding)} tokens, and the model's context {max_length}"
-        raise ValidationError(problem, "prompt", len(encoding))
+        raise PromptTooLongError(len(encoding), max_length, is_exact=True)
     return encoding.ids
 
 
-def _refuse_hopeless(backend: tokenizers.Tokenizer, text: str, max_length: int) -> None:
-    """Raise `ValidationError` if the beginning of a very long text is too long already."""
-    num_characters = HOPELESS_CHARACTERS * max_length
-    if len(text) < 2 * num_characters:
-        return
-    (encoding,) = backend.encode_batch_fast([text[:num_characters]], add_special_tokens=False)
-    if len(encoding) > max_length + CUT_TOKENS:
-        problem = f"the prompt has over {len(encoding)} tokens, the model's context {max_length}"
-        raise ValidationError(problem, "prompt", len(text))
+def _refuse_by_beginning(backend: tokenizers.Tokenizer, text: str, max_length: int) -> None:
+    """Raise `PromptTooLongError` if a part of a long text is too long already.
+
+    So the work for a text is bounded by what fits, not by what was sent.
+    """
+    num_characters = BEGINNING_CHARACTERS * max_length
+    while 3 * num_characters < 2 * len(text):
+        beginning = text[:num_characters]
+        (encoding,) = backend.encode_batch_fast([beginning], add_special_tokens=False)
+        if len(encoding) > max_length + CUT_TOKENS:
+            raise PromptTooLongError(len(encoding) - CUT_TOKENS, max_length)
+        num_characters *= 2

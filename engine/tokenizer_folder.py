@@ -12,6 +12,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
+from engine.chat_template import ChatTemplate
 from engine.errors import ValidationError
 
 SPECIAL_NAMES = (
@@ -44,6 +45,26 @@ def read_folder(folder: Path) -> TokenizerFolder:
         special_tokens.setdefault("eos_token", "<|endoftext|>")
     _add_missing_tokens(backend, config, special_tokens.values())
     return TokenizerFolder(config, special_tokens, backend, _read_chat_template(folder, config))
+
+
+def try_chat_template(folder: Path) -> None:
+    """Compile the template of a checkpoint, if it has one, and render some conversations with it.
+
+    Raises `ValidationError`, which names the file, for one that is broken or leaves its bounds.
+    """
+    config = _read_json(folder / "tokenizer_config.json")
+    source = _read_chat_template(folder, config)
+    if source is None:
+        return
+    template = ChatTemplate(source)
+    try:
+        template.try_out()
+    except ValidationError as error:
+        names = ("chat_template.jinja", "tokenizer_config.json")
+        file = next(path for name in names if (path := folder / name).is_file())
+        raise ValidationError(f"{file}: {error}", "chat_template", str(file)) from None
+    finally:
+        template.close()
 
 
 def _read_special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:

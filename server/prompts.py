@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from engine import AsyncLLM
-from engine.errors import ValidationError
+from engine.errors import (
+    ChatTemplateError,
+    PromptTooLongError,
+    RetryableRequestError,
+    ValidationError,
+)
 from server.errors import ApiError, invalid_field
 from sessions.records import Message
 from sessions.store import SessionStore
@@ -57,22 +62,23 @@ class PromptBuilder:
     ) -> Prompt:
         """The prompt of `text` behind the path to `leaf`, with `base` as the answer's beginning.
 
-        Raises `ApiError` `context_length_exceeded` when system text and message alone do not fit.
+        Raises `ApiError` `context_length_exceeded` when system text and message alone do not fit,
+        and `invalid_field` when the model's chat template refuses them or cannot be done with them.
         """
         max_model_len = self._engine.model_config.max_model_len
-        alone = await self._render(uid, system, [], text, base)
+        param = "continue_of" if base else "input"
+        try:
+            alone = await self._render(uid, system, [], text, base, max_length=max_model_len)
+        except PromptTooLongError as error:
+            raise _too_long(f"at least {error.num_tokens}", max_model_len, param) from error
         if len(alone) >= max_model_len:
-            raise ApiError(
-                "context_length_exceeded",
-                f"the message has {len(alone)} tokens; the model's context has {max_model_len}",
-                param="continue_of" if base else "input",
-            )
+            raise _too_long(f"{len(alone)}", max_model_len, param)
         # An answer may ask for more than half the context, but not at the cost of all history.
         reserved = min(max_output_tokens, max_model_len // 2)
         room = max(max_model_len - reserved, len(alone))
         path = await self._path(uid, session_id, leaf) if leaf else []
         history = [message for message in path if message.text]
-        start = await self._start(history, text, len(alone), room)
+        start = await self._start(uid, history, text, len(alone), room)
         while True:
             ids = alone
             if start < len(history):
@@ -98,14 +104,16 @@ class PromptBuilder:
             messages[:0] = page.messages
         return messages
 
-    async def _start(self, history: Sequence[Message], text: str, num_alone: int, room: int) -> int:
+    async def _start(
+        self, uid: str, history: Sequence[Message], text: str, num_alone: int, room: int
+    ) -> int:
         """Where the prompt begins, found by asking every question of this chat again in thought.
 
         Whenever one overflows, whole turns go until `KEEP_FRACTION` is left. The new question is
         treated like those before it, so the next one finds the same place.
         """
-        counts = [await self._count(message) for message in history]
-        counts.append(await self._count_text(text))
+        counts = [await self._count(uid, message) for message in history]
+        counts.append(await self._count_text(uid, text))
         before = list(accumulate(counts, initial=num_alone - counts[-1]))
         questions = [place for place, m in enumerate(history) if place == 0 or m.role == "user"]
         questions.append(len(history))
@@ -117,21 +125,28 @@ class PromptBuilder:
                     kept += 1
         return questions[kept]
 
-    async def _count(self, message: Message) -> int:
+    async def _count(self, uid: str, message: Message) -> int:
         known = self._counts.get(message.id)
         if known is None or message.status == "in_progress":
-            known = await self._count_text(message.text)
+            known = await self._count_text(uid, message.text)
             self._counts[message.id] = known
             if len(self._counts) > MAX_COUNTS:
                 self._counts.popitem(last=False)
         return known
 
-    async def _count_text(self, text: str) -> int:
+    async def _count_text(self, uid: str, text: str) -> int:
         tokenizer = self._engine.get_tokenizer()
-        return len(await tokenizer.encode_async(text)) + MESSAGE_OVERHEAD_TOKENS
+        return len(await tokenizer.encode_async(text, owner=uid)) + MESSAGE_OVERHEAD_TOKENS
 
     async def _render(
-        self, uid: str, system: str, history: Sequence[Message], text: str, base: str
+        self,
+        uid: str,
+        system: str,
+        history: Sequence[Message],
+        text: str,
+        base: str,
+        *,
+        max_length: int | None = None,
     ) -> list[int]:
         messages: list[ChatMessage] = []
         if system:
@@ -144,7 +159,20 @@ class PromptBuilder:
                 messages.append({"role": role, "content": content})
         tokenizer = self._engine.get_tokenizer()
         try:
-            return await tokenizer.apply_chat_template_async(messages, answer=base, owner=uid)
+            return await tokenizer.apply_chat_template_async(
+                messages, answer=base, owner=uid, max_length=max_length
+            )
+        except PromptTooLongError:
+            raise
         except ValidationError as error:  # some templates know no system role, for instance
             param = "settings.system" if system else "input"
-            raise invalid_field(param, "the model's chat template refuses this") from error
+            is_stopped = isinstance(error, ChatTemplateError)
+            verb = "takes too much time or memory over" if is_stopped else "refuses"
+            raise invalid_field(param, f"the model's chat template {verb} this") from error
+        except RetryableRequestError as error:
+            raise ApiError("engine_unavailable", "the prompt was not made; try again") from error
+
+
+def _too_long(num_tokens: str, max_model_len: int, param: str) -> ApiError:
+    message = f"the message has {num_tokens} tokens; the model's context has {max_model_len}"
+    return ApiError("context_length_exceeded", message, param=param)

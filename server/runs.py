@@ -15,6 +15,7 @@ import structlog
 from engine import AsyncLLM
 from engine.connection import CoreState
 from server.ending import Finisher
+from server.errors import ApiError
 from server.fingerprint import prompt_hash
 from server.frames import queued_frame
 from server.hub import Hub
@@ -178,6 +179,9 @@ class Runs:
                         producer.show_queued("session", queued_behind)
                         await producer.hold()
                     end = await self._generate(run, producer)
+            except ApiError as error:  # what it was to answer makes no prompt by now
+                logger.warning("no prompt", response_id=run.response_id, code=error.code)
+                end = End("failed", "engine_error", "released")
             except Exception:
                 logger.exception("run failed", response_id=run.response_id)
                 end = End("failed", "engine_error", "unknown")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine import tokenizer as tokenizer_module
 from engine.chat_template import ChatTemplate
-from engine.errors import ValidationError
+from engine.errors import PromptTooLongError, ValidationError
 from engine.tokenizer import Tokenizer
 from tests.engine.small_tokenizers import BUILDERS, build_chatml, build_llama3
 
@@ -209,35 +209,6 @@ def test_fallback_prompt_begins_as_raw_prompts_do(tmp_path: Path) -> None:
     assert tokenizer.chat_token_ids(_chat("Hello"))[0] == tokenizer.bos_token_id
 
 
-def test_template_has_the_names_that_transformers_gives_it() -> None:
-    template = ChatTemplate(
-        "{% generation %}{{ {'a': '<ó>'} | tojson }}{% endgeneration %}"
-        "{{ strftime_now('%Y') | length }}"
-        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}.{% endfor %}"
-    )
-    assert template.render(_chat("x", "y", "z")) == '{"a": "<ó>"}4.'
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ raise_exception('no') }}",
-        "{{ messages.append(1) }}",
-        "{{ ''.__class__.__mro__ }}",
-        "{{ messages[7].content }}",
-        "{{ none + 1 }}",
-    ],
-)
-def test_template_that_refuses_or_misbehaves_is_a_validation_error(source: str) -> None:
-    with pytest.raises(ValidationError):
-        ChatTemplate(source).render(_chat("x"))
-
-
-def test_broken_template_is_a_validation_error() -> None:
-    with pytest.raises(ValidationError, match="broken"):
-        ChatTemplate("{% for %}")
-
-
 def test_empty_conversation_is_a_validation_error(ours: dict[str, Tokenizer]) -> None:
     with pytest.raises(ValidationError):
         ours["chatml"].chat_token_ids([])
@@ -377,3 +348,46 @@ def test_what_are_no_ids_are_a_validation_error(ours: dict[str, Tokenizer]) -> N
 def test_what_is_no_text_is_a_validation_error(ours: dict[str, Tokenizer], text: Any) -> None:
     with pytest.raises(ValidationError):
         ours["chatml"].encode(text)
+
+
+def _refuse_to_encode(*arguments: Any, **options: Any) -> list[int]:
+    raise AssertionError("the text was encoded")
+
+
+async def test_what_no_context_can_hold_is_refused_before_it_is_encoded(
+    ours: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = ours["chatml"]
+    text = "Hello" * 40_000
+    monkeypatch.setattr(tokenizer_module, "_refuse_by_beginning", _refuse_to_encode)
+    monkeypatch.setattr(tokenizer_module, "_encode", _refuse_to_encode)
+    with pytest.raises(PromptTooLongError, match="at least"):
+        await tokenizer.encode_async(text, max_length=100)
+    for content in (text, EVIL + text):
+        with pytest.raises(PromptTooLongError):
+            await tokenizer.apply_chat_template_async(_chat(content), max_length=100)
+        with pytest.raises(PromptTooLongError):
+            tokenizer.chat_token_ids(_chat("x"), content, max_length=100)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("content", ["Hello you ", "a", " \n", "😀", "<|im_end|></s>", "zxqj7 "])
+async def test_whatever_fits_is_never_refused_for_its_size(
+    ours: dict[str, Tokenizer], family: str, content: str
+) -> None:
+    tokenizer = ours[family]
+    messages = _chat(content * 2000)
+    ids = tokenizer.chat_token_ids(messages)
+    assert tokenizer.chat_token_ids(messages, max_length=len(ids)) == ids
+    raw = tokenizer.encode(content * 2000)
+    assert await tokenizer.encode_async(content * 2000, max_length=len(raw)) == raw
+
+
+@pytest.mark.parametrize("content", ["Hello you ", "<|im_end|> and "])
+async def test_the_work_for_a_text_that_is_too_long_is_bounded_by_what_fits(
+    ours: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    monkeypatch.setattr(tokenizer_module, "_encode", _refuse_to_encode)
+    monkeypatch.setattr(Tokenizer, "_refuse_by_size", lambda *_: None)
+    with pytest.raises(PromptTooLongError):
+        await ours["chatml"].apply_chat_template_async(_chat(content * 10_000), max_length=100)

@@ -94,11 +94,11 @@ class ScriptedEngine:
     def get_tokenizer(self) -> Self:
         return self
 
-    async def encode_async(self, text: str) -> list[int]:
+    async def encode_async(self, text: str, owner: str = "") -> list[int]:
         return [int(number) for number in re.findall(r"t(\d{5}) ?", text)] or [0]
 
     async def apply_chat_template_async(
-        self, messages: Sequence[dict[str, str]], answer: str = "", owner: str | None = None
+        self, messages: Sequence[dict[str, str]], answer: str = "", **options: object
     ) -> list[int]:
         return await self.encode_async(messages[-1]["content"] + answer)
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
-from engine import QueueOverflowError
+from engine import ChatTemplateError, QueueOverflowError
 from sessions.embedded import EmbeddedRedis
 from sessions.errors import StoreUnavailable
 from tests.end_to_end.history import History
@@ -28,7 +29,7 @@ class SlowTemplate(ScriptedEngine):
         self.prompts: dict[str, list[int]] = {}
 
     async def apply_chat_template_async(
-        self, messages: Sequence[dict[str, str]], answer: str = "", owner: str | None = None
+        self, messages: Sequence[dict[str, str]], answer: str = "", **options: object
     ) -> list[int]:
         if self.rendered is not None:
             go_on = asyncio.Event()
@@ -131,6 +132,35 @@ async def test_an_answer_whose_turn_comes_while_the_store_is_away_waits_for_it(
             assert answer.final == "".join(map(oracle_word, (21, 22, 23)))
 
 
+async def test_an_answer_whose_question_makes_no_prompt_when_its_turn_comes_fails_in_one_line(
+    redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, settings = ScriptedEngine(Dice(0)), {"max_output_tokens": NUM_TOKENS}
+    engine.requests = defaultdict(held_at_the_last_token)
+    url, prefix = redis_server.url, fresh_prefix()
+
+    async def leave_bounds(*_: Any, **__: Any) -> list[int]:
+        raise ChatTemplateError("it takes too long")
+
+    async with running_workers(url, prefix, tmp_path, engine, Dice(0), 1) as (worker,):
+        async with LocalClient(worker, History(lambda: None)) as client:
+            session = await client.new_session()
+            first = await client.ask(session, oracle_word(10), settings=settings)
+            second = await client.ask(session, oracle_word(20), settings=settings, on_busy="queue")
+            with monkeypatch.context() as patch, capture_logs() as logs:
+                patch.setattr(engine, "apply_chat_template_async", leave_bounds)
+                engine.requests[first].released.set()
+                answer = await client.done(second)
+            assert answer.done is not None
+            assert answer.done["response"]["status"] == "failed"
+            assert answer.done["response"]["status_details"]["reason"] == "engine_error"
+            third = await client.ask(session, oracle_word(30), settings=settings)
+            engine.requests[third].released.set()
+            assert (await client.done(third)).num_deltas
+    (line,) = [line for line in logs if line["log_level"] not in ("info", "debug")]
+    assert (line["event"], line["code"]) == ("no prompt", "invalid_field")
+
+
 class FullQueue(ScriptedEngine):
     """Lets so many answers begin, of those on their way; renders none before all have asked."""
 
@@ -148,10 +178,10 @@ class FullQueue(ScriptedEngine):
             raise QueueOverflowError("too many requests are waiting")
 
     async def apply_chat_template_async(
-        self, messages: Sequence[dict[str, str]], answer: str = "", owner: str | None = None
+        self, messages: Sequence[dict[str, str]], answer: str = "", **options: object
     ) -> list[int]:
         await self.all_have_asked.wait()
-        return await super().apply_chat_template_async(messages, answer, owner)
+        return await super().apply_chat_template_async(messages, answer)
 
 
 async def test_p17_answers_that_begin_at_the_same_time_are_counted_before_the_engine_has_them(

@@ -1,21 +1,30 @@
 """`PromptBuilder`: what is left out of a chat that outgrew its context, and what never is."""
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import AsyncLLM
+from engine import tokenizer as tokenizer_module
 from engine.errors import ValidationError
+from engine.template_process import TemplateEnded, TemplateProcess
 from engine.tokenizer import Tokenizer
+from engine.turns import Turns
 from server.errors import ApiError
-from server.prompts import KEEP_FRACTION, MESSAGE_OVERHEAD_TOKENS, PromptBuilder
+from server.prompts import KEEP_FRACTION, MESSAGE_OVERHEAD_TOKENS, Prompt, PromptBuilder
 from sessions.records import Message, MessagePage
 from sessions.store import SessionStore
+from tests.engine.small_tokenizers import build_chatml
+from tests.stepped_executor import SteppedExecutor
 from tests.tiny_model import SPECIAL_TOKENS, build_tiny_model
+
+T = TypeVar("T")
 
 CONTEXT = 1000
 ROLES = {"system": 1, "user": 2, "assistant": 3}  # the id that begins such a message
@@ -25,11 +34,11 @@ END = 9  # behind the last message: the answer begins
 class WordTokenizer:
     """Each word is one token; a message costs the overhead that the builder estimates."""
 
-    async def encode_async(self, text: str) -> list[int]:
+    async def encode_async(self, text: str, owner: str = "") -> list[int]:
         return [100] * len(text.split())
 
     async def apply_chat_template_async(
-        self, messages: list[dict[str, str]], answer: str = "", owner: str | None = None
+        self, messages: list[dict[str, str]], answer: str = "", **options: object
     ) -> list[int]:
         ids: list[int] = []
         for message in messages:
@@ -250,7 +259,7 @@ async def test_what_a_user_types_never_becomes_a_control_token(folder: Path, tex
 
 class RefusingTokenizer(WordTokenizer):
     async def apply_chat_template_async(
-        self, messages: list[dict[str, str]], answer: str = "", owner: str | None = None
+        self, messages: list[dict[str, str]], answer: str = "", **options: object
     ) -> list[int]:
         raise ValidationError("the chat template refuses these messages: at /models/x", "messages")
 
@@ -263,3 +272,88 @@ async def test_b29_what_the_template_refuses_is_an_invalid_field(system: str, pa
         )
     assert (raised.value.code, raised.value.param) == ("invalid_field", param)
     assert "/models" not in raised.value.message
+
+
+async def ask(engine: Engine, uid: str, text: str) -> Prompt:
+    return await builder([], engine).build(uid, "ses", None, text, system="", max_output_tokens=5)
+
+
+async def test_a_content_that_the_template_loops_over_is_an_invalid_field(tmp_path: Path) -> None:
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    bomb = "{% if 'bomb' in messages[-1].content %}" + loop + "{% endif %}{{ messages | tojson }}"
+    engine = Engine(Tokenizer(build_chatml(tmp_path, bomb)))
+    with pytest.raises(ApiError, match="takes too much time") as raised:
+        await ask(engine, "alice", "bomb")
+    assert (raised.value.code, raised.value.param) == ("invalid_field", "input")
+    assert (await ask(engine, "bob", "hello")).token_ids
+
+
+async def test_a_process_that_is_killed_again_and_again_is_an_engine_that_is_away(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any) -> None:
+        raise TemplateEnded(None)
+
+    monkeypatch.setattr(TemplateProcess, "ask", killed)
+    with pytest.raises(ApiError) as raised:
+        await ask(Engine(Tokenizer(folder)), "alice", "hello")
+    assert raised.value.code == "engine_unavailable"
+
+
+class RecordedTurns(Turns):
+    """Does one item a step, and knows whose they were."""
+
+    def __init__(self) -> None:
+        self.steps = SteppedExecutor()
+        self.owners: list[str] = []
+        super().__init__("test", self.steps)
+
+    async def run(self, owner: str, function: Callable[[], T]) -> T:
+        def recorded() -> T:
+            self.owners.append(owner)
+            return function()
+
+        return await super().run(owner, recorded)
+
+    async def step(self) -> None:
+        """One item, when all has been said that the event loop has to say."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+        self.steps.step()
+
+
+async def test_a_users_question_waits_for_one_long_question_of_another_at_most(
+    folder: Path,
+) -> None:
+    tokenizer = Tokenizer(folder)
+    tokenizer._turns = turns = RecordedTurns()
+    engine = Engine(tokenizer, context=8192)
+    long = asyncio.gather(
+        *(ask(engine, "mallory", "Why, then? " * 11_000) for _ in range(40)),
+        return_exceptions=True,
+    )
+    await turns.step()
+    short = asyncio.create_task(ask(engine, "alice", "Why, then? " * 100))
+    while turns.owners.count("alice") < 2:  # it is rendered, and counted
+        await turns.step()
+    assert turns.owners == ["mallory", "mallory", "alice", "mallory", "alice"]
+    assert (await short).token_ids
+    while turns.steps.functions:
+        await turns.step()
+    for refused in await long:
+        assert isinstance(refused, ApiError)
+        assert refused.code == "context_length_exceeded"
+    tokenizer.close()
+
+
+async def test_a_question_that_no_context_can_hold_is_refused_before_it_is_tokenized(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any) -> None:
+        raise AssertionError("it was tokenized")
+
+    monkeypatch.setattr(tokenizer_module, "_encode", never)
+    monkeypatch.setattr(tokenizer_module, "_refuse_by_beginning", never)
+    with pytest.raises(ApiError, match="at least") as raised:
+        await ask(Engine(Tokenizer(folder), context=512), "alice", "Why?" * 30_000)
+    assert (raised.value.code, raised.value.param) == ("context_length_exceeded", "input")
