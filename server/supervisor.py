@@ -24,8 +24,9 @@ from rich.markup import escape
 
 from engine import AsyncEngineArgs, demo_model
 from engine.download import resolve_model
-from engine.errors import DownloadError
+from engine.errors import DownloadError, ValidationError
 from engine.launcher import PrivateDirectory
+from engine.tokenizer_folder import try_chat_template
 from server.config import Settings, read_or_create_secret
 from server.core_keeper import CoreKeeper
 from server.restarts import MAX_FAILED_STARTS
@@ -81,6 +82,7 @@ class Supervisor:
         self._prepare_data_dir()
         self._listener = self._listen()
         folder = self._model_folder()
+        self._try_chat_template(folder)
         redis_url = self._start_redis()
         self._workers = WorkerKeeper(self._worker_config(redis_url, folder))
         engine_config = AsyncEngineArgs(
@@ -141,6 +143,14 @@ class Supervisor:
         if self._settings.is_demo:
             return demo_model()
         return Path(resolve_model(self._settings.model))
+
+    def _try_chat_template(self, folder: Path) -> None:
+        """Refuse in one line a template that would hold up or break every answer."""
+        try:
+            try_chat_template(folder)
+        except ValidationError as error:
+            raise StartError(escape(str(error))) from None
+        self._raise_if_interrupted()
 
     def _model_name(self) -> str:
         if self._settings.is_demo:

@@ -76,15 +76,8 @@ class Server:
 
     def start(self) -> Self:
         """Return when `/readyz` says so."""
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", self.module, "serve"],
-            cwd=self.root,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            start_new_session=True,
-        )
+        self.begin_start()
+        assert self.process is not None
         deadline = time.monotonic() + PATIENCE
         while not self._is_ready():
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -95,6 +88,18 @@ class Server:
         if self._blocks_free_at_rest is None:
             self._blocks_free_at_rest = self.metric("parley_kv_blocks_free")
         return self
+
+    def begin_start(self) -> None:
+        """Return at once."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", self.module, "serve"],
+            cwd=self.root,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
 
     def _is_ready(self) -> bool:
         try:
