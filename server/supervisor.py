@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import socket
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -47,6 +48,9 @@ UNSENT_BYTES = 4096  # that the kernel keeps beyond what is on its way: more wai
 UNACKED_MS = 30_000
 BACKLOG = 1024
 STOP_GRACE_SECONDS = 5.0
+# For what blocks the main thread when a signal comes before we serve; then the process is ended.
+START_GRACE_SECONDS = 20.0
+EXIT_REFUSED = 2
 LAST_WORDS_SECONDS = 0.5  # for the workers to end the answers of an engine that is gone for good
 
 
@@ -72,7 +76,7 @@ class Supervisor:
                 return self._watch()
         except (StartError, EmbeddedRedisError, DownloadError) as error:
             console.print(f"[bold red]parley:[/] {error}")
-            return 2
+            return EXIT_REFUSED
         finally:
             self._stop()
 
@@ -286,7 +290,21 @@ class Supervisor:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number != signal.SIGCHLD:
             self._signals += 1
+            if not self._announced:
+                self._limit_start()
         self._wake(b"s")
+
+    def _limit_start(self) -> None:
+        """A start that hangs ends, too. What it has started sees that we are gone."""
+
+        def end() -> None:
+            if not self._announced:
+                self._directory.remove()
+                os._exit(EXIT_REFUSED)
+
+        timer = threading.Timer(START_GRACE_SECONDS, end)
+        timer.daemon = True
+        timer.start()
 
     def _wake(self, cause: bytes) -> None:
         os.write(self._wake_write, cause)
@@ -294,13 +312,14 @@ class Supervisor:
     def _stop(self) -> None:
         """Workers first, so that answers can finish; a second signal makes it quick."""
         if self._workers is not None:
-            if self._workers.is_alive:
+            if self._workers.is_alive and self._announced:
                 console.print(
                     "[dim]·[/] stopping: running answers may finish (Ctrl-C again: at once)"
                 )
             first = self._signals
+            drain = self._settings.intervals.drain if self._announced else 0.0
             self._workers.stop(
-                self._settings.intervals.drain + STOP_GRACE_SECONDS,
+                drain + STOP_GRACE_SECONDS,
                 is_hurried=lambda: self._signals > first,
             )
         if self._core is not None:

@@ -2,16 +2,16 @@
 
 Its configuration is the first line on stdin, and the rest of stdin is its tie to the supervisor:
 each further line is a command, and the end of the stream means that the supervisor is gone. It
-prints one line when it serves.
+prints one line when it serves. That it ends when it should is the business of `tether.py`.
 """
 
 import asyncio
 import gc
-import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import structlog
@@ -22,6 +22,7 @@ from server.app import AppConfig, Worker
 from server.intervals import Intervals
 from server.limits import Limits
 from server.logs import configure_logs
+from server.tether import Tether, leave
 from server.wire import Server, uvicorn_config
 from sessions.errors import StoreRefused, StoreUnavailable
 from sessions.store import SessionStore
@@ -57,7 +58,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     exited: tuple[str, ...] = ()  # workers that died before this one was started
 
 
-async def run(config: WorkerConfig) -> int:
+async def run(config: WorkerConfig, tether: Tether) -> int:
     """Serve until told to stop. Returns the exit code."""
     commands = await _open_stdin()
     store = _store(config)
@@ -83,14 +84,15 @@ async def run(config: WorkerConfig) -> int:
     def on_signal() -> None:
         (hurry if worker.stop_asked.is_set() else worker.stop_asked).set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    loop = asyncio.get_running_loop()
     await server.ready.wait()
+    tether.serve_with(on_signal, loop, config.intervals.drain)
     _settle_heap()
     print('{"ready": true}', flush=True)
     for replica in config.exited:
         worker.hub.spawn(worker.takeover.adopt(replica))
     orphaned = await _obey(commands, worker, serving)
+    tether.expect_end(config.intervals.drain)
     for open_server in server.servers:
         open_server.close()  # nobody new; who is here is told and waited for
     await worker.drain(0.0 if orphaned else config.intervals.drain, hurry, is_crash=orphaned)
@@ -164,12 +166,14 @@ def _app_config(config: WorkerConfig) -> AppConfig:
     )
 
 
-def main() -> int:
+def main() -> NoReturn:
+    tether = Tether()
     config = msgspec.json.decode(sys.stdin.buffer.raw.readline(), type=WorkerConfig)  # type: ignore[union-attr]
     configure_logs(config.log_level, config.log_format, config.replica)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run(config))
+        status = runner.run(run(config, tether))
+    leave(status)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

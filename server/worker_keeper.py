@@ -94,8 +94,10 @@ class WorkerKeeper:
         for worker in self._workers:
             stdout = worker.process.stdout
             assert stdout is not None
-            while time.monotonic() < deadline and not select.select([stdout], [], [], 0.1)[0]:
+            while not select.select([stdout], [], [], 0.1)[0]:
                 raise_if_interrupted()
+                if time.monotonic() > deadline:
+                    raise StartError(f"a web worker did not start within {READY_SECONDS:g} s")
             if not stdout.readline():
                 status = worker.process.poll()
                 raise StartError(

@@ -1,0 +1,109 @@
+"""`Tether`: a worker that was told to end does end, whatever its threads are doing.
+
+A thread of its own hears the signals and sees when the supervisor is gone, also while the event
+loop hangs and whatever other threads wait for. It tells the worker, gives it its time, and then
+ends the process there and then: no thread is joined, nothing runs at exit.
+
+Should no thread of Python's come to run at all, because one holds the interpreter and computes,
+then this one cannot look either, and a timer of the kernel's ends the process.
+"""
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+import structlog
+
+logger = structlog.get_logger("server")
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+TICK_SECONDS = 0.5
+GRACE_SECONDS = 10.0  # from the last chance to finish until the process is ended
+HELD_SECONDS = 30.0  # of processor time that pass without a tick: the interpreter is held
+LAST_WORDS_SECONDS = 0.5
+EXIT_HUNG = 4
+EXIT_TOLD = 128 + signal.SIGTERM
+
+
+class Tether(threading.Thread):
+    """Made in the main thread before there are others, which inherit that they hear no signals.
+
+    Until `serve_with`, whoever is told to end is ended at once: there is nothing to finish.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="tether", daemon=True)
+        self._lock = threading.Lock()
+        self._tell: Callable[[], object] | None = None
+        self._drain_seconds = 0.0
+        self._num_told = 0
+        self._deadline: float | None = None
+        # Not stdin itself, which the event loop reads and closes.
+        self._supervisor = select.poll()
+        self._supervisor.register(os.dup(0), 0)  # its end is reported without being asked for
+        self._is_orphan = False
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        self.start()
+
+    def serve_with(
+        self, on_signal: Callable[[], None], loop: asyncio.AbstractEventLoop, drain_seconds: float
+    ) -> None:
+        """From now on `on_signal` is called on that loop for each signal."""
+        with self._lock:
+            self._tell = lambda: loop.call_soon_threadsafe(on_signal)
+            self._drain_seconds = drain_seconds
+
+    def expect_end(self, seconds: float) -> None:
+        """The process ends within so long, and the grace; it is ended otherwise."""
+        deadline = time.monotonic() + seconds + GRACE_SECONDS
+        with self._lock:
+            self._deadline = min(deadline, self._deadline or deadline)
+
+    def run(self) -> NoReturn:
+        while True:
+            signal.setitimer(signal.ITIMER_PROF, HELD_SECONDS)
+            if signal.sigtimedwait(SIGNALS, TICK_SECONDS) is not None:
+                self._take_signal()
+            if not self._is_orphan and self._supervisor.poll(0):
+                self._is_orphan = True
+                self._end_unless_serving()
+                self.expect_end(0.0)  # the event loop sees it, too
+            if self._deadline is not None and time.monotonic() >= self._deadline:
+                self._end()
+
+    def _take_signal(self) -> None:
+        self._end_unless_serving()
+        self._num_told += 1
+        # The second one is from somebody in a hurry.
+        self.expect_end(self._drain_seconds if self._num_told == 1 else 0.0)
+        assert self._tell is not None
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and the process will
+            self._tell()
+
+    def _end_unless_serving(self) -> None:
+        with self._lock:
+            if self._tell is None:
+                os._exit(EXIT_TOLD)
+
+    def _end(self) -> NoReturn:
+        """Without waiting for the log either: a thread that hangs may hold it."""
+        words = threading.Thread(
+            target=lambda: logger.error("worker hung and was ended"), daemon=True
+        )
+        words.start()
+        words.join(LAST_WORDS_SECONDS)
+        os._exit(EXIT_HUNG)
+
+
+def leave(status: int) -> NoReturn:
+    """End the process: threads that still compute must not hold it up."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
