@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from tests.fuzz.loop_stalls import LoopStalls
-from tests.fuzz.site import PATIENT_SECONDS, Site, serving
 
 STALL_SECONDS = 0.1
 AT_ONCE = 8
@@ -24,21 +26,39 @@ class Finding(AssertionError):
         super().__init__(f"{what}; sent {len(sent)} bytes: {sent[:SHOWN_BYTES]!r}")
 
 
-Prepare = Callable[[Site, random.Random], bytes]  # what one attacker sends
-Attack = Callable[[Site, random.Random, bytes], Awaitable[None]]
-Bystander = Callable[[Site], Awaitable[None]]
+class Attacked(Protocol):
+    """What runs in a thread of its own, and what went wrong in it that nobody is told."""
+
+    @property
+    def thread(self) -> threading.Thread: ...
+    @property
+    def errors(self) -> list[str]: ...
+
+
+S = TypeVar("S", bound=Attacked)
+Serving = Callable[[], AbstractContextManager[S]]
+Prepare = Callable[[S, random.Random], bytes]  # what one attacker sends
+Attack = Callable[[S, random.Random, bytes], Awaitable[None]]
+Bystander = Callable[[S], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Target:
-    """What is sent, how, and who must not notice."""
+class Target(Generic[S]):
+    """What is attacked, what is sent, how, and who must not notice.
+
+    `patiently` serves with long deadlines, where those of `serving` are short. On a busy machine a
+    short one may fall due before a client has had its turn, which looks like a finding. So a round
+    with one is gone through again with patience.
+    """
 
     name: str
-    prepare: Prepare
-    attack: Attack
-    bystand: Bystander
+    serving: Serving[S]
+    prepare: Prepare[S]
+    attack: Attack[S]
+    bystand: Bystander[S]
+    patiently: Serving[S] | None = None
 
-    async def round(self, site: Site, seed: int, number: int) -> float:
+    async def round(self, site: S, seed: int, number: int) -> float:
         """Eight attacks at once; how long a callback took, in seconds.
 
         Raises `Finding`, and AssertionError for what is wrong whenever it happens.
@@ -56,12 +76,8 @@ class Target:
         return stalls.worst_seconds
 
 
-def drive(target: Target, seconds: float, seed: int) -> str:
-    """Attack for so long, eight at a time. Raises AssertionError with the seed of the round.
-
-    The site's deadlines are short. On a busy machine one may fall due before a client has had its
-    turn, which looks like a finding. So a round with one is gone through again with long deadlines.
-    """
+def drive(target: Target[S], seconds: float, seed: int) -> str:
+    """Attack for so long, eight at a time. Raises AssertionError with the seed of the round."""
     gc.disable()
     try:
         return asyncio.run(_drive(target, seconds, seed))
@@ -69,17 +85,19 @@ def drive(target: Target, seconds: float, seed: int) -> str:
         gc.enable()
 
 
-async def _drive(target: Target, seconds: float, seed: int) -> str:
+async def _drive(target: Target[S], seconds: float, seed: int) -> str:
     end = time.monotonic() + seconds
     number, num_repeated, worst = 0, 0, 0.0
-    with serving() as site:
+    with target.serving() as site:
         while number == 0 or time.monotonic() < end:
             try:
                 try:
                     worst = max(worst, await target.round(site, seed, number))
                 except Finding:
+                    if target.patiently is None:
+                        raise
                     num_repeated += 1
-                    with serving(PATIENT_SECONDS) as patient_site:
+                    with target.patiently() as patient_site:
                         await target.round(patient_site, seed, number)
             except AssertionError as error:
                 raise AssertionError(

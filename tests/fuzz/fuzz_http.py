@@ -13,7 +13,7 @@ import re
 from tests.end_to_end.raw import RawSocket, request, upgrade
 from tests.fuzz.damage import cut, damaged
 from tests.fuzz.driver import Finding, Target, drive
-from tests.fuzz.site import Site
+from tests.fuzz.site import Site, serving, serving_patiently
 
 LEFT_OPEN_DEADLINES = 30  # of a site: none of its connections lasts so long
 STATUS = re.compile(rb"HTTP/1\.1 (\d\d\d) ")
@@ -101,4 +101,5 @@ async def bystand(site: Site) -> None:
 
 def run(seconds: float, seed: int) -> str:
     """Attack for so long; raises AssertionError with seed and bytes. Returns a line of figures."""
-    return drive(Target("http", conversation, attack, bystand), seconds, seed)
+    target = Target("http", serving, conversation, attack, bystand, serving_patiently)
+    return drive(target, seconds, seed)

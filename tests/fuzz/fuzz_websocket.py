@@ -25,7 +25,7 @@ from tests.end_to_end.raw import (
 from tests.fuzz.damage import cut, damaged
 from tests.fuzz.driver import Finding, Target, drive
 from tests.fuzz.fuzz_http import send
-from tests.fuzz.site import MESSAGE, Site
+from tests.fuzz.site import MESSAGE, Site, serving, serving_patiently
 
 OPCODES = (TEXT, TEXT, TEXT, CONTINUATION, CONTINUATION, BINARY, PING, PONG, CLOSE, 0x3, 0xB)
 SIZES = (0, 1, 2, 5, 125, 126, 1023, 1024, 65_535, 65_536, 600_000)
@@ -88,4 +88,5 @@ async def bystand(site: Site) -> None:
 
 def run(seconds: float, seed: int) -> str:
     """Attack for so long; raises AssertionError with seed and bytes. Returns a line of figures."""
-    return drive(Target("websocket", frames, attack, bystand), seconds, seed)
+    target = Target("websocket", serving, frames, attack, bystand, serving_patiently)
+    return drive(target, seconds, seed)

@@ -113,3 +113,8 @@ def serving(deadline_seconds: float = DEADLINE_SECONDS) -> Iterator[Site]:
             server.should_exit = True
             site.thread.join()
             logging.getLogger().removeHandler(handler)
+
+
+def serving_patiently() -> contextlib.AbstractContextManager[Site]:
+    """The site with deadlines that no client misses because of others."""
+    return serving(PATIENT_SECONDS)

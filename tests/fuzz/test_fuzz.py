@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import importlib
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from engine.chat_template import ChatTemplate
 from server import bounded_h11, wire
 from server.limits import TokenBucket
 from tests.end_to_end.raw import request
 from tests.fuzz import driver, fuzz_http
 from tests.fuzz.__main__ import TARGETS
 from tests.fuzz.driver import Target, drive
-from tests.fuzz.site import Site
+from tests.fuzz.site import Site, serving
 from tests.patience import PATIENCE
 
 SECONDS = 2.0
@@ -52,7 +54,7 @@ def test_the_http_target_finds_a_parser_that_reads_every_chunk(
     monkeypatch.setattr(wire, "HTTP_PIECE_BYTES", 10**9)
     monkeypatch.setattr(driver, "STALL_SECONDS", PLANTED_SECONDS)
     # Each round has what random conversations have now and then, so that few of them will do.
-    flood = Target("http", flood_of_chunks, fuzz_http.attack, fuzz_http.bystand)
+    flood = Target("http", serving, flood_of_chunks, fuzz_http.attack, fuzz_http.bystand)
     with pytest.raises(AssertionError, match=r"http, round \d+, seed 1: \d+ ms"):
         drive(flood, PATIENCE, 1)
 
@@ -68,3 +70,18 @@ def test_the_websocket_target_finds_a_parser_that_reads_every_fragment(
     monkeypatch.setattr(driver, "STALL_SECONDS", PLANTED_SECONDS)
     with pytest.raises(AssertionError, match=r"websocket, round \d+, seed 1: \d+ ms"):
         run_of("websocket")(60.0, 1)
+
+
+def test_the_template_target_finds_templates_that_are_rendered_in_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def render(self: ChatTemplate, messages: Any, **variables: Any) -> str:
+        end = time.thread_time() + 2 * PLANTED_SECONDS
+        while time.thread_time() < end:
+            pass
+        return "text"
+
+    monkeypatch.setattr(ChatTemplate, "render", render)
+    monkeypatch.setattr(driver, "STALL_SECONDS", PLANTED_SECONDS)
+    with pytest.raises(AssertionError, match=r"templates, round \d+, seed 1: \d+ ms"):
+        run_of("templates")(60.0, 1)
