@@ -26,8 +26,9 @@ from engine.turns import Turns
 
 # Encoding a shorter text takes less time on the event loop than a trip to another thread.
 INLINE_CHARACTERS = 512
-# For each token that may be: words have some four. So much of a text is counted before all of it.
-BEGINNING_CHARACTERS = 6
+# A text of more characters for each token that may be is likely too long: words have some four.
+LIKELY_CHARACTERS = 5
+PIECE_CHARACTERS = 8192  # of such a text are counted at a time
 CUT_TOKENS = 32  # more than a cut in the middle of a text may add
 NO_MAX_LENGTH = int(1e30)  # as transformers has it
 
@@ -395,14 +396,16 @@ def _encode(
 
 
 def _refuse_by_beginning(backend: tokenizers.Tokenizer, text: str, max_length: int) -> None:
-    """Raise `PromptTooLongError` if a part of a long text is too long already.
+    """Raise `PromptTooLongError` as soon as the beginning of a long text is too long already.
 
     So the work for a text is bounded by what fits, not by what was sent.
     """
-    num_characters = BEGINNING_CHARACTERS * max_length
-    while 3 * num_characters < 2 * len(text):
-        beginning = text[:num_characters]
-        (encoding,) = backend.encode_batch_fast([beginning], add_special_tokens=False)
-        if len(encoding) > max_length + CUT_TOKENS:
-            raise PromptTooLongError(len(encoding) - CUT_TOKENS, max_length)
-        num_characters *= 2
+    if len(text) <= LIKELY_CHARACTERS * max_length:
+        return
+    num_tokens = 0
+    for start in range(0, len(text), PIECE_CHARACTERS):
+        piece = text[start : start + PIECE_CHARACTERS]
+        (encoding,) = backend.encode_batch_fast([piece], add_special_tokens=False)
+        num_tokens += len(encoding) - CUT_TOKENS
+        if num_tokens > max_length:
+            raise PromptTooLongError(num_tokens, max_length)
