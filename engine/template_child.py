@@ -89,8 +89,7 @@ class Child:
     def serve(self) -> None:
         """Until the parent has closed its end, or a rendering has used up the memory."""
         while (frame := _read_frame()) is not None:
-            memory = self._memory_bytes + MEMORY_PER_BYTE * len(frame)
-            resource.setrlimit(resource.RLIMIT_AS, (memory, resource.RLIM_INFINITY))
+            self._limit_memory(self._memory_bytes + MEMORY_PER_BYTE * len(frame))
             try:
                 reply = msgspec.msgpack.encode(self._answer(msgspec.msgpack.decode(frame)))
             except UnicodeEncodeError:
@@ -100,6 +99,11 @@ class Child:
                 return  # what it has left behind is better given back
             signal.setitimer(signal.ITIMER_PROF, 0)
             _write_frame(reply)
+
+    def _limit_memory(self, num_bytes: int) -> None:
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)  # somebody may have set a lower one
+        soft = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
     def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         signal.setitimer(signal.ITIMER_PROF, asked["seconds"])  # its signal ends the process

@@ -218,6 +218,22 @@ def test_no_process_outlives_who_started_it(is_rendering: bool) -> None:
         assert select.select([pidfd], [], [], PATIENCE)[0], f"process {pid} still runs"
 
 
+def test_a_lower_limit_of_memory_that_somebody_has_set_stays() -> None:
+    """Only root could raise it again."""
+    program = f"""
+        import resource
+        resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))
+        from engine.chat_template import ChatTemplate
+        template = ChatTemplate({FALLBACK_TEMPLATE!r})
+        template.render({MESSAGES})
+        print(resource.prlimit(template.pid, resource.RLIMIT_AS)[1])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, check=False
+    )
+    assert done.stdout.strip() == str(2**33).encode(), done.stderr
+
+
 def test_a_forked_child_has_a_process_of_its_own(late: ChatTemplate) -> None:
     late.render(MESSAGES)
     program = f"""
