@@ -17,6 +17,7 @@ from playwright.async_api import Browser, expect
 from server.config import Settings
 from server.event_stream import HEARTBEAT_SECONDS
 from server.guard import LARGER_BODIES
+from server.wire import KEEP_ALIVE_SECONDS
 from tests.end_to_end.harness import Client, Server
 from tests.end_to_end.http_client import Http, ask_and_follow, code_of
 from tests.end_to_end.proxies import (
@@ -267,9 +268,24 @@ def test_the_printed_limits_are_those_of_an_exposed_address() -> None:
 def test_no_printed_timeout_cuts_what_is_alive(kind: str) -> None:
     """A websocket that is idle has its pings, a stream its comments."""
     silence = max(Settings.model_fields["ping_seconds"].default, HEARTBEAT_SECONDS)
-    reading = re.findall(r"(?:read_timeout|timeout (?:client|server|tunnel)) (\d+)s", printed(kind))
-    assert len(reading) == {"nginx": 1, "caddy": 0, "haproxy": 2}[kind]
-    assert all(int(seconds) >= 2 * silence for seconds in reading)
+    patience = seconds_of(
+        r"(?:proxy_read_timeout|timeout client|timeout server|timeout tunnel)", kind
+    )
+    assert len(patience) == {"nginx": 1, "caddy": 0, "haproxy": 2}[kind]
+    assert all(seconds >= 2 * silence for seconds in patience)
+
+
+def test_the_printed_proxies_give_a_kept_connection_up_before_the_server_does() -> None:
+    """Otherwise a request may meet the end of its connection."""
+    assert "keepalive" not in printed("nginx")  # it keeps none unless told to
+    (caddy,) = seconds_of("keepalive", "caddy")
+    (haproxy,) = seconds_of("timeout http-request", "haproxy")  # also between two of a client
+    assert max(caddy, haproxy) < KEEP_ALIVE_SECONDS
+
+
+def seconds_of(option: str, kind: str) -> list[int]:
+    """What the printed configuration says behind an option, each time."""
+    return [int(seconds) for seconds in re.findall(rf"\b{option} (\d+)s", printed(kind))]
 
 
 def client_of(site: Site) -> httpx2.AsyncClient:
