@@ -19,7 +19,6 @@ from sessions.errors import ResponseNotFound, RunEnded, SessionNotFound
 from sessions.evictions import Evictions
 from sessions.listing import ListedSession, Listing
 from sessions.records import RunRecord
-from sessions.replicas import Replicas
 from sessions.samples import Samples
 from sessions.users import Users
 
@@ -42,7 +41,7 @@ class Admin:
         self.listing = Listing(client, keys)
         self.users = Users(client, keys)
         self.credentials = Credentials(client, keys)
-        self.replicas = Replicas(client, keys)
+        self.replicas = services.peers.replicas
         self.samples = Samples(client, keys)
 
     # ---- answers --------------------------------------------------------------------------------

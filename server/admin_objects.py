@@ -162,7 +162,10 @@ class UsedQuotas(Struct, frozen=True):
 
 
 class ReplicaObject(Struct, frozen=True):
-    """A worker, and the figures that it gives of itself beside these."""
+    """A worker, and the figures that it gives of itself beside these.
+
+    `engine`: ok, stalled or unavailable, `engine_since` that moment.
+    """
 
     id: str
     seen_at: Milliseconds
@@ -172,10 +175,16 @@ class ReplicaObject(Struct, frozen=True):
     draining: int
     connections: int
     active_responses: int
+    engine: str
+    engine_since: Milliseconds | None = None
 
 
 class Replicas(Struct, frozen=True):
+    """`now` is Redis' clock. `missing` fell silent, and nobody has proved that they are dead."""
+
+    now: Milliseconds
     replicas: list[ReplicaObject]
+    missing: list[ReplicaObject]
 
 
 class Draining(Struct, frozen=True):
@@ -199,10 +208,15 @@ class AuditPage(Struct, frozen=True):
 
 
 class Stats(Struct, frozen=True):
-    """`live` sums over the workers. Each series has one value for each moment of `at`, or null."""
+    """`live` sums over the workers. Each series has one value for each moment of `at`, or null.
+
+    `now`, `replicas` and `missing` are those of `/v1/admin/replicas`.
+    """
 
     range: str
     at: list[Milliseconds]
     series: dict[str, list[float | None]]
     live: dict[str, int]
+    now: Milliseconds
     replicas: list[ReplicaObject]
+    missing: list[ReplicaObject]

@@ -1,6 +1,6 @@
 """The workers, the audit log and the figures of all, over HTTP, for admins."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -19,7 +19,7 @@ from server.errors import ApiError
 from server.operations import Access, Call, Operation, json_response
 from server.protocol import to_struct
 from server.stats import read_series
-from sessions.replicas import Replica
+from sessions.replicas import Replica, Roll
 from sessions.samples import Span
 from sessions.store import SessionStore
 
@@ -77,8 +77,7 @@ class AdminReplicaOperations:
         ]
 
     async def replicas(self, call: Call) -> Response:
-        replicas = await self._admin.replicas.all()
-        return json_response({"replicas": [replica_wire(replica) for replica in replicas]})
+        return json_response(roll_wire(await self._admin.replicas.roll()))
 
     async def drain(self, call: Call) -> Response:
         body: StopBody = to_struct(await call.body(), StopBody)
@@ -107,7 +106,8 @@ class AdminReplicaOperations:
         return json_response({"entries": entries, "next_cursor": page.next_cursor})
 
     async def stats(self, call: Call) -> Response:
-        replicas = [replica_wire(replica) for replica in await self._admin.replicas.all()]
+        roll = roll_wire(await self._admin.replicas.roll())
+        replicas = roll["replicas"]
         listing = self._admin.listing
         runs = await listing.live_runs()
         live = {
@@ -118,7 +118,26 @@ class AdminReplicaOperations:
         }
         moments, series = await read_series(self._admin.samples, call.query.range)
         past = {"range": call.query.range, "at": moments, "series": series}
-        return json_response({**past, "live": live, "replicas": replicas})
+        return json_response({**past, "live": live, **roll})
+
+
+def roll_wire(roll: Roll) -> dict[str, Any]:
+    """Who is there, and who is missing."""
+    missing = [one for one in roll.missing if not is_replaced(one, roll.present)]
+    return {
+        "now": roll.now_ms,
+        "replicas": [replica_wire(replica) for replica in roll.present],
+        "missing": [replica_wire(replica) for replica in missing],
+    }
+
+
+def is_replaced(missing: Replica, present: Iterable[Replica]) -> bool:
+    """Whether its server was started again behind its last word, say after a power cut."""
+    return any(
+        one.figures.get("host") == missing.figures.get("host")
+        and int(one.figures.get("server_started_at", 0)) > missing.seen_at
+        for one in present
+    )
 
 
 def replica_wire(replica: Replica) -> dict[str, Any]:

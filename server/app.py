@@ -83,6 +83,7 @@ class AppConfig:
     allowed_origins: tuple[str, ...] = ()
     check_host: bool = True
     hides_observers: bool = False
+    server_started_at: int = 0  # the supervisor, ms since 1970
 
 
 class Worker:
@@ -104,12 +105,23 @@ class Worker:
         hides = config.hides_observers
         self.hub = Hub(store, self.feed, store.keys, config.replica, hides_observers=hides)
         self.health = Health(
-            store, engine, self.hub, self.metrics, config.intervals, self._on_refused
+            store,
+            engine,
+            self.hub,
+            self.metrics,
+            config.intervals,
+            self._on_refused,
+            on_change=lambda: self.peers.beat_soon(),
         )
         self.refusal: StoreRefused | None = None  # why this worker stops, if that is why
         self.stop_asked = asyncio.Event()
         self.peers = Peers(
-            Replicas(store.client, store.keys, life_seconds=config.intervals.heartbeat_life),
+            Replicas(
+                store.client,
+                store.keys,
+                life_seconds=config.intervals.heartbeat_life,
+                late_seconds=config.intervals.heartbeat_late,
+            ),
             config.replica,
             self._figures,
             interval_seconds=config.intervals.heartbeat,
@@ -290,11 +302,13 @@ class Worker:
             "model": self.config.model,
             "model_fingerprint": self.runs.model_fingerprint,
             "started_at": self._started_at,
+            "server_started_at": self.config.server_started_at,
             "draining": int(self.runs.draining),
             "connections": len(self.connections),
             "active_responses": self.runs.num_active,
             "queued_responses": sum(run.status == "queued" for run in self.runs.all()),
             "engine": self.health.state["engine"],
+            "engine_since": self.health.since["engine"],
             "engine_running": stats.num_running if stats else 0,
             "engine_waiting": stats.num_waiting if stats else 0,
             "kv_blocks_total": stats.num_blocks_total if stats else 0,

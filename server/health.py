@@ -30,7 +30,8 @@ WRITE_SECONDS = 2.0  # between two trial writes while all is well
 class Health:
     """The worker's view of the two parts that it cannot do without.
 
-    `on_refused` hears that a Redis that was away at the start must not be used.
+    `on_refused` hears that a Redis that was away at the start must not be used; `on_change` that
+    `state` is another one. `since`: when each part came into its state (ms since 1970).
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Health:
         metrics: Metrics,
         intervals: Intervals,
         on_refused: Callable[[StoreRefused], None] = lambda error: None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._engine = engine
@@ -48,11 +50,13 @@ class Health:
         self._metrics = metrics
         self._intervals = intervals
         self._on_refused = on_refused
+        self._on_change = on_change
         self._wrote_at = self._looked_at = float("-inf")
         self.state: dict[str, str] = {
             "store": "ok" if store.is_verified else "unavailable",
             "engine": "unavailable",  # it is loading
         }
+        self.since = dict.fromkeys(self.state, _now_ms())
         self._once_ok = {part for part, state in self.state.items() if state == "ok"}
         self.faults: tuple[StoreFault, ...] = ()
 
@@ -120,6 +124,7 @@ class Health:
     def _set(self, **now: str) -> None:
         changed = {part: state for part, state in now.items() if self.state[part] != state}
         self.state.update(changed)
+        self.since.update(dict.fromkeys(changed, _now_ms()))
         self._metrics.store_up.set(self.state["store"] == "ok")
         self._metrics.engine_up.set(self.state["engine"] == "ok")
         for kind, frame in (("degraded", {}), ("restored", {})):
@@ -130,6 +135,8 @@ class Health:
                 self._log(kind, frame)
                 body: dict[str, Any] = {"type": f"connection.{kind}", **frame}
                 self._hub.broadcast(body)
+        if changed:
+            self._on_change()
 
     def _log(self, kind: str, frame: dict[str, str]) -> None:
         if kind == "degraded":
@@ -138,3 +145,7 @@ class Health:
         was_lost = not self._once_ok.isdisjoint(frame)  # at the start nothing was
         logger.info("connection restored" if was_lost else "connected", **frame)
         self._once_ok.update(frame)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

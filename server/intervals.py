@@ -17,6 +17,7 @@ class Intervals(msgspec.Struct, frozen=True, kw_only=True):
     sweep: float = 1.0  # between two looks for leases that ended
     promotion: float = 1.0  # between two looks whether an answer's turn has come
     heartbeat: float = 3.0  # of a worker, in the store
+    heartbeat_late: float = 8.0  # operators are told of a worker that was silent for so long
     heartbeat_life: float = 15.0  # a worker that was silent for so long is not there
     ping: float = 20.0  # between two pings of a websocket, and until its pong must be here
     drain: float = 30.0  # for running answers, when a worker is told to stop
@@ -32,6 +33,7 @@ SHORTENED = Intervals(
     sweep=0.2,
     promotion=0.2,
     heartbeat=0.3,
+    heartbeat_late=1.0,
     heartbeat_life=1.5,
     ping=1.0,
     drain=2.0,

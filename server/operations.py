@@ -160,7 +160,7 @@ class Operation:
         Other exceptions are the guard's to answer.
         """
         try:
-            with translate_store_errors():
+            with translate_store_errors(only_reads=self.method == "GET"):
                 user = await self._let_in(doors, request)
                 query = None if self.query is None else read_query(request, self.query)
                 identities = doors.services.identities

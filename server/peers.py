@@ -1,6 +1,7 @@
 """`Peers`: the other workers on this Redis, as this one knows them, and its own sign of life."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Mapping
 
@@ -25,11 +26,12 @@ class Peers:
         *,
         interval_seconds: float,
     ) -> None:
-        self._replicas = replicas
+        self.replicas = replicas
         self._replica = replica
         self._figures = figures
         self._interval_seconds = interval_seconds
         self._others: list[Replica] = []
+        self._news = asyncio.Event()
 
     def are_known(self) -> bool:
         """Whether anybody could take this worker's answers over."""
@@ -47,21 +49,28 @@ class Peers:
 
     async def beat(self) -> None:
         """Give a sign of life and look who else did. Raises `StoreUnavailable`."""
-        await self._replicas.beat(self._replica, self._figures())
-        everybody = await self._replicas.all()
+        await self.replicas.beat(self._replica, self._figures())
+        everybody = await self.replicas.all()
         self._others = [replica for replica in everybody if replica.id != self._replica]
+
+    def beat_soon(self) -> None:
+        """A figure has changed that operators should not wait for."""
+        self._news.set()
 
     async def beat_forever(self) -> None:
         while True:
+            self._news.clear()
             try:
                 await self.beat()
             except StoreUnavailable:
                 pass  # `Health` tells
             except Exception:
                 logger.exception("heartbeat failed")
-            await asyncio.sleep(self._interval_seconds)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_seconds):
+                    await self._news.wait()
 
     async def forget(self, replica: str) -> None:
         """That worker has exited; a no-op for one that is forgotten already."""
         self._others = [other for other in self._others if other.id != replica]
-        await self._replicas.leave(replica)
+        await self.replicas.leave(replica)

@@ -203,6 +203,7 @@ class Supervisor:
             trusted_proxies=settings.proxies,
             check_host=settings.is_loopback,
             hides_observers=settings.hide_observers,
+            server_started_at=time.time_ns() // 1_000_000,
             intervals=settings.intervals,
             log_level=settings.log_level,
             log_format=settings.effective_log_format,

@@ -37,8 +37,8 @@ _CODES: dict[type[Exception], tuple[str, str, str | None]] = {
 
 
 @contextlib.contextmanager
-def translate_store_errors() -> Iterator[None]:
-    """Turn the store's exceptions into `ApiError`s."""
+def translate_store_errors(*, only_reads: bool = False) -> Iterator[None]:
+    """Turn the store's exceptions into `ApiError`s. `only_reads`: nothing was to be stored."""
     try:
         yield
     except errors.QuotaExceeded as error:
@@ -48,6 +48,8 @@ def translate_store_errors() -> Iterator[None]:
         if type(error) not in _CODES:
             raise
         code, message, param = _CODES[type(error)]
+        if only_reads and code == "store_unavailable":
+            message = "the session store does not answer"
         raise ApiError(code, message, param=param) from error
 
 

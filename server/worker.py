@@ -52,6 +52,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     trusted_proxies: tuple[str, ...] = ()
     check_host: bool = True
     hides_observers: bool = False
+    server_started_at: int = 0  # the supervisor, ms since 1970
     intervals: Intervals = Intervals()
     log_level: str = "info"
     log_format: str = "json"
@@ -162,6 +163,7 @@ def _app_config(config: WorkerConfig) -> AppConfig:
         allowed_origins=config.allowed_origins,
         check_host=config.check_host,
         hides_observers=config.hides_observers,
+        server_started_at=config.server_started_at,
         intervals=config.intervals,
     )
 

@@ -1,4 +1,4 @@
-"""Which workers there are: each says so every few seconds, and is forgotten when it does not.
+"""Which workers there are: each says so every few seconds, and does not count when it does not.
 
 Nothing that must be right rests on this: who may write a run is decided by its lease and fence.
 It tells an owner whether anybody could take its answers over, and operators who does what.
@@ -14,6 +14,8 @@ from sessions.client import RedisClient
 from sessions.keys import Keys
 
 LIFE_SECONDS: Final = 15.0  # since the last sign of life
+LATE_SECONDS: Final = 8.0  # operators are told of one that was silent for so long,
+MEMORY_SECONDS: Final = 3600.0  # and for so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +27,36 @@ class Replica:
     figures: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """Everybody who was heard of, in the order of their ids; `now_ms` is the moment of that.
+
+    `present` are those that count as workers. `missing` fell silent and neither left nor were
+    proved to be dead: they hang, or their host is gone. For some seconds a worker is both.
+    """
+
+    now_ms: int
+    present: tuple[Replica, ...]
+    missing: tuple[Replica, ...]
+
+
 class Replicas:
     """Any method may raise `StoreUnavailable`."""
 
     def __init__(
-        self, client: RedisClient, keys: Keys, *, life_seconds: float = LIFE_SECONDS
+        self,
+        client: RedisClient,
+        keys: Keys,
+        *,
+        life_seconds: float = LIFE_SECONDS,
+        late_seconds: float = LATE_SECONDS,
+        memory_seconds: float = MEMORY_SECONDS,
     ) -> None:
         self._client = client
         self._keys = keys
         self._life_ms = int(life_seconds * 1000)
+        self._late_ms = int(late_seconds * 1000)
+        self._memory_ms = int(memory_seconds * 1000)
 
     async def beat(self, replica: str, figures: Mapping[str, str | int | float]) -> None:
         """A sign of life, always with the same figures."""
@@ -42,9 +65,9 @@ class Replicas:
         pairs = [word for pair in figures.items() for word in pair]
         await self._client.calls(
             ("HSET", key, "seen_at", now_ms, *pairs),
-            ("PEXPIRE", key, self._life_ms),
+            ("PEXPIRE", key, self._memory_ms),
             ("ZADD", self._keys.replicas, now_ms, replica),
-            ("ZREMRANGEBYSCORE", self._keys.replicas, "-inf", now_ms - self._life_ms),
+            ("ZREMRANGEBYSCORE", self._keys.replicas, "-inf", now_ms - self._memory_ms),
         )
 
     async def leave(self, replica: str) -> None:
@@ -55,7 +78,19 @@ class Replicas:
 
     async def all(self) -> list[Replica]:
         """Every worker that gave a sign of life lately, in the order of their ids."""
-        oldest = await self._client.now_ms() - self._life_ms
+        return await self._seen_since(await self._client.now_ms() - self._life_ms)
+
+    async def roll(self) -> Roll:
+        """Those, and who is missing."""
+        now_ms = await self._client.now_ms()
+        known = await self._seen_since(now_ms - self._memory_ms)
+        return Roll(
+            now_ms,
+            tuple(one for one in known if one.seen_at >= now_ms - self._life_ms),
+            tuple(one for one in known if one.seen_at < now_ms - self._late_ms),
+        )
+
+    async def _seen_since(self, oldest: int) -> list[Replica]:
         names = await self._client.call("ZRANGEBYSCORE", self._keys.replicas, oldest, "+inf")
         ids = sorted(name.decode() for name in names)
         if not ids:

@@ -1,4 +1,10 @@
-/** The admin's requests. The token travels as a header only: a URL would be kept in histories and logs. */
+/** The admin's requests, each with a time limit. The token travels as a header only: a URL would be kept in histories and logs. */
+
+const READ_MS = 4000;
+const DEED_MS = 15_000; // the server itself waits some seconds for an answer's end
+
+/** No answer came in time, or none that could be read. */
+export class Silent extends Error {}
 
 export class Refused extends Error {
   /** @param {number} status @param {{code?: string, message?: string}} error */
@@ -15,14 +21,15 @@ export class AdminApi {
     this.token = token;
   }
 
+  /** Raises `Refused` or `Silent`, as does `post`. */
   get(path, query = {}) {
     const given = Object.entries(query).filter(([, value]) => value !== null && value !== "");
     const search = new URLSearchParams(given);
-    return this.#ask("GET", given.length ? `${path}?${search}` : path);
+    return this.#ask("GET", given.length ? `${path}?${search}` : path, READ_MS);
   }
 
   post(path, body = {}) {
-    return this.#ask("POST", path, JSON.stringify(body));
+    return this.#ask("POST", path, DEED_MS, JSON.stringify(body));
   }
 
   /** A websocket of this admin: browsers can send a token only among the subprotocols. */
@@ -36,14 +43,26 @@ export class AdminApi {
     return new WebSocket(url, ["chat.v1", `bearer.${encoded}`]);
   }
 
-  async #ask(method, path, body) {
+  async #ask(method, path, limitMs, body) {
+    const patience = new AbortController();
+    const timer = setTimeout(() => patience.abort(), limitMs);
+    try {
+      return await this.#exchange(method, path, body, patience.signal);
+    } catch (error) {
+      throw error instanceof Refused ? error : new Silent("the server does not answer");
+    } finally {
+      clearTimeout(timer);
+    }
+  }
+
+  async #exchange(method, path, body, signal) {
     const headers = { Accept: "application/json", Authorization: `Bearer ${this.token}` };
     if (body !== undefined) headers["Content-Type"] = "application/json";
-    const options = { method, headers, body, credentials: "omit" };
+    const options = { method, headers, body, signal, credentials: "omit" };
     const response = await fetch(`/v1/admin${path}`, options);
     if (response.status === 204) return {};
-    const answer = await response.json().catch(() => ({}));
-    if (!response.ok) throw new Refused(response.status, answer.error);
-    return answer;
+    if (response.ok) return response.json();
+    const { error } = await response.json().catch(() => ({})); // a proxy's refusal may be a page
+    throw new Refused(response.status, error);
   }
 }

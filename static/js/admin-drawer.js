@@ -2,7 +2,8 @@
 
 import { useEffect, useRef } from "preact/hooks";
 
-import { EvictDialog, State, duration, shortReplica, titleOf } from "./admin-view.js";
+import { EvictDialog, State, titleOf } from "./admin-view.js";
+import { duration, shortReplica } from "./admin-words.js";
 import { html } from "./html.js";
 import { Close } from "./icons.js";
 import { endText, reasonText } from "./protocol.js";
@@ -34,7 +35,7 @@ export function Drawer({ page }) {
     </header>
     ${row &&
     html`<div class="drawer-body">
-      <${Facts} row=${row} viewers=${details.viewers} />
+      <${Facts} page=${page} row=${row} viewers=${details.viewers} />
       <${Deeds} page=${page} row=${row} />
       <${Timelines} responses=${details.responses} />
       <${Transcript} page=${page} watch=${watch} />
@@ -43,11 +44,11 @@ export function Drawer({ page }) {
   </aside>`;
 }
 
-function Facts({ row, viewers }) {
+function Facts({ page, row, viewers }) {
   const where = Object.entries(viewers).map(([replica, count]) => `${count} on ${shortReplica(replica)}`);
   const facts = [
     ["User", row.user.name ? `${row.user.name} (${row.user.id})` : row.user.id],
-    ["State", html`<${State} row=${row} />`],
+    ["State", html`<${State} page=${page} row=${row} />`],
     ["Viewers", where.join(", ") || "none"],
     ["Messages", `${row.message_count}, ${row.usage.output_tokens.toLocaleString("en")} tokens answered`],
     row.locked && ["Locked", row.locked],

@@ -1,17 +1,22 @@
 /**
  * What the admin page holds: the token, the list with its filters, the session that is open. The list
  * is asked for each second while somebody looks; one page of it costs the server the same whether
- * there are a thousand sessions or a million.
+ * there are a thousand sessions or a million. What is shown is of one moment, `asOf`.
  */
 
 import { computed, signal } from "@preact/signals";
 
 import { AdminApi, Refused } from "./admin-api.js";
+import { Workers, lossTrouble } from "./admin-health.js";
 import { Watch } from "./admin-watch.js";
+import { sentence } from "./admin-words.js";
 import { Store } from "./storage.js";
 
 const TOKEN = "parley.admin-token";
 const REFRESH_MS = 1000;
+const STALE_MS = 4000; // figures that are older are not shown as those of now
+const NOTICE_MS = 4000;
+const BAD_NOTICE_MS = 10_000;
 const PAGE = 50;
 
 export class AdminPage {
@@ -19,10 +24,16 @@ export class AdminPage {
   api = signal(null);
   /** Why the token was not taken. */
   signInError = signal("");
+  signingIn = signal(false);
   sessions = signal([]);
   loaded = signal(false);
   stats = signal(null);
-  replicas = signal([]);
+  workers = signal(Workers.NONE);
+  /** When all of this was so, by this browser's clock; null before the first answer. */
+  asOf = signal(null);
+  /** Why the last request failed; null when it did not. */
+  lost = signal(null);
+  now = signal(Date.now());
   filters = signal({ active: true, user: "", model: "", replica: "" });
   /** Cursors of the pages before this one, the first page's being null. */
   cursors = signal([null]);
@@ -35,15 +46,33 @@ export class AdminPage {
   #busy = false;
 
   pageNumber = computed(() => this.cursors.value.length);
+  isStale = computed(() => {
+    if (this.asOf.value === null) return false; // then nothing is shown
+    return this.lost.value !== null || this.now.value - this.asOf.value > STALE_MS;
+  });
+  troubles = computed(() => {
+    const now = this.now.value;
+    const lost = this.lost.value && lossTrouble(this.lost.value, this.asOf.value);
+    return [lost, ...this.workers.value.troubles(now)].filter(Boolean);
+  });
 
   start() {
     const token = sessionStorage.getItem(TOKEN);
     if (token) this.#use(token);
-    addEventListener("visibilitychange", () => this.refresh());
+    setInterval(() => this.#tick(), 1000);
+    addEventListener("visibilitychange", () => {
+      this.#tick();
+      this.refresh();
+    });
+  }
+
+  #tick() {
+    if (this.api.value && document.visibilityState === "visible") this.now.value = Date.now();
   }
 
   async signIn(token) {
     this.signInError.value = "";
+    this.signingIn.value = true;
     try {
       await new AdminApi(token).get("/stats");
     } catch (error) {
@@ -52,6 +81,8 @@ export class AdminPage {
           ? "The server does not know this token."
           : sentence(error.message);
       return;
+    } finally {
+      this.signingIn.value = false;
     }
     sessionStorage.setItem(TOKEN, token);
     this.#use(token);
@@ -63,6 +94,9 @@ export class AdminPage {
     clearTimeout(this.#timer);
     this.api.value = null;
     this.sessions.value = [];
+    this.stats.value = null;
+    this.workers.value = Workers.NONE;
+    this.asOf.value = this.lost.value = null;
     this.loaded.value = false;
   }
 
@@ -106,20 +140,31 @@ export class AdminPage {
     const asked = this.filters.value;
     const query = { limit: PAGE, cursor: this.cursors.value.at(-1), active, user, model, replica };
     try {
-      const [page, stats] = await Promise.all([api.get("/sessions", query), api.get("/stats")]);
+      // One behind the other, so that one connection does: another one might meet a worker that hangs.
+      const stats = await api.get("/stats");
+      const page = await api.get("/sessions", query);
+      if (api !== this.api.value) return; // signed out meanwhile
+      this.now.value = Date.now();
+      this.asOf.value = this.now.value;
+      this.lost.value = null;
+      this.stats.value = stats.live;
+      this.workers.value = new Workers(stats, this.now.value);
       if (asked !== this.filters.value) return; // another question was asked meanwhile
       this.sessions.value = page.sessions;
       this.nextCursor.value = page.next_cursor;
-      this.stats.value = stats.live;
-      this.replicas.value = stats.replicas;
       this.loaded.value = true;
-      if (this.notice.value?.lost) this.notice.value = null;
       await this.#fetchDetails(api);
     } catch (error) {
-      this.#failed(error, true);
+      if (api === this.api.value && !this.#isOver(error)) this.lost.value = error;
     } finally {
       this.#busy = false;
     }
+  }
+
+  /** How a session stands. A worker that is silent, or without an engine, answers nobody. */
+  stateOf(row) {
+    const halted = row.state === "in_progress" && this.workers.value.isHalted(row.response?.replica);
+    return halted ? "paused" : row.state;
   }
 
   // ---- one session ----
@@ -174,27 +219,25 @@ export class AdminPage {
       await this.api.value.post(path, body);
       this.say(done);
     } catch (error) {
-      this.#failed(error, false);
+      if (this.#isOver(error)) return;
+      const unknown = "The server does not answer; whether this was done is not known.";
+      this.say(error instanceof Refused ? sentence(error.message) : unknown, { bad: true });
     }
     this.refresh();
   }
 
-  say(text) {
-    this.notice.value = { text };
-    setTimeout(() => this.notice.value?.text === text && (this.notice.value = null), 4000);
+  say(text, { bad = false } = {}) {
+    const notice = { text, bad };
+    this.notice.value = notice;
+    const end = () => this.notice.value === notice && (this.notice.value = null);
+    setTimeout(end, bad ? BAD_NOTICE_MS : NOTICE_MS);
   }
 
-  #failed(error, lost) {
-    if (error instanceof Refused && error.status === 401) {
-      this.signOut();
-      this.signInError.value = "The server does not accept this token any more.";
-      return;
-    }
-    const text = error instanceof Refused ? sentence(error.message) : "The server does not answer.";
-    this.notice.value = { text, lost, bad: true };
+  /** Whether the token is no good any more; then sign out. */
+  #isOver(error) {
+    if (!(error instanceof Refused) || error.status !== 401) return false;
+    this.signOut();
+    this.signInError.value = "The server does not accept this token any more.";
+    return true;
   }
-}
-
-function sentence(text) {
-  return `${text.charAt(0).toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}`;
 }

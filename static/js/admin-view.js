@@ -4,6 +4,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 
 import { Drawer } from "./admin-drawer.js";
+import { clock, duration, momentAndAge, shortReplica } from "./admin-words.js";
 import { html } from "./html.js";
 import { Mark, Stop } from "./icons.js";
 import { ThemeSwitch } from "./theme.js";
@@ -13,13 +14,16 @@ export const STATES = {
   queued: "waiting",
   stopping: "stopping",
   idle: "idle",
+  paused: "paused",
 };
 
 export function AdminApp({ page }) {
   if (!page.api.value) return html`<${SignIn} page=${page} />`;
-  return html`<div class=${page.open.value ? "admin has-drawer" : "admin"}>
+  const classes = ["admin", page.open.value && "has-drawer", page.isStale.value && "stale"];
+  return html`<div class=${classes.filter(Boolean).join(" ")}>
     <${Top} page=${page} />
     <main class="admin-main">
+      <${Troubles} page=${page} />
       <${Figures} page=${page} />
       <${Filters} page=${page} />
       <${List} page=${page} />
@@ -49,7 +53,9 @@ function SignIn({ page }) {
       <p class="muted" id="token-help">
         On the server it is in <code>admin-token</code> in the data directory. This tab forgets it when it is closed.
       </p>
-      <button type="submit" class="primary">Sign in</button>
+      <button type="submit" class="primary" disabled=${page.signingIn.value}>
+        ${page.signingIn.value ? "Signing in …" : "Sign in"}
+      </button>
     </form>
   </main>`;
 }
@@ -62,23 +68,48 @@ function Top({ page }) {
   </header>`;
 }
 
+/** What is wrong, or nothing. Only the headlines are read out: the ages change each second. */
+function Troubles({ page }) {
+  const troubles = page.troubles.value;
+  return html`<div class=${troubles.length ? "troubles" : "visually-hidden"}>
+    <p class="visually-hidden" role="status">${troubles.map(({ headline }) => headline).join(" ")}</p>
+    ${troubles.map(
+      ({ key, headline, detail }) => html`<p class=${key === "lost" ? "trouble lost" : "trouble"} key=${key}>
+        <strong>${headline}</strong> <span>${detail}</span>
+      </p>`,
+    )}
+  </div>`;
+}
+
 function Figures({ page }) {
   const live = page.stats.value;
+  const paused = page.workers.value.numHalted;
   const figures = [
-    ["answering", live?.active_responses],
+    ["answering", live && live.active_responses - paused],
+    paused > 0 && ["paused", paused],
     ["waiting", live?.queued_responses],
     ["connections", live?.connections],
     ["workers", live?.replicas],
     ["sessions", live?.sessions],
-  ];
-  return html`<dl class="figures">
-    ${figures.map(
-      ([name, value]) => html`<div key=${name}>
-        <dt>${name}</dt>
-        <dd>${value === undefined ? "–" : value.toLocaleString("en")}</dd>
-      </div>`,
-    )}
-  </dl>`;
+  ].filter(Boolean);
+  return html`<div class="overview">
+    <dl class="figures">
+      ${figures.map(
+        ([name, value]) => html`<div key=${name}>
+          <dt>${name}</dt>
+          <dd>${value?.toLocaleString("en") ?? "–"}</dd>
+        </div>`,
+      )}
+    </dl>
+    <${AsOf} page=${page} />
+  </div>`;
+}
+
+/** When the server said all this. */
+function AsOf({ page }) {
+  const at = page.asOf.value;
+  if (at === null) return null;
+  return html`<p class="as-of">as of ${page.isStale.value ? momentAndAge(at, page.now.value) : clock(at)}</p>`;
 }
 
 function Filters({ page }) {
@@ -96,7 +127,7 @@ function Filters({ page }) {
     <select aria-label="Worker" value=${replica}
       onChange=${(event) => page.filter({ replica: event.target.value, active: true })}>
       <option value="">Every worker</option>
-      ${page.replicas.value.map((one) => html`<option key=${one.id} value=${one.id}>${one.id}</option>`)}
+      ${page.workers.value.present.map((one) => html`<option key=${one.id} value=${one.id}>${one.id}</option>`)}
     </select>
   </form>`;
 }
@@ -143,6 +174,7 @@ function List({ page }) {
 function Row({ page, row }) {
   const run = row.response;
   const isOpen = page.open.value?.id === row.id;
+  const rate = page.stateOf(row) !== "paused" && run?.tokens_per_s;
   const stop = (event) => {
     event.stopPropagation();
     page.stop(row.id);
@@ -158,11 +190,9 @@ function Row({ page, row }) {
     <td class=${run ? "worker" : "worker none"} data-label="Worker" title=${run?.replica ?? ""}>
       ${run ? shortReplica(run.replica) : "–"}
     </td>
-    <td data-label="State"><${State} row=${row} /></td>
+    <td data-label="State"><${State} page=${page} row=${row} /></td>
     <td class="number" data-label="Tokens">${(run?.tokens ?? row.usage.output_tokens).toLocaleString("en")}</td>
-    <td class=${run?.tokens_per_s ? "number" : "number none"} data-label="Tokens/s">
-      ${run?.tokens_per_s ? run.tokens_per_s.toFixed(0) : "–"}
-    </td>
+    <td class=${rate ? "number" : "number none"} data-label="Tokens/s">${rate ? rate.toFixed(0) : "–"}</td>
     <td class="number" data-label="Viewers">${row.viewers}</td>
     <td class="number" data-label="Age">${run ? duration(run.age_ms) : ago(row.updated_at)}</td>
     <td class="deed">
@@ -173,9 +203,10 @@ function Row({ page, row }) {
   </tr>`;
 }
 
-export function State({ row }) {
-  return html`<span class=${`state ${row.state}`}>
-    ${STATES[row.state] ?? row.state}${row.queued > 0 ? ` +${row.queued}` : ""}${row.locked ? " · locked" : ""}
+export function State({ page, row }) {
+  const state = page.stateOf(row);
+  return html`<span class=${`state ${state}`}>
+    ${STATES[state] ?? state}${row.queued > 0 ? ` +${row.queued}` : ""}${row.locked ? " · locked" : ""}
   </span>`;
 }
 
@@ -231,19 +262,6 @@ export function EvictDialog({ page, id }) {
 export function titleOf(row) {
   if (row.title === null) return "Title hidden";
   return row.title || "Untitled";
-}
-
-/** host-pid-random: the process is what tells workers of one host apart. */
-export function shortReplica(replica) {
-  const parts = replica.split("-");
-  return parts.length < 3 ? replica : `${parts.slice(0, -2).join("-")} · ${parts.at(-2)}`;
-}
-
-export function duration(milliseconds) {
-  const seconds = Math.floor(milliseconds / 1000);
-  if (seconds < 60) return `${seconds} s`;
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${String(seconds % 60).padStart(2, "0")} s`;
-  return `${Math.floor(seconds / 3600)} h ${String(Math.floor((seconds % 3600) / 60)).padStart(2, "0")} min`;
 }
 
 function ago(at) {

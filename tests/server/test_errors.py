@@ -43,6 +43,15 @@ def test_the_stores_refusals_are_translated(error: Exception, code: str) -> None
     assert raised.value.code == code
 
 
+def test_only_a_request_that_could_store_something_is_in_doubt_whether_it_did() -> None:
+    said = []
+    for only_reads in (True, False):
+        with pytest.raises(ApiError) as raised, translate_store_errors(only_reads=only_reads):
+            raise errors.StoreUnavailable
+        said.append(raised.value.message)
+    assert "stored" not in said[0] and "whether this was stored is not known" in said[1]
+
+
 def test_what_the_store_must_not_say_to_clients_passes_as_it_is() -> None:
     for error in (errors.RunGone(), ValueError("x")):
         with pytest.raises(type(error)), translate_store_errors():

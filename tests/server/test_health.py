@@ -122,3 +122,14 @@ async def test_flushed_data_makes_the_hub_look_at_every_room(
     await health.check()
     await health.check()
     assert looks == [1]
+
+
+async def test_each_change_is_told_with_its_moment(store: SessionStore) -> None:
+    changes: list[None] = []
+    health = health_of(store, on_change=lambda: changes.append(None))
+    health.since["engine"] = 0
+    await health.check()
+    since = health.since["engine"]
+    assert len(changes) == 1 and since > 0
+    await health.check()
+    assert len(changes) == 1 and health.since["engine"] == since

@@ -1,11 +1,15 @@
 """`Peers`: who else is there, and who could go on with this worker's answers."""
 
+import asyncio
+import contextlib
+
 import pytest
 
 from server.peers import Peers
 from sessions.errors import StoreUnavailable
 from sessions.replicas import Replicas
 from sessions.store import SessionStore
+from tests.patience import PATIENCE
 
 
 def peers(store: SessionStore, name: str, model: str = "same") -> tuple[Peers, dict[str, int]]:
@@ -57,3 +61,26 @@ async def test_what_was_known_stays_known_while_redis_is_away(
     with pytest.raises(StoreUnavailable):
         await first.beat()
     assert first.are_known()
+
+
+async def test_a_change_that_matters_is_told_before_the_next_sign_of_life_is_due(
+    store: SessionStore,
+) -> None:
+    engine = "ok"
+    told: asyncio.Queue[str] = asyncio.Queue()
+
+    def figures() -> dict[str, str]:
+        told.put_nowait(engine)
+        return {"engine": engine}
+
+    replicas = Replicas(store.client, store.keys)
+    peers = Peers(replicas, "w1", figures, interval_seconds=2 * PATIENCE)
+    beating = asyncio.create_task(peers.beat_forever())
+    async with asyncio.timeout(PATIENCE):
+        assert await told.get() == "ok"
+        engine = "unavailable"
+        peers.beat_soon()
+        assert await told.get() == "unavailable"
+    beating.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await beating

@@ -1,0 +1,94 @@
+/**
+ * How well the server is, as far as the admin page was told: which engines are away, which workers are
+ * silent, and whether what is shown is old. Rules and words only; nothing here is drawn or asked for.
+ */
+
+import { Refused } from "./admin-api.js";
+import { clock, duration, sentence, shortReplica } from "./admin-words.js";
+
+const MAX_NAMED = 3; // workers in one sentence
+
+/** What workers said of themselves, as `/v1/admin/stats` has it, in moments of this browser's clock. */
+export class Workers {
+  static NONE = new Workers({ now: 0, replicas: [], missing: [] }, 0);
+  #silent;
+
+  /** @param {{now: number, replicas: object[], missing: object[]}} stats @param {number} receivedAt */
+  constructor({ now, replicas, missing }, receivedAt) {
+    this.present = replicas;
+    this.missing = missing;
+    this.here = (moment) => moment - now + receivedAt;
+    this.#silent = new Set(missing.map(({ id }) => id));
+  }
+
+  /** Whether a worker's answers stand still: it is silent or gone, or its engine is away. */
+  isHalted(id) {
+    const worker = this.present.find((one) => one.id === id);
+    return !worker || this.#silent.has(id) || worker.engine !== "ok";
+  }
+
+  /** How many answers stand still. */
+  get numHalted() {
+    const halted = this.present.filter(({ id }) => this.isHalted(id));
+    return halted.reduce((sum, { active_responses }) => sum + active_responses, 0);
+  }
+
+  /** @returns {{key: string, headline: string, detail: string}[]} what is wrong with them */
+  troubles(now) {
+    return [...this.#engineTroubles(now), ...this.missing.map((worker) => this.#missingTrouble(worker, now))];
+  }
+
+  /** One for each host, which has one engine, and each state. */
+  #engineTroubles(now) {
+    const groups = new Map();
+    for (const worker of this.present) {
+      if (worker.engine === "ok" || this.#silent.has(worker.id)) continue;
+      const key = `${worker.engine} ${worker.host}`;
+      groups.set(key, [...(groups.get(key) ?? []), worker]);
+    }
+    return Array.from(groups, ([key, workers]) => ({ key, ...this.#engineTrouble(workers, now) }));
+  }
+
+  #engineTrouble(workers, now) {
+    const isStalled = workers[0].engine === "stalled";
+    const moments = workers.map((worker) => worker.engine_since).filter(Boolean);
+    const at = moments.length ? this.here(Math.min(...moments)) : null;
+    const since = at === null ? "" : ` since ${clock(at)} (${duration(Math.max(0, now - at))})`;
+    return {
+      headline: `The engine of ${listed(workers)} ${isStalled ? "makes no progress" : "is away"}.`,
+      detail: `${isStalled ? "Stalled" : "Away"}${since}. Its answers are paused until it ${
+        isStalled ? "goes on" : "is back"
+      }.`,
+    };
+  }
+
+  #missingTrouble(worker, now) {
+    return {
+      key: worker.id,
+      headline: `Worker ${shortReplica(worker.id)} has not been seen since ${clock(this.here(worker.seen_at))}.`,
+      detail: `Silent for ${duration(Math.max(0, now - this.here(worker.seen_at)))}: it hangs, or its host is gone.`,
+    };
+  }
+}
+
+/**
+ * Why the page could not be brought up to date.
+ * @param {Error} error of the last request @param {number | null} asOf when the figures came, null if none have
+ */
+export function lossTrouble(error, asOf) {
+  const isStore = error instanceof Refused && error.code === "store_unavailable";
+  const headline = error instanceof Refused && !isStore ? sentence(error.message) : `The ${
+    isStore ? "session store" : "server"
+  } does not answer.`;
+  const shown = isStore ? "These lists may be out of date: they are of" : "What you see is of";
+  const detail = asOf === null ? "Nothing could be read yet." : `${shown} ${clock(asOf)}.`;
+  return { key: "lost", headline, detail: `${detail} This page keeps asking.` };
+}
+
+/** "host · 1, host · 2 and 3 more" */
+function listed(workers) {
+  const names = workers.map(({ id }) => shortReplica(id));
+  const rest = names.length - MAX_NAMED;
+  const shown = rest > 0 ? [...names.slice(0, MAX_NAMED), `${rest} more`] : names;
+  return shown.length < 2 ? shown.join("") : `${shown.slice(0, -1).join(", ")} and ${shown.at(-1)}`;
+}

@@ -1,0 +1,81 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { Refused, Silent } from "../../static/js/admin-api.js";
+import { Workers, lossTrouble } from "../../static/js/admin-health.js";
+import { clock } from "../../static/js/admin-words.js";
+
+const HERE = 1_000_000; // when the figures came, by the browser's clock
+const THERE = 5_000_000; // the same moment by the server's
+
+const worker = (pid, more = {}) => ({
+  id: `vm-${pid}-abc`,
+  host: "vm",
+  engine: "ok",
+  engine_since: THERE - 60_000,
+  seen_at: THERE - 1000,
+  active_responses: 2,
+  ...more,
+});
+const workers = (replicas, missing = []) => new Workers({ now: THERE, replicas, missing }, HERE);
+
+test("a healthy server has no troubles, and its answers run", () => {
+  const all = workers([worker(1), worker(2)]);
+  assert.deepEqual(all.troubles(HERE), []);
+  assert.equal(all.isHalted("vm-1-abc"), false);
+  assert.equal(all.numHalted, 0);
+});
+
+test("an engine that is away is told once for its workers, since when by the reader's clock", () => {
+  const away = { engine: "unavailable", engine_since: THERE - 25_000 };
+  const all = workers([worker(1, away), worker(2, { ...away, engine_since: THERE - 24_000 })]);
+  const [trouble, ...others] = all.troubles(HERE + 5000);
+  assert.deepEqual(others, []);
+  assert.equal(trouble.headline, "The engine of vm · 1 and vm · 2 is away.");
+  assert.ok(trouble.detail.startsWith(`Away since ${clock(HERE - 25_000)} (30 s).`), trouble.detail);
+  assert.equal(all.isHalted("vm-2-abc"), true);
+  assert.equal(all.numHalted, 4);
+});
+
+test("a stalled engine of one host leaves the other host's answers running", () => {
+  const all = workers([worker(1), worker(2, { host: "other", engine: "stalled" })]);
+  const [trouble] = all.troubles(HERE);
+  assert.equal(trouble.headline, "The engine of vm · 2 makes no progress.");
+  assert.equal(all.isHalted("vm-1-abc"), false);
+  assert.equal(all.numHalted, 2);
+});
+
+test("many workers of one engine are not all named", () => {
+  const all = workers([1, 2, 3, 4, 5].map((pid) => worker(pid, { engine: "unavailable" })));
+  assert.equal(all.troubles(HERE)[0].headline, "The engine of vm · 1, vm · 2, vm · 3 and 2 more is away.");
+});
+
+test("a silent worker is named with the moment since when, and its answers stand still", () => {
+  const silent = worker(1, { seen_at: THERE - 14_000 });
+  const all = workers([silent, worker(2)], [silent]);
+  const [trouble] = all.troubles(HERE + 1000);
+  assert.equal(trouble.headline, `Worker vm · 1 has not been seen since ${clock(HERE - 14_000)}.`);
+  assert.match(trouble.detail, /^Silent for 15 s/);
+  assert.equal(all.isHalted("vm-1-abc"), true);
+  assert.equal(all.isHalted("vm-3-gone"), true);
+  assert.equal(all.numHalted, 2);
+});
+
+test("the state of an engine that a silent worker told last is not told as that of now", () => {
+  const silent = worker(1, { engine: "stalled", seen_at: THERE - 14_000 });
+  assert.equal(workers([silent], [silent]).troubles(HERE).length, 1);
+});
+
+test("lists that cannot be read are called old; nobody doubts that they were stored", () => {
+  const away = new Refused(503, { code: "store_unavailable", message: "not known whether this was stored" });
+  const { headline, detail } = lossTrouble(away, HERE);
+  assert.equal(headline, "The session store does not answer.");
+  assert.match(detail, new RegExp(`These lists may be out of date: they are of ${clock(HERE)}\\.`));
+  assert.doesNotMatch(headline + detail, /stored/);
+});
+
+test("a server that is silent, and one that refuses, are told apart", () => {
+  assert.equal(lossTrouble(new Silent(), HERE).headline, "The server does not answer.");
+  assert.equal(lossTrouble(new Refused(500, { message: "it broke" }), HERE).headline, "It broke.");
+  assert.match(lossTrouble(new Silent(), null).detail, /^Nothing could be read yet/);
+});
