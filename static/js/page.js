@@ -298,7 +298,10 @@ export class Page {
 
   /** A refused upgrade says nothing to a browser; an HTTP answer tells a missing login from a lost server. */
   #checkSignedIn() {
-    api.listSessions().catch((error) => error instanceof api.SignedOut && this.#signOut());
+    api.listSessions().then(
+      () => this.socket.reachable(),
+      (error) => error instanceof api.SignedOut && this.#signOut(),
+    );
   }
 
   #signOut() {
@@ -333,6 +336,7 @@ export class Page {
   async #load(problem, read) {
     try {
       await read();
+      this.socket.reachable();
     } catch (error) {
       if (error instanceof api.SignedOut) this.#signOut();
       else this.toast(problem);

@@ -64,6 +64,8 @@ const CLOSE_TEXTS = {
   4410: "An administrator closed this chat.",
 };
 
+const LOSSES = [1001, 1006, 1012];
+
 /** A new idempotency key: 1 to 128 of `[A-Za-z0-9_-]`. `randomUUID` exists on https and localhost only. */
 export function newKey() {
   if (crypto.randomUUID) return crypto.randomUUID();
@@ -94,21 +96,20 @@ export function endText(status, reason) {
 /**
  * What a client does after a close: reconnect (perhaps after a stated wait), ask for a login, or stop.
  * 1000, 1009 and 44xx stay closed, except 4401 (sign in again) and 4429 (wait); all others reconnect.
+ * `isLoss`: nobody refused, the connection or the worker is gone.
  * @param {number} code @param {string} reason `code` or `code;key=value`
  */
 export function closePolicy(code, reason = "") {
   if (code === 4401) return { action: "login" };
-  if (code === 4429) {
-    const wait = Number(/retry_after_ms=(\d+)/.exec(reason)?.[1] ?? 5000);
-    return { action: "reconnect", afterMs: wait };
-  }
+  const wait = /retry_after_ms=(\d+)/.exec(reason)?.[1];
+  if (code === 4429) return { action: "reconnect", afterMs: Number(wait ?? 5000) };
   if (code === 4500) return { action: "reconnect", maxAttempts: 5 };
   if ([1000, 1002, 1003, 1007, 1009].includes(code) || (code >= 4400 && code < 4500)) {
     const text = CLOSE_TEXTS[code] ?? "The server closed the connection.";
     const said = code === 4410 && reason ? ` It said: ${reason}` : "";
     return { action: "stop", text: text + said };
   }
-  return { action: "reconnect" };
+  return { action: "reconnect", afterMs: Number(wait ?? 0), isLoss: LOSSES.includes(code) };
 }
 
 /** The text of a wire message's content parts. */

@@ -1,5 +1,5 @@
 /**
- * The connection: connect, notice when it is dead, back off, connect again. It knows no frames but its
+ * The connection: connect, notice when it is dead, connect again when `Retries` says. It knows no frames but its
  * own (`ping`, `pong`, `client.state`, `connection.*`) and holds nothing back: what must survive a
  * reconnect is kept by the outbox, and `onopen` is where it is sent again.
  *
@@ -7,10 +7,8 @@
  */
 
 import { SUBPROTOCOL, closePolicy } from "./protocol.js";
+import { Retries } from "./retries.js";
 
-const BACKOFF_BASE_MS = 300;
-const BACKOFF_CAP_MS = 20_000;
-const BACKOFF_RESET_MS = 30_000; // connected this long: the next trouble is a new one
 const PING_INTERVAL_MS = 25_000;
 const PONG_TIMEOUT_MS = 10_000;
 
@@ -22,12 +20,12 @@ export class Socket {
   /** Why it stays closed, in words for the user. */
   stoppedText = "";
   #websocket = null;
-  #attempts = 0;
-  #openedAt = 0;
+  #retries;
+  #notBefore = 0; // the server asked for that
   #draining = null;
   #pingMs = PING_INTERVAL_MS;
   #pongMs = PONG_TIMEOUT_MS;
-  #timers = { retry: 0, ping: 0, pong: 0 };
+  #timers = { retry: 0, limit: 0, ping: 0, pong: 0 };
   #parts;
 
   /**
@@ -40,7 +38,8 @@ export class Socket {
    * @param {() => number} [parts.now] @param {() => number} [parts.random]
    */
   constructor({ visible = () => true, now = Date.now, random = Math.random, ...parts }) {
-    this.#parts = { visible, now, random, ...parts };
+    this.#parts = { visible, now, ...parts };
+    this.#retries = new Retries(random);
   }
 
   /** The way a page opens it: same origin, cookie, `chat.v1`. */
@@ -51,6 +50,8 @@ export class Socket {
   open() {
     this.#drop();
     this.#become("connecting");
+    const limitMs = this.#retries.began(this.#parts.now());
+    this.#timers.limit = setTimeout(() => this.#closed(1006, "no answer"), limitMs);
     const websocket = this.#parts.connect();
     this.#websocket = websocket;
     websocket.onopen = () => this.#opened();
@@ -77,12 +78,20 @@ export class Socket {
 
   /** Something suggests that now is a good moment: ask for a sign of life, or connect at once. */
   wake() {
+    const now = this.#parts.now();
     if (this.state === "open") this.#ping();
-    else if (this.state === "waiting") this.open();
+    else if (this.state === "connecting" && this.#retries.isSlow(now)) this.open();
+    else this.reachable();
+  }
+
+  /** The server has answered something else: do not wait any longer. */
+  reachable() {
+    if (this.state === "waiting" && this.#parts.now() >= this.#notBefore) this.open();
   }
 
   #opened() {
-    this.#openedAt = this.#parts.now();
+    clearTimeout(this.#timers.limit);
+    this.#retries.opened(this.#parts.now());
     this.#become("open");
     this.send({ type: "client.state", visible: this.#parts.visible() });
     this.#schedulePing();
@@ -120,29 +129,26 @@ export class Socket {
   }
 
   #closed(code, reason) {
-    const lastedMs = this.state === "open" ? this.#parts.now() - this.#openedAt : 0;
     this.#drop();
-    if (lastedMs >= BACKOFF_RESET_MS) this.#attempts = 0;
+    this.#retries.closed(this.#parts.now());
     const policy = closePolicy(code, reason);
     if (policy.action === "login") return this.#become("login");
     if (policy.action === "stop") return this.#stop(policy.text);
-    if (this.#attempts >= (policy.maxAttempts ?? Infinity)) {
+    if (this.#retries.numPutOff >= (policy.maxAttempts ?? Infinity)) {
       return this.#stop("The server keeps failing. Wait a moment, then reconnect.");
     }
     this.#become("waiting");
-    this.#timers.retry = setTimeout(() => this.open(), policy.afterMs ?? this.#nextDelay());
+    this.#timers.retry = setTimeout(() => this.open(), this.#delay(policy));
   }
 
-  /** Full jitter, so that a restarted server is not met by all clients at once. */
-  #nextDelay() {
-    if (this.#draining !== null) {
-      const delay = Math.max(0, this.#draining - this.#parts.now());
-      this.#draining = null;
-      return delay;
-    }
-    const bound = Math.min(BACKOFF_CAP_MS, BACKOFF_BASE_MS * 2 ** this.#attempts);
-    this.#attempts += 1;
-    return this.#parts.random() * bound;
+  #delay({ afterMs = 0, isLoss = false }) {
+    const now = this.#parts.now();
+    const draining = this.#draining;
+    this.#draining = null;
+    if (draining !== null) this.#notBefore = draining;
+    else this.#notBefore = now + this.#retries.asked(afterMs);
+    const asked = Math.max(0, this.#notBefore - now);
+    return draining !== null ? asked : Math.max(asked, this.#retries.delay(now, isLoss));
   }
 
   #stop(text) {
