@@ -16,8 +16,38 @@ function bearer(token) {
 const comesBack = (code) =>
   code === 4429 || (![1000, 1002, 1007, 1009].includes(code) && !(code >= 4400 && code < 4500));
 
+/** Whether nobody refused: the network, or the worker, is gone. */
+const isLoss = (code) => [1001, 1006, 1012].includes(code);
+
 /** How long the server asks to wait, in the reason of a close. */
 const waitIn = (reason) => Number(/retry_after_ms=(\d+)/.exec(reason)?.[1] ?? 0);
+
+/**
+ * How long to wait, and for how long to try: quick tries first, because a network that is back tells
+ * nobody; then a growing back-off, as for every refusal of the server.
+ */
+function newRetries() {
+  let quick = 20, failures = 0, lostAt = Date.now(), beganAt = lostAt, openedAt = 0, openingMs = 10_000;
+  return {
+    began: () => {
+      beganAt = Date.now();
+      return Math.min(10_000, Math.max(500, 3 * openingMs, (beganAt - lostAt) / 4));
+    },
+    opened: () => {
+      openedAt = Date.now();
+      openingMs = openedAt - beganAt;
+    },
+    waitMs: (isLoss) => {
+      const now = Date.now(), wasOpen = openedAt > 0;
+      if (wasOpen) lostAt = now;
+      if (wasOpen && now - openedAt > 30_000) [quick, failures] = [20, 0];
+      openedAt = 0;
+      if (!isLoss || quick === 0) return Math.random() * Math.min(20_000, 300 * 2 ** failures++);
+      quick -= 1;
+      return wasOpen ? 250 * Math.random() : Math.max(0, beganAt + 250 * (1 + Math.random()) - now);
+    },
+  };
+}
 
 /**
  * Ask in a new session. `onText` gets the whole text so far, whenever it has changed.
@@ -29,7 +59,9 @@ export function ask(url, question, { token, onText }) {
   const key = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16)).join("");
   let socket, sessionId, responseId;
   let text = "", last = 0, fence = 1;
-  let resuming = false, stopping = false, ended = false, failures = 0, retryAfter = 0;
+  let resuming = false, stopping = false, ended = false, retryAfter = 0;
+  let heartbeat, silence;
+  const retries = newRetries();
   let settle;
   const done = new Promise((resolve, reject) => (settle = { resolve, reject }));
   const send = (frame) => socket.readyState === WebSocket.OPEN && socket.send(JSON.stringify(frame));
@@ -52,6 +84,8 @@ export function ask(url, question, { token, onText }) {
     if (frame.type === "response.output_text.snapshot") {
       text = frame.part === 1 ? frame.text : text + frame.text;
     } else if (frame.type === "response.done") {
+      const isShort = frame.text === undefined && text.length < frame.response.text_length;
+      if (isShort) return resume(last); // the end overtook what was missed: both come again, in order
       text = (frame.text ?? text).slice(0, frame.response.text_length);
     } else if (number <= last) {
       return;
@@ -69,19 +103,29 @@ export function ask(url, question, { token, onText }) {
     if (frame.type === "response.done" && (frame.durable || isLost)) {
       ended = true;
       settle.resolve(frame.response);
-      socket.close();
+      closed();
     }
   }
 
+  /** A network that is gone closes nothing: a connection is lost when no pong comes. */
+  function beat({ interval_ms, timeout_ms }) {
+    heartbeat = setInterval(() => {
+      send({ type: "ping" });
+      silence ??= setTimeout(() => closed(1006, "no pong"), timeout_ms);
+    }, interval_ms);
+  }
+
   function onFrame(frame) {
+    if (frame.type === "connection.ready") return beat(frame.heartbeat);
+    if (frame.type === "pong") silence = clearTimeout(silence);
     if (frame.type === "error" && frame.error.retry_after_ms !== undefined) {
       retryAfter = frame.error.retry_after_ms; // what is asked again by its key is done once
-      return socket.close();
+      return closed(1005, "");
     }
     if (frame.type === "error") {
       ended = true;
       settle.reject(new Error(`${frame.error.code}: ${frame.error.message}`));
-      return socket.close();
+      return closed();
     }
     if (frame.type === "session.created" && frame.event_id === key) {
       sessionId = frame.session.id;
@@ -95,18 +139,29 @@ export function ask(url, question, { token, onText }) {
   }
 
   function open() {
+    silence = setTimeout(() => closed(1006, "no answer"), retries.began());
     socket = new WebSocket(url.replace(/^http/, "ws") + "/v1/ws", protocols);
     resuming = false;
-    // A session of that key that exists already is only joined again.
-    socket.onopen = () => send({ type: "session.create", idempotency_key: key, event_id: key });
-    socket.onmessage = ({ data }) => onFrame(JSON.parse(data));
-    socket.onclose = ({ code, reason }) => {
-      if (ended) return;
-      if (!retryAfter && !comesBack(code)) return settle.reject(new Error(`closed: ${code} ${reason}`));
-      const wait = Math.max(retryAfter, waitIn(reason));
-      retryAfter = 0;
-      setTimeout(open, wait + Math.random() * Math.min(20_000, 300 * 2 ** failures++));
+    socket.onopen = () => {
+      silence = clearTimeout(silence);
+      retries.opened();
+      // A session of that key that exists already is only joined again.
+      send({ type: "session.create", idempotency_key: key, event_id: key });
     };
+    socket.onmessage = ({ data }) => onFrame(JSON.parse(data));
+    socket.onclose = ({ code, reason }) => closed(code, reason);
+  }
+
+  function closed(code, reason) {
+    silence = clearTimeout(silence);
+    clearInterval(heartbeat);
+    socket.onopen = socket.onmessage = socket.onclose = null;
+    socket.close(); // a half-open one never says that it is closed
+    if (ended) return;
+    if (!retryAfter && !comesBack(code)) return settle.reject(new Error(`closed: ${code} ${reason}`));
+    const asked = Math.max(retryAfter, waitIn(reason)) * (1 + Math.random() / 4);
+    retryAfter = 0;
+    setTimeout(open, Math.max(asked, retries.waitMs(isLoss(code))));
   }
 
   open();

@@ -11,15 +11,70 @@ import asyncio
 import json
 import random
 import signal
+import time
 import uuid
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.typing import Subprotocol
 
 KEY = uuid.uuid4().hex  # names our session and our question: sent again, each is made once
+LOSSES = (1001, 1006, 1012)  # nobody refused: the network, or the worker, is gone
+
+
+class Retries:
+    """How long to wait before a try, in seconds.
+
+    Quick tries first, because a network that is back tells nobody; then a growing back-off, as for
+    every refusal of the server.
+    """
+
+    def __init__(self) -> None:
+        self.quick, self.failures = 20, 0
+
+    def wait(self, is_loss: bool, tried: float | None = None) -> float:
+        """`tried`: how long the last try took that failed; None behind a connection."""
+        if not is_loss or not self.quick:
+            self.failures += 1
+            return random.uniform(0, min(20, 0.3 * 2 ** (self.failures - 1)))
+        self.quick -= 1
+        at_once = random.uniform(0, 0.25)
+        return at_once if tried is None else max(0.0, 0.25 + at_once - tried)
+
+
+async def connections(url: str, headers: dict[str, str]) -> AsyncIterator[ClientConnection]:
+    """One connection behind the other: ask for the next one when one is lost."""
+    retries, opening, lost = Retries(), 10.0, time.monotonic()
+    while True:
+        began = time.monotonic()
+        try:
+            socket = await connect(
+                url,
+                subprotocols=[Subprotocol("chat.v1")],
+                additional_headers=headers,
+                open_timeout=min(10.0, max(0.5, 3 * opening, (began - lost) / 4)),
+                close_timeout=1,
+            )
+        except (OSError, InvalidHandshake) as error:
+            if isinstance(error, InvalidStatus) and error.response.status_code < 500:
+                raise SystemExit(f"refused: {error}") from None
+            await asyncio.sleep(retries.wait(True, time.monotonic() - began))
+            continue
+        opened = time.monotonic()
+        opening = opened - began
+        try:
+            yield socket
+        finally:
+            await socket.close()
+        lost = time.monotonic()
+        if lost - opened > 30:
+            retries = Retries()
+        code, reason = socket.close_code or 1006, socket.close_reason or ""
+        asked = int(reason.partition("retry_after_ms=")[2] or 0) / 1000 * random.uniform(1, 1.25)
+        await asyncio.sleep(max(asked, retries.wait(code in LOSSES)))
 
 
 async def follow(socket: ClientConnection, question: str, known: dict[str, Any]) -> dict[str, Any]:
@@ -78,8 +133,7 @@ async def main(question: str, data_dir: Path) -> None:
     known: dict[str, Any] = {"text": ""}  # it outlives a connection
     asked = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, asked.set)
-    chat = [Subprotocol("chat.v1")]
-    async for socket in connect(f"{url}/v1/ws", subprotocols=chat, additional_headers=headers):
+    async for socket in connections(f"{url}/v1/ws", headers):
         stopping = asyncio.create_task(stop_when(asked, socket, known))
         try:
             response = await follow(socket, question, known)
@@ -93,8 +147,6 @@ async def main(question: str, data_dir: Path) -> None:
             code, reason = socket.close_code or 1006, socket.close_reason or ""
             if code in (1000, 1002, 1007, 1009) or (4400 <= code < 4500 and code != 4429):
                 raise SystemExit(f"closed: {code} {reason}") from None
-            wait_ms = int(reason.partition("retry_after_ms=")[2] or 0)
-            await asyncio.sleep(wait_ms / 1000 + random.random())  # not all at once
         finally:
             stopping.cancel()
 

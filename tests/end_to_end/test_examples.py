@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from websockets.typing import Subprotocol
 from tests.end_to_end.fault_proxy import FaultProxy
 from tests.end_to_end.harness import ROOT, Server
 from tests.patience import PATIENCE
+from tests.running_time import running_time
 from tests.tiny_model import oracle_answer, oracle_word
 
 WAIT_MS = 300
@@ -163,6 +165,70 @@ async def test_the_javascript_client_goes_on_behind_a_lost_connection(server: Se
     assert "\n[" in printed
 
 
+async def accepted(proxy: FaultProxy, count: int) -> None:
+    while True:
+        if proxy.num_accepted >= count:
+            return
+        await asyncio.sleep(0.01)  # they are counted in another thread
+
+
+async def cut_off(process: Process, proxy: FaultProxy) -> str:
+    """Two cuts while the answer streams: one swallows packets, in the other each try fails at once.
+
+    Each lasts for some tries, which must not take long; one more must be enough when it is over.
+    Returns what was printed.
+    """
+    assert process.stdout is not None
+    printed = b""
+    server = proxy.target
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))  # and never listens
+        for cut, num_tries, seconds in (
+            ("blackhole", 5, 30),
+            (f"target 127.0.0.1:{deaf.getsockname()[1]}", 9, 15),
+        ):
+            async with asyncio.timeout(PATIENCE):
+                printed += await process.stdout.readexactly(60)
+                proxy.command(cut)
+                proxy.command("rst")
+                before, began = proxy.num_accepted, running_time()
+                await accepted(proxy, before + num_tries)
+                assert running_time() - began < seconds
+                proxy.command(f"target {server}")
+                during = proxy.num_accepted
+                proxy.command("pass")
+                printed += await process.stdout.readexactly(60)
+                assert proxy.num_accepted - during <= 2
+    return printed.decode() + await finish(process, PATIENCE)
+
+
+async def test_the_python_client_is_back_one_try_after_the_network(
+    server: Server, tmp_path: Path
+) -> None:
+    with FaultProxy(server.url.removeprefix("http://")) as proxy:
+        (tmp_path / "server.json").write_text(json.dumps({"url": f"http://{proxy.address}"}))
+        (tmp_path / "token").write_text(server.token)
+        question = (f"--data-dir={tmp_path}", oracle_word(900))
+        printed = await cut_off(
+            await start(sys.executable, script("python_client.py"), *question), proxy
+        )
+    assert printed.startswith(oracle_answer(900, 100))
+    assert "\n[" in printed
+
+
+async def test_the_javascript_client_is_back_one_try_after_the_network(server: Server) -> None:
+    flags = node_has_websocket()
+    if NODE is None or flags is None:
+        pytest.skip("needs node 20 or later")
+    with FaultProxy(server.url.removeprefix("http://")) as proxy:
+        arguments = (f"http://{proxy.address}", server.token, oracle_word(900))
+        printed = await cut_off(
+            await start(NODE, *flags, script("javascript_client.js"), *arguments), proxy
+        )
+    assert printed.startswith(oracle_answer(900, 100))
+    assert "\n[" in printed
+
+
 class BusyServer:
     """Speaks just enough of chat.v1 to send a client away twice, and to answer the third time."""
 
@@ -182,14 +248,14 @@ class BusyServer:
         self._server.close()
         await self._server.wait_closed()
 
-    async def _talk(self, socket: ServerConnection) -> None:
+    async def _talk(self, client: ServerConnection) -> None:
         self.arrivals.append(time.monotonic())
         if len(self.arrivals) == 1:
-            await socket.close(4429, f"too_many_connections;retry_after_ms={WAIT_MS}")
+            await client.close(4429, f"too_many_connections;retry_after_ms={WAIT_MS}")
             return
-        async for text in socket:
+        async for text in client:
             for frame in self._answers(json.loads(text)):
-                await socket.send(json.dumps(frame))
+                await client.send(json.dumps(frame))
 
     def _answers(self, frame: dict[str, Any]) -> list[dict[str, Any]]:
         if frame["type"] == "session.create":
@@ -230,6 +296,53 @@ async def test_the_javascript_client_waits_as_long_as_it_is_asked_to() -> None:
     async with BusyServer() as busy:
         client = (NODE, *flags, script("javascript_client.js"), busy.url, "x", "How is it?")
         await check_patience(busy, await start(*client))
+
+
+class HastyServer(BusyServer):
+    """Loses its client after a word; then its end overtakes what the client has missed."""
+
+    async def _talk(self, client: ServerConnection) -> None:
+        self.arrivals.append(time.monotonic())
+        async for text in client:
+            frame = json.loads(text)
+            for answer in self._answers(frame):
+                await client.send(json.dumps(answer))
+            if frame["type"] == "response.create":
+                await client.close(1012, "restart")
+
+    def _answers(self, frame: dict[str, Any]) -> list[dict[str, Any]]:
+        whose = {"response_id": "resp_R", "fence": 1}
+        details = {"status_details": {"reason": "eos"}, "usage": {"output_tokens": 2}}
+        response = {"id": "resp_R", "status": "completed", "text_length": 8, **details}
+        end = {"type": "response.done", "response": response, "durable": True}
+        second = {"type": "response.output_text.delta", "text_offset": 4, "delta": "Fine"}
+        match frame["type"]:
+            case "session.create":
+                session = {"type": "session.created", "session": {"id": "ses_A"}}
+                created = {**session, "event_id": frame["event_id"]}
+                overtakes = [{**end, **whose, "sequence_number": 4}]
+                return [created] if len(self.arrivals) == 1 else [created, *overtakes]
+            case "response.create":
+                key = frame["idempotency_key"]
+                begun = {"type": "response.created", "response": response, "idempotency_key": key}
+                first = {"type": "response.output_text.delta", "text_offset": 0, "delta": "Very"}
+                both = enumerate((begun, first), 1)
+                return [{**one, **whose, "sequence_number": n} for n, one in both]
+            case "response.resume":
+                rest = enumerate((second, end), 3)
+                return [{**one, **whose, "sequence_number": n} for n, one in rest]
+        return []
+
+
+async def test_the_javascript_client_does_not_take_an_end_for_the_words_before_it() -> None:
+    flags = node_has_websocket()
+    if NODE is None or flags is None:
+        pytest.skip("needs node 20 or later")
+    async with HastyServer() as hasty:
+        client = (NODE, *flags, script("javascript_client.js"), hasty.url, "x", "How is it?")
+        printed = await finish(await start(*client))
+    assert printed == "VeryFine\n[completed: eos, 2 tokens]\n"
+    assert len(hasty.arrivals) == 2
 
 
 async def test_the_conversation_of_the_readme_works(server: Server, tmp_path: Path) -> None:
