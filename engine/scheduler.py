@@ -1,10 +1,10 @@
 """`Scheduler`: which sequences the next step computes, and the one place where a sequence ends.
 
 A step has a budget of tokens, and for prompts one of seconds as well. Running decodes take one
-token each, running prefills take a chunk of what is left, then waiting requests are let in by
-(priority, turn of their user, arrival). Decodes that find no block take them from the latest
-running sequences, and a user who has more than half of the seats or blocks makes way for another
-user who finds none; one cache salt is one user.
+token each, prompts share what is left, those of running sequences and of waiting ones, which are
+let in by (priority, what their user has already, turn of their user, arrival). Users take turns at
+all of it; one cache salt is one user (`fair_share`, `seats`). Decodes that find no block take them
+from the latest sequence of the user with the most.
 
 `finish()` serves every end from every state: it alone frees blocks and forgets a sequence, and it
 always emits one last output. What goes wrong with one sequence ends that one. The scheduler knows
@@ -18,7 +18,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -28,6 +28,7 @@ from engine.admission import find_congestion, find_problem
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
 from engine.deadlines import Deadlines
+from engine.fair_share import by_user, choose_for_step, find_least_to_read, take_turns
 from engine.ipc import AddRequest, SchedulerStats, SequenceOutput
 from engine.seats import Seats
 from engine.sequence import (
@@ -59,6 +60,16 @@ class SchedulerTotals:
     aborts: int = 0
 
 
+@dataclass(slots=True)
+class StepRoom:
+    """What a step has for prompts, besides what runs already."""
+
+    num_tokens: int
+    num_rows: int
+    is_open: bool = True  # whether anybody may still be let in
+    blocked: set[str] = field(default_factory=set)  # users whose next one must wait
+
+
 class Scheduler:
     """`config` must be resolved: `max_model_len` is set and fits the model."""
 
@@ -87,7 +98,8 @@ class Scheduler:
         self.running = self.seats.running
         self._outputs: defaultdict[str, list[SequenceOutput]] = defaultdict(list)  # by client
         self._numbers = count()
-        self._is_backed_up = False  # whether the last step left somebody waiting
+        self._served = count(1)  # parts of steps
+        self._backed_up: frozenset[str] = frozenset()  # users whom the last step left waiting
 
     # ---- requests come and go -------------------------------------------------------------------
 
@@ -110,8 +122,8 @@ class Scheduler:
         sequence.order = (priority, turn, arrival_time, next(self._numbers))
         sequence.queued_ts = now
         num_ahead = len(self.waiting)
-        if not self._is_backed_up:  # what came since the last step may all find a seat
-            num_ahead -= self.seats.num_free
+        if sequence.cache_salt not in self._backed_up:  # theirs since then may all find a seat
+            num_ahead -= self.seats.num_free_for(sequence.cache_salt)
         congestion = find_congestion(
             sequence, self.config, num_ahead=num_ahead, num_waiting_tokens=self.waiting.num_tokens
         )
@@ -178,32 +190,31 @@ class Scheduler:
             self.finish(sequence, "error", error=problem)
         budget = self.max_step_tokens
         scheduled: list[ScheduledSequence] = []
-        num_victims = self.seats.preempt_for_others()
+        self.totals.preemptions += self.seats.preempt_for_others(budget)
+        newcomers = self.seats.newcomers()
         decodes = [sequence for sequence in self.running if sequence.is_decoding]
-        due = [sequence for sequence in decodes if self._is_due(sequence, now)][:budget]
-        num_victims += self.seats.preempt_for_decodes(due)
+        ready = [it for it in self.running if not it.is_decoding or self._is_due(it, now)]
+        num_rows = self.config.max_num_seqs
+        chosen = choose_for_step(ready, num_rows - self._num_rows_for(newcomers, ready))
+        due = [sequence for sequence in chosen if sequence.is_decoding][:budget]
+        num_victims = self.seats.preempt_for_decodes(due)
         self.totals.preemptions += num_victims
 
-        for sequence in due:
-            if self._attempt(sequence, self.seats.make_room):
-                scheduled.append(ScheduledSequence(sequence, 1))
-                budget -= 1
-        num_waiting = len(self.running) - len(decodes)
-        num_waiting += min(len(self.waiting), self.seats.num_free)
-        budget = min(budget, self.prompt_budget.num_tokens(len(decodes), num_waiting))
-        for sequence in self.running:
-            if budget and not sequence.is_decoding:
-                scheduled.append(self._next_chunk(sequence, budget))
-                budget -= scheduled[-1].num_tokens
-        while budget and not num_victims and self.waiting:  # after a preemption room is short
-            head = self.waiting.head
-            if self._attempt(head, self._admit, now):
-                scheduled.append(self._next_chunk(head, budget))
-                budget -= scheduled[-1].num_tokens
-            elif not head.is_finished:
-                break
-        self._is_backed_up = bool(self.waiting)
-        for sequence in self.waiting.move_up(now):
+        scheduled = self._next_tokens(due)
+        prompts = [it for it in chosen if it.is_running and not it.is_decoding]
+        prompts += [] if num_victims else newcomers  # after a preemption room is short
+        num_tokens = self.prompt_budget.num_tokens(min(len(decodes), num_rows), len(prompts))
+        room = StepRoom(min(num_tokens, budget - len(scheduled)), num_rows - len(scheduled))
+        chunks = self._next_chunks(prompts, scheduled, room, now)
+        if len(chosen) < len(ready):  # the rows that newcomers did not need
+            others = [it for it in ready if it.is_decoding and it.is_running and it not in due]
+            budget -= len(scheduled) + sum(chunk.num_tokens for chunk in chunks)
+            scheduled += self._next_tokens(others[: max(0, min(room.num_rows, budget))])
+        scheduled += chunks
+        for item in sorted(scheduled, key=lambda item: item.sequence.last_served):
+            item.sequence.last_served = next(self._served)
+        self._backed_up = frozenset(self.waiting.users)
+        for sequence in self.waiting.move_up(now, self.seats.held):
             self._outputs[sequence.client_id].append(self._output(sequence))
         if scheduled:
             self.blocks.start_step()
@@ -328,15 +339,87 @@ class Scheduler:
             return False  # its last one is being chosen
         return not self.config.pace or sequence.due_tick <= now * self.config.pace
 
-    def _next_chunk(self, sequence: Sequence, budget: int) -> ScheduledSequence:
-        num_tokens = min(sequence.num_uncomputed_tokens, budget)
-        if self.config.long_prefill_token_threshold:
-            num_tokens = min(num_tokens, self.config.long_prefill_token_threshold)
-        return ScheduledSequence(sequence, num_tokens)
+    def _num_rows_for(self, newcomers: list[Sequence], ready: list[Sequence]) -> int:
+        """How many that are ready may have to make room: for none that is less urgent than all."""
+        least = max((sequence.order[0] for sequence in ready), default=0)
+        num_urgent = sum(sequence.order[0] <= least for sequence in newcomers)
+        return min(num_urgent, self.config.max_num_seqs // 2)
+
+    def _next_tokens(self, decodes: list[Sequence]) -> list[ScheduledSequence]:
+        """Of those for whose last tokens there is room."""
+        return [
+            ScheduledSequence(sequence, 1)
+            for sequence in decodes
+            if self._attempt(sequence, self.seats.make_room)
+        ]
+
+    def _next_chunks(
+        self,
+        prompts: list[Sequence],
+        decodes: list[ScheduledSequence],
+        room: StepRoom,
+        now: float,
+    ) -> list[ScheduledSequence]:
+        """Of prompts of those who run and of those who may be let in.
+
+        The user who has least to read gets as much as all others have of the step, so that nobody's
+        short question waits for all long ones of another; what is left goes to the first of each
+        user, then to the second, ...
+        """
+        lines = by_user(prompts)
+        amounts: dict[Sequence, int] = {}
+        num_left = room.num_tokens
+        if len(lines) > 1:
+            least = find_least_to_read(lines)
+            user = least[0].cache_salt
+            num_others = sum(item.sequence.cache_salt != user for item in decodes)
+            half = min(room.num_tokens, -(-(room.num_tokens + num_others) // 2))
+            num_left -= half - self._read(least, half, amounts, room, now)
+        self._read(take_turns(lines), num_left, amounts, room, now)
+        return [ScheduledSequence(sequence, number) for sequence, number in amounts.items()]
+
+    def _read(
+        self,
+        prompts: list[Sequence],
+        num_tokens: int,
+        amounts: dict[Sequence, int],
+        room: StepRoom,
+        now: float,
+    ) -> int:
+        """Add to the amounts so many tokens of these prompts; how many are left."""
+        threshold = self.config.long_prefill_token_threshold
+        for sequence in prompts:
+            if not num_tokens:
+                break
+            amount = amounts.get(sequence, 0)
+            if not amount and not self._take_row(sequence, room, now):
+                continue
+            more = min(sequence.num_uncomputed_tokens - amount, num_tokens)
+            if threshold:
+                more = min(more, threshold - amount)
+            amounts[sequence] = amount + more
+            num_tokens -= more
+        return num_tokens
+
+    def _take_row(self, sequence: Sequence, room: StepRoom, now: float) -> bool:
+        """Whether a prompt has a part in this step; one that waits is let in, if it fits."""
+        if not room.num_rows:
+            return False
+        if not sequence.is_running:
+            if not room.is_open or sequence.cache_salt in room.blocked:
+                return False
+            if not self._attempt(sequence, self._admit, now):
+                if not sequence.is_finished:
+                    room.blocked.add(sequence.cache_salt)
+                    # For want of blocks nobody else is let in: they would never suffice.
+                    room.is_open = self.seats.waits_for_sibling(sequence)
+                return False
+        room.num_rows -= 1
+        return True
 
     def _admit(self, sequence: Sequence, now: float) -> bool:
-        """Let the head of the queue in, if it fits."""
-        if not self.seats.admit(sequence):
+        """Let one of those who wait in, if it fits."""
+        if self.seats.waits_for_sibling(sequence) or not self.seats.admit(sequence):
             return False
         sequence.queue_position = None
         if not sequence.scheduled_ts:

@@ -49,6 +49,7 @@ class Sequence:
         "copied_from",
         "due_tick",
         "first_token_ts",
+        "last_served",
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -101,6 +102,7 @@ class Sequence:
         self.max_num_tokens = 0  # num_tokens at which the answer ends by length
         self.stop_ids: frozenset[int] = frozenset()  # end the answer: end-of-text and stop ids
         self.due_tick = 0  # of the pace's clock, before which no further token is wanted
+        self.last_served = 0  # when a step last had a part of it, by a count of such parts
         self.num_preemptions = 0
         self.num_cached_tokens = 0  # found in the prefix cache when first scheduled
         self.queue_position: int | None = None  # as last told to the client
@@ -140,6 +142,10 @@ class Sequence:
     def is_decoding(self) -> bool:
         num_tokens = len(self.token_ids)
         return num_tokens - self.num_computed_tokens == 1 and num_tokens > self.num_prompt_tokens
+
+    @property
+    def is_running(self) -> bool:
+        return self.status is SequenceStatus.RUNNING
 
     @property
     def is_finished(self) -> bool:

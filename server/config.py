@@ -82,7 +82,10 @@ class Settings(BaseSettings):
         "[default: what they allow]",
     )
     max_num_seqs: int | None = Field(
-        None, ge=1, le=4096, description="Answers decoded at once; more wait. [default: 64]"
+        None,
+        ge=1,
+        le=4096,
+        description="Answers decoded at once; more wait, or take turns by user. [default: 64]",
     )
     max_num_queued_reqs: int = Field(
         256,
