@@ -6,7 +6,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ from server.slots import ActiveLimit
 from server.stats import Recorder
 from server.takeover import Takeover
 from sessions.audit import AuditLog
+from sessions.background import Background, start
 from sessions.credentials import Credentials
 from sessions.errors import StoreRefused, StoreUnavailable
 from sessions.follow import LiveFeed
@@ -228,23 +229,23 @@ class Worker:
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         await self.feed.start()
-        background = [
-            asyncio.create_task(self.health.watch_forever()),
-            asyncio.create_task(self.peers.beat_forever()),
-            asyncio.create_task(self.recorder.record_forever()),
-            asyncio.create_task(self.takeover.sweep_forever()),
-            asyncio.create_task(self._listen_to_control()),
-            asyncio.create_task(self.hub.viewers.refresh_forever()),
-            asyncio.create_task(self.abandonment.sweep_forever()),
-            asyncio.create_task(self.active_limit.renew_forever(self.runs.all)),
-            asyncio.create_task(self.identities.watch_forever()),
-        ]
+        background = Background()
+        for work in (
+            self.health.watch_forever(),
+            self.peers.beat_forever(),
+            self.recorder.record_forever(),
+            self.takeover.sweep_forever(),
+            self._listen_to_control(),
+            self.hub.viewers.refresh_forever(),
+            self.abandonment.sweep_forever(),
+            self.active_limit.renew_forever(self.runs.all),
+            self.identities.watch_forever(),
+        ):
+            background.spawn(work)
         try:
             yield
         finally:
-            for task in background:
-                task.cancel()
-            await asyncio.gather(*background, return_exceptions=True)
+            await background.close()
             await self.runs.close()
             await self.hub.close()
             await self.feed.close()
@@ -426,9 +427,9 @@ class Worker:
         await websocket.close(int(code), reason)
 
 
-async def first_of(*waits: Awaitable[Any]) -> None:
+async def first_of(*waits: Coroutine[Any, Any, Any]) -> None:
     """Return when one is done; the others are cancelled."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    tasks = [start(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:

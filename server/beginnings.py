@@ -89,7 +89,7 @@ class Beginnings:
         caller does not cancel this: what the store has begun must also be produced. Raises
         `ApiError` and the store's errors; then nothing was stored, but for a `StoreUnavailable`.
         """
-        return await asyncio.shield(self._runs.spawn(self._create(uid, frame, asker)))
+        return await self._runs.see_through(self._create(uid, frame, asker))
 
     async def _create(
         self, uid: str, frame: CreateResponse, asker: Subscription

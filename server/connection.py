@@ -31,6 +31,7 @@ from server.limits import TokenBucket
 from server.outbox import Outbox
 from server.protocol import CancelResponse, ClientFrame, ClientState, Ping, parse
 from server.services import Services
+from sessions.background import start
 from sessions.errors import StoreUnavailable
 
 logger = structlog.get_logger("server")
@@ -152,7 +153,7 @@ class Connection:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task of this connection, which ends with it."""
-        task = asyncio.create_task(work)
+        task = start(work)
         task.add_done_callback(self._on_task_end)
         return task
 

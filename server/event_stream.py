@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from server.errors import ApiError
 from server.frames import error_frame, is_final
 from server.outbox import Outbox
+from sessions.background import start
 
 HEARTBEAT_SECONDS = 15.0  # proxies drop what is idle for 30
 CHECK_SECONDS = 5.0  # a response that goes without an end is missed after so long
@@ -84,8 +85,8 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         tasks = {
-            asyncio.ensure_future(_disconnected(receive)),
-            asyncio.ensure_future(self._write(send)),
+            start(_disconnected(receive)),
+            start(self._write(send)),
         }
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -12,12 +12,15 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
+from engine.errors import EngineError
 from server.catch_up import SESSION_LOG, CatchUp
+from server.errors import ApiError
 from server.frames import created_frame
 from server.losses import Losses
 from server.response_log import ResponseLog
 from server.subscription import Subscription, Watcher
 from server.viewers import Viewers
+from sessions.background import Background
 from sessions.errors import StoreUnavailable
 from sessions.follow import LiveFeed
 from sessions.ids import session_of
@@ -78,7 +81,7 @@ class Hub:
         self._keys = keys
         self._replica = replica
         self._hides_observers = hides_observers
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background(ApiError, EngineError)
         self._opening = WeakValueDictionary[str, asyncio.Lock]()  # kept by who holds or awaits
         self.rooms: dict[str, Room] = {}
         self.watchers: dict[str, set[Watcher]] = {}  # by user
@@ -97,14 +100,10 @@ class Hub:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something that nobody waits for; `close` cancels what is left."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._background.spawn(work)
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.close()
 
     # ---- connections and their user-wide frames -------------------------------------------------
 

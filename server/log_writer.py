@@ -14,6 +14,7 @@ from server.fingerprint import prompt_hash
 from server.intervals import Intervals
 from server.run import Run
 from server.speaker import Speaker
+from sessions.background import start
 from sessions.errors import RunEnded, RunGone, RunLost, SequenceGap, StoreUnavailable
 from sessions.records import AppendReply, Event, ObjectEvent
 from sessions.store import SessionStore
@@ -70,7 +71,7 @@ class LogWriter:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Write in the background; at the end of the block no append is on its way."""
-        writing = asyncio.create_task(self._write_forever())
+        writing = start(self._write_forever())
         try:
             yield
         finally:
@@ -124,7 +125,7 @@ class LogWriter:
             await self._changed()
             await asyncio.sleep(max(BEHIND_SECONDS, next_append - now()))
             run.changed.clear()
-            append = asyncio.ensure_future(self._append())
+            append = start(self._append())
             try:
                 await asyncio.shield(append)
             except asyncio.CancelledError:

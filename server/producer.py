@@ -26,6 +26,7 @@ from server.metrics import Metrics
 from server.queue_estimate import QueueEstimate
 from server.run import End, Run, Stop, StoredStop
 from server.speaker import Speaker
+from sessions.background import start
 from sessions.errors import ResponseNotFound, StoreUnavailable
 from sessions.records import Finished
 from sessions.store import SessionStore
@@ -170,8 +171,8 @@ class Producer:
         if self._engine.is_ready:
             return
         waits = [
-            asyncio.ensure_future(self._engine.wait_ready(ENGINE_WAIT_SECONDS)),
-            asyncio.ensure_future(self._run.stop_asked.wait()),
+            start(self._engine.wait_ready(ENGINE_WAIT_SECONDS)),
+            start(self._run.stop_asked.wait()),
         ]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

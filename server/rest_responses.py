@@ -30,6 +30,7 @@ from server.server_frames import ResponseCancelling, ResponseDone, ResponseObjec
 from server.stops import Stops
 from server.subscription import Subscription
 from server.translate import check_response_id, check_session_id, translate_store_errors
+from sessions.background import start
 from sessions.errors import ResponseNotFound, StoreUnavailable
 from sessions.ids import session_of
 from sessions.records import ObjectEvent
@@ -223,7 +224,7 @@ class ResponseOperations:
             await self._hub.join(subscription)
             await begin(subscription)
         except BaseException:
-            await asyncio.shield(leave())
+            await asyncio.shield(start(leave()))
             raise
         return EventStream(viewer, check=check, leave=leave)
 

@@ -14,6 +14,7 @@ import structlog
 
 from engine import AsyncLLM
 from engine.connection import CoreState
+from engine.errors import EngineError
 from server.ending import Finisher
 from server.errors import ApiError
 from server.fingerprint import prompt_hash
@@ -29,6 +30,7 @@ from server.run import End, Run, Stop, StoredStop, cancel_command
 from server.sampling import sampling_params
 from server.slots import ActiveLimit
 from server.speaker import Speaker
+from sessions.background import Background
 from sessions.errors import (
     ResponseNotFound,
     RunEnded,
@@ -80,7 +82,7 @@ class Runs:
         self._prompts = PromptBuilder(store, engine)
         self._queue = QueueEstimate()
         self._runs: dict[str, Run] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._background = Background(ApiError, EngineError)
         self.draining = False
 
     @property
@@ -141,12 +143,13 @@ class Runs:
                 position = live.queued.index(run.response_id) + 1
         await self._run(run, position)
 
-    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task that `drain` waits for and `close` cancels."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something that nobody waits for but `wait_idle`; `close` cancels it."""
+        self._background.spawn(work)
+
+    async def see_through(self, work: Coroutine[Any, Any, T]) -> T:
+        """Likewise, but wait for it. It goes on if the caller is cancelled."""
+        return await self._background.see_through(work)
 
     async def build_prompt(
         self,
@@ -362,8 +365,7 @@ class Runs:
 
     async def wait_idle(self, seconds: float) -> None:
         """Return when nothing runs any more, or after so long."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=seconds)
+        await self._background.wait(seconds)
 
     async def leave(self, successor: str | None, *, or_nobody: bool) -> None:
         """Hand over what still runs, or end it as `incomplete` if there is nobody to go on.
@@ -385,6 +387,4 @@ class Runs:
                 await self._store.publish_control(successor, command)
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.close()

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import structlog
 from msgspec.structs import replace
 
+from engine.errors import EngineError
 from server.errors import ApiError, invalid_field
 from server.frames import is_final, put_event
 from server.outbox import Outbox
@@ -18,6 +19,7 @@ from server.run import Run, Stop, StoredStop, cancel_command
 from server.services import Services
 from server.subscription import Subscription
 from server.translate import check_response_id, check_session_id, translate_store_errors
+from sessions.background import Background
 from sessions.errors import ResponseNotFound, RunEnded, StoreUnavailable
 from sessions.ids import session_of
 
@@ -54,7 +56,7 @@ class Stops:
         self._runs = services.runs
         self._takeover = services.takeover
         self._subscriptions = subscriptions
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background(ApiError, EngineError)
         self._followed: set[str] = set()  # answers whose end this connection is waiting for
         self._waiting: list[CancelResponse] = []  # read, and queued behind earlier frames
         self._handled: dict[int, set[str]] = {}  # id of such a frame → what the reader stopped
@@ -65,8 +67,7 @@ class Stops:
 
     def close(self) -> None:
         """The connection is gone: nobody is told any more. What was stopped stays stopped."""
-        for task in self._tasks:
-            task.cancel()
+        self._background.cancel()
 
     def close_gates(self, frame: CancelResponse) -> None:
         """Called by the reader, before anything is awaited: stop what this worker produces.
@@ -143,9 +144,7 @@ class Stops:
                 self._start(self._cancel_one(response_id, frame))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._background.spawn(work)
 
     async def _targets(self, frame: CancelResponse) -> list[str]:
         if frame.response_id is not None:

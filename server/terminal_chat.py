@@ -18,6 +18,7 @@ from websockets.typing import Subprotocol
 
 from server.frames import is_final
 from server.terminal_text import harmless
+from sessions.background import start
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -84,7 +85,7 @@ class TerminalChat:
             input=text,
         )
         stop = {"session_id": self._session_id, "idempotency_key": key}
-        with _on_ctrl_c(lambda: asyncio.ensure_future(_send(socket, "stop", **stop))):
+        with _on_ctrl_c(lambda: start(_send(socket, "stop", **stop))):
             await self._follow(socket, key[:16])
 
     async def _follow(self, socket: ClientConnection, event_id: str) -> None:

@@ -24,6 +24,7 @@ from server.limits import Limits
 from server.logs import configure_logs
 from server.tether import Tether, leave
 from server.wire import Server, uvicorn_config
+from sessions.background import start
 from sessions.errors import StoreRefused, StoreUnavailable
 from sessions.store import SessionStore
 
@@ -79,7 +80,7 @@ async def run(config: WorkerConfig, tether: Tether) -> int:
     worker = Worker(_app_config(config), store, engine)
     server = Server(uvicorn_config(worker.app, config.intervals.ping, config.trusted_proxies))
     listener = socket.socket(fileno=config.listen_fd)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    serving = start(server.serve(sockets=[listener]))
     hurry = asyncio.Event()
 
     def on_signal() -> None:
@@ -112,8 +113,8 @@ async def _obey(
         async for line in commands:
             worker.hub.spawn(worker.obey(msgspec.json.decode(line)))
 
-    reading = asyncio.create_task(read())
-    stopping = asyncio.create_task(worker.stop_asked.wait())
+    reading = start(read())
+    stopping = start(worker.stop_asked.wait())
     await asyncio.wait({reading, stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
     orphaned = reading.done() and not worker.stop_asked.is_set()
     for task in (reading, stopping):

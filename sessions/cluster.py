@@ -19,6 +19,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from sessions.address import Node, RedisAddress
+from sessions.background import start
 from sessions.errors import StoreUnavailable
 from sessions.link import Argument, Call, Link, Scripts, translate
 
@@ -198,7 +199,7 @@ class Cluster:
 
     async def _first_answer(self, nodes: list[Node]) -> list[tuple[int, int, Node]]:
         """The slots as the first node sees them that answers."""
-        asking = [asyncio.ensure_future(self._ask(node)) for node in nodes]
+        asking = [start(self._ask(node)) for node in nodes]
         errors: list[Exception] = []
         try:
             for answer in asyncio.as_completed(asking):
@@ -242,7 +243,7 @@ class Cluster:
             call.fail(error)
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        task: asyncio.Task[None] = start(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

@@ -22,6 +22,7 @@ from typing import Final, Self
 from redis import exceptions
 from redis.asyncio.connection import AbstractConnection
 
+from sessions.background import start
 from sessions.client import RedisClient
 from sessions.deadlines import within
 from sessions.errors import StoreUnavailable
@@ -89,7 +90,7 @@ class LiveFeed:
     async def start(self) -> None:
         """Start the feed; it connects by itself, now or when Redis is back."""
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._supervise())
+            self._task = start(self._supervise())
 
     async def close(self) -> None:
         """End the feed and its connection. May be called twice."""
@@ -178,8 +179,8 @@ class LiveFeed:
     async def _follow(self, connection: AbstractConnection) -> None:
         """Hand out messages until the connection breaks or a probe does not come back."""
         tasks = [
-            asyncio.ensure_future(self._read(connection)),
-            asyncio.ensure_future(self._probe()),
+            start(self._read(connection)),
+            start(self._probe()),
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

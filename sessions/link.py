@@ -23,6 +23,7 @@ import hiredis
 from redis import exceptions
 from redis.asyncio.connection import AbstractConnection
 
+from sessions.background import start
 from sessions.deadlines import before_deadline
 from sessions.errors import StoreUnavailable
 
@@ -156,7 +157,7 @@ class Link:
     def _wake_sender(self) -> None:
         if self._sender is None and not self._closed:
             # It runs after this tick, so every call of the tick is in its first batch.
-            self._sender = asyncio.get_running_loop().create_task(self._send_waiting())
+            self._sender = start(self._send_waiting())
 
     async def _send_waiting(self) -> None:
         try:
@@ -187,7 +188,7 @@ class Link:
                 self._unanswered.extend(batch)
                 if self._reader is None:
                     reading = self._read_replies(connection)
-                    self._reader = asyncio.get_running_loop().create_task(reading)
+                    self._reader = start(reading)
                 await self._write(connection, batch)
         except asyncio.CancelledError:
             if connection is None:

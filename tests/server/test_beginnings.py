@@ -1,6 +1,7 @@
 """`Beginnings`: what an answer is given to answer, whatever ends while it begins."""
 
 import asyncio
+import gc
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from engine import ChatTemplateError, QueueOverflowError
 from sessions.embedded import EmbeddedRedis
 from sessions.errors import StoreUnavailable
 from tests.end_to_end.history import History
+from tests.patience import PATIENCE
 from tests.redis_server import fresh_prefix
 from tests.server.in_process import Dice, LocalClient, Request, ScriptedEngine, running_workers
 from tests.tiny_model import oracle_word
@@ -208,3 +210,33 @@ async def test_p17_answers_that_begin_at_the_same_time_are_counted_before_the_en
         codes = await asyncio.gather(*map(ask, range(20)))
         assert (codes.count(None), codes.count("queue_full")) == (3, 17)
         assert await ask() is None
+
+
+class LongPrompts(SlowTemplate):
+    """All of them longer than the context."""
+
+    async def apply_chat_template_async(
+        self, messages: Sequence[dict[str, str]], answer: str = "", owner: str | None = None
+    ) -> list[int]:
+        return 100_000 * await super().apply_chat_template_async(messages, answer, owner)
+
+
+async def test_m5_a_refusal_whose_asker_has_left_writes_nothing_into_the_log(
+    redis_server: EmbeddedRedis, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[dict[str, Any]] = []  # by asyncio, of a task whose failure nobody has taken
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    engine = LongPrompts()
+    url, prefix = redis_server.url, fresh_prefix()
+    async with running_workers(url, prefix, tmp_path, engine, Dice(0), 1) as (worker,):
+        async with LocalClient(worker, History(lambda: None)) as client:
+            session = await client.new_session()
+            engine.rendered = asyncio.Queue()
+            key = {"session_id": session, "idempotency_key": "k"}
+            await client.send("response.create", **key, input=oracle_word(10))
+            go_on = await engine.rendered.get()
+        go_on.set()
+        await worker.runs.wait_idle(PATIENCE)
+    gc.collect()
+    assert told == []
+    assert caplog.records == []
