@@ -23,6 +23,7 @@ from typing import IO
 import msgspec
 
 from engine.config import EngineConfig
+from engine.core_log import as_json_line
 from engine.errors import EngineStartError
 
 READY_TIMEOUT_SECONDS = 600.0  # a large model on a slow disk
@@ -182,7 +183,12 @@ class CoreProcess:
         assert self.process.stderr is not None
         with self.process.stderr as stream:
             for line in stream:
-                self._last_lines.append(line.decode(errors="replace").rstrip())
+                text = line.decode(errors="replace").rstrip()
+                self._last_lines.append(text)
+                if self.config.log_format == "json":  # also what a library in C has printed
+                    if not text:
+                        continue
+                    line = as_json_line(text, "core").encode() + b"\n"
                 with contextlib.suppress(OSError, ValueError):  # a closed log loses the line only
                     if self._log is None:
                         os.write(2, line)

@@ -1,6 +1,8 @@
 """The `parley` command."""
 
+import itertools
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -301,7 +303,23 @@ def _running_server(data_dir: Path | None, secret: str = "token") -> tuple[str, 
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["serve"] and _log_format(sys.argv) == "json":
+        from server.logs import print_json
+
+        print_json("supervisor")  # also what is said of wrong arguments
     app()
+
+
+def _log_format(arguments: list[str]) -> str:
+    """Before the arguments are known to be right."""
+    chosen = os.environ.get(PREFIX + "LOG_FORMAT", "auto")
+    for argument, following in itertools.pairwise([*arguments, ""]):
+        name, _, value = argument.partition("=")
+        if name == "--log-format":
+            chosen = value or following
+    if chosen == "auto":
+        return "text" if sys.stderr.isatty() else "json"
+    return chosen
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Structured logs on stderr: one event per line with its fields, never a user's words.
 
-JSON escapes the control characters of whatever reaches a field, and so does the text format.
+JSON escapes the control characters of whatever reaches a field, and so does the text format. Where
+the format is JSON, every line of stdout and stderr is, also those that libraries print, warnings
+and exceptions that nobody catches.
 A log that takes nothing more is not written: its disk being full stops no answer.
 """
 
@@ -8,20 +10,23 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import sys
 from typing import TYPE_CHECKING
 
 import structlog
 
+from engine.core_log import JsonFormatter, as_json_line, log_uncaught
+
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-STDERR = 2
+STDOUT, STDERR = 1, 2
 
 
 def configure_logs(level: str, log_format: str, process: str) -> None:
     """Set up structlog and let the libraries' warnings through; `process` names who speaks."""
-    sys.stderr = _lossy(STDERR)
+    stream = sys.stderr = _lossy(STDERR)
     number = getattr(logging, level.upper())
     # Tracebacks without locals: they hold what users wrote.
     tracebacks = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
@@ -42,12 +47,24 @@ def configure_logs(level: str, log_format: str, process: str) -> None:
             *renderers,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(stream),
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr)
+    handler = logging.StreamHandler(stream)
+    if log_format == "json":
+        handler.setFormatter(JsonFormatter(process))
+        sys.stdout = _JsonLines(_lossy(STDOUT), process, "info")
+        print_json(process)
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # no lines, but parts of one
+    logging.basicConfig(level=max(number, logging.WARNING), handlers=[handler])
+    log_uncaught()
     # It logs a traceback, with a stranger's bytes in it, for every bad UTF-8 frame.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+
+
+def print_json(process: str) -> None:
+    """From now on each line that is printed on stderr is an event of this process."""
+    sys.stderr = _JsonLines(_lossy(STDERR), process, "error")
 
 
 class _LossyFile(io.FileIO):
@@ -58,6 +75,36 @@ class _LossyFile(io.FileIO):
             return super().write(data)
         except OSError:
             return memoryview(data).nbytes
+
+
+class _JsonLines(io.TextIOBase):
+    """What is printed by whoever knows no log: each line becomes an event, unless it is JSON."""
+
+    def __init__(self, stream: io.TextIOWrapper, process: str, level: str) -> None:
+        self._stream = stream
+        self._process = process
+        self._level = level
+        self._line = ""
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str, /) -> int:
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            if line.strip():
+                self._stream.write(as_json_line(line, self._process, self._level) + "\n")
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
 
 
 def _lossy(descriptor: int) -> io.TextIOWrapper:

@@ -38,7 +38,6 @@ from sessions.errors import EmbeddedRedisError, StoreRefused, StoreUnavailable
 from sessions.store import SessionStore
 
 logger = structlog.get_logger("server")
-console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 TICK_SECONDS = 0.5
 SEND_BUFFER_BYTES = 64 * 1024
@@ -64,6 +63,8 @@ class Supervisor:
         self._directory = PrivateDirectory()
         self._core: CoreKeeper | None = None
         self._workers: WorkerKeeper | None = None
+        is_json = settings.effective_log_format == "json"
+        self._console = None if is_json else Console(stderr=True, highlight=False, soft_wrap=True)
         self._signals = 0
         self._listener: socket.socket | None = None
         self._announced = ""
@@ -75,10 +76,17 @@ class Supervisor:
                 self._start()
                 return self._watch()
         except (StartError, EmbeddedRedisError, DownloadError) as error:
-            console.print(f"[bold red]parley:[/] {error}")
+            self._tell(f"[bold red]parley:[/] {error}", "not started", "error", error=str(error))
             return EXIT_REFUSED
         finally:
             self._stop()
+
+    def _tell(self, text: str, event: str, level: str = "info", **fields: object) -> None:
+        """Tell the operator: in words on a terminal, as an event where the log is JSON."""
+        if self._console is None:
+            getattr(logger, level)(event, **fields)
+        else:
+            self._console.print(text)
 
     # ---- start ----------------------------------------------------------------------------------
 
@@ -110,7 +118,9 @@ class Supervisor:
             watchdog_seconds=self._settings.intervals.watchdog,
             wake=lambda: self._wake(b"c"),
         )
-        console.print(f"[dim]·[/] loading the model [bold]{self._model_name()}[/] …")
+        name = self._model_name()
+        loading = f"[dim]·[/] loading the model [bold]{name}[/] …"
+        self._tell(loading, "loading the model", model=name)
         self._core.start()
         for _ in range(self._settings.workers):
             self._workers.start()
@@ -171,7 +181,8 @@ class Supervisor:
         binary = os.environ.get("PARLEY_REDIS_SERVER") or None
         self._redis = EmbeddedRedis(self._data / "redis", binary=binary)
         self._redis.start()
-        console.print(f"[dim]·[/] Redis is up, in {self._data / 'redis'}")
+        folder = str(self._data / "redis")
+        self._tell(f"[dim]·[/] Redis is up, in {folder}", "redis is up", folder=folder)
         return self._redis.url
 
     def _check_redis(self, url: str) -> None:
@@ -181,7 +192,12 @@ class Supervisor:
         except StoreRefused as error:
             raise StartError(str(error)) from None
         except StoreUnavailable as error:
-            console.print(f"[bold yellow]![/] {escape(str(error))}; serving begins when it is back")
+            self._tell(
+                f"[bold yellow]![/] {escape(str(error))}; serving begins when it is back",
+                "redis is away, serving begins when it is back",
+                "warning",
+                error=str(error),
+            )
 
     def _worker_config(self, redis_url: str, folder: Path) -> WorkerConfig:
         assert self._listener is not None
@@ -224,17 +240,23 @@ class Supervisor:
         url = base_url(self._settings.host, self._port)
         self._announced = json.dumps({"url": url, "pid": os.getpid()})
         (self._data / "server.json").write_text(self._announced)
-        console.print(f"[dim]·[/] model [bold]{self._model_name()}[/] is ready{self._pace_note()}")
+        name, pace = self._model_name(), self._settings.effective_pace
+        ready = f"[dim]·[/] model [bold]{name}[/] is ready{self._pace_note()}"
+        self._tell(ready, "the model is ready", model=name, pace=pace)
         try:
             login = request_login_url(url, token)
         except StartError:
             if self._redis is not None:
                 raise
-            console.print("\n  [bold yellow]Parley waits for Redis.[/] Then: `parley login`\n")
+            waits = "\n  [bold yellow]Parley waits for Redis.[/] Then: `parley login`\n"
+            self._tell(waits, "parley waits for redis", "warning", url=url)
             return
-        console.print(f"\n  [bold green]Parley is running.[/] Open  [bold]{login}[/]")
-        console.print(
-            "  [dim]The link works once; `parley login` prints another. Ctrl-C stops.[/]\n"
+        self._tell(
+            f"\n  [bold green]Parley is running.[/] Open  [bold]{login}[/]\n"
+            "  [dim]The link works once; `parley login` prints another. Ctrl-C stops.[/]\n",
+            "parley is running",
+            url=url,
+            login_url=login,
         )
 
     def _pace_note(self) -> str:
@@ -257,10 +279,9 @@ class Supervisor:
             self._watch_redis(self._workers)
             self._workers.watch()
             if not self._core.watch():
-                console.print(
-                    f"[bold red]parley:[/] the engine failed to start {MAX_FAILED_STARTS} times "
-                    f"in a row: {self._core.start_error}"
-                )
+                failed = f"the engine failed to start {MAX_FAILED_STARTS} times in a row"
+                why = str(self._core.start_error)
+                self._tell(f"[bold red]parley:[/] {failed}: {why}", failed, "error", error=why)
                 self._workers.tell("engine_gone")
                 # They do not answer; what is said within this time reaches the clients.
                 time.sleep(LAST_WORDS_SECONDS)
@@ -314,8 +335,9 @@ class Supervisor:
         """Workers first, so that answers can finish; a second signal makes it quick."""
         if self._workers is not None:
             if self._workers.is_alive and self._announced:
-                console.print(
-                    "[dim]·[/] stopping: running answers may finish (Ctrl-C again: at once)"
+                self._tell(
+                    "[dim]·[/] stopping: running answers may finish (Ctrl-C again: at once)",
+                    "stopping, running answers may finish",
                 )
             first = self._signals
             drain = self._settings.intervals.drain if self._announced else 0.0

@@ -149,7 +149,7 @@ def _store(config: WorkerConfig) -> SessionStore:
 
 
 def _refuse(error: StoreRefused) -> int:
-    print(f"parley: {error}", file=sys.stderr)
+    logger.error("the session store must not be used", error=str(error))
     return EXIT_REFUSED
 
 
