@@ -30,13 +30,12 @@ ENGINE_NAMES = {
     "num_running": "requests_running",
     "num_waiting": "requests_waiting",
     "num_waiting_tokens": "tokens_waiting",
-    "num_blocks_total": "kv_blocks_total",
+    "num_blocks_total": "kv_blocks",  # `_total` is the end of a counter
     "num_blocks_free": "kv_blocks_free",
     "requests_total": "engine_requests_total",
     "batch_invariant": "engine_batch_invariant",
     "row_multiple": "engine_row_multiple",
 }
-GAUGES_NAMED_TOTAL = ("kv_blocks_total",)
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no types there
 
@@ -67,7 +66,7 @@ class EngineCollector(Collector):
                 gauge = GaugeMetricFamily(full + "_info", help_text, labels=["value"])
                 gauge.add_metric([value], 1)
                 yield gauge
-            elif name.endswith("_total") and name not in GAUGES_NAMED_TOTAL:
+            elif name.endswith("_total"):
                 yield CounterMetricFamily(full.removesuffix("_total"), help_text, value=value)
             elif isinstance(value, int | float):
                 yield GaugeMetricFamily(full, help_text, value=value)

@@ -29,7 +29,7 @@ UNKNOWN_MESSAGE = "msg_" + "A" * 22
 UNKNOWN_RESPONSE = "resp_" + "A" * 33
 MAX_BODY_BYTES = 1024 * 1024
 METRICS = (
-    "parley_kv_blocks_total",
+    "parley_kv_blocks",
     "parley_kv_blocks_free",
     "parley_requests_running",
     "parley_requests_waiting",
@@ -106,7 +106,7 @@ async def test_metrics_answer_to_either_token(server: Server) -> None:
             for line in answer.body.decode().splitlines()
             if not line.startswith("#")
         )
-        assert float(values["parley_kv_blocks_total"]) >= float(values["parley_kv_blocks_free"]) > 0
+        assert float(values["parley_kv_blocks"]) >= float(values["parley_kv_blocks_free"]) > 0
         assert all(float(values[name]) >= 0 for name in METRICS)
 
 

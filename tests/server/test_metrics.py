@@ -1,10 +1,16 @@
 """What `/metrics` says, in the text format, under the promised names."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from server.metrics import Metrics
+from engine.core_metrics import CoreMetrics
+from server.metrics import Metrics, StoreCollector
+from tests.engine.fakes import make_scheduler
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 ENGINE: dict[str, Any] = {
     "num_running": 2,
@@ -34,7 +40,7 @@ def values(metrics: Metrics) -> dict[str, float]:
 def test_the_engines_figures_have_the_names_that_scripts_know(metrics: Metrics) -> None:
     metrics.engine.values = ENGINE
     found = values(metrics)
-    assert found["parley_kv_blocks_total"] == 100
+    assert found["parley_kv_blocks"] == 100
     assert found["parley_kv_blocks_free"] == 73
     assert found["parley_requests_running"] == 2
     assert found["parley_requests_waiting"] == 1
@@ -48,7 +54,7 @@ def test_histograms_texts_and_counters_are_rendered_as_what_they_are(metrics: Me
     text = metrics.render().decode()
     assert "# TYPE parley_step_seconds histogram" in text
     assert "# TYPE parley_prompt_tokens_total counter" in text
-    assert "# TYPE parley_kv_blocks_total gauge" in text
+    assert "# TYPE parley_kv_blocks gauge" in text
     found = values(metrics)
     assert found['parley_step_seconds_bucket{le="0.01"}'] == 6
     assert found['parley_step_seconds_bucket{le="+Inf"}'] == found["parley_step_seconds_count"] == 7
@@ -82,3 +88,35 @@ def test_workers_do_not_share_figures() -> None:
     first, second = Metrics(), Metrics()
     first.count_close(1000)
     assert 'parley_closes_total{code="1000"}' not in values(second)
+
+
+def exported() -> dict[str, str]:
+    """Every name that a worker with an engine exports, with its type."""
+    metrics = Metrics()
+    metrics.registry.register(StoreCollector(lambda: 0))
+    metrics.engine.values = CoreMetrics("model", "cpu").snapshot(make_scheduler())
+    lines = [line.split() for line in metrics.render().decode().splitlines()]
+    return {words[2]: words[3] for words in lines if words[:2] == ["#", "TYPE"]}
+
+
+def test_l3_names_are_as_promtool_wants_them() -> None:
+    for name, kind in exported().items():
+        words = name.split("_")
+        assert re.fullmatch("parley(_[a-z]+)+", name), name
+        assert name.endswith("_total") == (kind == "counter"), (name, kind)
+        assert name.endswith("_seconds") or kind != "histogram", name
+        assert not {"gauge", "counter", "histogram", "bucket", "sum", "count"} & set(words), name
+        units = {"ms", "milliseconds", "minutes", "hours", "kb", "mb", "kilobytes", "percent"}
+        assert not units & set(words), name  # base units only: seconds, bytes, ratios
+
+
+def test_l3_the_docs_list_exactly_the_exported_names() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    section = page.partition("\n## Metrics\n")[2].partition("\n## ")[0]
+    rows = [line.split("|") for line in section.splitlines() if line.startswith("| `parley_")]
+    listed = {
+        name: row[2].strip().partition(",")[0]
+        for row in rows
+        for name in re.findall("`(parley_[a-z_]+)`", row[1])
+    }
+    assert listed == exported()
