@@ -90,6 +90,9 @@ class Guard:
         return None
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Ranges are for large files, of which there are none; whoever asks gets all of it (RFC 9110
+        # §14.2). Starlette would refuse wrong ones in words of its own.
+        scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"range"]
         started = False
         body = BoundedBody(receive, max_body_bytes(scope))
 
@@ -99,7 +102,7 @@ class Guard:
                 started = True
                 present = {name.lower() for name, _ in message["headers"]}
                 message["headers"] = [
-                    *message["headers"],
+                    *(pair for pair in message["headers"] if pair[0].lower() != b"accept-ranges"),
                     *((n, v) for n, v in self._headers if n not in present),
                 ]
             await send(message)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import MagicMock
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pytest
 
@@ -291,11 +291,71 @@ async def test_b42_no_byte_from_outside_the_static_folder(server: Server, path: 
     assert answer.error["code"] == "not_found"
 
 
-async def test_b42_a_hostile_range_is_harmless(server: Server) -> None:
+@pytest.mark.parametrize("path", ["/static/js/main.js", "/", "/admin"])
+async def test_b42_l5_a_range_is_answered_with_the_whole_file(server: Server, path: str) -> None:
+    whole = await get(server, path)
+    assert whole.header("accept-ranges") is None
     many = ",".join(f"{n}-{n}" for n in range(0, 3000, 2))
-    for value in (f"bytes={many}", "bytes=10-5", "bytes=-", "bytes=a-b", "bytes=999999999-"):
-        headers = [*bearer(server), ("Range", value)]
-        assert (await get(server, "/static/js/app.js", headers)).status in (200, 206, 400, 416)
+    values = ("bytes=0-9", f"bytes={many}", "bytes=10-5", "bytes=-", "bytes=a-b", "lines=1-2")
+    for value in (*values, "bytes=999999999-"):
+        answer = await get(server, path, [*bearer(server), ("Range", value)])
+        assert (answer.status, answer.body) == (200, whole.body)
+
+
+UPGRADE = [
+    ("Upgrade", "websocket"),
+    ("Connection", "Upgrade"),
+    ("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="),
+    ("Sec-WebSocket-Version", "13"),
+]
+
+
+@pytest.mark.parametrize(
+    ("line", "headers", "status"),
+    [
+        ("GET /nowhere HTTP/1.1", [], 404),
+        ("GET /static/nothing HTTP/1.1", [], 404),
+        ("GET /static/ HTTP/1.1", [], 404),
+        ("POST /static/js/main.js HTTP/1.1", [("Content-Length", "0")], 405),
+        ("PUT /v1/sessions HTTP/1.1", [("Content-Length", "0")], 405),
+        ("DELETE /healthz HTTP/1.1", [], 405),
+        ("POST /v1/ws HTTP/1.1", [("Content-Length", "0")], 405),
+        ("TRACE / HTTP/1.1", [], 405),
+        ("GET /login?code=none HTTP/1.1", [], 401),
+        ("GET /v1/ws HTTP/1.1", [], 426),
+        ("CONNECT x:1 HTTP/1.1", [], 400),
+        ("OPTIONS * HTTP/1.1", [], 400),
+        ("PRI * HTTP/2.0", [], 400),
+        ("G@T / HTTP/1.1", [], 400),
+        ("POST /v1/sessions HTTP/1.1", 2 * [("Content-Length", "0")], 400),
+        ("POST /v1/sessions HTTP/1.0", [("Transfer-Encoding", "chunked")], 400),
+        ("POST /v1/sessions HTTP/1.1", [("Transfer-Encoding", "gzip")], 400),
+        (f"GET /{'a' * 60_000} HTTP/1.1", [], 431),
+        ("GET /v1/ws HTTP/1.0", UPGRADE, 400),
+        ("GET /v1/ws HTTP/1.1", UPGRADE[:2], 400),
+        ("GET /nowhere HTTP/1.1", UPGRADE, 403),
+        ("GET / HTTP/1.1", [("Host", "two.example")], 400),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_l5_a_refusal_has_the_error_object_as_its_body_or_none(
+    server: Server, line: str, headers: Headers, status: int
+) -> None:
+    pairs = [("Host", urlsplit(server.url).netloc), *headers]
+    lines = [line, *(f"{name}: {value}" for name, value in pairs)]
+    answer = await ask(server, "\r\n".join([*lines, "", ""]).encode())
+    assert answer.status == status
+    if answer.body:
+        assert answer.header("content-type") == "application/json"
+        assert answer.error["code"]
+    else:
+        assert status in (400, 403, 426, 431)
+
+
+async def test_l5_empty_lines_in_front_of_a_request_are_skipped(server: Server) -> None:
+    host = urlsplit(server.url).netloc
+    data = f"\r\n\r\nGET /healthz HTTP/1.1\r\nHost: {host}\r\n\r\n"
+    assert (await ask(server, data.encode())).status == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "", "127.0.0.1.nip.io"])
