@@ -103,6 +103,11 @@ class BenchSocket(asyncio.Protocol):
             raise ConnectionError(f"refused: {created['error']}")
         return str(created["response"]["id"])
 
+    def forget(self) -> None:
+        """Drop what was looked at: of many answers it is much."""
+        del self.received[: self._next]
+        self._next = 0
+
     def close(self) -> None:
         self._transport.abort()
 

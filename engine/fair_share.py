@@ -46,6 +46,19 @@ def find_least_to_read(lines: Mapping[str, list[Sequence]]) -> list[Sequence]:
     )
 
 
+def find_majority(seated: Iterable[Sequence], prompts: Iterable[Sequence]) -> str | None:
+    """The user with more than half of what runs or may be let in, if others have prompts to be
+    read that are as urgent.
+    """
+    lines = by_user(seated)
+    user, theirs = max(lines.items(), key=lambda item: len(item[1]), default=("", []))
+    if not user or 2 * len(theirs) <= sum(map(len, lines.values())) or len(theirs) < 2:
+        return None
+    priority = _priority(theirs[0])
+    others = (it for it in prompts if it.cache_salt != user)
+    return user if any(_priority(it) <= priority for it in others) else None
+
+
 def choose_for_step(ready: list[Sequence], num_rows: int) -> list[Sequence]:
     """As many as a step computes, in the order of `ready`: each user's longest unserved first."""
     if len(ready) <= num_rows:

@@ -28,7 +28,13 @@ from engine.admission import find_congestion, find_problem
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
 from engine.deadlines import Deadlines
-from engine.fair_share import by_user, choose_for_step, find_least_to_read, take_turns
+from engine.fair_share import (
+    by_user,
+    choose_for_step,
+    find_least_to_read,
+    find_majority,
+    take_turns,
+)
 from engine.ipc import AddRequest, SchedulerStats, SequenceOutput
 from engine.seats import Seats
 from engine.sequence import (
@@ -99,6 +105,7 @@ class Scheduler:
         self._outputs: defaultdict[str, list[SequenceOutput]] = defaultdict(list)  # by client
         self._numbers = count()
         self._served = count(1)  # parts of steps
+        self._was_of_others = False  # whether the last step left somebody out
         self._backed_up: frozenset[str] = frozenset()  # users whom the last step left waiting
 
     # ---- requests come and go -------------------------------------------------------------------
@@ -194,6 +201,7 @@ class Scheduler:
         newcomers = self.seats.newcomers()
         decodes = [sequence for sequence in self.running if sequence.is_decoding]
         ready = [it for it in self.running if not it.is_decoding or self._is_due(it, now)]
+        ready, newcomers = self._leave_out_majority(ready, newcomers)
         num_rows = self.config.max_num_seqs
         chosen = choose_for_step(ready, num_rows - self._num_rows_for(newcomers, ready))
         due = [sequence for sequence in chosen if sequence.is_decoding][:budget]
@@ -211,6 +219,8 @@ class Scheduler:
             budget -= len(scheduled) + sum(chunk.num_tokens for chunk in chunks)
             scheduled += self._next_tokens(others[: max(0, min(room.num_rows, budget))])
         scheduled += chunks
+        if not scheduled and self._was_of_others:  # there was no room for them
+            return self.schedule(now)  # which leaves out nobody
         for item in sorted(scheduled, key=lambda item: item.sequence.last_served):
             item.sequence.last_served = next(self._served)
         self._backed_up = frozenset(self.waiting.users)
@@ -338,6 +348,23 @@ class Scheduler:
         if sequence.num_tokens >= sequence.max_num_tokens:
             return False  # its last one is being chosen
         return not self.config.pace or sequence.due_tick <= now * self.config.pace
+
+    def _leave_out_majority(
+        self, ready: list[Sequence], newcomers: list[Sequence]
+    ) -> tuple[list[Sequence], list[Sequence]]:
+        """Every second step is that of the others, as long as they have prompts to be read.
+
+        Else a short question would wait for the next tokens of all answers of another user.
+        """
+        prompts = [*newcomers, *(sequence for sequence in ready if not sequence.is_decoding)]
+        user = None if self._was_of_others else find_majority([*self.running, *newcomers], prompts)
+        self._was_of_others = user is not None
+        if user is None:
+            return ready, newcomers
+        return (
+            [sequence for sequence in ready if sequence.cache_salt != user],
+            [sequence for sequence in newcomers if sequence.cache_salt != user],
+        )
 
     def _num_rows_for(self, newcomers: list[Sequence], ready: list[Sequence]) -> int:
         """How many that are ready may have to make room: for none that is less urgent than all."""

@@ -95,6 +95,27 @@ def test_p14_first_tokens_beside_one_who_asks_for_all_take_twice_the_steps_at_mo
     assert num_tokens_beside <= 2 * max(num_tokens, num_steps * STEP_TOKENS)
 
 
+def test_p14_a_short_question_is_read_in_a_step_without_another_users_answers() -> None:
+    crowd = beside(HOGS["answers and a queue"])
+    crowd.ask("b", Load(1, 48))
+    assert [*crowd.run.step().values()] == [48]
+    assert len(crowd.run.step()) == 64  # the next step is everybody's
+    crowd.ask("b", Load(1, 48))
+    crowd.run.step()
+    assert crowd.run.step().keys() >= {it.request_id for it in crowd.running("b")[:1]}
+
+
+def test_p14_a_step_of_others_for_whom_there_is_no_room_is_everybodys() -> None:
+    run = Run(make_scheduler(num_blocks=8, max_model_len=32, max_num_seqs=4))
+    for number in range(3):
+        run.add(f"a{number}", prompt=[number + 1] * 4, cache_salt="a", max_tokens=4)
+    run.step()
+    run.add("b", prompt=[9] * 30, cache_salt="b", max_tokens=2)
+    while run.scheduler.sequences:
+        assert run.step(), "nothing is computed, though somebody waits"
+    assert run.ends() == dict.fromkeys(["a0", "a1", "a2", "b"], "length")
+
+
 def test_p14_who_asks_again_and_again_is_served_as_quickly_each_time() -> None:
     crowd = beside(HOGS["answers and a queue"])
     alone, load = Crowd(), Load(40, 48)
