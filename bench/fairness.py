@@ -98,10 +98,10 @@ async def first_token(socket: BenchSocket, session: str) -> float:
 @contextlib.asynccontextmanager
 async def asking_for_all(server: Server, token: str, num_answers: int) -> AsyncIterator[None]:
     """Somebody with so many answers at any time, once the engine has no seat left for more."""
-    numbers = range(0, num_answers, SESSIONS_OF_A_SOCKET)
-    sockets = [await BenchSocket.open(server, token) for _ in numbers]
-    tasks = []
-    for first, socket in zip(numbers, sockets, strict=True):
+    sockets, tasks = [], []
+    for first in range(0, num_answers, SESSIONS_OF_A_SOCKET):
+        socket = await BenchSocket.open(server, token)
+        sockets.append(socket)
         count = min(SESSIONS_OF_A_SOCKET, num_answers - first)
         sessions = [await socket.new_session() for _ in range(count)]
         for session in sessions:
