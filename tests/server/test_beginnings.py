@@ -216,9 +216,9 @@ class LongPrompts(SlowTemplate):
     """All of them longer than the context."""
 
     async def apply_chat_template_async(
-        self, messages: Sequence[dict[str, str]], answer: str = "", owner: str | None = None
+        self, messages: Sequence[dict[str, str]], answer: str = "", **options: object
     ) -> list[int]:
-        return 100_000 * await super().apply_chat_template_async(messages, answer, owner)
+        return 100_000 * await super().apply_chat_template_async(messages, answer, **options)
 
 
 async def test_m5_a_refusal_whose_asker_has_left_writes_nothing_into_the_log(
