@@ -102,12 +102,9 @@ def paged_attention_forward(
     assert layer is not None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     dtype = _cache_dtype(layer.context.ops, key.dtype)
-    queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
-    out = torch.empty(
-        (queries.shape[0], queries.shape[1], values.shape[2]),
-        dtype=query.dtype if dtype == key.dtype else dtype,
-        device=query.device,
-    )
+    queries, keys, values = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))
+    sinks = None if s_aux is None else s_aux.to(dtype)  # some models keep them in float32
+    out = queries.new_empty((queries.shape[0], queries.shape[1], values.shape[2]))
     batch = layer.context.batch
     if batch is None:
         layer.shapes.append(
@@ -126,9 +123,6 @@ def paged_attention_forward(
     assert layer.key_cache is not None and layer.value_cache is not None
     attention = layer.context.attention
     assert attention is not None
-    if dtype != key.dtype:
-        queries, keys, values = (x.to(dtype) for x in (queries, keys, values))
-        s_aux = s_aux if s_aux is None else s_aux.to(dtype)
     layer.context.ops.store_kv(keys, values, layer.key_cache, layer.value_cache, batch.slot_mapping)
     num_tokens = batch.num_tokens
     out[num_tokens:] = 0  # whatever lay there could be NaN, which some layers let spread
@@ -138,7 +132,7 @@ def paged_attention_forward(
         layer.value_cache,
         batch,
         out[:num_tokens],
-        Scores(scale, sliding_window or 0, softcap or 0.0, s_aux),
+        Scores(scale, sliding_window or 0, softcap or 0.0, sinks),
     )
     return out[None].to(query.dtype), None
 

@@ -96,6 +96,33 @@ def test_padding_is_not_attended_not_stored_and_gives_zeros() -> None:
     assert not layer.key_cache[0].any()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sinks_that_a_model_keeps_in_float32_are_taken_with_queries_in_16_bits(
+    dtype: torch.dtype,
+) -> None:
+    module, chosen = Attention(0), ops.choose("auto")
+    context = StepContext(chosen, OpsAttention(chosen))
+    (layer,) = attach_layers(nn.ModuleList([module]), context)
+    query, key, value = (
+        torch.randn(1, heads, 3, width, dtype=dtype) for heads, width in ((4, 8), (2, 8), (2, 6))
+    )
+    sinks = torch.randn(4)
+    paged_attention_forward(module, query, key, value, None, s_aux=sinks)
+    kept = layer.shapes[0].dtype
+    layer.key_cache = ops.allocate_cache(1, 16, 2, 8, kept, is_key=True)
+    layer.value_cache = ops.allocate_cache(1, 16, 2, 6, kept, is_key=False)
+    sequence = Sequence("c", "r", [1, 2, 3], SamplingParams())
+    sequence.block_table = array("i", [0])
+    context.batch = build_batch([ScheduledSequence(sequence, 3)], 16)
+    out, _ = paged_attention_forward(module, query, key, value, None, s_aux=sinks)
+    first = query[0, :, 0].float() * 8**-0.5  # the first token sees itself and the sink alone
+    scores = (first * key[0, :, 0].float().repeat_interleave(2, 0)).sum(-1)
+    weights = (scores - sinks).sigmoid()
+    expected = weights[:, None] * value[0, :, 0].float().repeat_interleave(2, 0)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out[0, 0].float(), expected, atol=0.03, rtol=0)
+
+
 def test_a_scale_of_one_is_not_taken_for_none() -> None:
     """OPT scales its queries itself and says 1.0; only None means the usual scale."""
     seen: list[float] = []
