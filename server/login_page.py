@@ -37,11 +37,13 @@ def login_page(code: str, user: User, here: User | None, *, posts_itself: bool =
             f'<p class="muted">If you did not expect that, do not go on: '
             f"what you write afterwards goes to {name}’s account.</p>"
         )
-    stay = "" if here is None else '\n<p class="muted"><a href="/">Stay as you are</a></p>'
-    form = f"""<form method="post" action="/login"{" data-posts-itself" if posts_itself else ""}>
+    stay = "" if here is None else '\n<a class="plain" href="/">Stay as you are</a>'
+    form = f"""<div class="choices">
+<form method="post" action="/login"{" data-posts-itself" if posts_itself else ""}>
 <input type="hidden" name="code" value="{escape(code)}">{instead}
 <button type="submit" class="primary">Log in as {name}</button>
-</form>{stay}"""
+</form>{stay}
+</div>"""
     return _page(title, f"{words}\n{form}", has_script=posts_itself)
 
 
