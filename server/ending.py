@@ -118,6 +118,9 @@ class Finisher:
         message, done = ending.message, ObjectEvent(ending.done)
         # Events that the viewers have and the log has not go along; `done` itself is not in them.
         pending = [e for e in run.events[run.num_stored :] if not is_done(e)]
+        stop = run.stopping
+        # Whoever stopped it at another worker was sent no more text, and may find no log any more.
+        whole = ObjectEvent({**ending.done, "text": message.text}) if stop is not None else None
         return await self._store.finish_response(
             run.response_id,
             fence=run.fence,
@@ -132,6 +135,8 @@ class Finisher:
             events=[*pending, done],
             token_ids=run.token_ids[run.num_tokens_stored :],
             fields={name: at for name, at in run.timeline.at.items() if name in OWN_MOMENTS},
+            seen=None if stop is None else stop.seen,
+            published_end=whole,
         )
 
     def _publish_done(self, ending: _Ending, *, durable: bool) -> None:

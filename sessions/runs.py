@@ -154,16 +154,21 @@ class Runs(Budgets):
         token_ids: Sequence[int] = (),
         token_ids_to_keep: Sequence[int] | None = None,
         fields: Mapping[str, str | int] | None = None,
+        seen: int | None = None,
+        published_end: Event | None = None,
     ) -> Finished:
         """End the run: last entries, message, usage, `message.updated` and the next in the queue.
 
         The last event is the `response.done` object. `updated_event` defaults to `message.updated`
         with `message` in it. `token_ids` go behind the stored ones; `token_ids_to_keep` are kept
-        with the message, for an answer whose text does not tokenize back to them.
+        with the message, for an answer whose text does not tokenize back to them. `seen` is what
+        the stop that it ends with had seen. `published_end` is told to viewers at other workers in
+        the place of the last event.
 
         There is exactly one winner; a repeat of the winner's own call answers `repeated`. Raises
-        `CancelPending` for any other status than `cancelled` once a stop is stored, `RunEnded`,
-        `RunLost`, `SequenceGap`, `RunGone`. Works when Redis' memory is full.
+        `CancelPending` for any other end than `cancelled` with the reason and `seen` of the stop
+        that is stored, if one is; `RunEnded`, `RunLost`, `SequenceGap`, `RunGone`. Works when
+        Redis' memory is full.
         """
         if not events:
             raise ValueError("the last event of a run is response.done")
@@ -199,6 +204,8 @@ class Runs(Budgets):
                 encode_token_ids(token_ids),
                 *self._log_limits,
                 self._idle_ms,
+                "" if seen is None else seen,
+                "" if published_end is None else encode_event(published_end),
                 len(pairs),
                 *pairs,
                 *map(encode_event, events),

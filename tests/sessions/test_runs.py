@@ -224,7 +224,27 @@ async def test_a_stored_stop_allows_no_other_end(chat: Chat) -> None:
             await chat.finish(rid, 4, status=status)
     pending = caught.value
     assert (pending.seen, pending.by, pending.reason) == (2, "admin", "admin_cancelled")
-    await chat.finish(rid, 4, status="cancelled", reason="admin_cancelled")
+    await chat.finish(rid, 4, status="cancelled", reason="admin_cancelled", seen=2)
+    assert (await chat.store.run(None, rid)).status == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("reason", "seen"),
+    [("client_cancelled", None), ("client_cancelled", 3), ("superseded", 2)],
+)
+async def test_a_stored_stop_is_the_one_that_the_answer_ends_with(
+    chat: Chat, reason: str, seen: int | None
+) -> None:
+    """Its asker was promised so; the owner may have heard of another one before."""
+    rid = (await chat.begin()).response_id
+    await chat.append(rid, 2, "a", "b")
+    await chat.store.request_cancel("alice", rid, seen=2)
+    assert not (await chat.store.request_cancel("alice", rid, reason=reason, seen=seen)).first
+    with pytest.raises(CancelPending) as caught:
+        await chat.finish(rid, 4, status="cancelled", reason=reason, seen=seen)
+    pending = caught.value
+    assert (pending.seen, pending.reason) == (2, "client_cancelled")
+    await chat.finish(rid, 4, status="cancelled", reason=pending.reason, seen=pending.seen)
     assert (await chat.store.run(None, rid)).status == "cancelled"
 
 
@@ -353,7 +373,7 @@ async def test_a_run_whose_lease_ended_is_taken_over_and_the_old_owner_is_fenced
     assert (caught.value.fence, caught.value.owner) == (2, "w2")
     with pytest.raises(RunLost):
         await chat.finish(rid, 3)
-    await chat.finish(rid, 3, fence=2, status="cancelled")
+    await chat.finish(rid, 3, fence=2, status="cancelled", reason="client_cancelled", seen=2)
 
 
 async def test_a_run_of_an_exited_owner_is_taken_over_at_once(chat: Chat) -> None:
