@@ -34,6 +34,7 @@ CODES: dict[str, tuple[str, int]] = {
     "engine_unavailable": ("overloaded_error", 503),
     "store_unavailable": ("overloaded_error", 503),
     "draining": ("overloaded_error", 503),
+    "slow_consumer": ("overloaded_error", 503),
     "internal": ("server_error", 500),
 }
 DEFAULT_RETRY_AFTER_MS = 1000

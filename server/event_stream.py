@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from server.errors import ApiError
 from server.frames import error_frame, is_final
 from server.outbox import Outbox
+from server.told import Told
 from sessions.background import start
 
 HEARTBEAT_SECONDS = 15.0  # proxies drop what is idle for 30
@@ -33,7 +34,9 @@ class HttpViewer:
     def __init__(self, uid: str) -> None:
         self.uid = uid
         self.outbox = Outbox(self._on_overflow)
+        self.told = Told()
         self.is_closing = False
+        self.is_too_slow = False
 
     def close_soon(self) -> None:
         """The worker restarts: the client has to come again, with its last position."""
@@ -56,7 +59,7 @@ class HttpViewer:
         return None
 
     def _on_overflow(self) -> None:
-        self.is_closing = True
+        self.is_closing = self.is_too_slow = True
 
 
 class EventStream(Response):
@@ -124,6 +127,9 @@ class EventStream(Response):
                     await self._check()
                 except ApiError as error:
                     self._viewer.put_error(error)
+        if self._viewer.is_too_slow:
+            refusal = ApiError("slow_consumer", "too much waits to be read; come again and go on")
+            yield encode_event(error_frame(refusal.body()))
 
 
 async def _disconnected(receive: Receive) -> None:

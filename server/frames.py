@@ -1,16 +1,17 @@
 """The frames of `chat.v1`, outbound: where stored events and records become frames."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
 
-from server.outbox import Outbox
-from sessions.records import Event, Session, TextEvent
+from server.outbox import LOGPROB_BYTES, Outbox, PendingDelta
+from sessions.records import Event, ObjectEvent, Session, TextEvent
 
 PROTOCOL = "chat.v1"
 MAX_SNAPSHOT_PART = 128 * 1024  # bytes of encoded text, so that no frame comes near 256 KiB
 MAX_REPLAY_CHARACTERS = 64 * 1024  # a longer replay is replaced by a snapshot
+MAX_BURST_BYTES = 32 * 1024  # what is more at once is no fault of who reads it
 
 
 def error_frame(body: dict[str, Any]) -> dict[str, Any]:
@@ -43,18 +44,61 @@ def put_event(outbox: Outbox, response_id: str, number: int, fence: int, event: 
     if isinstance(event, TextEvent):
         outbox.put_delta(response_id, number, fence, event.text_offset, event.delta, event.logprobs)
         return
-    frame = {**event.data, "sequence_number": number, "fence": fence}
-    if frame["type"] == "response.created":
-        frame["replayed"] = False
+    frame = _entry_frame(number, fence, event)
     # What begins an answer is stored by then: that need never be taken back.
     outbox.put(frame, response_id, is_entry=frame["type"] != "response.created")
 
 
+def _entry_frame(number: int, fence: int, event: ObjectEvent) -> dict[str, Any]:
+    frame = {**event.data, "sequence_number": number, "fence": fence}
+    if frame["type"] == "response.created":
+        frame["replayed"] = False
+    return frame
+
+
+def replay_bytes(events: Sequence[Event]) -> int:
+    """What a replay of these entries takes, roughly."""
+    texts = [event for event in events if isinstance(event, TextEvent)]
+    return sum(len(text.delta) + LOGPROB_BYTES * len(text.logprobs) for text in texts)
+
+
+def replay_frames(
+    response_id: str, fence: int, first: int, events: Sequence[Event]
+) -> Iterator[bytes]:
+    """Entries `first`, `first` + 1, … of a log as encoded frames, text merged as an outbox does."""
+    pending: PendingDelta | None = None
+    for number, event in enumerate(events, first):
+        if pending is not None and (isinstance(event, ObjectEvent) or pending.is_full):
+            yield pending.encode()
+            pending = None
+        if isinstance(event, ObjectEvent):
+            yield orjson.dumps(_entry_frame(number, fence, event))
+        elif pending is None:
+            pending = PendingDelta.of(
+                response_id, number, fence, event.text_offset, event.delta, event.logprobs
+            )
+        else:
+            pending.add(number, event.delta, event.logprobs)
+    if pending is not None:
+        yield pending.encode()
+
+
 def put_snapshot(outbox: Outbox, response_id: str, number: int, fence: int, text: str) -> None:
     """Queue the whole text of a response as of entry `number`, in parts if it is long."""
+    frames = snapshot_frames(response_id, number, fence, text)
+    if len(text) > MAX_BURST_BYTES:
+        outbox.put_replay(response_id, map(orjson.dumps, frames), len(text))
+        return
+    for frame in frames:
+        outbox.put(frame, response_id, is_entry=True)
+
+
+def snapshot_frames(
+    response_id: str, number: int, fence: int, text: str
+) -> Iterator[dict[str, Any]]:
     parts = list(_parts_of(text))
     for place, part in enumerate(parts, 1):
-        frame = {
+        yield {
             "type": "response.output_text.snapshot",
             "response_id": response_id,
             "sequence_number": number,
@@ -63,7 +107,6 @@ def put_snapshot(outbox: Outbox, response_id: str, number: int, fence: int, text
             "part": place,
             "parts": len(parts),
         }
-        outbox.put(frame, response_id, is_entry=True)
 
 
 def _parts_of(text: str) -> Iterator[str]:

@@ -3,21 +3,33 @@
 The engine and the runs never wait for a socket: they put frames here. New text of a response joins
 the delta that is still waiting, so a slow reader costs memory for its text, not for its lateness. A
 control frame of a response goes behind that response's waiting delta, never in front of it.
+
+A replay is a burst that this server makes, and says nothing about its reader. So its frames are
+made one by one as the writer takes them, and count for nothing before.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+MAX_REPLAY_BYTES = 8 * 1024 * 1024  # of all replays that wait, each as `replay_bytes` says
 MAX_BYTES = 1024 * 1024  # beyond it the reader is too slow and the connection is closed
 MAX_DELTA_CHARACTERS = 32 * 1024  # a longer waiting delta is closed, so that frames stay small
 MAX_DELTA_LOGPROBS = 200  # of tokens, for the same reason
 LOGPROB_BYTES = 300  # of one token with five others, roughly
 HIDDEN_INTERVAL_SECONDS = 0.5  # between two deltas of one response to a page that nobody sees
 SLOW_INTERVALS_SECONDS = 0.05, 0.2  # the first one, and where doubling ends, while it is slow
+
+
+@dataclass(slots=True)
+class Replay:
+    """Entries of a log that become frames when they are sent."""
+
+    frames: Iterator[bytes]
+    num_bytes: int
 
 
 @dataclass(slots=True)
@@ -33,6 +45,36 @@ class PendingDelta:
     characters: int
     num_bytes: int  # of the text
     logprobs: list[dict[str, Any]]
+
+    @classmethod
+    def of(
+        cls,
+        response_id: str,
+        number: int,
+        fence: int,
+        text_offset: int,
+        delta: str,
+        logprobs: Sequence[dict[str, Any]],
+    ) -> "PendingDelta":
+        """One text event, which others may join."""
+        pending = cls(response_id, number, number, fence, text_offset, [], 0, 0, [])
+        pending.add(number, delta, logprobs)
+        return pending
+
+    def add(self, number: int, delta: str, logprobs: Sequence[dict[str, Any]]) -> int:
+        """The next text event; returns how many bytes its text has."""
+        size = len(delta) if delta.isascii() else len(delta.encode("utf-8", "replace"))
+        self.last = number
+        self.parts.append(delta)
+        self.characters += len(delta)
+        self.num_bytes += size
+        self.logprobs += logprobs
+        return size
+
+    @property
+    def is_full(self) -> bool:
+        """Whether what comes next belongs into a frame of its own."""
+        return self.characters > MAX_DELTA_CHARACTERS or len(self.logprobs) > MAX_DELTA_LOGPROBS
 
     def encode(self) -> bytes:
         frame: dict[str, Any] = {
@@ -74,7 +116,7 @@ class Outbox:
     def __init__(self, on_overflow: Callable[[], None]) -> None:
         self._on_overflow = on_overflow
         # With what each counts, and the answer of whose log it shows entries.
-        self._ready: list[tuple[bytes | PendingDelta, int, str | None]] = []
+        self._ready: list[tuple[bytes | PendingDelta | Replay, int, str | None]] = []
         self._deltas: dict[str, PendingDelta] = {}
         self._sent_at: dict[str, float] = {}  # response id → when its last delta left
         self._interval = 0.0
@@ -106,28 +148,33 @@ class Outbox:
         delta: str,
         logprobs: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """Add text event `number`; it joins the one before it if that is still waiting."""
-        size = len(delta) if delta.isascii() else len(delta.encode("utf-8", "replace"))
+        """Add text event `number`; it joins entry `number` - 1 if that is still waiting."""
         pending = self._deltas.get(response_id)
         if pending is not None and (
-            pending.characters > MAX_DELTA_CHARACTERS
-            or len(pending.logprobs) > MAX_DELTA_LOGPROBS
+            pending.is_full
             or pending.fence != fence
+            or pending.last != number - 1  # a replay begins again
         ):
             self._close_delta(response_id)
             pending = None
         if pending is None:
-            parts, more = [delta], [*logprobs]
-            self._deltas[response_id] = PendingDelta(
-                response_id, number, number, fence, text_offset, parts, len(delta), size, more
-            )
+            pending = PendingDelta.of(response_id, number, fence, text_offset, delta, logprobs)
+            self._deltas[response_id] = pending
+            size = pending.num_bytes
         else:
-            pending.last = number
-            pending.parts.append(delta)
-            pending.characters += len(delta)
-            pending.num_bytes += size
-            pending.logprobs += logprobs
+            size = pending.add(number, delta, logprobs)
         self._count(size + LOGPROB_BYTES * len(logprobs))
+
+    def has_room_for_replay(self, num_bytes: int) -> bool:
+        """Whether so much more may wait; what is replayed stays in memory until it is sent."""
+        waiting = (item.num_bytes for item, _, _ in self._ready if isinstance(item, Replay))
+        return sum(waiting) + num_bytes <= MAX_REPLAY_BYTES
+
+    def put_replay(self, response_id: str, frames: Iterator[bytes], num_bytes: int) -> None:
+        """Queue entries of an answer's log, as frames that are made when they are sent."""
+        self._close_delta(response_id)
+        self._ready.append((Replay(frames, num_bytes), 0, response_id))
+        self._wake()
 
     def withhold(self, response_id: str) -> bool:
         """Take back what shows entries of an answer's log; False if all of that was sent."""
@@ -164,7 +211,11 @@ class Outbox:
             if shown is not None and self.withholds is not None and self.withholds(shown):
                 self.withhold(shown)
                 continue
+            if isinstance(item, Replay) and (frame := next(item.frames, None)) is not None:
+                return frame
             del self._ready[0]
+            if isinstance(item, Replay):
+                continue
             self._num_bytes -= size
             return item.encode() if isinstance(item, PendingDelta) else item
 

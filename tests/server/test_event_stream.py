@@ -166,10 +166,11 @@ async def test_a_restart_tells_the_reader_to_come_again() -> None:
     assert b"event: connection.draining\n" in await serving
 
 
-async def test_a_reader_that_falls_far_behind_is_sent_away() -> None:
+async def test_a_reader_that_falls_far_behind_is_told_why_it_is_sent_away() -> None:
     viewer = HttpViewer("alice")
     for _ in range(20):
         viewer.outbox.put({"type": "response.queued", "padding": "x" * 100_000})
     exchange = Exchange(viewer)
-    await exchange.run()
-    assert len(exchange.sent) == 2 and exchange.num_left == 1  # the head and the end alone
+    body = await exchange.run()
+    assert body.startswith(b"event: error\n") and b"slow_consumer" in body
+    assert len(exchange.sent) == 3 and exchange.num_left == 1  # the head, why, and the end

@@ -75,6 +75,13 @@ async def test_a_single_delta_has_one_number(outbox: Outbox) -> None:
     ]
 
 
+async def test_a_replay_from_further_back_does_not_join_what_waits(outbox: Outbox) -> None:
+    for number, offset, delta in ((3, 0, "Two"), (4, 3, " plus"), (3, 0, "Two"), (4, 3, " plus")):
+        outbox.put_delta("r", number, 1, offset, delta)
+    frames = await sent(outbox)
+    assert [(f["first_sequence_number"], f["delta"]) for f in frames] == [(3, "Two plus")] * 2
+
+
 async def test_waiting_deltas_of_one_response_leave_as_one(outbox: Outbox) -> None:
     outbox.put_delta("r", 3, 1, 0, "Two")
     outbox.put_delta("r", 4, 1, 3, " plus")
