@@ -38,25 +38,27 @@ class CatchUp:
         response_id: str,
         position: int = 0,
         fence: int | None = None,
+        *,
+        asked: int = 0,
     ) -> None:
         """Send what the subscription lacks of one answer; live events then follow by number.
 
         A `position` counts only in the log of the `fence` that it was told with; None: in any.
-        Raises `ResponseNotFound`, `StoreUnavailable`.
+        `asked` is the number of the request (`Told.ask`), 0 where there was none. Raises
+        `ResponseNotFound`, `StoreUnavailable`.
         """
-        (await self.prepare(subscription, response_id, position, fence))()
+        (await self.prepare(subscription, response_id, position, fence, asked=asked))()
 
     async def prepare(
         self,
         subscription: Subscription,
         response_id: str,
-        position: int | None,
+        position: int = 0,
         fence: int | None = None,
+        *,
+        asked: int = 0,
     ) -> Callable[[], None]:
-        """Read what `attach` sends; what is returned sends it, and cannot fail. Raises likewise.
-
-        Without a `position` the answer is a part of the session's state, and was not asked for.
-        """
+        """Read what `attach` sends; what is returned sends it, and cannot fail. Raises likewise."""
         run = self._hub.local_runs.get(response_id)
         log = (
             run.log
@@ -68,13 +70,9 @@ class CatchUp:
             # It may have begun here, or gone on, meanwhile.
             present = self._hub.local_runs.get(response_id)
             now = log if present is None else present.log
-            if position is None:
-                subscription.put_state(response_id, now)
-            else:
-                subscription.thaw(response_id)
-                # What was shown under an older fence may have other numbers than what was stored.
-                is_known = fence in (None, now.fence)
-                subscription.put_log(response_id, now, position if is_known else 0)
+            # What was shown under an older fence may have other numbers than what was stored.
+            is_known = fence in (None, now.fence)
+            subscription.put_log(response_id, now, position if is_known else 0, asked)
             if present is None and run is not None and run.is_disowned:
                 # Lost since it was read: this may be more than is stored.
                 subscription.doubt(response_id, is_lost=True)
@@ -123,7 +121,7 @@ class CatchUp:
                     await self._hub.losses.look_at(room.session_id)
                     return
                 except ResponseNotFound:
-                    _give_up_end(room, response_id)
+                    await self._give_up_end(room, response_id)
                     return
                 if not room.syncing[response_id]:
                     return
@@ -170,7 +168,7 @@ class CatchUp:
             except ResponseNotFound:
                 for subscription in room.subscriptions:
                     subscription.cursors.pop(response_id, None)
-                _give_up_end(room, response_id)
+                await self._give_up_end(room, response_id)
                 return
             for subscription in room.subscriptions:
                 # Who is joining is sent the log with the state; who joined meanwhile was.
@@ -180,7 +178,14 @@ class CatchUp:
             self.sync_room(room, response_id)  # what came live meanwhile was dropped
             return
 
-
-def _give_up_end(room: "Room", response_id: str) -> None:
-    for subscription in room.subscriptions:
-        subscription.give_up_end(response_id)
+    async def _give_up_end(self, room: "Room", response_id: str) -> None:
+        """The answer is stored nowhere; of a session that is gone, its owner tells the end."""
+        try:
+            await self._store.session(None, room.session_id)
+        except SessionNotFound:
+            await self._hub.losses.look_at(room.session_id)
+            return
+        except StoreUnavailable:
+            pass
+        for subscription in room.subscriptions:
+            subscription.give_up_end(response_id)

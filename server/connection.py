@@ -31,6 +31,7 @@ from server.limits import TokenBucket
 from server.outbox import Outbox
 from server.protocol import CancelResponse, ClientFrame, ClientState, Ping, parse
 from server.services import Services
+from server.told import Told
 from sessions.background import start
 from sessions.errors import StoreUnavailable
 
@@ -64,10 +65,11 @@ class Connection:
         self.uid = user.uid
         self.user = user
         self.outbox = Outbox(self._on_overflow)
+        self.told = Told()
         self._websocket = websocket
         self._services = services
         self._handlers = Handlers(self, services)
-        self._frames: list[ClientFrame] = []  # parsed, for the worker
+        self._frames: list[tuple[int, ClientFrame]] = []  # read, for the worker
         self._messages = TokenBucket(services.limits.messages_per_s)
         self._bad_frames: list[float] = []
         self._strikes: list[float] = []
@@ -200,9 +202,10 @@ class Connection:
             refusal = ApiError("rate_limited", busy, retry_after_ms=QUEUE_RETRY_MS)
             self.put_error(refusal, frame.event_id)
             return
+        asked = self.told.ask()
         if isinstance(frame, CancelResponse):
-            self._handlers.stops.close_gates(frame)
-        self._frames.append(frame)
+            self._handlers.stops.close_gates(frame, asked)
+        self._frames.append((asked, frame))
         if self._working is None:
             self._working = self._spawn(self._work())
 
@@ -240,11 +243,11 @@ class Connection:
     async def _work(self) -> None:
         """Handle what was read, one frame at a time, until nothing waits any more."""
         while self._frames:
-            frame = self._frames.pop(0)
+            asked, frame = self._frames.pop(0)
             if not await self._services.identities.still_holds(self.user):
                 continue  # the connection is being closed
             try:
-                await self._handlers.handle(frame)
+                await self._handlers.handle(frame, asked)
             except ApiError as error:
                 self.put_error(error, frame.event_id)
             except Exception:

@@ -33,6 +33,8 @@ from sessions.store import SessionStore
 
 logger = structlog.get_logger("server")
 
+# When others are told of an end that is stored nowhere, one behind the other.
+LAST_END_AFTER_SECONDS = (0.0, 1.0, 2.0)
 # Moments of the timeline that are this worker's to tell: a stop may come before the log says so.
 OWN_MOMENTS = frozenset(("started_at", "first_token_at", "aborted_at"))
 
@@ -180,9 +182,8 @@ class Finisher:
             else:
                 end = End("failed", "store_lost", "released")
             self._settle(self._ending(end), durable=deleted)
-            if deleted:
-                self._hub.spawn(self._tell_others_of_the_end())
-            else:
+            self._hub.spawn(self._tell_others_of_the_end())
+            if not deleted:
                 self._hub.spawn(self._hub.losses.look_at(run.session_id))
         elif isinstance(error, RunLost | RunEnded):
             run.is_disowned = True
@@ -192,15 +193,21 @@ class Finisher:
         run.done.set()
 
     async def _tell_others_of_the_end(self) -> None:
-        """Viewers at other workers hear through Redis, and there is no log any more."""
+        """Viewers at other workers hear through Redis, and there is no log any more.
+
+        So the end brings the text, for whoever lacks some. It is said more than once: what was lost
+        may have gone with Redis itself, and then others find back to it at another moment.
+        """
         run = self._run
-        with contextlib.suppress(StoreUnavailable):
-            await self._store.publish_events(
-                run.response_id,
-                fence=run.fence,
-                first=run.num_stored + 1,
-                events=run.events[run.num_stored :],
-            )
+        for seconds in LAST_END_AFTER_SECONDS:
+            await asyncio.sleep(seconds)
+            with contextlib.suppress(StoreUnavailable):
+                await self._store.publish_events(
+                    run.response_id,
+                    fence=run.fence,
+                    first=run.sequence_number,
+                    events=[run.log.end_with_text],
+                )
 
     async def _pass_on(self, stop: Stop) -> None:
         """A stop that could not be stored here is the next owner's to carry out."""

@@ -61,15 +61,17 @@ class Handlers:
         self._runs = services.runs
         self._beginnings = services.beginnings
         self._subscriptions: dict[str, Subscription] = {}
+        self._parted: set[Subscription] = set()  # of sessions that are deleted
         self.stops = Stops(connection, services, self._subscriptions)
 
-    async def handle(self, frame: ClientFrame) -> None:
+    async def handle(self, frame: ClientFrame, asked: int) -> None:
+        """`asked`: the number that the connection's `Told` gave the frame when it was read."""
         with translate_store_errors():
             match frame:
                 case CreateSession():
                     await self._create_session(frame)
                 case SubscribeSession():
-                    await self._subscribe(frame)
+                    await self._subscribe(frame, asked)
                 case UnsubscribeSession():
                     await self._unsubscribe(frame)
                 case UpdateSession():
@@ -77,18 +79,19 @@ class Handlers:
                 case DeleteSession():
                     await self._delete_session(frame)
                 case CreateResponse():
-                    await self._create_response(frame)
+                    await self._create_response(frame, asked)
                 case CancelResponse():
-                    await self.stops.cancel(frame)
+                    await self.stops.cancel(frame, asked)
                 case ResumeResponse():
-                    await self._resume(frame)
+                    await self._resume(frame, asked)
 
     async def leave_all(self) -> None:
         """The connection is gone: it watches nothing any more. Answers go on."""
         self.stops.close()
-        for subscription in list(self._subscriptions.values()):
+        for subscription in [*self._subscriptions.values(), *self._parted]:
             await self._hub.leave(subscription)
         self._subscriptions.clear()
+        self._parted.clear()
 
     def _reply(
         self, frame: dict[str, Any], event_id: str | None, response_id: str | None = None
@@ -122,7 +125,7 @@ class Handlers:
         if not created.replayed:
             await self._hub.tell_user(self._uid, session.id, reply, besides=self._connection)
 
-    async def _subscribe(self, frame: SubscribeSession) -> None:
+    async def _subscribe(self, frame: SubscribeSession, asked: int) -> None:
         check_session_id(frame.session_id)
         for listed in frame.responses:
             check_response_id(listed.response_id)
@@ -137,13 +140,19 @@ class Handlers:
         await self._join(subscription)
         try:
             async with subscription.sending:
-                await self._send_state(subscription, frame)
+                await self._send_state(subscription, frame, asked)
         except BaseException:
             await self._leave(session.id)
             raise
 
-    async def _send_state(self, subscription: Subscription, frame: SubscribeSession) -> None:
-        """`session.subscribed`, missed events or a snapshot, then the answers in progress."""
+    async def _send_state(
+        self, subscription: Subscription, frame: SubscribeSession, asked: int = 0
+    ) -> None:
+        """`session.subscribed`, missed events or a snapshot, then the answers in progress.
+
+        Of an answer that ends while the others are read the end may be told before; it is not told
+        again, unless it was `asked` for behind that.
+        """
         session = await self._store.session(subscription.uid, frame.session_id)
         missed = None
         if frame.after is not None and frame.after.epoch == session.epoch:
@@ -175,7 +184,9 @@ class Handlers:
         listed = dict.fromkeys([*active, *positions, *subscription.open])
         # All is read before anything is said: a store that fails must not unsay it.
         answers = {
-            response_id: await self._prepare(subscription, response_id, positions.get(response_id))
+            response_id: await self._prepare(
+                subscription, response_id, positions.get(response_id), asked
+            )
             for response_id in listed
             if session_of(response_id) == session.id
         }
@@ -183,10 +194,8 @@ class Handlers:
         for event in missed or ():
             self._connection.outbox.put(session_event_frame(session, event.offset, event.data))
         last = missed[-1].offset if missed else session.offset
-        for response_id, put_answer in answers.items():
-            # What has ended while the others were read is told, unless it was asked for.
-            if response_id in positions or not subscription.has_told_end(response_id):
-                put_answer()
+        for put_answer in answers.values():
+            put_answer()
         subscription.end_join(max(last, session.offset))
         # What was published between attaching and going live is behind the cursors: fetch it.
         for response_id in active:
@@ -194,15 +203,24 @@ class Handlers:
                 self._catch_up.fill_gap(subscription, response_id)
 
     async def _prepare(
-        self, subscription: Subscription, response_id: str, position: ResponsePosition | None
+        self,
+        subscription: Subscription,
+        response_id: str,
+        position: ResponsePosition | None,
+        asked: int,
     ) -> Callable[[], None]:
         """One answer's state; one that is no longer known is skipped: its text is a message."""
         try:
             await self._fence(response_id, subscription.uid)  # it exists, and is theirs
             if position is None:
-                return await self._catch_up.prepare(subscription, response_id, None)
-            after = position.after_sequence_number
-            return await self._catch_up.prepare(subscription, response_id, after, position.fence)
+                return await self._catch_up.prepare(subscription, response_id)
+            return await self._catch_up.prepare(
+                subscription,
+                response_id,
+                position.after_sequence_number,
+                position.fence,
+                asked=asked,
+            )
         except ResponseNotFound:
             return lambda: None
 
@@ -263,8 +281,15 @@ class Handlers:
         subscription = Subscription(self._connection, session_id, observes=observes)
         again = SubscribeSession(session_id=session_id, observe=observes)
         subscription.rejoin = lambda: self._send_state(subscription, again)
-        self.stops.freeze_in(subscription)
+        subscription.on_gone = partial(self._part_with, subscription)
+        subscription.on_idle = partial(self._leave_soon, subscription)
         return subscription
+
+    def _part_with(self, subscription: Subscription) -> None:
+        """Its session is deleted: it counts no more, and stays for ends that may come late."""
+        if self._subscriptions.get(subscription.session_id) is subscription:
+            del self._subscriptions[subscription.session_id]
+            self._parted.add(subscription)
 
     def _check_subscriptions(self) -> None:
         if len(self._subscriptions) >= self._services.limits.max_subscriptions:
@@ -289,14 +314,17 @@ class Handlers:
         self._hub.spawn(self._leave_idle(subscription))
 
     async def _leave_idle(self, subscription: Subscription) -> None:
-        """All answers that were resumed here without a subscription have ended."""
-        if self._subscriptions.get(subscription.session_id) is subscription:
-            if not subscription.only:
+        """Nothing can come by it: its session is deleted, or it was there for answers alone."""
+        if subscription in self._parted:
+            self._parted.discard(subscription)
+            await self._hub.leave(subscription)
+        elif self._subscriptions.get(subscription.session_id) is subscription:
+            if subscription.is_idle:
                 await self._leave(subscription.session_id)
 
     # ---- responses ------------------------------------------------------------------------------
 
-    async def _create_response(self, frame: CreateResponse) -> None:
+    async def _create_response(self, frame: CreateResponse, asked: int) -> None:
         check_session_id(frame.session_id)
         if frame.priority and not self._connection.user.is_admin:
             raise ApiError("forbidden", "priority needs the role admin", param="priority")
@@ -309,10 +337,10 @@ class Handlers:
         )
         self.stops.carry_out_waiting(response_id)
         if replayed:
-            await self._replay(subscription, frame, response_id)
+            await self._replay(subscription, frame, response_id, asked)
 
     async def _replay(
-        self, subscription: Subscription, frame: CreateResponse, response_id: str
+        self, subscription: Subscription, frame: CreateResponse, response_id: str, asked: int
     ) -> None:
         """The same key again: the original `response.created`, then whatever is missing."""
         events = await self._store.events(response_id)
@@ -324,9 +352,9 @@ class Handlers:
         created = {**getattr(log[0], "data", {}), "sequence_number": 1, "fence": fence}
         self._reply({**created, "replayed": True}, frame.event_id)
         if response_id not in subscription.cursors:
-            await self._catch_up.attach(subscription, response_id, 1)
+            await self._catch_up.attach(subscription, response_id, 1, asked=asked)
 
-    async def _resume(self, frame: ResumeResponse) -> None:
+    async def _resume(self, frame: ResumeResponse, asked: int) -> None:
         check_response_id(frame.response_id)
         session_id = session_of(frame.response_id)
         subscription = self._subscriptions.get(session_id)
@@ -336,13 +364,14 @@ class Handlers:
         if subscription is None:
             subscription = self._new_subscription(session_id)
             subscription.only = set()
-            subscription.on_idle = partial(self._leave_soon, subscription)
             await self._join(subscription)
             subscription.end_join(0)
         if subscription.only is not None:
             subscription.only.add(frame.response_id)
         after = frame.after_sequence_number
-        await self._catch_up.attach(subscription, frame.response_id, after, frame.fence)
+        await self._catch_up.attach(
+            subscription, frame.response_id, after, frame.fence, asked=asked
+        )
 
 
 async def delete_session(

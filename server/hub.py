@@ -176,7 +176,10 @@ class Hub:
         room = self.rooms.get(session_id)
         viewers = {s.watcher for s in room.subscriptions if s.only is None} if room else set()
         everywhere = frame["type"] == "session.activity"
+        is_end = frame["type"] == "session.deleted"
         for watcher in self.watchers.get(uid, ()):
+            if is_end and watcher.told.is_gone(session_id):
+                continue  # a viewer until it was told
             if watcher is not besides and (everywhere or watcher not in viewers):
                 watcher.outbox.put(frame)
 
@@ -204,7 +207,8 @@ class Hub:
                 room = self.rooms[session_id] = Room(session_id, session.epoch, session.offset)
             room.subscriptions.add(subscription)
             subscription.outbox.withholds = self._withholds
-        await self.viewers.announce(session_id)
+        if subscription.is_viewer:
+            await self.viewers.announce(session_id)
 
     async def leave(self, subscription: Subscription) -> None:
         session_id = subscription.session_id
@@ -217,13 +221,14 @@ class Hub:
             if not room.subscriptions and self.rooms.get(session_id) is room:
                 del self.rooms[session_id]
                 await self._feed.unsubscribe(self._keys.session_channel(session_id))
-        self.spawn(self.viewers.announce(session_id))
+        if subscription.is_viewer:
+            self.spawn(self.viewers.announce(session_id))
 
     def _num_viewers(self, session_id: str) -> int:
         room = self.rooms.get(session_id)
         subscriptions = room.subscriptions if room else ()
         hides = self._hides_observers
-        return len({s.watcher for s in subscriptions if not (hides and s.observes)})
+        return len({s.watcher for s in subscriptions if s.is_viewer and not (hides and s.observes)})
 
     def _show_viewers(self, session_id: str, total: int) -> None:
         room = self.rooms.get(session_id)
@@ -322,7 +327,8 @@ class Hub:
                 subscription.put_session_event(room.offset, due)
                 if (awaited := subscription.awaited) is not None and awaited not in self.claimed:
                     self.catch_up.sync_room(room, awaited)
-                if due["type"] == "session.evicted" and not subscription.observes:
+                is_sent_away = subscription.is_viewer and not subscription.observes
+                if due["type"] == "session.evicted" and is_sent_away:
                     subscription.watcher.evict(due["reason"])
         if room.early:
             self.catch_up.sync_room(room, SESSION_LOG)

@@ -90,6 +90,7 @@ class Losses:
         room.early.clear()
         for subscription in room.subscriptions:
             if subscription.rejoin is not None and subscription.only is None:
+                subscription.forget_ends()
                 subscription.begin_join()
                 self._hub.spawn(self._rejoin(room, subscription))
 

@@ -52,6 +52,11 @@ def is_done(event: Event) -> bool:
     return isinstance(event, ObjectEvent) and event.data.get("type") == "response.done"
 
 
+def is_whole_end(event: Event) -> bool:
+    """Whether it is a `response.done` that brings the text, and so is enough for anybody."""
+    return is_done(event) and isinstance(event, ObjectEvent) and "text" in event.data
+
+
 async def read_log(store: SessionStore, uid: str | None, response_id: str) -> ResponseLog:
     """The log as the store has it. Raises `ResponseNotFound`, `StoreUnavailable`.
 

@@ -249,8 +249,9 @@ class ResponseOperations:
         viewer = HttpViewer(call.uid)
         stops = Stops(viewer, self._services, {})
         try:
-            stops.close_gates(frame)
-            await stops.cancel(frame)
+            asked = viewer.told.ask()
+            stops.close_gates(frame, asked)
+            await stops.cancel(frame, asked)
             return await self._await_end(viewer)
         finally:
             stops.close()

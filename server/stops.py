@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from typing import Any, Protocol
 
 import structlog
@@ -12,15 +12,15 @@ from msgspec.structs import replace
 from engine.errors import EngineError
 from server.errors import ApiError, invalid_field
 from server.frames import is_final, put_event
-from server.outbox import Outbox
 from server.protocol import CancelResponse
 from server.response_log import ResponseLog, is_done, read_log
 from server.run import Run, Stop, StoredStop, cancel_command
 from server.services import Services
-from server.subscription import Subscription
+from server.subscription import Subscription, Watcher
+from server.told import Stopped
 from server.translate import check_response_id, check_session_id, translate_store_errors
 from sessions.background import Background
-from sessions.errors import ResponseNotFound, RunEnded, StoreUnavailable
+from sessions.errors import ResponseNotFound, RunEnded, SessionNotFound, StoreUnavailable
 from sessions.ids import session_of
 
 logger = structlog.get_logger("server")
@@ -32,11 +32,8 @@ STORE_RETRY_SECONDS = 0.2
 DELETED_END_SECONDS = 2.0  # for the owner of a deleted answer to tell its end
 
 
-class Asker(Protocol):
+class Asker(Watcher, Protocol):
     """Who asks for stops: a connection, or one HTTP request."""
-
-    uid: str
-    outbox: Outbox
 
     def put_error(self, error: ApiError, event_id: str | None) -> None: ...
 
@@ -51,6 +48,7 @@ class Stops:
         subscriptions: Mapping[str, Subscription],
     ) -> None:
         self._connection = connection
+        self._told = connection.told
         self._store = services.store
         self._hub = services.hub
         self._runs = services.runs
@@ -58,8 +56,8 @@ class Stops:
         self._subscriptions = subscriptions
         self._background = Background(ApiError, EngineError)
         self._followed: set[str] = set()  # answers whose end this connection is waiting for
-        self._waiting: list[CancelResponse] = []  # read, and queued behind earlier frames
-        self._handled: dict[int, set[str]] = {}  # id of such a frame → what the reader stopped
+        self._waiting: dict[int, CancelResponse] = {}  # read, and queued behind earlier frames
+        self._handled: dict[int, set[str]] = {}  # of such a frame, what the reader stopped
 
     @property
     def _uid(self) -> str:
@@ -69,13 +67,14 @@ class Stops:
         """The connection is gone: nobody is told any more. What was stopped stays stopped."""
         self._background.cancel()
 
-    def close_gates(self, frame: CancelResponse) -> None:
+    def close_gates(self, frame: CancelResponse, asked: int) -> None:
         """Called by the reader, before anything is awaited: stop what this worker produces.
 
-        So these stops wait neither for earlier frames nor for the store.
+        So these stops wait neither for earlier frames nor for the store. `asked` is the frame's
+        number, from `Told.ask`.
         """
-        self._handled[id(frame)] = self._close_gates(frame, set())
-        self._waiting.append(frame)
+        self._handled[asked] = self._close_gates(frame, asked, set())
+        self._waiting[asked] = frame
 
     def carry_out_waiting(self, response_id: str) -> None:
         """An answer has just begun: the stops that were read meanwhile close its gate.
@@ -84,18 +83,18 @@ class Stops:
         slips out; the stops are answered when their turn comes.
         """
         run = self._runs.local(response_id)
-        for stop in self._waiting if run is not None else ():
+        for stop in self._waiting.values() if run is not None else ():
             if run in self._local_runs(stop):
                 self._stop_local(run, replace(stop, seen_sequence_number=None))
 
-    def _close_gates(self, frame: CancelResponse, handled: set[str]) -> set[str]:
+    def _close_gates(self, frame: CancelResponse, asked: int, handled: set[str]) -> set[str]:
         """Stop what this worker produces, besides what was `handled`; all of it together."""
         runs = [run for run in self._local_runs(frame) if run.response_id not in handled]
         handled = handled.union(run.response_id for run in runs)
         frame = _without_seen(frame, handled | self._shown(frame))
         for run in runs:
             self._stop_local(run, frame)
-            self._start(self._cancel_one(run.response_id, frame))
+            self._start(self._cancel_one(run.response_id, frame, asked))
         return handled
 
     def _shown(self, frame: CancelResponse) -> set[str]:
@@ -125,11 +124,11 @@ class Stops:
     def _stop_local(self, run: Run, frame: CancelResponse) -> None:
         self._runs.stop(run, Stop("user", "client_cancelled", frame.seen_sequence_number))
 
-    async def cancel(self, frame: CancelResponse) -> None:
+    async def cancel(self, frame: CancelResponse, asked: int) -> None:
         """`response.cancel` and `stop`, as far as the reader has not carried them out already."""
         # What was asked for just before the stop may have begun meanwhile.
-        handled = self._close_gates(frame, self._handled.pop(id(frame), set()))
-        self._waiting = [waiting for waiting in self._waiting if waiting is not frame]
+        handled = self._close_gates(frame, asked, self._handled.pop(asked, set()))
+        self._waiting.pop(asked, None)
         try:
             targets = await self._targets(frame)
         except StoreUnavailable:
@@ -141,7 +140,7 @@ class Stops:
         frame = _without_seen(frame, handled.union(targets))
         for response_id in targets:
             if response_id not in handled:
-                self._start(self._cancel_one(response_id, frame))
+                self._start(self._cancel_one(response_id, frame, asked))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         self._background.spawn(work)
@@ -185,16 +184,16 @@ class Stops:
         )
         return []
 
-    async def _cancel_one(self, response_id: str, frame: CancelResponse) -> None:
+    async def _cancel_one(self, response_id: str, frame: CancelResponse, asked: int) -> None:
         is_first = response_id not in self._followed  # the others need not tell the end again
         self._followed.add(response_id)
         try:
             with translate_store_errors():
                 run = self._runs.local(response_id)
                 if run is not None and run.uid == self._uid:
-                    await self._cancel_local(run, frame, follow=is_first)
+                    await self._cancel_local(run, frame, asked, follow=is_first)
                 else:
-                    await self._cancel_remote(response_id, frame, follow=is_first)
+                    await self._cancel_remote(response_id, frame, asked, follow=is_first)
         except ApiError as error:
             self._connection.put_error(error, frame.event_id)
         except Exception:
@@ -204,96 +203,125 @@ class Stops:
         finally:
             if is_first:
                 self._followed.discard(response_id)
+            if response_id not in self._followed:
+                self._told.settle(response_id)
 
-    def freeze_in(self, subscription: Subscription) -> None:
-        """A new subscription: of what was stopped before, it shows the end alone."""
-        for response_id in self._followed:
-            if session_of(response_id) == subscription.session_id:
-                subscription.freeze(response_id)
-
-    async def _cancel_local(self, run: Run, frame: CancelResponse, *, follow: bool) -> None:
+    async def _cancel_local(
+        self, run: Run, frame: CancelResponse, asked: int, *, follow: bool
+    ) -> None:
         self._stop_local(run, frame)
-        told = False
+        response_id = run.response_id
+        is_noticed = False
 
-        def tell(durable: bool) -> None:
-            nonlocal told
-            if not told and not run.done.is_set():
-                told = True
-                notice = cancelling(run.response_id, durable=durable)
-                self._reply(notice, frame.event_id, run.response_id)
+        def notice(durable: bool) -> None:
+            nonlocal is_noticed
+            if not is_noticed and not run.done.is_set():
+                is_noticed = True
+                self._reply(cancelling(response_id, durable=durable), frame.event_id, response_id)
 
-        has_ended = run.done.is_set()
-        subscription = self._watching(run.response_id)
-        if subscription is not None and not has_ended:
+        if not run.done.is_set():
             # What waits to be shown until the lease is renewed would come behind the notice.
-            subscription.freeze(
-                run.response_id, lambda: run.final_text() if is_done(run.events[-1]) else None
+            self._told.stop(
+                response_id, lambda: run.final_text() if is_done(run.events[-1]) else None
             )
-        timer = asyncio.get_running_loop().call_later(DURABLE_WAIT_SECONDS, tell, False)
-        run.when_stop_is_stored(lambda: tell(True))
+        timer = asyncio.get_running_loop().call_later(DURABLE_WAIT_SECONDS, notice, False)
+        run.when_stop_is_stored(lambda: notice(True))
         await run.done.wait()
         timer.cancel()
         if not follow:
             return
-        # Its subscription has told it, unless another one took its place.
-        present = self._watching(run.response_id)
-        is_told = subscription is not None and present in (subscription, None)
-        lacks_final = False
-        if (has_ended or not is_told) and is_done(run.events[-1]):
-            self._put_end(run.response_id, run.log)
-            # A subscription hears by itself how that end is stored.
-            lacks_final = present is None and not is_final(run.log.end.data)
+        # Who watches is told it by the subscription, at the latest when it is stored.
+        watching = self._watching(response_id)
+        is_brought = watching is not None and not watching.joining
+        is_told = self._told.has_early_end(response_id)
+        if not is_brought and not is_told and is_done(run.events[-1]):
+            self._put_end(response_id, run.log, asked)
         await run.settled.wait()  # told before it was stored, it may yet be another worker's
         if run.is_disowned:
-            await self._follow_to_the_end(run.response_id)
-        elif lacks_final:
-            self._put_end(run.response_id, run.log)
+            async with self._listening(response_id) as ear:
+                ear.add(response_id)
+                await self._follow_to_the_end(response_id, asked)
+        elif is_done(run.events[-1]):
+            self._put_end(response_id, run.log, asked)
 
     async def _cancel_remote(
-        self, response_id: str, frame: CancelResponse, *, follow: bool
+        self, response_id: str, frame: CancelResponse, asked: int, *, follow: bool
     ) -> None:
-        try:
-            asked = await self._store.request_cancel(
-                self._uid, response_id, seen=frame.seen_sequence_number
-            )
-        except RunEnded:
-            if follow:
-                await self._follow_to_the_end(response_id)
-            return
-        if (subscription := self._watching(response_id)) is not None:
-            subscription.freeze(response_id)
-        self._reply(cancelling(response_id, durable=True), frame.event_id, response_id)
-        with contextlib.suppress(StoreUnavailable):  # its next append tells the owner as well
-            stop = Stop("user", "client_cancelled", frame.seen_sequence_number)
-            # The first stop counts; which one that was, only the store knows otherwise.
-            stored = StoredStop(stop, asked.cancel_at) if asked.first else None
-            await self._store.publish_control(asked.owner, cancel_command(response_id, stored))
-        if follow:
-            await self._follow_to_the_end(response_id)
-
-    async def _follow_to_the_end(self, response_id: str) -> None:
-        """Another worker ends it: its asker hears of that, however long the store is away.
-
-        Losing a race is no error: what has ended already is answered with its end.
-        """
-        subscription = self._watching(response_id)
-        # What comes of it from now on would come behind the notice, or behind the end.
-        ended = asyncio.Event() if subscription is None else subscription.freeze(response_id)
-        while True:
+        async with self._listening(response_id) as ear:
             try:
-                await self._await_remote_end(response_id, ended)
-                self._put_end(response_id, await read_log(self._store, self._uid, response_id))
+                stored = await self._store.request_cancel(
+                    self._uid, response_id, seen=frame.seen_sequence_number
+                )
+            except RunEnded:
+                if follow:
+                    await self._tell_stored_end(response_id, asked)
+                return
+            self._told.stop(response_id)
+            ear.add(response_id)
+            self._reply(cancelling(response_id, durable=True), frame.event_id, response_id)
+            with contextlib.suppress(StoreUnavailable):  # its next append tells the owner as well
+                stop = Stop("user", "client_cancelled", frame.seen_sequence_number)
+                # The first stop counts; which one that was, only the store knows otherwise.
+                known = StoredStop(stop, stored.cancel_at) if stored.first else None
+                command = cancel_command(response_id, known)
+                await self._store.publish_control(stored.owner, command)
+            if follow:
+                await self._follow_to_the_end(response_id, asked)
+
+    @contextlib.asynccontextmanager
+    async def _listening(self, response_id: str) -> AsyncIterator[set[str]]:
+        """Hear what is published of the answers in the set, which is empty at first.
+
+        A moment after its end its session may be deleted, and then nothing is stored of it. Another
+        subscription may watch it too, and be replaced meanwhile. What may be heard is to be known
+        before anything is put into the set.
+        """
+        heard: set[str] = set()
+        session_id = session_of(response_id)
+        ear = Subscription(self._connection, session_id, heard, is_viewer=False)
+        ear.end_join(0)
+        with contextlib.suppress(SessionNotFound, StoreUnavailable):  # then the log must do
+            await self._hub.join(ear)
+        try:
+            yield heard
+        finally:
+            self._hub.spawn(self._hub.leave(ear))
+
+    async def _tell_stored_end(self, response_id: str, asked: int) -> None:
+        """Losing a race is no error: what has ended already is answered with its end."""
+        while not self._told.has_answered(response_id, asked):
+            try:
+                log = await read_log(self._store, self._uid, response_id)
+                self._put_end(response_id, log, asked)
                 return
             except StoreUnavailable:
                 await asyncio.sleep(STORE_RETRY_SECONDS)
+
+    async def _follow_to_the_end(self, response_id: str, asked: int) -> None:
+        """Another worker ends it: its asker hears of that, however long the store is away."""
+        # What comes of it from now on would come behind the notice.
+        stopped = self._told.stop(response_id)
+        while not self._told.has_answered(response_id, asked):
+            try:
+                await self._await_remote_end(response_id, stopped.ended)
+                await self._tell_stored_end(response_id, asked)
+            except StoreUnavailable:
+                await asyncio.sleep(STORE_RETRY_SECONDS)
             except ResponseNotFound:
-                # Deleted meanwhile: its owner tells those who watch, and nothing is stored.
-                watching = self._watching(response_id)
-                if watching is None or not await watching.put_heard_end(
-                    response_id, DELETED_END_SECONDS
-                ):
-                    raise
+                await self._await_deleted_end(response_id, stopped, asked)
                 return
+
+    async def _await_deleted_end(self, response_id: str, stopped: Stopped, asked: int) -> None:
+        """Nothing is stored of it any more: its owner tells those who watch."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DELETED_END_SECONDS):
+                await stopped.ended.wait()
+        if self._told.has_answered(response_id, asked):
+            return
+        # As an older worker publishes it: without the text.
+        watching = self._watching(response_id)
+        if watching is None or not watching.put_heard_end(response_id):
+            raise ResponseNotFound
 
     async def _await_remote_end(self, response_id: str, ended: asyncio.Event) -> None:
         """Wait for the owner; if it is silent until its lease ends, end the answer in its place."""
@@ -323,15 +351,21 @@ class Stops:
         watches = subscription is not None and subscription.wants(response_id)
         return subscription if watches else None
 
-    def _put_end(self, response_id: str, log: ResponseLog) -> None:
-        """Queue an answer's end. It brings the text where this connection lacks some of it."""
+    def _put_end(self, response_id: str, log: ResponseLog, asked: int) -> None:
+        """Queue an answer's end, unless the stop that `asked` for it was answered with it.
+
+        It brings the text where this connection lacks some of it.
+        """
         if not log.has_ended:
             raise ResponseNotFound  # its keys have just gone
+        if self._told.has_answered(response_id, asked):
+            return
         if (subscription := self._watching(response_id)) is not None:
             subscription.put_end(response_id, log)
         else:
             outbox, number = self._connection.outbox, len(log.events)
             put_event(outbox, response_id, number, log.fence, log.end_with_text)
+            self._told.note_end(response_id, is_final=is_final(log.end.data))
 
     def _reply(
         self, frame: dict[str, Any], event_id: str | None, response_id: str | None = None

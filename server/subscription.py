@@ -5,17 +5,25 @@ it drops what it has sent, and says when it lacks something.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from server.frames import MAX_REPLAY_CHARACTERS, is_final, put_event, put_snapshot
+from server.frames import (
+    MAX_BURST_BYTES,
+    MAX_REPLAY_CHARACTERS,
+    is_final,
+    put_event,
+    put_snapshot,
+    replay_bytes,
+    replay_frames,
+)
 from server.outbox import Outbox
-from server.response_log import ResponseLog, is_done, text_of
+from server.response_log import ResponseLog, is_done, is_whole_end, text_of
+from server.told import Told
 from sessions.records import Event, ObjectEvent, TextEvent
 
 DOUBTED = -1  # a cursor: what was sent may not be what is stored, so a whole log must come next
+LAST_ENDS_SECONDS = 5.0  # for the ends of a deleted session's answers to come, before it is told
 
 
 class Watcher(Protocol):
@@ -23,19 +31,10 @@ class Watcher(Protocol):
 
     uid: str
     outbox: Outbox
+    told: Told
 
     def evict(self, reason: str) -> None:
         """An admin sends the viewers of its session away."""
-
-
-@dataclass(slots=True)
-class _Frozen:
-    """An answer of which its asker to stop gets nothing more but the end."""
-
-    text: Callable[[], str | None]
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    has_skipped: bool = False  # text was left out
-    end: tuple[int, int, ObjectEvent] | None = None  # number, fence, event: as it came by
 
 
 class Subscription:
@@ -43,8 +42,9 @@ class Subscription:
 
     While it is joining, session events are held back and answers skipped: the snapshot that ends
     the join contains them. Later, what ends a message waits for the `response.done` of its answer,
-    if that was begun here. `only` restricts a subscription without the session's own events to the
-    answers that were asked for by `response.resume`.
+    if that was begun here, and what ends the session for those of all its answers. `only` restricts
+    a subscription without the session's own events to the answers that were asked for by
+    `response.resume`.
     """
 
     def __init__(
@@ -54,22 +54,32 @@ class Subscription:
         only: set[str] | None = None,
         *,
         observes: bool = False,
+        is_viewer: bool = True,
     ) -> None:
+        """`is_viewer` is False for one that only listens for an end, and counts for nobody."""
         self.watcher = watcher
         self.session_id = session_id
         self.only = only
+        self.is_viewer = is_viewer
         self.observes = observes  # somebody else's session: it may be read and nothing more
         self.offset = 0
         self.sending = asyncio.Lock()  # held by whoever sends the session's whole state
         self._num_joins = 1  # whole states that must still be sent
         self.rejoin: Callable[[], Awaitable[None]] | None = None  # send the whole state again
-        self.on_idle: Callable[[], object] = lambda: None  # the last answer of `only` has ended
+        self.on_gone: Callable[[], object] = lambda: None  # the session is deleted, and that told
+        self.on_idle: Callable[[], object] = lambda: None  # and the last answer here has ended
         self.cursors: dict[str, int] = {}  # response id → last number that was queued
         self._open: set[str] = set()  # answers of which something was queued, and no end yet
-        self._told_early: set[str] = set()  # answers whose end was told before it was stored
-        self._frozen: dict[str, _Frozen] = {}  # stopped from here
         self._replies: dict[str, str] = {}  # frame type → event id of the request it answers
         self._held: list[tuple[int, dict[str, Any]]] = []
+        self._is_gone = False  # `session.deleted` has come: nothing of the session follows
+        self._last_call: asyncio.TimerHandle | None = None  # then no end is waited for any more
+        self._is_last_call = False
+        self.is_over = False  # and has been sent
+
+    @property
+    def told(self) -> Told:
+        return self.watcher.told
 
     @property
     def outbox(self) -> Outbox:
@@ -99,9 +109,9 @@ class Subscription:
 
     def _ends_by_itself(self, response_id: str) -> bool:
         """Whether whoever stopped it from here has heard its end, and sends it."""
-        frozen = self._frozen.get(response_id)
-        is_heard = frozen is not None and frozen.ended.is_set()
-        return is_heard and response_id not in self._told_early
+        stopped = self.told.stopped(response_id)
+        is_heard = stopped is not None and stopped.ended.is_set()
+        return is_heard and not self.told.has_early_end(response_id)
 
     def expect_reply(self, kind: str, event_id: str | None) -> None:
         """The next session event of this kind answers a request of this connection."""
@@ -110,13 +120,16 @@ class Subscription:
             self._replies[kind] = event_id
 
     def put_session_event(self, offset: int, frame: dict[str, Any]) -> None:
-        if self.only is None:
-            self._held.append((offset, frame))
-            self._send_held()
+        is_last = frame["type"] == "session.deleted"
+        if self._is_gone or (self.only is not None and not is_last):
+            return
+        self._is_gone = is_last
+        self._held.append((offset, frame))
+        self._send_held()
 
     @property
     def awaited(self) -> str | None:
-        """The answer whose end must be sent before the next session event."""
+        """The answer whose end must be sent before the next session event, and is in the log."""
         if self.joining or not self._held:
             return None
         _, frame = self._held[0]
@@ -125,14 +138,46 @@ class Subscription:
         response_id: str | None = message.get("response_id")
         return response_id if is_end and response_id in self._open else None
 
+    def _awaits_last_ends(self) -> bool:
+        """Whether answers of a deleted session have not ended here yet: their owner says how."""
+        if self._is_last_call or self._held[0][1]["type"] != "session.deleted":
+            return False
+        if all(map(self.told.has_early_end, self._open)):
+            return False
+        if self._last_call is None:
+            loop = asyncio.get_running_loop()
+            self._last_call = loop.call_later(LAST_ENDS_SECONDS, self._wait_no_longer)
+        return True
+
+    def _wait_no_longer(self) -> None:
+        self._is_last_call = True
+        self._send_held()
+
     def _send_held(self) -> None:
         while self._held and not self.joining and self.awaited is None:
+            if self._awaits_last_ends():
+                return
             offset, frame = self._held.pop(0)
-            if offset > self.offset:
+            is_last = frame["type"] == "session.deleted"
+            if offset > self.offset or is_last:
                 self.offset = offset
                 if (event_id := self._replies.pop(frame["type"], None)) is not None:
                     frame = {**frame, "event_id": event_id}
-                self.outbox.put(frame)
+                if self.only is None:
+                    self.outbox.put(frame)
+            if is_last:
+                self._tell_gone()
+
+    def _tell_gone(self) -> None:
+        """The session counts no more, but an end that comes late is told all the same."""
+        if self._last_call is not None:
+            self._last_call.cancel()
+        if self.only is None:
+            self.told.note_gone(self.session_id)
+        self.is_over = True
+        self.on_gone()
+        if self.is_idle:
+            self.on_idle()
 
     def close(self, response_id: str) -> None:
         """The end of an answer was sent, or will never be: what waits for it goes."""
@@ -140,50 +185,29 @@ class Subscription:
         self._send_held()
         if self.only is not None:
             self.only.discard(response_id)
-            if not self.only:
-                self.on_idle()
+        if self.is_idle:
+            self.on_idle()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing can come by here any more."""
+        return (self.is_over and not self._open) or (self.only is not None and not self.only)
 
     def give_up_end(self, response_id: str) -> None:
         """The log has no end of that answer, so nobody here needs to wait for it.
 
-        Where text was left out, or an end was told early, somebody else brings the end.
+        Where it was stopped from here, or an end was told early, somebody else brings the end.
         """
-        is_another_s = response_id in self._frozen or response_id in self._told_early
+        told = self.told
+        is_another_s = told.stopped(response_id) is not None or told.has_early_end(response_id)
         if not is_another_s and not self.doubts(response_id):
             self.close(response_id)
 
-    def freeze(
-        self, response_id: str, text: Callable[[], str | None] = lambda: None
-    ) -> asyncio.Event:
-        """Send no more text of an answer; the event is set when its end has come by.
-
-        `text` gives what the message says at its end. Where it cannot, whoever freezes sends
-        `response.done` itself, with the text if `has_skipped`.
-        """
-        frozen = self._frozen.setdefault(response_id, _Frozen(text))
-        frozen.text = text
-        return frozen.ended
-
-    def put_state(self, response_id: str, log: ResponseLog) -> None:
-        """Queue an answer as a part of the session's whole state, unasked.
-
-        Who stopped it from here and was told its end gets no text behind that, but the end again.
-        """
-        frozen = self._frozen.get(response_id)
-        if frozen is not None and frozen.ended.is_set() and log.has_ended:
-            self.put_end(response_id, log)
-        else:
-            self.put_log(response_id, log, 0)
-
-    def thaw(self, response_id: str) -> None:
-        """An answer that has ended is asked for again."""
-        if (frozen := self._frozen.get(response_id)) is not None and frozen.ended.is_set():
-            del self._frozen[response_id]
-
     def lacks_text(self, response_id: str, log: ResponseLog) -> bool:
         """Whether text of the log was left out here, or has not come yet."""
-        frozen = self._frozen.get(response_id)
-        if self.doubts(response_id) or (frozen is not None and frozen.has_skipped):
+        stopped = self.told.stopped(response_id)
+        has_skipped = stopped is not None and stopped.has_skipped
+        if has_skipped or self.told.has_end(response_id) or self.doubts(response_id):
             return True
         cursor = self.cursors.get(response_id, 0)
         return any(isinstance(event, TextEvent) for event in log.events[cursor:])
@@ -195,49 +219,39 @@ class Subscription:
 
     def put_end_again(self, response_id: str, log: ResponseLog) -> None:
         """Queue the end as it is stored, if it was told here before that was certain."""
-        if response_id in self._told_early:
+        if self.told.has_early_end(response_id):
             self.put_end(response_id, log)
 
-    async def put_heard_end(self, response_id: str, seconds: float) -> bool:
-        """Queue the end of a frozen answer as it came by; False if none comes within `seconds`.
+    def put_heard_end(self, response_id: str) -> bool:
+        """Queue the end of a stopped answer as it came by; False if none has.
 
-        Its text is not known: this is for answers that are stored nowhere any more.
+        This is for answers that are stored nowhere any more.
         """
-        frozen = self._frozen[response_id]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await frozen.ended.wait()
-        if frozen.end is None:
+        stopped = self.told.stopped(response_id)
+        if stopped is None or stopped.end is None:
             self.close(response_id)
             return False
-        self._put_end(response_id, *frozen.end)
+        self._put_end(response_id, *stopped.end)
         return True
 
     def _put_end(self, response_id: str, number: int, fence: int, end: ObjectEvent) -> None:
         self.cursors[response_id] = number
         put_event(self.outbox, response_id, number, fence, end)
-        if (frozen := self._frozen.get(response_id)) is not None:
-            frozen.ended.set()
         self._note_end(response_id, end)
 
     def _note_end(self, response_id: str, end: ObjectEvent) -> None:
         """An end was queued. The answer stays open while another one must follow."""
+        self.told.note_end(response_id, is_final=is_final(end.data))
         if is_final(end.data):
-            self._told_early.discard(response_id)
             self.close(response_id)
         else:
-            self._told_early.add(response_id)
             self._open.add(response_id)
-
-    def has_told_end(self, response_id: str) -> bool:
-        """Whether all of that answer was sent here, and nothing of it may come any more."""
-        is_known = self.cursors.get(response_id, DOUBTED) != DOUBTED
-        return is_known and response_id not in self._open
 
     def begin_join(self) -> None:
         """The state is about to be sent again: hold session events back, and skip answers."""
         self._num_joins += 1
-        self._held.clear()
+        if not self._is_gone:
+            self._held.clear()
 
     def end_join(self, offset: int) -> None:
         """The snapshot up to `offset` was queued: send what came meanwhile, and go live.
@@ -248,36 +262,65 @@ class Subscription:
         self.offset = offset
         self._send_held()
 
+    def forget_ends(self) -> None:
+        """What was told of the session may be lost: answers that had ended may go on."""
+        self.told.forget(self.session_id)
+
     def put_events(self, response_id: str, fence: int, first: int, events: Sequence[Event]) -> bool:
-        """Queue entries `first`, `first` + 1, … that are new; False if some before are missing."""
+        """Queue entries `first`, `first` + 1, … that are new; False if some before are missing.
+
+        An end that brings its text needs none before it.
+        """
         cursor = self.cursors.get(response_id, 0)
-        if cursor == DOUBTED:
-            return True
-        if first > cursor + 1:
-            return False
-        for number, event in enumerate(events, first):
-            if number > cursor:
+        if cursor == DOUBTED or first > cursor + 1:
+            number = first + len(events) - 1
+            if number > cursor and is_whole_end(events[-1]):
                 self.cursors[response_id] = number
-                self._put_event(response_id, fence, number, event)
+                self._put_event(response_id, fence, number, events[-1])
+                return True
+            return cursor == DOUBTED
+        number = max(first, cursor + 1)
+        new = events[number - first :]
+        if replay_bytes(new) > MAX_BURST_BYTES and not self.told.is_silent(response_id):
+            entries = new[:-1] if is_done(new[-1]) else new
+            self._put_replay(response_id, fence, number, entries)
+            number, new = number + len(entries), new[len(entries) :]
+        for place, event in enumerate(new, number):
+            self.cursors[response_id] = place
+            self._put_event(response_id, fence, place, event)
         return True
 
+    def _put_replay(
+        self, response_id: str, fence: int, first: int, entries: Sequence[Event]
+    ) -> None:
+        """Queue more entries at once than a reader could be blamed for."""
+        self.cursors[response_id] = first + len(entries) - 1
+        self._open.add(response_id)
+        frames = replay_frames(response_id, fence, first, entries)
+        self.outbox.put_replay(response_id, frames, replay_bytes(entries))
+
     def _put_event(self, response_id: str, fence: int, number: int, event: Event) -> None:
-        frozen = self._frozen.get(response_id)
         end = event if isinstance(event, ObjectEvent) and is_done(event) else None
+        if self.told.has_answered(response_id):
+            if end is not None:
+                self.close(response_id)
+            return
         if end is None:
             self._open.add(response_id)
-        if frozen is None:
-            put_event(self.outbox, response_id, number, fence, event)
+        stopped = self.told.stopped(response_id)
+        if stopped is None:
+            if end is not None or not self.told.is_silent(response_id):
+                put_event(self.outbox, response_id, number, fence, event)
             if end is not None:
                 self._note_end(response_id, end)
         elif end is None:
-            frozen.has_skipped |= isinstance(event, TextEvent)
+            stopped.has_skipped |= isinstance(event, TextEvent)
+        elif (text := end.data.get("text", stopped.text())) is not None:
+            whole = ObjectEvent({**end.data, "text": text}) if stopped.has_skipped else end
+            self._put_end(response_id, number, fence, whole)
         else:
-            frozen.end = number, fence, end
-            frozen.ended.set()
-            if (text := frozen.text()) is not None:
-                whole = ObjectEvent({**end.data, "text": text}) if frozen.has_skipped else end
-                self._put_end(response_id, number, fence, whole)
+            stopped.end = number, fence, end
+            stopped.ended.set()
 
     def put_created(
         self, response_id: str, fence: int, created: Event, event_id: str | None
@@ -297,12 +340,12 @@ class Subscription:
         self.outbox.withhold(response_id)
         if response_id in self.cursors:
             self.cursors[response_id] = DOUBTED
-            self._told_early.discard(response_id)
+            self.told.take_back(response_id)
             if is_lost:
                 self._open.add(response_id)
-        if is_lost and (frozen := self._frozen.get(response_id)) is not None:
-            frozen.text, frozen.end = lambda: None, None
-            frozen.ended.clear()
+        if is_lost and (stopped := self.told.stopped(response_id)) is not None:
+            stopped.text, stopped.end = lambda: None, None
+            stopped.ended.clear()
 
     def doubts(self, response_id: str) -> bool:
         """Whether only a whole log of that answer may be sent next."""
@@ -315,27 +358,50 @@ class Subscription:
         else:
             self.put_events(response_id, log.fence, 1, log.events)
 
-    def put_log(self, response_id: str, log: ResponseLog, position: int) -> None:
+    def put_log(
+        self, response_id: str, log: ResponseLog, position: int = 0, asked: int = 0
+    ) -> None:
         """Queue a log for somebody who has everything up to entry `position`.
 
-        A position that is not in the log, or far behind, is answered with a snapshot; unless the
-        answer was frozen, then its end will bring the text. The end is sent again to who has it:
-        no answer at all would leave them waiting.
+        A position that is not in the log, or far behind, is answered with a snapshot. The end is
+        sent again to who has it: no answer at all would leave them waiting. Where text must not be
+        sent any more, the end alone is the answer, to the request `asked` if it has none yet.
         """
+        if self.told.is_silent(response_id):
+            self._put_silent(response_id, log, asked)
+            return
         if not log.has_ended:
             self._open.add(response_id)
         if position == len(log.events):
             position -= log.has_ended
-        frozen = self._frozen.get(response_id)
-        missing = len(text_of(log.events[position:]))
-        if position and position <= len(log.events) and missing <= MAX_REPLAY_CHARACTERS:
+        if self._may_replay(log, position):
             self.cursors[response_id] = position
         else:
             number = len(log.events) - log.has_ended
             self.cursors[response_id] = number
             self._open.add(response_id)
-            if frozen is not None:
-                frozen.has_skipped = True
-            else:
-                put_snapshot(self.outbox, response_id, number, log.fence, log.text(number))
+            put_snapshot(self.outbox, response_id, number, log.fence, log.text(number))
         self.put_events(response_id, log.fence, 1, log.events)
+
+    def _may_replay(self, log: ResponseLog, position: int) -> bool:
+        """Whether what is behind `position` is sent entry by entry: it is known, and no more."""
+        if not 0 < position <= len(log.events):
+            return False
+        missing = log.events[position:]
+        return len(text_of(missing)) <= MAX_REPLAY_CHARACTERS and self.outbox.has_room_for_replay(
+            replay_bytes(missing)
+        )
+
+    def _put_silent(self, response_id: str, log: ResponseLog, asked: int) -> None:
+        """Of a log that brings no text: its end, which says what the text is."""
+        told = self.told
+        if (stopped := told.stopped(response_id)) is not None:
+            stopped.has_skipped = True
+        if told.has_answered(response_id, asked):
+            self.cursors[response_id] = len(log.events)
+            self.close(response_id)
+        elif log.has_ended and (is_final(log.end.data) or not told.has_early_end(response_id)):
+            self.put_end(response_id, log)
+        else:
+            self.cursors[response_id] = len(log.events)
+            self._open.add(response_id)

@@ -203,7 +203,6 @@ class ConnectionCheck:
             watched = self._watch(str(position.get("response_id")))
             watched.asks[number] = fence
             watched.num_asks += 1
-            watched.is_frozen = False
 
     def _count_ask(self, is_meant: Callable[[str], bool]) -> None:
         for response_id, watched in self._watched.items():

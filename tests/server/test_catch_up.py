@@ -111,7 +111,7 @@ async def test_an_end_is_not_given_up_where_a_state_that_brings_it_is_on_its_way
     subscription.begin_join()  # the session has another epoch, say
     await hub.catch_up._sync_response(hub.rooms[chat.session_id], rid)
     assert subscription.open == [rid]  # that is what the state will bring the ends of
-    assert not subscription.has_told_end(rid)
+    assert not subscription.told.has_end(rid)
 
 
 async def test_an_answer_that_was_lost_goes_on_from_its_log_alone(

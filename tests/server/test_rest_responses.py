@@ -8,6 +8,9 @@ import pytest
 from server import event_stream
 from server.app import Worker
 from sessions.embedded import EmbeddedRedis
+from sessions.ids import new_message_id, new_response_id
+from sessions.records import ObjectEvent, TextEvent
+from tests.end_to_end.client_model import Answer
 from tests.end_to_end.history import History
 from tests.redis_server import fresh_prefix
 from tests.server.in_process import (
@@ -18,6 +21,7 @@ from tests.server.in_process import (
     ScriptedEngine,
     running_workers,
 )
+from tests.sessions.chat import Chat
 from tests.tiny_model import oracle_word
 
 
@@ -63,6 +67,65 @@ async def test_an_end_that_comes_during_a_check_is_sent(
 
         monkeypatch.setattr(second.store, "run", end_meanwhile)
         await events.answered
+        assert events.frames[-1]["type"] == "response.done"
+
+
+async def test_a_long_answer_with_logprobs_is_resumed_in_one_go_by_stream_and_by_socket(
+    redis_server: EmbeddedRedis, tmp_path: Path
+) -> None:
+    """More waits at once than a slow reader may have waiting, and the reader is not slow."""
+    dice, prefix, num_tokens = Dice(5), fresh_prefix(), 4_000
+    top = [{"token": f"other {place}", "logprob": -1.5} for place in range(5)]
+    logprobs = ({"token": "word ", "logprob": -0.5, "top": top},)
+    texts = [TextEvent(5 * place, "word ", logprobs=logprobs) for place in range(num_tokens)]
+    async with (
+        running_workers(redis_server.url, prefix, tmp_path, ScriptedEngine(dice), dice, 1) as (
+            worker,
+        ),
+        LocalClient(worker, History(lambda: None)) as asker,
+        LocalClient(worker, History(lambda: None)) as client,
+    ):
+        chat = Chat(worker.store, await asker.new_session(), "local")
+        await asker.reply("session.unsubscribe", session_id=chat.session_id)
+        response_id = new_response_id(chat.session_id)
+        response: dict[str, Any] = {
+            "id": response_id,
+            "session_id": chat.session_id,
+            "message_id": new_message_id(),
+            "parent_id": new_message_id(),
+            "model": "oracle",
+            "settings": {},
+            "status": "queued",
+            "created_at": 1,
+        }
+        created = {"type": "response.created", "response": response, "idempotency_key": "k"}
+        await chat.begin(response_id=response_id, created_event=created)
+        for start in range(0, num_tokens, 400):
+            part = texts[start : start + 400]
+            await worker.store.append(
+                response_id, fence=1, first=start + 2, events=part, token_ids=range(len(part))
+            )
+        ended = {
+            **response,
+            "status": "completed",
+            "status_details": {"reason": "eos"},
+            "timings": {"total_ms": 1},
+            "usage": {"input_tokens": 1, "cached_tokens": 0, "output_tokens": num_tokens},
+            "text_length": 5 * num_tokens,
+        }
+        done = {"type": "response.done", "response": ended, "engine": "released", "durable": True}
+        await chat.finish(response_id, num_tokens + 2, events=[ObjectEvent(done)])
+
+        events = Http(worker, "GET", f"/v1/responses/{response_id}", "stream=true&starting_after=1")
+        await events.answered
+        client.answers[response_id] = Answer(last=1)
+        await client.send(
+            "response.resume", response_id=response_id, fence=1, after_sequence_number=1
+        )
+        assert (await client.done(response_id)).final == "word " * num_tokens
+        for frames in (events.frames, client.frames):
+            deltas = [f for f in frames if f["type"] == "response.output_text.delta"]
+            assert sum(len(delta["logprobs"]) for delta in deltas) == num_tokens
         assert events.frames[-1]["type"] == "response.done"
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from server import producer
 from sessions.embedded import EmbeddedRedis
+from sessions.ids import session_of
 from tests.end_to_end.client_model import Answer
 from tests.end_to_end.history import EngineCounts
 from tests.redis_server import fresh_prefix
@@ -177,8 +178,8 @@ async def stop_and_delete(race: Race) -> None:
     await race.stop(race.asker, response)
     await race.dice.give_way()
     await race.second.send("session.delete", session_id=race.session)
-    await race.asker.next("session.deleted")
-    await race.asker.done(response)
+    for client in (race.asker, race.second):
+        await ended_before_deleted(client, response)
     request.released.set()
 
 
@@ -189,9 +190,27 @@ async def stop_at_the_other_worker_and_delete(race: Race) -> None:
     await race.dice.give_way()
     await race.asker.send("session.delete", session_id=race.session)
     for client in (race.asker, race.second):
-        await client.next("session.deleted")
-        await client.done(response)
+        answer = await ended_before_deleted(client, response)
+        assert answer.done is not None
+        assert len(answer.final) == answer.done["response"]["text_length"]
     request.released.set()
+
+
+async def ended_before_deleted(client: LocalClient, response: str) -> Answer:
+    """The end of an answer whose session goes; other sessions of the same user go meanwhile."""
+    session = session_of(response)
+
+    def ends() -> list[str]:
+        about = [
+            frame["type"]
+            for frame in client.frames
+            if session in (frame.get("session_id"), frame.get("response", {}).get("session_id"))
+        ]
+        return [kind for kind in about if kind in ("response.done", "session.deleted")]
+
+    await client.wait(lambda: "session.deleted" in ends(), "session.deleted")
+    assert ends() == ["response.done", "session.deleted"]
+    return client.answers[response]
 
 
 def status(answer: Answer) -> str:

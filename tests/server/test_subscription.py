@@ -2,9 +2,11 @@
 
 import pytest
 
+from server import subscription as module
+from server.outbox import Outbox
 from server.response_log import ResponseLog
 from server.subscription import Subscription
-from sessions.records import ObjectEvent
+from sessions.records import Event, ObjectEvent, TextEvent
 from tests.server.entries import CREATED, DONE, LOG, RESPONSE, message_updated, texts
 from tests.server.watching import Viewer, kinds
 
@@ -86,6 +88,68 @@ async def test_a_long_replay_becomes_a_snapshot_in_parts() -> None:
     assert "".join(part["text"] for part in parts) == "x" * 160_000
 
 
+def told_with_logprobs(num_tokens: int) -> list[Event]:
+    """The entries of an answer that tells five other tokens for each of its own."""
+    top = [{"token": f"other {place}", "logprob": -1.5 * place} for place in range(5)]
+    logprob = {"token": "token", "logprob": -0.5, "top": top}
+    return [TextEvent(6 * place, "token ", logprobs=(logprob,)) for place in range(num_tokens)]
+
+
+async def test_a_replay_with_logprobs_passes_however_long_it_is() -> None:
+    """What this server sends at once says nothing about how fast it is read."""
+    viewer, overflows = Viewer(), 0
+
+    def overflow() -> None:
+        nonlocal overflows
+        overflows += 1
+
+    viewer.outbox = Outbox(overflow)
+    log = ResponseLog(1, [CREATED, *told_with_logprobs(9_000), DONE])
+    subscription = Subscription(viewer, "ses")
+    subscription.put_log(RESPONSE, log, 1)
+    *deltas, done = await viewer.sent()
+    assert not overflows and kinds([done]) == ["done"]
+    assert set(kinds(deltas)) == {"delta"} and len(deltas) > 20
+    assert "".join(delta["delta"] for delta in deltas) == "token " * 9_000
+    assert sum(len(delta["logprobs"]) for delta in deltas) == 9_000
+    last = 1
+    for delta in deltas:
+        assert delta["first_sequence_number"] == last + 1
+        last = delta["sequence_number"]
+    assert last == 9_001
+
+
+async def test_replays_that_nobody_reads_are_bounded_and_then_a_snapshot_does() -> None:
+    viewer = Viewer()
+    log = ResponseLog(1, [CREATED, *told_with_logprobs(9_000)])
+    subscription = Subscription(viewer, "ses")
+    for _ in range(4):
+        subscription.put_log(RESPONSE, log, 1)
+    frames = kinds(await viewer.sent())
+    assert frames.count("snapshot") == 1 and frames[-1] == "snapshot"
+
+
+async def test_text_that_comes_while_a_replay_is_read_goes_behind_it() -> None:
+    viewer = Viewer()
+    subscription = Subscription(viewer, "ses")
+    entries = [CREATED, *told_with_logprobs(1_000)]
+    subscription.put_log(RESPONSE, ResponseLog(1, entries), 1)
+    first = await viewer.next()
+    subscription.put_events(RESPONSE, 1, 1_002, [TextEvent(6_000, "live")])
+    frames = [first, *await viewer.sent()]
+    assert "".join(frame["delta"] for frame in frames) == "token " * 1_000 + "live"
+
+
+async def test_a_replay_is_taken_back_with_all_that_was_not_sent_of_it() -> None:
+    viewer = Viewer()
+    subscription = Subscription(viewer, "ses")
+    entries = [CREATED, *told_with_logprobs(1_000)]
+    subscription.put_log(RESPONSE, ResponseLog(1, entries), 1)
+    await viewer.next()
+    subscription.doubt(RESPONSE)
+    assert await viewer.sent() == []
+
+
 async def test_an_ended_answer_is_a_snapshot_and_its_end() -> None:
     viewer = Viewer()
     Subscription(viewer, "ses").put_log(RESPONSE, ResponseLog(1, [*LOG, DONE]), 0)
@@ -94,47 +158,73 @@ async def test_an_ended_answer_is_a_snapshot_and_its_end() -> None:
     assert done["type"] == "response.done"
 
 
-async def test_a_frozen_answer_sends_nothing_and_says_when_its_end_has_come() -> None:
+async def test_a_stopped_answer_sends_nothing_and_says_when_its_end_has_come() -> None:
     viewer = Viewer()
     subscription = Subscription(viewer, "ses")
     subscription.put_events(RESPONSE, 1, 1, LOG[:2])
-    ended = subscription.freeze(RESPONSE)
+    stopped = viewer.told.stop(RESPONSE)
     subscription.put_events(RESPONSE, 1, 3, [*LOG[2:], DONE])
-    assert ended.is_set()
+    assert stopped.ended.is_set()
     assert kinds(await viewer.sent()) == ["created", "delta"]
     subscription.put_end(RESPONSE, ResponseLog(1, [*LOG, DONE]))
     (done,) = await viewer.sent()
     assert kinds([done]) == ["done"] and done["text"] == "one two three "
 
 
-async def test_a_frozen_answer_whose_text_is_known_ends_with_the_text_that_was_left_out() -> None:
+async def test_a_stopped_answer_whose_text_is_known_ends_with_the_text_that_was_left_out() -> None:
     viewer = Viewer()
     subscription = Subscription(viewer, "ses")
     subscription.put_events(RESPONSE, 1, 1, LOG[:2])
-    subscription.freeze(RESPONSE, lambda: "all of it")
+    viewer.told.stop(RESPONSE, lambda: "all of it")
     subscription.put_log(RESPONSE, ResponseLog(1, LOG[:3]), 0)
     subscription.put_events(RESPONSE, 1, 4, [*LOG[3:], DONE])
     *_, done = await viewer.sent()
     assert kinds([done]) == ["done"] and done["text"] == "all of it"
-    subscription.thaw(RESPONSE)
-    subscription.put_log(RESPONSE, ResponseLog(1, [*LOG, DONE]), 0)
-    assert kinds(await viewer.sent()) == ["snapshot", "done"]  # asked for again
 
 
-@pytest.mark.parametrize("is_frozen", [False, True])
-async def test_what_ends_a_message_waits_for_the_end_of_its_answer(is_frozen: bool) -> None:
+@pytest.mark.parametrize("position", [0, 2, 5, 99])
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_behind_its_end_an_answer_is_its_end_alone_to_whoever_asks_for_more(
+    is_stopped: bool, position: int
+) -> None:
+    viewer = Viewer()
+    log = ResponseLog(1, [*LOG, DONE])
+    asked_before = viewer.told.ask()
+    if is_stopped:
+        viewer.told.stop(RESPONSE, lambda: "one two three ")
+    Subscription(viewer, "ses").put_log(RESPONSE, log, 2)
+    assert kinds(await viewer.sent())[-1] == "done"
+    again = Subscription(viewer, "ses")  # as every `session.subscribe` makes one
+    again.put_log(RESPONSE, log, position, asked_before)
+    assert await viewer.sent() == []  # that request has been answered
+    again.put_log(RESPONSE, log, position, viewer.told.ask())
+    (done,) = await viewer.sent()
+    assert kinds([done]) == ["done"] and done["text"] == "one two three "
+
+
+async def test_the_log_read_before_an_end_brings_no_text_behind_it() -> None:
+    viewer = Viewer()
+    viewer.told.note_end(RESPONSE, is_final=True)  # by whoever had stopped it
+    joined = Subscription(viewer, "ses")
+    joined.put_log(RESPONSE, ResponseLog(1, LOG), 2, asked=1)
+    joined.put_events(RESPONSE, 1, 5, [DONE])
+    assert await viewer.sent() == [] and joined.open == []
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_what_ends_a_message_waits_for_the_end_of_its_answer(is_stopped: bool) -> None:
     viewer = Viewer()
     subscription = Subscription(viewer, "ses")
     subscription.end_join(4)
     subscription.put_events(RESPONSE, 1, 1, LOG[:2])
-    if is_frozen:
-        subscription.freeze(RESPONSE)
+    if is_stopped:
+        viewer.told.stop(RESPONSE)
     subscription.put_session_event(5, message_updated(5, "in_progress"))
     subscription.put_session_event(6, message_updated(6))
     subscription.put_session_event(7, {"type": "session.updated"})
     assert subscription.awaited == RESPONSE
     assert sorted(kinds(await viewer.sent())) == ["created", "delta", "message.updated"]
-    if is_frozen:
+    if is_stopped:
         subscription.put_end(RESPONSE, ResponseLog(1, [*LOG[:2], DONE]))
     else:
         subscription.put_events(RESPONSE, 1, 3, [DONE])
@@ -153,10 +243,10 @@ async def test_the_end_of_a_deleted_answer_is_told_as_it_came_by() -> None:
     viewer = Viewer()
     subscription = Subscription(viewer, "ses")
     subscription.put_events(RESPONSE, 1, 1, LOG[:2])
-    subscription.freeze(RESPONSE)
-    assert not await subscription.put_heard_end(RESPONSE, 0.01)
+    viewer.told.stop(RESPONSE)
+    assert not subscription.put_heard_end(RESPONSE)
     subscription.put_events(RESPONSE, 1, 3, [*LOG[2:], DONE])
-    assert await subscription.put_heard_end(RESPONSE, 1.0)
+    assert subscription.put_heard_end(RESPONSE)
     *_, done = await viewer.sent()
     assert (done["type"], done["sequence_number"]) == ("response.done", 5)
 
@@ -189,7 +279,7 @@ def stopped_and_told_early() -> tuple[Viewer, Subscription]:
     viewer = Viewer()
     subscription = Subscription(viewer, "ses")
     subscription.put_events(RESPONSE, 1, 1, LOG)
-    subscription.freeze(RESPONSE, lambda: "one two three ")
+    viewer.told.stop(RESPONSE, lambda: "one two three ")
     subscription.put_events(RESPONSE, 1, 5, [told])
     return viewer, subscription
 
@@ -207,6 +297,40 @@ async def test_who_stopped_an_answer_and_was_told_its_end_gets_no_text_with_a_ne
     """The store was away and has come back as another: everybody is sent everything anew."""
     viewer, subscription = stopped_and_told_early()
     await viewer.sent()
-    subscription.put_state(RESPONSE, ResponseLog(1, [*LOG, DONE]))
+    subscription.put_log(RESPONSE, ResponseLog(1, [*LOG, DONE]))
     assert kinds(await viewer.sent()) == ["done"]
     assert subscription.open == []
+
+
+async def test_the_end_of_a_session_waits_for_those_of_its_answers() -> None:
+    viewer = Viewer()
+    subscription = Subscription(viewer, "ses")
+    calls: list[str] = []
+    subscription.on_gone = lambda: calls.append("gone")
+    subscription.on_idle = lambda: calls.append("idle")
+    subscription.end_join(4)
+    subscription.put_events(RESPONSE, 1, 1, LOG[:2])
+    deleted = {"type": "session.deleted", "session_id": "ses"}
+    subscription.put_session_event(5, deleted)
+    subscription.put_session_event(6, deleted)  # who told it heard of the loss twice
+    assert kinds(await viewer.sent()) == ["created", "delta"] and not calls
+    end = ResponseLog(1, [*LOG, DONE]).end_with_text
+    subscription.put_events(RESPONSE, 1, 5, [end])  # what came before it never came here
+    done, told = await viewer.sent()
+    assert kinds([done, told]) == ["done", "session.deleted"] and done["text"] == "one two three "
+    assert calls[:2] == ["gone", "idle"] and viewer.told.is_gone("ses")
+
+
+async def test_the_end_of_a_session_waits_for_no_owner_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "LAST_ENDS_SECONDS", 0.0)
+    viewer = Viewer()
+    subscription = Subscription(viewer, "ses")
+    subscription.end_join(4)
+    subscription.put_events(RESPONSE, 1, 1, LOG[:1])
+    subscription.put_session_event(5, {"type": "session.deleted"})
+    assert kinds([await viewer.next(), await viewer.next()]) == ["created", "session.deleted"]
+    assert subscription.is_over and not subscription.is_idle
+    subscription.put_events(RESPONSE, 1, 2, [*LOG[1:], DONE])  # late, and told all the same
+    assert kinds(await viewer.sent()) == ["delta", "done"] and subscription.is_idle

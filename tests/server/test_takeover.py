@@ -23,6 +23,7 @@ from server.outbox import Outbox
 from server.protocol import CancelResponse
 from server.stops import Stops
 from server.takeover import MAX_FENCE
+from server.told import Told
 from sessions.embedded import EmbeddedRedis
 from sessions.errors import RunLost, StoreUnavailable
 from sessions.ids import new_response_id, session_of
@@ -257,6 +258,10 @@ class Asker:
 
     def __init__(self) -> None:
         self.outbox = Outbox(lambda: None)
+        self.told = Told()
+
+    def evict(self, reason: str) -> None:
+        raise AssertionError(reason)
 
     def put_error(self, error: ApiError, event_id: str | None) -> None:
         raise error
@@ -270,7 +275,8 @@ async def test_lease_of_a_silent_owner_is_told_by_the_clock_of_redis(
     monkeypatch.setattr(time, "time_ns", lambda: late_ns)  # this machine's is an hour behind
     response_id = await survivor.orphan()
     asker = Asker()
-    await Stops(asker, survivor.worker.services, {}).cancel(CancelResponse(response_id=response_id))
+    stop = CancelResponse(response_id=response_id)
+    await Stops(asker, survivor.worker.services, {}).cancel(stop, asker.told.ask())
     told: dict[str, Any] = {}
     async with asyncio.timeout(PATIENCE):
         while "owner" not in told:

@@ -163,6 +163,30 @@ async def test_a_stop_promised_by_another_worker_corrects_an_end_that_was_told(s
         assert events.frames[-1]["response"]["text_length"] == len(message.text)
 
 
+async def test_the_first_stop_that_was_stored_is_the_one_that_cuts_the_text(site: Site) -> None:
+    """Its owner was silent, and had by then another stop to read: that one was promised nothing."""
+    async with (
+        LocalClient(site.first, site.history) as asker,
+        LocalClient(site.second, site.history) as stopper,
+    ):
+        await site.ask(asker)
+        site.cut_off()
+        site.lose_commands()
+        await stopper.send("stop", response_id=site.response, seen_sequence_number=4)
+        assert (await stopper.next("response.cancelling"))["durable"]
+        await asker.send("stop", response_id=site.response)
+        await asker.done(site.response)
+        site.is_away = False
+        for client in (asker, stopper):
+            assert (await site.final_end(client))[-1] == ("cancelled", True)
+        record = await site.second.store.run(None, site.response)
+        message = await site.second.store.message(None, site.session, record.message_id)
+        shown = [e for e in asker.answers[site.response].frames if e["sequence_number"] <= 4]
+        assert message.text == "".join(frame.get("delta", "") for frame in shown) != TEXT
+        for client in (asker, stopper):
+            assert client.answers[site.response].final == message.text
+
+
 async def test_the_end_that_was_told_is_told_again_when_it_is_stored(site: Site) -> None:
     async with watched(site) as watching:
         path = f"/v1/responses/{site.response}"

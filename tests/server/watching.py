@@ -10,6 +10,7 @@ import orjson
 from server.hub import Hub
 from server.outbox import Outbox
 from server.subscription import Subscription
+from server.told import Told
 from sessions.records import LivePayload
 from tests.patience import PATIENCE
 from tests.sessions.chat import Chat
@@ -23,6 +24,7 @@ class Viewer:
     def __init__(self, uid: str = "alice") -> None:
         self.uid = uid
         self.outbox = Outbox(lambda: None)
+        self.told = Told()
         self.evicted_for: str | None = None
 
     def evict(self, reason: str) -> None:
