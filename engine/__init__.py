@@ -23,6 +23,7 @@ from engine.errors import (
     PromptTooLongError,
     QueueOverflowError,
     RetryableRequestError,
+    UnsupportedModelError,
     ValidationError,
 )
 from engine.inputs import LoRARequest, TextPrompt, TokensPrompt
@@ -95,6 +96,7 @@ __all__ = [
     "TextPrompt",
     "Tokenizer",
     "TokensPrompt",
+    "UnsupportedModelError",
     "ValidationError",
     "create_from_generation_task",
     "demo_model",

@@ -81,11 +81,11 @@ class AsyncLLM(EngineControl):
     ) -> "AsyncLLM":
         """Start a core and block until it takes requests. Needs no event loop.
 
-        Raises `EngineStartError` with the core's last log lines, `DownloadError` if `model` is a
-        hub id that cannot be fetched, `ValidationError` if its chat template is broken or, in a
-        trial, leaves its bounds. `stat_loggers` are for `do_log_stats`: loggers by name, or
-        factories that are called with `(vllm_config, 0)`. The two arguments before it are vLLM's,
-        and without effect.
+        Raises `UnsupportedModelError` if the model's folder cannot be served, also because its chat
+        template is broken or, in a trial, leaves its bounds; `EngineStartError` with the core's
+        last log lines, `DownloadError` if `model` is a hub id that cannot be fetched.
+        `stat_loggers` are for `do_log_stats`: loggers by name, or factories that are called with
+        `(vllm_config, 0)`. The two arguments before it are vLLM's, and without effect.
         """
         folder = resolve_model(
             engine_args.model, revision=engine_args.revision, cache_dir=engine_args.download_dir
@@ -145,9 +145,9 @@ class AsyncLLM(EngineControl):
     ) -> "AsyncLLM":
         """Join a core that somebody else starts and watches; it may not be there yet.
 
-        `model` is the local folder (for the tokenizer). Joining begins in the running event loop,
-        or with the first call that has one. `on_core_state(state, reason)` is called on that loop
-        whenever `core_state` changes.
+        `model` is the local folder (for the tokenizer: `UnsupportedModelError` if it has none).
+        Joining begins in the running event loop, or with the first call that has one.
+        `on_core_state(state, reason)` is called on that loop whenever `core_state` changes.
 
         When the core dies, new requests raise `RetryableRequestError` until the next one is there.
         Open ones are sent to it with their tokens so far, and their streams go on with the same

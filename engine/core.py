@@ -30,6 +30,7 @@ from engine.config import EngineConfig
 from engine.core_io import InboxItem, IoThread, Shutdown
 from engine.core_log import configure_log
 from engine.core_metrics import CoreMetrics
+from engine.errors import UnsupportedModelError
 from engine.ipc import Ready
 from engine.scheduler import Scheduler
 from engine.sequence import Launch, ScheduledSequence, Tokens
@@ -61,7 +62,9 @@ def main() -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are on our way out
         if not isinstance(error, ValueError):  # those are written for people
             logger.exception("the core could not start")
-        _report(report_to, {"ready": False, "error": f"{error}".strip() or type(error).__name__})
+        problem = f"{error}".strip() or type(error).__name__
+        is_refusal = isinstance(error, UnsupportedModelError)
+        _report(report_to, {"ready": False, "error": problem, "is_refusal": is_refusal})
         return 1
     core.inbox, core.aborts, core.send = io.inbox, io.aborts, io.send
     watch.inbox = io.inbox

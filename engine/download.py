@@ -23,7 +23,7 @@ def resolve_model(model: str, *, revision: str | None = None, cache_dir: str | N
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
+        if not os.path.lexists(folder / "config.json"):  # what it is, is seen when it is read
             raise DownloadError(f"{folder} is no model: it has no config.json")
         return folder.absolute()
     looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1

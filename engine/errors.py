@@ -7,6 +7,7 @@
     RuntimeError
     └── EngineError
         ├── EngineStartError       the core did not come up; carries its last log lines
+        │   └── UnsupportedModelError  the model cannot be served; a ValidationError, too
         ├── DownloadError          a hub id could not be turned into a local folder
         ├── EngineDeadError        the core is gone: nothing more comes for open requests
         ├── EngineGenerateError    one request failed, the engine lives
@@ -21,6 +22,7 @@ and `output.error`. Exceptions are for what was not accepted and for the death o
 from typing import ClassVar
 
 MAX_SHOWN = 200  # characters of a wrong value in a message
+MAX_LINE = 400  # characters of a message that quotes what others wrote
 
 
 class ValidationError(ValueError):
@@ -61,6 +63,18 @@ class EngineStartError(EngineError):
         self.log = log
 
 
+class UnsupportedModelError(EngineStartError, ValidationError):
+    """The model cannot be served. The message is one line for a person, naming file and field.
+
+    It is the same whether the caller's process found it (tokenizer, template) or the core.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
+        self.parameter = "model"
+        self.value = None
+
+
 class DownloadError(EngineError):
     """A model could not be fetched from the hub; the message is one line for a person."""
 
@@ -94,6 +108,14 @@ class MaxQueuedTokensError(EngineError):
     """As many prompt tokens are waiting as the engine was told to queue."""
 
     http_status = 503
+
+
+def one_line(text: str) -> str:
+    """A text that others wrote as one printable line; a very long one loses its end."""
+    line = " ".join(text.split())
+    if len(line) > MAX_LINE:
+        line = f"{line[:MAX_LINE]}…"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def refuse(parameter: str, value: object, problem: str) -> ValidationError:

@@ -24,7 +24,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.core_log import as_json_line
-from engine.errors import EngineStartError
+from engine.errors import EngineStartError, UnsupportedModelError
 
 READY_TIMEOUT_SECONDS = 600.0  # a large model on a slow disk
 STOP_TIMEOUT_SECONDS = 5.0  # between a polite request to end and SIGKILL
@@ -70,6 +70,7 @@ class CoreProcess:
         self._log = log
         self._last_lines: deque[str] = deque(maxlen=NUM_LOG_LINES)
         self._is_ready = False
+        self._is_refusal = False  # the core's report says that it is for the model's sake
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", module],
             stdin=subprocess.PIPE,
@@ -100,8 +101,9 @@ class CoreProcess:
     def wait_ready(self, timeout: float = READY_TIMEOUT_SECONDS) -> None:
         """Return when the model is loaded and requests are taken; then do nothing if called again.
 
-        Raises `EngineStartError` with the core's last log lines when it fails, ends or takes longer
-        than `timeout` seconds; the process has ended then.
+        Raises `UnsupportedModelError` when the core refuses the model, `EngineStartError` with its
+        last log lines when it fails, ends or takes longer than `timeout` seconds; the process has
+        ended then.
         """
         if self._is_ready:
             return
@@ -112,6 +114,8 @@ class CoreProcess:
             raise
         if problem is not None:
             self.terminate(timeout=1.0)
+            if self._is_refusal:
+                raise UnsupportedModelError(problem)
             raise EngineStartError(problem, self.last_log())
         self._is_ready = True
 
@@ -160,8 +164,9 @@ class CoreProcess:
             return self._early_exit()
         try:
             report = json.loads(self._report)
+            self._is_refusal = bool(report.get("is_refusal"))
             return None if report["ready"] else str(report["error"])
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, AttributeError):
             return "the engine core reported something unreadable"
 
     def _early_exit(self) -> str:

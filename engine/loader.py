@@ -14,19 +14,22 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.quantizers.auto import AutoHfQuantizer
 
 from engine import attention, experts, linear, trial, weight_files
 from engine.attention import PagedLayer, StepContext
 from engine.attention_backends import UNIT_TOKENS, AttentionBackend
 from engine.attention_choice import AttentionNeeds, choose_attention
-from engine.checkpoint import UnsupportedModelError, check_folder
+from engine.checkpoint import Checkpoint, UnsupportedModelError, check_folder
 from engine.config import EngineConfig
+from engine.errors import refuse
 from engine.fused import support
 from engine.fused.decoder import FusedDecoder, fuse
 from engine.fused.gpu_decoder import GpuDecoder, fuse_for_gpu
 from engine.fused.shape import DecoderShape
+from engine.implied_shapes import check_names, check_size, mismatch
+from engine.model_files import describe, reading
 from engine.ops import Ops
 
 logger = logging.getLogger(__name__)
@@ -69,23 +72,24 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
     """Load `config.model`. Raises `UnsupportedModelError` with one line for a person."""
     started = time.monotonic()
     folder = Path(config.model)
-    check_folder(folder, needs_weights=config.load_format != "dummy")
-    whole_config, hf_config = _read_configs(folder)
-    _check_config(hf_config)
-    device = choose_device(config.device)
-    _check_quantization(config, whole_config, device, ops)
-    headers = {} if config.load_format == "dummy" else weight_files.read_headers(folder)
-    if not getattr(whole_config, "quantization_config", None):  # else transformers reads them
-        weight_files.check_dtypes(folder, headers)
-    is_fused = _choose_fused(config, whole_config, device, ops)
-    dtype = _choose_dtype(config.dtype, hf_config, device, is_fused)
+    checkpoint = check_folder(folder, needs_weights=config.load_format != "dummy")
+    with reading(checkpoint.config_file):
+        whole_config, hf_config = _read_configs(folder)
+        check_names(checkpoint, hf_config)
+        _check_config(hf_config)
+        device = choose_device(config.device)
+        _check_quantization(config, whole_config, device, ops)
+        if not getattr(whole_config, "quantization_config", None):  # else transformers reads them
+            weight_files.check_dtypes(checkpoint)
+        is_fused = _choose_fused(config, whole_config, device, ops)
+        dtype = _choose_dtype(config.dtype, hf_config, device, is_fused)
     logger.info("loading %s as %s on %s", folder, str(dtype).removeprefix("torch."), device)
     attention.register()
     read_dtype = dtype
     if config.quantization and dtype == torch.float32 and not is_fused:
         read_dtype = _own_dtype(hf_config)  # float32 would need twice the memory for a moment
-    model, unexpected = _build(folder, hf_config, read_dtype, config.load_format, device)
-    weight_files.check_all_taken(folder, headers, unexpected, hf_config)
+    model, unexpected = _build(checkpoint, hf_config, read_dtype, config.load_format, device)
+    weight_files.check_all_taken(checkpoint, unexpected, hf_config)
     model.to(device)
     model.eval().requires_grad_(False)
 
@@ -106,7 +110,7 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
             with torch.inference_mode():
                 fused = _fuse(model, config, dtype, context)
         except (ValueError, OSError) as error:  # parameters of another model, or no memory
-            raise UnsupportedModelError(f"{folder}: {trial.one_line(error)}") from None
+            raise UnsupportedModelError(f"{folder}: {describe(error)}") from None
     else:
         if ops.name == "cpu":
             of_all = None if read_dtype == dtype else dtype
@@ -159,11 +163,8 @@ def _fuse(
 
 def _read_configs(folder: Path) -> tuple[Any, Any]:
     """The whole config, and of it the part for text, which mostly is the same."""
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        return config, config.get_text_config()
-    except Exception as error:  # whatever a validator of transformers raises
-        raise UnsupportedModelError(f"{folder}/config.json: {trial.one_line(error)}") from None
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return config, config.get_text_config()
 
 
 def _check_config(config: Any) -> None:
@@ -266,7 +267,9 @@ def _choose_dtype(name: str, config: Any, device: torch.device, is_fused: bool) 
 def _own_dtype(config: Any) -> torch.dtype:
     """The checkpoint's."""
     dtype = getattr(config, "dtype", None) or torch.float32
-    named: torch.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    named: object = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(named, torch.dtype) or not named.is_floating_point:
+        raise refuse("dtype", dtype, "must be the name of a floating point type of torch")
     return named
 
 
@@ -279,9 +282,10 @@ def _has_native_bfloat16() -> bool:
 
 
 def _build(
-    folder: Path, config: Any, dtype: torch.dtype, load_format: str, device: torch.device
+    checkpoint: Checkpoint, config: Any, dtype: torch.dtype, load_format: str, device: torch.device
 ) -> tuple[nn.Module, set[str]]:
     """The model, and the names of what the checkpoint holds besides."""
+    folder, faulty = checkpoint.folder, checkpoint.config_file
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # what it warns of, we refuse or accept
     unexpected: set[str] = set()
@@ -294,6 +298,9 @@ def _build(
                 )
             missing = []
         else:
+            check_size(checkpoint, attention.NAME)
+            _check_generation_config(checkpoint)
+            faulty = folder
             model, report = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=dtype,
@@ -304,22 +311,34 @@ def _build(
                 ignore_mismatched_sizes=True,  # they are reported with the missing ones
                 output_loading_info=True,
             )
-            missing = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]
+            missing = report["missing_keys"]
             unexpected = report["unexpected_keys"]
+            for name, stored, wanted in sorted(report["mismatched_keys"]):
+                raise mismatch(checkpoint, config, name, stored, wanted)
+    except UnsupportedModelError:
+        raise
     except Exception as error:  # broken files fail in many ways; each becomes one line
-        problem = f"{folder}: {trial.one_line(error)}"
+        problem = f"{faulty}: {describe(error)}"
         if attention.NAME in str(error):  # it knows its own few implementations only
             problem = f"{config.model_type} does not take our attention"
         if "Unrecognized configuration class" in str(error):
-            problem = f"{folder}: transformers has no causal language model for {config.model_type}"
+            problem = f"{faulty}: transformers has no causal language model for {config.model_type}"
         raise UnsupportedModelError(problem) from None
     if missing:
         raise UnsupportedModelError(
-            f"{folder} lacks {len(missing)} weights of its shape, first {min(missing)}"
+            f"{checkpoint.weights_file}: lacks {len(missing)} weights of its shape, "
+            f"first {min(missing)}"
         )
     if model.config.get_text_config()._attn_implementation != attention.NAME:
         raise UnsupportedModelError(f"{config.model_type} does not take our attention")
     return model, unexpected
+
+
+def _check_generation_config(checkpoint: Checkpoint) -> None:
+    """transformers reads it behind the weights, and says nothing of a broken one."""
+    if checkpoint.generation_file.exists():
+        with reading(checkpoint.generation_file):
+            GenerationConfig.from_pretrained(checkpoint.folder, local_files_only=True)
 
 
 def _named_positions(config: Any) -> int:

@@ -10,11 +10,13 @@ hook cuts the rows out before the output layer, which works for every architectu
 import dataclasses
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from engine.answer_trial import check_answers, trial_parts
 from engine.batch import Batch, BatchMemory, build_batch
 from engine.checkpoint import UnsupportedModelError
 from engine.config import EngineConfig
@@ -52,6 +54,7 @@ class ModelRunner:
             output_layer: nn.Module = model.get_output_embeddings()
             output_layer.register_forward_pre_hook(self._keep_sampled_rows)
         self.graphs: DecodeGraphs | None = None  # of a GPU
+        check_answers(loaded, Path(config.model), self._compute_trial)
         self.invariance = RowInvariance()
         probe = RowProbe(loaded, self.config, self.forward)
         if config.batch_invariant and loaded.device.type == "cpu":
@@ -76,6 +79,14 @@ class ModelRunner:
         """Whether steps are to be started before the last one has ended."""
         wanted, is_on_gpu = self.config.async_scheduling, self.loaded.device.type == "cuda"
         return not self.config.pace and (is_on_gpu if wanted is None else wanted)
+
+    def _compute_trial(self) -> Tensor:
+        parts = trial_parts(self.loaded.vocab_size)[: self.config.num_blocks]
+        sampled = [part.sequence for part in parts]
+        with torch.inference_mode():
+            self._clear_ends(parts)
+            choices = self._sampler.choices(sampled, self.loaded.vocab_size)
+            return self._compute(parts, choices)[0]
 
     def launch(self, scheduled: list[ScheduledSequence]) -> Callable[[], Tokens]:
         """Start to compute these parts. What is returned waits for them, once.

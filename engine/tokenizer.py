@@ -19,6 +19,7 @@ from engine.chat_template import FALLBACK_STOP, FALLBACK_TEMPLATE, ChatTemplate,
 from engine.content_guard import ContentGuard, ControlTokens, Twin
 from engine.encoding import TEMPLATE_OPTIONS, Encoding, encoding_of, refuse_options
 from engine.errors import PromptTooLongError, ValidationError, check_text, refuse
+from engine.model_files import reading
 from engine.piecewise_encoding import PiecewiseEncoder
 from engine.size_bound import SizeBound
 from engine.tokenizer_folder import read_folder
@@ -34,7 +35,10 @@ NO_MAX_LENGTH = int(1e30)  # as transformers has it
 
 
 class Tokenizer:
-    """The tokenizer of one checkpoint folder. Its methods may be called from any thread."""
+    """The tokenizer of one checkpoint folder. Its methods may be called from any thread.
+
+    Raises `UnsupportedModelError` for a folder without a tokenizer that we can read.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
@@ -44,8 +48,10 @@ class Tokenizer:
         self.special_tokens_map = found.special_tokens
         self.has_chat_template = found.chat_template is not None
         self.chat_template = ChatTemplate(found.chat_template or FALLBACK_TEMPLATE)
-        self._control = ControlTokens(self._backend, self.chat_template.source)
-        self._bound = SizeBound(self._backend, self._backend.get_added_tokens_decoder().values())
+        with reading(found.backend_file):
+            self._control = ControlTokens(self._backend, self.chat_template.source)
+            added = self._backend.get_added_tokens_decoder().values()
+            self._bound = SizeBound(self._backend, added)
         self._turns = Turns("tokenizer")
 
     def close(self) -> None:

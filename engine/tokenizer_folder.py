@@ -3,7 +3,7 @@
 Checkpoints have said it in several ways over the years; whoever uses the result need not know them.
 """
 
-import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,24 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from engine.chat_template import ChatTemplate
-from engine.errors import ValidationError
+from engine.errors import UnsupportedModelError, ValidationError
+from engine.model_config import vocab_size
+from engine.model_files import (
+    BYTE_ORDER_MARK,
+    MAX_TOKENIZER_BYTES,
+    exists,
+    open_file,
+    read_json,
+    read_text,
+    reading,
+    wrong,
+)
 
 SPECIAL_NAMES = (
     *("bos_token", "eos_token", "unk_token", "sep_token"),
     *("pad_token", "cls_token", "mask_token"),
 )
+TRIAL = "Hello, 東京!"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,67 +40,121 @@ class TokenizerFolder:
     config: dict[str, Any]  # tokenizer_config.json
     special_tokens: dict[str, str]  # name → text
     backend: tokenizers.Tokenizer
+    backend_file: Path
     chat_template: str | None  # source
+    template_file: Path  # that the source is in, or would be
 
 
 def read_folder(folder: Path) -> TokenizerFolder:
-    """Raises `ValidationError` for a folder without a tokenizer that we can read."""
-    config = _read_json(folder / "tokenizer_config.json")
+    """Raises `UnsupportedModelError` for a folder without a tokenizer that we can read."""
+    config_file = folder / "tokenizer_config.json"
+    config = read_json(config_file) or {}
+    _check_config(config_file, config)
     special_tokens = _read_special_tokens(folder, config)
-    path = folder / "tokenizer.json"
-    if path.is_file():
-        backend = tokenizers.Tokenizer.from_file(str(path))
-        backend.no_truncation()
-        backend.no_padding()
-    else:
+    file = folder / "tokenizer.json"
+    backend = _load_backend(file)
+    if backend is None:
+        file = folder / "vocab.json"
         backend = _load_byte_level_bpe(folder)
         special_tokens.setdefault("eos_token", "<|endoftext|>")
-    _add_missing_tokens(backend, config, special_tokens.values())
-    return TokenizerFolder(config, special_tokens, backend, _read_chat_template(folder, config))
+    _check_vocabulary(file, backend)
+    with reading(file):
+        _add_missing_tokens(backend, config, special_tokens.values())
+        backend.decode(backend.encode(TRIAL).ids)
+    template, template_file = _read_chat_template(folder, config)
+    return TokenizerFolder(config, special_tokens, backend, file, template, template_file)
+
+
+def _check_config(file: Path, config: Mapping[str, Any]) -> None:
+    length = config.get("model_max_length")
+    if isinstance(length, float) and math.isinf(length):
+        raise wrong(file, "model_max_length", length, "must be finite")
+    declared = config.get("added_tokens_decoder")
+    if declared is not None and not isinstance(declared, dict):
+        raise wrong(file, "added_tokens_decoder", declared, "must be an object")
+    for token_id, token in (declared or {}).items():
+        if not (token_id.isascii() and token_id.isdigit() and len(token_id) < 10):
+            raise wrong(file, "added_tokens_decoder", token_id, "must name token ids")
+        if not isinstance(token, dict) or not isinstance(token.get("content"), str):
+            place = f"added_tokens_decoder.{token_id}"
+            raise wrong(file, place, token, "must be an object with content")
 
 
 def try_chat_template(folder: Path) -> None:
     """Compile the template of a checkpoint, if it has one, and render some conversations with it.
 
-    Raises `ValidationError`, which names the file, for one that is broken or leaves its bounds.
+    Raises `UnsupportedModelError`, which names the file, for one that is broken or leaves its
+    bounds.
     """
-    config = _read_json(folder / "tokenizer_config.json")
-    source = _read_chat_template(folder, config)
+    source, file = _read_chat_template(folder, read_json(folder / "tokenizer_config.json") or {})
     if source is None:
         return
     template = ChatTemplate(source)
     try:
         template.try_out()
     except ValidationError as error:
-        names = ("chat_template.jinja", "tokenizer_config.json")
-        file = next(path for name in names if (path := folder / name).is_file())
-        raise ValidationError(f"{file}: {error}", "chat_template", str(file)) from None
+        raise UnsupportedModelError(f"{file}: chat_template: {error}") from None
     finally:
         template.close()
 
 
 def _read_special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    older = _read_json(folder / "special_tokens_map.json")
+    older_file = folder / "special_tokens_map.json"
+    older = read_json(older_file) or {}
     found: dict[str, str] = {}
     for name in SPECIAL_NAMES:
+        file = folder / "tokenizer_config.json" if name in config else older_file
         token = config.get(name, older.get(name))
         text = token.get("content") if isinstance(token, dict) else token
-        if isinstance(text, str) and text:
+        if text is not None and not isinstance(text, str):
+            raise wrong(file, name, token, "must be text, or an object with content")
+        if text:
             found[name] = text
     return found
+
+
+def _load_backend(file: Path) -> tokenizers.Tokenizer | None:
+    if not exists(file, MAX_TOKENIZER_BYTES):
+        return None
+    with open_file(file) as stream:
+        if stream.read(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK:
+            problem = "begins with a byte order mark; save it without one"
+            raise UnsupportedModelError(f"{file}: {problem}")
+    with reading(file):
+        backend = tokenizers.Tokenizer.from_file(str(file))
+        backend.no_truncation()
+        backend.no_padding()
+    return backend
 
 
 def _load_byte_level_bpe(folder: Path) -> tokenizers.Tokenizer:
     """GPT-2 and its kin were published before tokenizer.json was."""
     vocabulary, merges = folder / "vocab.json", folder / "merges.txt"
-    if not vocabulary.is_file() or not merges.is_file():
-        problem = f"{folder} has no tokenizer.json"
-        raise ValidationError(problem, "tokenizer", str(folder))
-    backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
+    if not (exists(vocabulary, MAX_TOKENIZER_BYTES) and exists(merges, MAX_TOKENIZER_BYTES)):
+        problem = "is missing; the tokenizer must be in it, or in vocab.json and merges.txt"
+        raise UnsupportedModelError(f"{folder / 'tokenizer.json'}: {problem}")
+    with reading(vocabulary, "with merges.txt"):
+        backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.post_processor = processors.ByteLevel(trim_offsets=False)
     return backend
+
+
+def _check_vocabulary(file: Path, backend: tokenizers.Tokenizer) -> None:
+    """Its ids are rows of the model, if config.json beside it says how many the model has.
+
+    Tokens that were added to the vocabulary may be beyond them, as some models have them that
+    nobody writes: a request that does is refused by itself.
+    """
+    num_tokens = backend.get_vocab_size(with_added_tokens=False)
+    if not backend.get_vocab_size(with_added_tokens=True):
+        raise UnsupportedModelError(f"{file}: model.vocab is empty")
+    model = read_json(file.with_name("config.json"))
+    limit = None if model is None else vocab_size(model)
+    if limit is not None and num_tokens > limit:
+        problem = f"model.vocab has {num_tokens} tokens, vocab_size in config.json is {limit}"
+        raise UnsupportedModelError(f"{file}: {problem}")
 
 
 def _add_missing_tokens(
@@ -107,23 +173,19 @@ def _add_missing_tokens(
     backend.add_special_tokens([tokenizers.AddedToken(t, normalized=False) for t in missing])
 
 
-def _read_chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
+def _read_chat_template(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, Path]:
+    file = folder / "chat_template.jinja"
+    text = read_text(file)
+    if text is not None:
+        return text, file
+    file = folder / "tokenizer_config.json"
     source = config.get("chat_template")
     if isinstance(source, list):
-        named = {each["name"]: each["template"] for each in source}
-        source = named.get("default")
-    return source if isinstance(source, str) else None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        problem = f"{path} is not valid JSON: {error}"
-        raise ValidationError(problem, "tokenizer", str(path)) from None
-    return content if isinstance(content, dict) else {}
+        for each in source:
+            parts = (each.get("name"), each.get("template")) if isinstance(each, dict) else (0,)
+            if not all(isinstance(part, str) for part in parts):
+                raise wrong(file, "chat_template", each, "must have a name and a template")
+        source = {each["name"]: each["template"] for each in source}.get("default")
+    if source is not None and not isinstance(source, str):
+        raise wrong(file, "chat_template", source, "must be text, or a list of named templates")
+    return source or None, file  # one without a word is none

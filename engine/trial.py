@@ -2,7 +2,8 @@
 
 What a model does with its inputs no configuration tells. So it is run once while each attention
 layer only notes what it is asked: each must have called our attention once, with nothing that we do
-not know, and positions must be those that were given, because a chunk's do not begin at 0.
+not know, and positions must be those that were given, because a chunk's do not begin at 0. Whether
+what our attention then computes is a number at all, `answer_trial.py` looks at.
 """
 
 import traceback
@@ -15,10 +16,10 @@ from torch.overrides import TorchFunctionMode
 
 from engine.attention import PagedLayer
 from engine.checkpoint import UnsupportedModelError
+from engine.model_files import describe
 
 NUM_TOKENS = 7  # no layer's width, and no number of experts
 COUNTERS = ("arange", "cumsum")
-MAX_LINE = 300
 MAX_DIFFERENCE = 1e-3  # of logits, by their spread
 
 
@@ -98,7 +99,7 @@ def _who_called(called: list[PagedLayer], num_layers: int) -> str:
 
 def _reason(error: Exception) -> str:
     """What the model wants, as far as an error of its own code shows it: where, and the words."""
-    line = one_line(error)
+    line = describe(error)
     place = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get("self")
@@ -107,9 +108,3 @@ def _reason(error: Exception) -> str:
     missing = isinstance(error, AttributeError | TypeError) and "None" in line
     wants = "needs a mask, a cache or an input that paged attention does not give it"
     return f"{wants if missing else 'cannot be run'}: {place or 'it'} fails with {line}"
-
-
-def one_line(error: BaseException) -> str:
-    """The first line of what an error says, or its type."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:MAX_LINE]

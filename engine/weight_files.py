@@ -1,23 +1,19 @@
-"""What the weight files of a checkpoint hold, and whether a model has taken all of it.
+"""Whether a model takes all that the weight files of a checkpoint hold, and as what it is.
 
-transformers leaves out what it has no place for, and turns numbers of any kind into the model's
-own, with a warning at most. But scales that nobody multiplies with, or a layer too many, make
-another model of it, whose text is wrong. So what was not taken is refused by name, unless it is
-known to change nothing.
+What they hold, their headers say (`weight_headers.py`). transformers leaves out what it has no
+place for, and turns numbers of any kind into the model's own, with a warning at most. But scales
+that nobody multiplies with, or a layer too many, make another model of it, whose text is wrong. So
+what was not taken is refused by name, unless it is known to change nothing.
 """
 
-import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint import UnsupportedModelError
+from engine.checkpoint import Checkpoint, UnsupportedModelError
 
 FLOATS = frozenset(("F64", "F32", "F16", "BF16"))  # as safetensors names them
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-MAX_HEADER_BYTES = 100_000_000  # as safetensors itself allows
 
 # What no text depends on, and why. transformers adds, family by family, what it leaves out on
 # purpose: towers for pictures that a model of text alone has no use for, and the like.
@@ -31,32 +27,21 @@ HARMLESS = (
 )
 _SCALES = re.compile(r"scale|zero_point|qzeros|qweight|absmax|amax|quant|packed", re.IGNORECASE)
 
-Header = dict[str, dict[str, Any]]  # of each tensor: dtype, shape, data_offsets
 
-
-def read_headers(folder: Path) -> dict[str, Header]:
-    """The tensors of each file that is loaded; what cannot be read is left for the loader."""
-    return {name: header for name in _names(folder) if (header := _read_header(folder / name))}
-
-
-def check_dtypes(folder: Path, headers: Mapping[str, Header]) -> None:
+def check_dtypes(checkpoint: Checkpoint) -> None:
     """Refuse 8-bit and other quantized numbers, for which the config names nobody who reads them.
 
     They would be taken for the weights themselves. Raises UnsupportedModelError.
     """
-    for file, header in sorted(headers.items()):
-        for name, tensor in sorted(header.items()):
-            dtype = tensor.get("dtype")
-            if dtype not in FLOATS and not is_harmless(name):
-                raise UnsupportedModelError(
-                    f"{folder / file}: {name} is of type {dtype}, and config.json does not say "
-                    "how its weights were quantized; take the checkpoint in bfloat16 or float16"
-                )
+    for name, tensor in checkpoint.tensors.items():
+        if tensor.dtype not in FLOATS and not is_harmless(name):
+            raise UnsupportedModelError(
+                f"{tensor.file}: {name} is of type {tensor.dtype}, and config.json does not say "
+                "how its weights were quantized; take the checkpoint in bfloat16 or float16"
+            )
 
 
-def check_all_taken(
-    folder: Path, headers: Mapping[str, Header], unexpected: Iterable[str], config: Any
-) -> None:
+def check_all_taken(checkpoint: Checkpoint, unexpected: Iterable[str], config: Any) -> None:
     """Refuse a checkpoint of whose tensors the model left out `unexpected`, unless harmless.
 
     Raises UnsupportedModelError.
@@ -73,7 +58,7 @@ def check_all_taken(
         reason = "scales that nobody applies; take the checkpoint in bfloat16 or float16"
     others = f" and {len(left) - 1} others" if len(left) > 1 else ""
     raise UnsupportedModelError(
-        f"{folder / _file_of(first, headers)} holds what the model does not take, "
+        f"{_file_of(first, checkpoint)} holds what the model does not take, "
         f"{first}{others}: {reason}"
     )
 
@@ -91,35 +76,9 @@ def _guesses_ahead(name: str, config: Any) -> bool:
     return number is not None and 0 <= int(number[1]) - num_layers < num_guessing
 
 
-def _names(folder: Path) -> list[str]:
-    """The files that are loaded: one, or those of the index."""
-    if (folder / SINGLE_FILE).exists():
-        return [SINGLE_FILE]
-    try:
-        places = json.loads((folder / INDEX_FILE).read_text())["weight_map"]
-        return sorted({str(name) for name in places.values()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return []
-
-
-def _read_header(file: Path) -> Header:
-    """Of a safetensors file: 8 bytes of length, little end first, and so much JSON."""
-    try:
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            header = json.loads(opened.read(min(length, MAX_HEADER_BYTES)))
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(header, dict):
-        return {}
-    tensors = {name: value for name, value in header.items() if isinstance(value, dict)}
-    tensors.pop("__metadata__", None)
-    return tensors
-
-
-def _file_of(name: str, headers: Mapping[str, Header]) -> str:
+def _file_of(name: str, checkpoint: Checkpoint) -> Path:
     """Where a tensor lies, which the model may call by a longer or a shorter name."""
-    for file, header in headers.items():
-        if any(f".{name}".endswith(f".{own}") or own.endswith(f".{name}") for own in header):
-            return file
-    return next(iter(headers), "")
+    for own, tensor in checkpoint.tensors.items():
+        if f".{name}".endswith(f".{own}") or own.endswith(f".{name}"):
+            return tensor.file
+    return checkpoint.weights_file

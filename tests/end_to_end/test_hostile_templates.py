@@ -37,7 +37,8 @@ def test_a_folder_with_a_hostile_template_is_refused_in_one_line(
     try:
         assert server.process.wait(PATIENCE) == 2
         (line,) = server.log().splitlines()
-        assert f"{folder / 'chat_template.jinja'}: the chat template has left its bounds" in line
+        file = folder / "chat_template.jinja"
+        assert f"{file}: chat_template: the chat template has left its bounds" in line
     finally:
         server.close()
 

@@ -259,7 +259,8 @@ sys.exit(core.main())
 def test_a_broken_folder_is_one_clear_line(tmp_path: Path) -> None:
     core = CoreUnderTest(tmp_path, tmp_path)
     try:
-        assert core.report == {"ready": False, "error": f"{tmp_path} has no config.json"}
+        problem = f"{tmp_path} has no config.json"
+        assert core.report == {"ready": False, "error": problem, "is_refusal": True}
         assert core.process.wait(10) == 1
         assert core.process.stderr is not None
         assert b"Traceback" not in core.process.stderr.read()

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from engine import (
     PrivateDirectory,
     RequestOutputKind,
     SamplingParams,
+    UnsupportedModelError,
 )
 from tests.patience import PATIENCE
 from tests.running_time import running_time
@@ -232,6 +234,23 @@ def test_model_that_cannot_be_loaded_is_a_start_error(tmp_path: Path, oracle: Pa
         (tmp_path / name).write_bytes((oracle / name).read_bytes())
     with pytest.raises(EngineStartError):
         AsyncLLM.from_engine_args(AsyncEngineArgs(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("chat_template.jinja", "{{", r"chat_template\.jinja: chat_template: "),  # found here
+        ("generation_config.json", "[]", r"generation_config\.json: must hold"),  # by the core
+    ],
+)
+def test_a_broken_folder_is_the_same_line_whichever_process_finds_it(
+    file: str, content: str, words: str, tmp_path: Path, oracle: Path
+) -> None:
+    shutil.copytree(oracle, tmp_path / "model")
+    (tmp_path / "model" / file).write_text(content)
+    with pytest.raises(UnsupportedModelError, match=rf"^{tmp_path}/model/{words}") as caught:
+        AsyncLLM.from_engine_args(AsyncEngineArgs(str(tmp_path / "model")))
+    assert str(caught.value).isprintable()
 
 
 async def test_r28_killed_core_is_noticed_at_once_by_its_owner(arguments: AsyncEngineArgs) -> None:

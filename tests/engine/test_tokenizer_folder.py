@@ -16,7 +16,7 @@ def test_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
 
 
 def test_folder_without_tokenizer_is_a_validation_error(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match=r"no tokenizer\.json"):
+    with pytest.raises(ValidationError, match=r"tokenizer\.json: is missing"):
         read_folder(tmp_path)
 
 

@@ -16,10 +16,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine import ops
-from engine.checkpoint import UnsupportedModelError
+from engine.checkpoint import UnsupportedModelError, check_folder
 from engine.config import EngineConfig
 from engine.loader import LoadedModel, load_model
-from engine.weight_files import INDEX_FILE, SINGLE_FILE, check_dtypes, is_harmless, read_headers
+from engine.weight_files import check_dtypes, is_harmless
+from engine.weight_headers import INDEX, WEIGHTS
 from tests.built_kernels import needs_kernels
 from tests.engine.greedy_oracle import check_equals_transformers
 from tests.tiny_model import build_tiny_model
@@ -43,24 +44,24 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_model(tmp_path_factory.mktemp("llama"), "llama", initializer_range=0.15)
 
 
-@pytest.fixture(params=[SINGLE_FILE, INDEX_FILE])
+@pytest.fixture(params=[WEIGHTS, INDEX])
 def rewrite(request: pytest.FixtureRequest, llama: Path, tmp_path: Path) -> Rewrite:
     """Changes the tensors of a copy of it, which then lie in one file or in two."""
 
     def write(change: Change) -> Path:
         folder = tmp_path / "changed"
         shutil.copytree(llama, folder)
-        tensors = change(load_file(llama / SINGLE_FILE))
-        if request.param == SINGLE_FILE:
-            save_file(tensors, folder / SINGLE_FILE, {"format": "pt"})
+        tensors = change(load_file(llama / WEIGHTS))
+        if request.param == WEIGHTS:
+            save_file(tensors, folder / WEIGHTS, {"format": "pt"})
             return folder
-        (folder / SINGLE_FILE).unlink()
+        (folder / WEIGHTS).unlink()
         places = {name: SHARD.format(1 + number % 2) for number, name in enumerate(tensors)}
         for shard in set(places.values()):
             part = {name: tensors[name] for name in tensors if places[name] == shard}
             save_file(part, folder / shard, {"format": "pt"})
         index = {"metadata": {}, "weight_map": places}
-        (folder / INDEX_FILE).write_text(json.dumps(index))
+        (folder / INDEX).write_text(json.dumps(index))
         return folder
 
     return write
@@ -145,8 +146,8 @@ def test_a_quantization_that_transformers_does_not_know_is_refused(
     declared: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = build_tiny_model(tmp_path)
-    tensors = quantized(torch.float8_e4m3fn)(load_file(folder / SINGLE_FILE))
-    save_file(tensors, folder / SINGLE_FILE, {"format": "pt"})
+    tensors = quantized(torch.float8_e4m3fn)(load_file(folder / WEIGHTS))
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
     declare(folder, quantization_config=declared)
     with pytest.raises(UnsupportedModelError, match=r"quantized by '.*', which transformers does"):
         load(folder)
@@ -222,12 +223,10 @@ def test_an_output_layer_that_is_tied_may_lie_in_the_checkpoint_or_not(
 def test_headers_are_read_of_the_files_that_are_loaded_and_of_no_others(tmp_path: Path) -> None:
     folder = build_tiny_model(tmp_path)
     save_file({"strange": torch.zeros(2, dtype=torch.int8)}, folder / "consolidated.safetensors")
-    headers = read_headers(folder)
-    assert list(headers) == [SINGLE_FILE]
-    assert headers[SINGLE_FILE]["lm_head.weight"]["dtype"] == "F32"
-    check_dtypes(folder, headers)
-    (folder / SINGLE_FILE).write_bytes(b"\xff" * 9)
-    assert read_headers(folder) == {}  # whoever loads it will say what is wrong
+    checkpoint = check_folder(folder)
+    assert {tensor.file for tensor in checkpoint.tensors.values()} == {folder / WEIGHTS}
+    assert checkpoint.tensors["lm_head.weight"].dtype == "F32"
+    check_dtypes(checkpoint)
 
 
 @pytest.mark.parametrize(
