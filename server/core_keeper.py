@@ -11,7 +11,7 @@ from collections.abc import Callable
 import structlog
 
 from engine.config import EngineConfig
-from engine.errors import EngineStartError
+from engine.errors import EngineStartError, UnsupportedModelError
 from engine.launcher import CoreProcess
 from engine.probe import CoreProbe
 from server.restarts import Restarts
@@ -26,6 +26,7 @@ class CoreKeeper:
         self, config: EngineConfig, *, watchdog_seconds: float, wake: Callable[[], None]
     ) -> None:
         self.start_error: str | None = None  # why the last start failed
+        self.is_refusal = False  # for the model's sake: the reason stands for itself
         self.due: float | None = None  # time.monotonic() of the next start
         self._config = config
         self._watchdog_seconds = watchdog_seconds
@@ -50,6 +51,7 @@ class CoreKeeper:
                 core.wait_ready()
                 self._ready_at = time.monotonic()
             except EngineStartError as error:
+                self.is_refusal = isinstance(error, UnsupportedModelError)
                 self.start_error = error.reason
             self._wake()
 

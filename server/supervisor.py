@@ -76,7 +76,8 @@ class Supervisor:
                 self._start()
                 return self._watch()
         except (StartError, EmbeddedRedisError, DownloadError) as error:
-            self._tell(f"[bold red]parley:[/] {error}", "not started", "error", error=str(error))
+            text = f"[bold red]parley:[/] {escape(str(error))}"
+            self._tell(text, "not started", "error", error=str(error))
             return EXIT_REFUSED
         finally:
             self._stop()
@@ -124,7 +125,7 @@ class Supervisor:
         self._core.start()
         for _ in range(self._settings.workers):
             self._workers.start()
-        self._await_core(self._core)
+        self._await_core(self._core, self._workers)
         self._workers.await_ready(self._raise_if_interrupted)
         self._announce(self._workers.config.token)
 
@@ -163,7 +164,7 @@ class Supervisor:
         try:
             try_chat_template(folder)
         except ValidationError as error:
-            raise StartError(escape(str(error))) from None
+            raise StartError(str(error)) from None
         self._raise_if_interrupted()
 
     def _model_name(self) -> str:
@@ -225,12 +226,14 @@ class Supervisor:
             log_format=settings.effective_log_format,
         )
 
-    def _await_core(self, core: CoreKeeper) -> None:
+    def _await_core(self, core: CoreKeeper, workers: WorkerKeeper) -> None:
         while core.is_starting:
             self._sleep()
             self._raise_if_interrupted()
+            workers.look()  # one that cannot serve this model says so long before the core
         if core.start_error is not None:
-            raise StartError(f"the engine did not start: {core.start_error}")
+            what = "" if core.is_refusal else "the engine did not start: "
+            raise StartError(f"{what}{core.start_error}")
 
     def _raise_if_interrupted(self) -> None:
         if self._signals:
@@ -281,7 +284,8 @@ class Supervisor:
             if not self._core.watch():
                 failed = f"the engine failed to start {MAX_FAILED_STARTS} times in a row"
                 why = str(self._core.start_error)
-                self._tell(f"[bold red]parley:[/] {failed}: {why}", failed, "error", error=why)
+                text = f"[bold red]parley:[/] {failed}: {escape(why)}"
+                self._tell(text, failed, "error", error=why)
                 self._workers.tell("engine_gone")
                 # They do not answer; what is said within this time reaches the clients.
                 time.sleep(LAST_WORDS_SECONDS)

@@ -2,11 +2,13 @@
 
 Its configuration is the first line on stdin, and the rest of stdin is its tie to the supervisor:
 each further line is a command, and the end of the stream means that the supervisor is gone. It
-prints one line when it serves. That it ends when it should is the business of `tether.py`.
+prints one line: {"ready": true} when it serves, or {"ready": false, "error": "one line"} when it
+cannot, because of the model. That it ends when it should is the business of `tether.py`.
 """
 
 import asyncio
 import gc
+import json
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -17,7 +19,7 @@ import msgspec
 import structlog
 import uvloop
 
-from engine import AsyncLLM
+from engine import AsyncLLM, UnsupportedModelError
 from server.app import AppConfig, Worker
 from server.intervals import Intervals
 from server.limits import Limits
@@ -31,6 +33,7 @@ from sessions.store import SessionStore
 logger = structlog.get_logger("server")
 
 YOUNG_OBJECTS = 10_000  # more of them are looked through for garbage; Python's own is 700
+EXIT_MODEL = 2  # the model's folder cannot be served
 EXIT_REFUSED = 3  # the store must not be used: restarting would not help
 
 
@@ -70,13 +73,18 @@ async def run(config: WorkerConfig, tether: Tether) -> int:
         return _refuse(error)
     except StoreUnavailable as error:  # it may be starting, too: `Health` tries again
         logger.warning("store unavailable", error=str(error))
-    engine = AsyncLLM.connect(
-        config.engine_address,
-        model=config.model_folder,
-        served_model_name=config.model_name,
-        max_num_queued_reqs=config.max_num_queued_reqs,
-        on_core_state=lambda state, _: worker.runs.tell_core_state(state),
-    )
+    try:
+        engine = AsyncLLM.connect(
+            config.engine_address,
+            model=config.model_folder,
+            served_model_name=config.model_name,
+            max_num_queued_reqs=config.max_num_queued_reqs,
+            on_core_state=lambda state, _: worker.runs.tell_core_state(state),
+        )
+    except UnsupportedModelError as error:
+        print(json.dumps({"ready": False, "error": str(error)}), flush=True)
+        await store.close()
+        return EXIT_MODEL
     worker = Worker(_app_config(config), store, engine)
     server = Server(uvicorn_config(worker.app, config.intervals.ping, config.trusted_proxies))
     listener = socket.socket(fileno=config.listen_fd)

@@ -1,7 +1,7 @@
 """`WorkerKeeper`: starts the web workers, replaces those that die, and tells the rest.
 
 Each gets its configuration as the first line of its stdin and commands as the next ones; it says
-that it serves with a line on stdout. When the pipe ends, so does the worker.
+that it serves, or why it cannot, with a line on stdout. When the pipe ends, so does the worker.
 """
 
 import json
@@ -40,6 +40,23 @@ class WorkerProcess:
 
     replica: str
     process: subprocess.Popen[bytes]
+    is_ready: bool = False  # as far as `look` knows
+
+    @property
+    def stdout(self) -> IO[bytes]:
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    def look(self) -> str | None:
+        """Read whether it serves, if it has said so; else why it cannot, empty if it just ended."""
+        if self.is_ready or not select.select([self.stdout], [], [], 0)[0]:
+            return None
+        try:
+            report = json.loads(self.stdout.readline())
+        except ValueError:  # nothing, or not by us
+            report = {}
+        self.is_ready = bool(report.get("ready"))
+        return None if self.is_ready else str(report.get("error", ""))
 
     def tell(self, command: dict[str, Any]) -> None:
         try:
@@ -88,21 +105,24 @@ class WorkerKeeper:
         worker.tell(msgspec.to_builtins(config))
         self._workers.append(worker)
 
+    def look(self) -> bool:
+        """Whether all of them serve. Raises `StartError` if one of them cannot."""
+        for worker in self._workers:
+            if (problem := worker.look()) is not None:
+                status = worker.process.poll()
+                ended = "a web worker did not start" + (f" (exit {status})" if status else "")
+                raise StartError(problem or ended)
+        return all(worker.is_ready for worker in self._workers)
+
     def await_ready(self, raise_if_interrupted: Callable[[], None]) -> None:
         """Wait until all of them serve. Raises `StartError` if one does not."""
         deadline = time.monotonic() + READY_SECONDS
-        for worker in self._workers:
-            stdout = worker.process.stdout
-            assert stdout is not None
-            while not select.select([stdout], [], [], 0.1)[0]:
-                raise_if_interrupted()
-                if time.monotonic() > deadline:
-                    raise StartError(f"a web worker did not start within {READY_SECONDS:g} s")
-            if not stdout.readline():
-                status = worker.process.poll()
-                raise StartError(
-                    "a web worker did not start" + (f" (exit {status})" if status else "")
-                )
+        while not self.look():
+            raise_if_interrupted()
+            if time.monotonic() >= deadline:
+                raise StartError(f"a web worker did not start within {READY_SECONDS:g} s")
+            silent = [worker.stdout for worker in self._workers if not worker.is_ready]
+            select.select(silent, [], [], 0.1)
         self._exited.clear()
 
     def tell(self, what: str) -> None:
@@ -125,11 +145,12 @@ class WorkerKeeper:
             self.start()
 
     def _bury(self, worker: WorkerProcess, status: int) -> None:
+        reason = {"error": problem} if (problem := worker.look()) else {}
         _close_pipes(worker.process)
         if status == 0:
             logger.info("worker left", replica=worker.replica)
         else:
-            logger.error("worker died", replica=worker.replica, status=status)
+            logger.error("worker died", replica=worker.replica, status=status, **reason)
         if status == EXIT_REFUSED:
             raise StartError("the session store is not usable any more (see above)")
         # waitpid is the proof that it writes nothing any more: its runs may be taken over at once.
