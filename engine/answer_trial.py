@@ -4,7 +4,6 @@ An odd number in config.json or in the weights makes NaN of everything, without 
 answer would fail, one by one. So the logits of two short texts are looked at before requests come.
 """
 
-import logging
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +13,12 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from engine.config import EngineConfig
 from engine.errors import UnsupportedModelError
 from engine.loader import LoadedModel
 from engine.model_files import reading
 from engine.sampling_params import SamplingParams
 from engine.sequence import ScheduledSequence, Sequence
-
-logger = logging.getLogger(__name__)
 
 TRIAL_TOKENS = 4  # of each text, within one block of the KV cache
 _SUSPECTS = (
@@ -30,15 +28,20 @@ _SUSPECTS = (
 )
 
 
-def trial_parts(vocab_size: int) -> list[ScheduledSequence]:
-    """Two texts of different tokens, in the first two blocks of the KV cache."""
+def trial_parts(vocab_size: int, config: EngineConfig) -> list[ScheduledSequence]:
+    """Two texts of different tokens, in the first two blocks of the KV cache.
+
+    Shorter ones, or only the first, where the sizes of `config` allow no more.
+    """
+    assert config.num_blocks is not None and config.max_model_len is not None
+    num_tokens = min(TRIAL_TOKENS, config.max_model_len)
     parts = []
     for number, first in enumerate((0, vocab_size // 2)):
-        ids = [(first + offset) % vocab_size for offset in range(TRIAL_TOKENS)]
+        ids = [(first + offset) % vocab_size for offset in range(num_tokens)]
         sequence = Sequence("", f"trial-{number}", ids, SamplingParams())
         sequence.block_table = array("i", [number])
         parts.append(ScheduledSequence(sequence, len(ids)))
-    return parts
+    return parts[: min(config.num_blocks, config.max_num_seqs)]
 
 
 def check_answers(loaded: LoadedModel, folder: Path, compute: Callable[[], Tensor]) -> None:

@@ -153,6 +153,6 @@ def _check_values(file: Path, content: dict[str, Any]) -> None:
             waiting += [(f"{place}[{i}]", each, depth + 1) for i, each in enumerate(value)]
         elif isinstance(value, float) and value != value:
             raise UnsupportedModelError(f"{file}: {place} is NaN, not a number")
-        elif isinstance(value, str):
+        elif isinstance(value, str) and not value.isascii():
             with reading(file):
                 check_text(place, value)

@@ -81,7 +81,7 @@ class ModelRunner:
         return not self.config.pace and (is_on_gpu if wanted is None else wanted)
 
     def _compute_trial(self) -> Tensor:
-        parts = trial_parts(self.loaded.vocab_size)[: self.config.num_blocks]
+        parts = trial_parts(self.loaded.vocab_size, self.config)
         sampled = [part.sequence for part in parts]
         with torch.inference_mode():
             self._clear_ends(parts)
