@@ -98,7 +98,7 @@ class AsyncLLM(EngineControl):
             undo.callback(core.terminate)
             tokenizer = Tokenizer(engine_args.tokenizer or folder)  # while the core loads
             undo.callback(tokenizer.close)
-            tokenizer.chat_template.try_out()
+            tokenizer.try_chat_template()
             core.wait_ready()
             client = CoreClient(
                 directory.address,

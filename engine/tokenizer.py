@@ -22,7 +22,7 @@ from engine.errors import PromptTooLongError, ValidationError, check_text, refus
 from engine.model_files import reading
 from engine.piecewise_encoding import PiecewiseEncoder
 from engine.size_bound import SizeBound
-from engine.tokenizer_folder import read_folder
+from engine.tokenizer_folder import read_folder, try_template
 from engine.turns import Turns
 
 # Encoding a shorter text takes less time on the event loop than a trip to another thread.
@@ -48,11 +48,16 @@ class Tokenizer:
         self.special_tokens_map = found.special_tokens
         self.has_chat_template = found.chat_template is not None
         self.chat_template = ChatTemplate(found.chat_template or FALLBACK_TEMPLATE)
+        self._template_file = found.template_file
         with reading(found.backend_file):
             self._control = ControlTokens(self._backend, self.chat_template.source)
             added = self._backend.get_added_tokens_decoder().values()
             self._bound = SizeBound(self._backend, added)
         self._turns = Turns("tokenizer")
+
+    def try_chat_template(self) -> None:
+        """Raise `UnsupportedModelError` if its template is broken, or leaves its bounds."""
+        try_template(self.chat_template, self._template_file)
 
     def close(self) -> None:
         """End the process that renders the template. It comes back when it is needed."""

@@ -91,11 +91,17 @@ def try_chat_template(folder: Path) -> None:
         return
     template = ChatTemplate(source)
     try:
+        try_template(template, file)
+    finally:
+        template.close()
+
+
+def try_template(template: ChatTemplate, file: Path) -> None:
+    """The same for a template that was read from this file."""
+    try:
         template.try_out()
     except ValidationError as error:
         raise UnsupportedModelError(f"{file}: chat_template: {error}") from None
-    finally:
-        template.close()
 
 
 def _read_special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
