@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -103,3 +104,10 @@ def test_a_refusal_is_a_start_error_and_a_wrong_value(tmp_path: Path) -> None:
     assert isinstance(caught.value, EngineStartError)
     assert isinstance(caught.value, ValidationError)
     assert (caught.value.parameter, caught.value.log) == ("model", "")
+
+
+def test_a_setting_that_cannot_be_is_no_fault_of_the_folder(folder: Path) -> None:
+    config = msgspec.structs.replace(config_of(folder), max_model_len=1 << 20)
+    with pytest.raises(ValidationError, match=r"^max_model_len must be at most") as caught:
+        core.load_core(config)
+    assert not isinstance(caught.value, UnsupportedModelError)
