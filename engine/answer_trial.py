@@ -1,18 +1,19 @@
 """A trial of the loaded model: does it answer with numbers at all?
 
 An odd number in config.json or in the weights makes NaN of everything, without an error; every
-answer would fail, one by one. So the logits of two short texts are looked at before requests come.
+answer would fail, one by one. So the logits of two short texts are looked at before requests come,
+as requests get them: through the KV cache, and also of fused models, which `trial.py` does not run.
 """
 
 from array import array
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from engine.checkpoint import Checkpoint
 from engine.config import EngineConfig
 from engine.errors import UnsupportedModelError
 from engine.loader import LoadedModel
@@ -44,25 +45,25 @@ def trial_parts(vocab_size: int, config: EngineConfig) -> list[ScheduledSequence
     return parts[: min(config.num_blocks, config.max_num_seqs)]
 
 
-def check_answers(loaded: LoadedModel, folder: Path, compute: Callable[[], Tensor]) -> None:
+def check_answers(loaded: LoadedModel, compute: Callable[[], Tensor]) -> None:
     """Raise `UnsupportedModelError` if no row of logits, [num_rows, vocab], can be chosen from.
 
     Or if they cannot be computed.
     """
-    file = folder / "config.json"
+    file = loaded.checkpoint.config_file
     with reading(file):  # for the first time all of the model computes
         logits = compute()
     is_usable = torch.isfinite(logits).any(-1) & ~logits.isnan().any(-1)
     if is_usable.any():
         return
-    if name := _unusable_weight(folder):
+    if name := _unusable_weight(loaded.checkpoint):
         raise UnsupportedModelError(name)
     raise UnsupportedModelError(f"{file}: {_suspicion(loaded.model)}")
 
 
-def _unusable_weight(folder: Path) -> str | None:
+def _unusable_weight(checkpoint: Checkpoint) -> str | None:
     """The first weight with NaN or infinity in it, and its file."""
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted({tensor.file for tensor in checkpoint.tensors.values()}):
         with safe_open(file, framework="pt") as weights:
             for name in weights.keys():
                 weight = weights.get_tensor(name)

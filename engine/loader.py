@@ -52,6 +52,7 @@ class LoadedModel:
     vocab_size: int
     max_positions: int
     eos_token_ids: list[int]
+    checkpoint: Checkpoint
     # In the place of `model`, whose layers it has emptied.
     fused: FusedDecoder | GpuDecoder | None = None
 
@@ -133,6 +134,7 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
         vocab_size=vocab_size,
         max_positions=max_positions,
         eos_token_ids=sorted(_token_ids(eos_sources)),
+        checkpoint=checkpoint,
         fused=fused,
     )
     logger.info(

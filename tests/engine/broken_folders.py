@@ -435,6 +435,11 @@ _FILES: list[tuple[str, Break, tuple[str, ...]]] = [
     ("tensor_offsets_far", entry(LM_HEAD, data_offsets=[2**60, 2**60 + 98304]), (WEIGHTS, "cut")),
     ("tensor_no_object", header(lambda h: h.update({LM_HEAD: 5})), (WEIGHTS, LM_HEAD)),
     ("tensor_nan", numbers("model.norm.weight", float("nan")), (WEIGHTS, "model.norm.weight")),
+    (
+        "tensor_nan_beside_others",
+        both(numbers(LM_HEAD, float("nan")), put("consolidated.safetensors", b"not read")),
+        (WEIGHTS, LM_HEAD),
+    ),
     ("tensor_infinite", numbers(LM_HEAD, float("inf")), (WEIGHTS, LM_HEAD)),
     ("index_outside", named(LM_HEAD, "../other/model.safetensors"), (INDEX, "outside")),
     ("index_absolute", named(LM_HEAD, "/etc/passwd.safetensors"), (INDEX, "outside")),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from engine.answer_trial import TRIAL_TOKENS, check_answers, trial_parts
+from engine.checkpoint import Checkpoint
 from engine.config import EngineConfig
 from engine.errors import UnsupportedModelError
 
@@ -22,9 +23,10 @@ def config(**sizes: int) -> EngineConfig:
 def check(folder: Path, *rows: list[float]) -> None:
     of_text = SimpleNamespace(rms_norm_eps=1e-5)
     loaded: Any = SimpleNamespace(
-        model=SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: of_text))
+        model=SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: of_text)),
+        checkpoint=Checkpoint(folder, config={}, tensors={}),
     )
-    check_answers(loaded, folder, lambda: torch.tensor(rows))
+    check_answers(loaded, lambda: torch.tensor(rows))
 
 
 def test_two_texts_of_different_tokens_are_tried() -> None:
