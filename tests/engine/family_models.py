@@ -96,6 +96,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "nemotron": {"head_dim": 16},
     "phi4_multimodal": {
+        "eos_token_id": [0],  # it takes 0 for none, and has its own beyond our vocabulary
         "vision_config": _TINY_VISION | {"image_size": 28, "crop_size": 28},
         "audio_config": {
             "hidden_size": 32,
