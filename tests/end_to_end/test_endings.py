@@ -130,5 +130,5 @@ async def test_a_worker_that_never_serves_is_told_in_one_line(
     server = starting("worker", READY_SECONDS=1.0)
     assert server.process is not None
     assert await asyncio.to_thread(server.process.wait, PATIENCE) == 2
-    assert "parley: a web worker did not start within 1 s" in server.log()
+    assert "a web worker did not start within 1 s" in server.log()
     assert "Traceback" not in server.log()
