@@ -17,6 +17,6 @@ def source() -> Path:
     try:
         return vllm_source()
     except Unavailable as problem:
-        if os.environ.get("PARLEY_NEEDS_INDEX"):
+        if os.environ.get("TESTS_NEED_INDEX"):
             pytest.fail(str(problem))
         pytest.skip(str(problem))
