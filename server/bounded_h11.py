@@ -13,6 +13,7 @@ import h11
 
 FREE_CHUNKS = 256  # of one body, whatever they hold; then one more for each
 BYTES_PER_CHUNK = 512
+MAX_EMPTY_BYTES = 64  # of empty lines in front of one request
 END_OF_HEAD = re.compile(rb"\n\r?\n")
 FOLD = re.compile(rb"\n[ \t]")  # obsolete since RFC 7230, and read differently by many proxies
 LENGTHS = re.compile(rb"\ncontent-length[ \t]*:|(?<=\ncontent-length:)[^\n]*,", re.IGNORECASE)
@@ -28,11 +29,14 @@ class BoundedConnection(h11.Connection):
         self._max_head_bytes = max_head_bytes
         self._num_chunks = 0
         self._num_body_bytes = 0
+        self._num_empty_bytes = 0
 
     def receive_data(self, data: bytes) -> None:
-        """Take what came; empty lines in front of a request are skipped (RFC 9112 §2.2)."""
+        """Take what came; a few empty lines in front of a request are skipped (RFC 9112 §2.2)."""
         if self.their_state is h11.IDLE and data and not self.trailing_data[0]:
-            if (empty := EMPTY_LINES.match(data)) is not None:
+            empty = EMPTY_LINES.match(data)
+            if empty is not None and self._num_empty_bytes + empty.end() <= MAX_EMPTY_BYTES:
+                self._num_empty_bytes += empty.end()
                 data = data[empty.end() :]
                 if not data:  # to h11 that would be the end of the connection
                     return
@@ -74,7 +78,7 @@ class BoundedConnection(h11.Connection):
             raise h11.RemoteProtocolError("two lengths")
 
     def _check_request(self, request: h11.Request) -> None:
-        self._num_chunks = self._num_body_bytes = 0
+        self._num_chunks = self._num_body_bytes = self._num_empty_bytes = 0
         names = {name for name, _ in request.headers}
         if request.http_version == b"1.0" and names & {b"transfer-encoding", b"upgrade"}:
             raise h11.RemoteProtocolError("HTTP/1.0 has neither chunks nor upgrades")

@@ -7,7 +7,7 @@ from typing import Any
 import h11
 import pytest
 
-from server.bounded_h11 import BYTES_PER_CHUNK, FREE_CHUNKS, BoundedConnection
+from server.bounded_h11 import BYTES_PER_CHUNK, FREE_CHUNKS, MAX_EMPTY_BYTES, BoundedConnection
 from server.guard import MAX_HEADER_BYTES
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -137,3 +137,17 @@ def test_empty_lines_in_front_of_a_request_are_skipped(
     assert events(connection, empty) == []
     (request, end) = events(connection, empty + b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     assert isinstance(request, h11.Request) and isinstance(end, h11.EndOfMessage)
+
+
+@pytest.mark.parametrize("empty", [b"\r\n", b"\n"])
+def test_a_flood_of_empty_lines_is_refused(connection: BoundedConnection, empty: bytes) -> None:
+    get = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    for _ in range(2):  # each request may have its own
+        for _ in range(MAX_EMPTY_BYTES // len(empty)):
+            assert events(connection, empty) == []
+        assert len(events(connection, get)) == 2
+        connection.send(OK)
+        connection.send(h11.EndOfMessage())
+        connection.start_next_cycle()
+    assert events(connection, empty * (MAX_EMPTY_BYTES // len(empty))) == []
+    assert refused(connection, empty) == 400
