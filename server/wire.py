@@ -41,6 +41,7 @@ UNRULY = (
     CloseCode.TOO_MANY,
 )
 LINGER_SECONDS = 2.0  # for a client to read why it was refused
+LINGER_BYTES = 32 * 2**20  # twice the largest body; then what still comes is not even read
 HEAD_SECONDS = 10.0  # for the whole head of a request
 WRITE_SECONDS = 30.0  # a client that reads hardly anything of its answer is cut
 MESSAGE_SECONDS = 30.0  # from the first byte of a websocket message to its last
@@ -68,6 +69,7 @@ class HttpProtocol(H11Protocol):
         super().__init__(*args, **kwargs)
         self.conn = BoundedConnection(MAX_HEADER_BYTES)
         self._is_over = False  # refused, or a websocket by now
+        self._lingering: Lingering | None = None
         self._awaited: type | None = None  # h11's state of a client that is due
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -85,6 +87,8 @@ class HttpProtocol(H11Protocol):
         for start in range(0, len(data), HTTP_PIECE_BYTES):
             if self._is_over:
                 self._pass_on(data[start:])
+                if self._lingering is not None:
+                    self._lingering.swallow(len(data) - start)
                 return
             super().data_received(data[start : start + HTTP_PIECE_BYTES])
             self._let_linger()
@@ -134,7 +138,7 @@ class HttpProtocol(H11Protocol):
         if self.conn.their_state in (h11.SEND_BODY, h11.ERROR):
             self._cancel_timers()
             self._is_over = True
-            linger(self.loop, self.transport)
+            self._lingering = Lingering(self.loop, self.transport)
         else:
             self.transport.close()
 
@@ -176,7 +180,7 @@ class HttpProtocol(H11Protocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self.transport.write(answer)
-        linger(self.loop, self.transport)
+        self._lingering = Lingering(self.loop, self.transport)
 
     def _cancel_timers(self) -> None:
         self._unset_keepalive_if_required()
@@ -194,14 +198,25 @@ class _LingeringTransport:
         self.close = protocol.close
 
 
-def linger(loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> asyncio.TimerHandle:
+class Lingering:
     """We have said our last: swallow what still comes, unparsed, and cut soon.
 
-    Closing with unread bytes is a reset, which destroys our last words on their way.
+    Closing with unread bytes is a reset, which destroys our last words on their way. But reading
+    at full speed what somebody sends on purpose would take the processor from everybody.
     """
-    transport.write_eof()
-    transport.resume_reading()
-    return loop.call_later(LINGER_SECONDS, transport.abort)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
+        transport.write_eof()
+        transport.resume_reading()
+        self.timer = loop.call_later(LINGER_SECONDS, transport.abort)
+        self._transport = transport
+        self._left = LINGER_BYTES
+
+    def swallow(self, num_bytes: int) -> None:
+        """So many have come."""
+        self._left -= num_bytes
+        if self._left <= 0 and not self._transport.is_closing():
+            self._transport.pause_reading()
 
 
 class FrameReader(StreamReader):
@@ -285,7 +300,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.conn = self._framing = Framing(max_size=self.config.ws_max_size, logger=self.logger)
         self._unread = bytearray()  # came, and is not parsed yet
         self._within_reach: dict[str, Any] = {"write": self.write_frame}
-        self._is_lingering = False
+        self._lingering: Lingering | None = None
         self._message_timer: asyncio.TimerHandle | None = None
         self._num_ended = 0  # when the timer was started
 
@@ -296,7 +311,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         transport.set_write_buffer_limits(high=0)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_lingering or self.transport.is_closing():
+        if self._lingering is not None:
+            self._lingering.swallow(len(data))
+            return
+        if self.transport.is_closing():
             return
         self._unread += data
         if self.handshake_initiated and not self.handshake_complete:
@@ -411,13 +429,17 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._within_reach.setdefault("closed_with", int(CloseCode.INTERNAL))
         super().keepalive_timeout()
 
+    @property
+    def _is_lingering(self) -> bool:
+        return self._lingering is not None
+
     def _linger(self) -> None:
         """Our close frame is out."""
-        self._is_lingering = True
         self._cancel_message_timer()
         if self.close_timer is not None:
             self.close_timer.cancel()
-        self.close_timer = linger(self.loop, self.transport)
+        self._lingering = Lingering(self.loop, self.transport)
+        self.close_timer = self._lingering.timer
 
     def _await_message(self) -> None:
         """Give the message that is on its way now, whether as one frame or many, a deadline."""

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -24,6 +25,7 @@ from server.wire import (
     UNRULY,
     WEBSOCKET_PIECE_BYTES,
     Framing,
+    HttpProtocol,
     Server,
     WebSocketProtocol,
     uvicorn_config,
@@ -272,6 +274,35 @@ async def test_b6_a_flood_of_small_pieces_is_cut_and_parsed_no_further(
         await socket.ended()
         await sending
     assert num_parsed < 2 * FREE_CHUNKS
+
+
+@pytest.mark.parametrize("way", ["answered", "refused", "websocket"])
+async def test_b6_of_what_a_client_goes_on_sending_only_so_much_is_read(
+    target: Target, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Reading without an end would take a processor, whether or not anything is parsed."""
+    num_read = 0
+    for protocol in (HttpProtocol, WebSocketProtocol):
+
+        def counted(self: Any, data: bytes, received: Any = protocol.data_received) -> None:
+            nonlocal num_read
+            num_read += len(data)
+            received(self, data)
+
+        monkeypatch.setattr(protocol, "data_received", counted)
+    monkeypatch.setattr(wire, "LINGER_BYTES", 2**20)
+    monkeypatch.setattr(wire, "LINGER_SECONDS", IN_TIME)
+    async with RawSocket(target) as socket:
+        if way == "websocket":
+            await socket.upgrade()
+            flood = frame(PONG) * (BURST + 1)
+        elif way == "refused":
+            flood = b"no request\r\n\r\n"
+        else:
+            flood = request(target, "POST", "/", [("Content-Length", str(4 * BIG))])
+        await socket.send(flood)
+        await socket.send(bytes(4 * BIG))  # until we are cut
+    assert num_read < 3 * 2**20
 
 
 async def test_b5_a_header_of_two_lines_is_refused_and_a_body_may_look_like_one(
