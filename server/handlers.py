@@ -131,9 +131,10 @@ class Handlers:
             check_response_id(listed.response_id)
         if frame.observe:
             await self._services.auditor.observe(self._connection.actor, frame.session_id)
-        await self._leave(frame.session_id)
         uid = None if frame.observe else self._uid
+        # Where there is no such session any more, the ends of its answers are still to be told.
         session = await self._store.session(uid, frame.session_id)
+        await self._leave(session.id)
         if not await self._hub.losses.verify(session.id):
             frame = msgspec.structs.replace(frame, after=None)
         subscription = self._new_subscription(session.id, observes=frame.observe)

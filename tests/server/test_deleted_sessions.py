@@ -129,6 +129,27 @@ async def test_a_deleted_session_is_told_behind_the_end_of_its_answer_everywhere
             assert await last_words(client) == ["response.done", "session.deleted"]
 
 
+async def test_who_asks_for_a_session_that_it_has_just_deleted_still_hears_how_its_answer_ended(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told that there is none, and what it has watched so far it goes on watching."""
+    is_refused, store = asyncio.Event(), site.workers[0].store
+    publish_events = store.publish_events
+
+    async def publish_late(*arguments: Any, **options: Any) -> None:
+        await is_refused.wait()
+        await publish_events(*arguments, **options)
+
+    async with site.client(0) as asker, site.client(1) as elsewhere:
+        await site.ask(asker, elsewhere)
+        monkeypatch.setattr(store, "publish_events", publish_late)
+        await elsewhere.send("session.delete", session_id=site.session)
+        refused = await elsewhere.reply("session.subscribe", session_id=site.session)
+        assert refused["error"]["code"] == "session_not_found"
+        is_refused.set()
+        assert await last_words(elsewhere) == ["response.done", "session.deleted"]
+
+
 async def test_who_stopped_an_answer_at_another_worker_has_its_whole_text_though_it_is_deleted(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
