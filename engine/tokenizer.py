@@ -30,7 +30,7 @@ INLINE_CHARACTERS = 512
 # A text of more characters for each token that may be is likely too long: words have some four.
 LIKELY_CHARACTERS = 5
 PIECE_CHARACTERS = 8192  # of such a text are counted at a time
-CUT_TOKENS = 32  # more than a cut in the middle of a text may add
+CUT_TOKENS = 32  # more than a cut in the middle of a text may add, besides the bytes of a token
 NO_MAX_LENGTH = int(1e30)  # as transformers has it
 
 
@@ -413,10 +413,12 @@ def _refuse_by_beginning(backend: tokenizers.Tokenizer, text: str, max_length: i
     """
     if len(text) <= LIKELY_CHARACTERS * max_length:
         return
+    added = backend.get_added_tokens_decoder().values()
+    longest = max((len(token.content.encode()) for token in added), default=0)
     num_tokens = 0
     for start in range(0, len(text), PIECE_CHARACTERS):
         piece = text[start : start + PIECE_CHARACTERS]
         (encoding,) = backend.encode_batch_fast([piece], add_special_tokens=False)
-        num_tokens += len(encoding) - CUT_TOKENS
+        num_tokens += len(encoding) - CUT_TOKENS - longest
         if num_tokens > max_length:
             raise PromptTooLongError(num_tokens, max_length)

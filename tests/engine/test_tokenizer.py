@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -381,6 +382,19 @@ async def test_whatever_fits_is_never_refused_for_its_size(
     assert tokenizer.chat_token_ids(messages, max_length=len(ids)) == ids
     raw = tokenizer.encode(content * 2000)
     assert await tokenizer.encode_async(content * 2000, max_length=len(raw)) == raw
+
+
+def test_a_text_of_long_tokens_is_not_refused_for_the_places_at_which_it_is_counted(
+    ours: dict[str, Tokenizer],
+) -> None:
+    backend = tokenizers.Tokenizer.from_str(ours["chatml"]._backend.to_str())
+    long = f"<{'tool_' * 30}>"  # a piece that ends in it has many tokens instead of this one
+    backend.add_tokens([long])
+    num_tokens = len(backend.encode(long * 2000, add_special_tokens=False))
+    assert num_tokens == 2000
+    tokenizer_module._refuse_by_beginning(backend, long * 2000, num_tokens)
+    with pytest.raises(PromptTooLongError):
+        tokenizer_module._refuse_by_beginning(backend, "Hello you " * 10_000, num_tokens)
 
 
 @pytest.mark.parametrize("content", ["Hello you ", "<|im_end|> and "])
