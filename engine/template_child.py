@@ -118,8 +118,18 @@ class Child:
         except _TooLong:
             return {"exceeded": "its text is too long"}
         except Exception as error:  # it is the template's code: it may raise anything
-            reason = str(error)[:MAX_REASON_CHARACTERS] or type(error).__name__
-            return {"refused": reason.encode(errors="replace").decode()}
+            return {"refused": _reason(error)}
+
+
+def _reason(error: Exception) -> str:
+    """The error in words. Those, too, are the template's: they may be too deep to be told."""
+    try:
+        reason = str(error)[:MAX_REASON_CHARACTERS]
+    except MemoryError:
+        raise
+    except Exception:
+        reason = ""
+    return (reason or type(error).__name__).encode(errors="replace").decode()
 
 
 _OUT_OF_MEMORY = msgspec.msgpack.encode({"exceeded": "it needs too much memory"})

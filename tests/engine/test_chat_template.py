@@ -28,6 +28,11 @@ GROWING = (
     "{% set ns = namespace(x='x' * 1000) %}"
     "{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x | length }}"
 )
+# An error that cannot be told in words: they would be too deep.
+UNTOLD = (
+    "{% set ns = namespace(x=[]) %}{% for i in range(5000) %}{% set ns.x = [ns.x] %}{% endfor %}"
+    "{{ raise_exception(ns.x) }}"
+)
 HOSTILE = {
     "loop": LOOP,
     "memory": GROWING,
@@ -60,8 +65,8 @@ def test_a_hostile_template_does_not_pass_the_trial(
 
 @pytest.mark.parametrize(
     "source",
-    [CHAT_TEMPLATE, FALLBACK_TEMPLATE, LATE, "", "{{ raise_exception('only French') }}"],
-    ids=["chatml", "fallback", "late", "empty", "refusing"],
+    [CHAT_TEMPLATE, FALLBACK_TEMPLATE, LATE, "", "{{ raise_exception('only French') }}", UNTOLD],
+    ids=["chatml", "fallback", "late", "empty", "refusing", "refusing-without-words"],
 )
 def test_an_ordinary_template_passes_the_trial(source: str) -> None:
     template = ChatTemplate(source)
@@ -78,6 +83,16 @@ def test_a_template_that_loops_over_one_content_ends_that_rendering_only(
         late.render(BOMB)
     assert late.pid != before
     assert late.render(MESSAGES) == "Hello"
+
+
+def test_a_refusal_without_words_is_a_refusal_and_its_process_goes_on() -> None:
+    template = ChatTemplate("{% if messages[-1].content == 'bomb' %}" + UNTOLD + "{% endif %}so")
+    assert template.render(MESSAGES) == "so"
+    before = template.pid
+    with pytest.raises(ValidationError, match="refuses these messages: TemplateError"):
+        template.render(BOMB)
+    assert template.pid == before
+    template.close()
 
 
 @pytest.mark.parametrize("content", ["memory", "long"])
