@@ -1,11 +1,11 @@
 """`Tether`: a worker that was told to end does end, whatever its threads are doing.
 
-A thread of its own hears the signals and sees when the supervisor is gone, also while the event
-loop hangs and whatever other threads wait for. It tells the worker, gives it its time, and then
-ends the process there and then: no thread is joined, nothing runs at exit.
+Threads of its own hear the signals and see when the supervisor is gone, also while the event loop
+hangs and whatever other threads wait for. They tell the worker, give it its time, and then end the
+process there and then: no thread is joined, nothing runs at exit.
 
 Should no thread of Python's come to run at all, because one holds the interpreter and computes,
-then this one cannot look either, and a timer of the kernel's ends the process.
+then these cannot look either, and a timer of the kernel's ends the process.
 """
 
 import asyncio
@@ -50,6 +50,7 @@ class Tether(threading.Thread):
         self._supervisor.register(os.dup(0), 0)  # its end is reported without being asked for
         self._is_orphan = False
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        threading.Thread(target=self._hear, name="tether-ears", daemon=True).start()
         self.start()
 
     def serve_with(
@@ -69,14 +70,22 @@ class Tether(threading.Thread):
     def run(self) -> NoReturn:
         while True:
             signal.setitimer(signal.ITIMER_PROF, HELD_SECONDS)
-            if signal.sigtimedwait(SIGNALS, TICK_SECONDS) is not None:
-                self._take_signal()
-            if not self._is_orphan and self._supervisor.poll(0):
+            if self._is_orphan:
+                time.sleep(TICK_SECONDS)
+            elif self._supervisor.poll(TICK_SECONDS * 1000):
                 self._is_orphan = True
                 self._end_unless_serving()
                 self.expect_end(0.0)  # the event loop sees it, too
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 self._end()
+
+    def _hear(self) -> NoReturn:
+        """In a thread of its own: with a time limit, `sigtimedwait` takes the end of a halt for a
+        signal.
+        """
+        while True:
+            signal.sigwait(SIGNALS)
+            self._take_signal()
 
     def _take_signal(self) -> None:
         self._end_unless_serving()
