@@ -25,7 +25,7 @@ from rich.markup import escape
 
 from engine import AsyncEngineArgs, demo_model
 from engine.download import resolve_model
-from engine.errors import DownloadError, ValidationError
+from engine.errors import DownloadError, RetryableRequestError, ValidationError
 from engine.launcher import PrivateDirectory
 from engine.tokenizer_folder import try_chat_template
 from server.config import Settings, read_or_create_secret
@@ -163,7 +163,7 @@ class Supervisor:
         """Refuse in one line a template that would hold up or break every answer."""
         try:
             try_chat_template(folder)
-        except ValidationError as error:
+        except (ValidationError, RetryableRequestError) as error:  # of it, or of a killed renderer
             raise StartError(str(error)) from None
         self._raise_if_interrupted()
 

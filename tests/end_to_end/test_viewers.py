@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.harness import Client, Server, clients
-from tests.end_to_end.http_client import admin_token
+from tests.end_to_end.http_client import Http, admin_token
+from tests.end_to_end.operators import new_user
 from tests.end_to_end.recovery import next_question_works
 from tests.end_to_end.wiring import at_both
 from tests.patience import PATIENCE
@@ -316,22 +317,29 @@ async def test_only_admins_have_priority_and_theirs_comes_first(limited: Server)
             "response.create", session_id=session, idempotency_key="k", input="hi", priority=-1
         )
         assert (refused["error"]["code"], refused["error"]["param"]) == ("forbidden", "priority")
-        # One seat each: nobody has to make way for the other user.
-        running = []
-        for client in (user, admin):
-            _, response = await begin(client)
-            await client.deltas(response, 1)
-            running.append(response)
-        _, later = await begin(user, max_output_tokens=5)
-        session = await admin.new_session()
-        urgent = await admin.ask(session, oracle_word(4), settings=LONG, priority=-5)
-        await in_the_engines_queue(admin, urgent)  # or the freed seat may be taken before it comes
-        await user.send("stop", response_id=running[0])
-        started = []
-        for client, response in ((admin, urgent), (user, later), (admin, running[1])):
-            await client.deltas(response, 1)
-            await client.send("stop", response_id=response)
-            end = (await client.done(response)).done
-            assert end is not None
-            started.append(end["response"]["timings"]["started_at"])
-        assert started[0] <= started[1]
+        # Two seats of one user and one of each of the others: nobody has to make way.
+        async with Http(limited, token) as http:
+            guest = await new_user(http)
+        async with Client(limited, token=guest["token"]) as other:
+            running = []
+            for client in (user, user, admin, other):
+                _, response = await begin(client)
+                await client.deltas(response, 1)
+                running.append(response)
+            _, later = await begin(other, max_output_tokens=5)
+            session = await admin.new_session()
+            urgent = await admin.ask(session, oracle_word(4), settings=LONG, priority=-5)
+            for client, response in ((other, later), (admin, urgent)):
+                await in_the_engines_queue(client, response)  # or a freed seat may be taken before
+            await user.send("stop", response_id=running[0])
+            started = []
+            for client, response in ((admin, urgent), (other, later)):
+                await client.deltas(response, 1)
+                await client.send("stop", response_id=response)
+                end = (await client.done(response)).done
+                assert end is not None
+                started.append(end["response"]["timings"]["started_at"])
+            assert started[0] <= started[1]
+            for client, response in ((user, running[1]), (admin, running[2]), (other, running[3])):
+                await client.send("stop", response_id=response)
+                await client.done(response)
