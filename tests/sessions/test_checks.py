@@ -91,21 +91,17 @@ def test_a_version_before_6_2_is_refused(version: str) -> None:
 async def test_faults_are_found_while_it_runs(own_redis: EmbeddedRedis) -> None:
     store = await SessionStore.open(own_redis.url)
     assert await store.find_faults() == []
-    await command(own_redis, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-    used = int(next(line for line in await memory(own_redis) if "used_memory:" in line)[12:])
-    await command(own_redis, "CONFIG", "SET", "maxmemory", str(used * 10 // 9))
+    client = RedisClient(own_redis.url)  # stays open: its memory is a part of what is used
+    await client.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    info = bytes(await client.call("INFO", "memory")).decode().splitlines()
+    used = int(next(line for line in info if "used_memory:" in line)[12:])
+    await client.call("CONFIG", "SET", "maxmemory", used * 10 // 9)
     policy, full = await store.find_faults()
+    await client.close()
     wrong = StoreFault("maxmemory-policy is allkeys-lru and must be noeviction", loses_data=True)
     assert policy == wrong
     assert re.fullmatch(r"redis memory is over (8|9|10)0 % full", full.text) and not full.loses_data
     await store.close()
-
-
-async def memory(redis: EmbeddedRedis) -> list[str]:
-    client = RedisClient(redis.url)
-    info = bytes(await client.call("INFO", "memory")).decode()
-    await client.close()
-    return info.splitlines()
 
 
 async def test_flushed_data_is_noticed_once_by_each_worker(own_redis: EmbeddedRedis) -> None:

@@ -57,7 +57,7 @@ async def test_a_client_of_an_older_version_works_unchanged(
     ("arguments", "ends"),
     [
         (("generate.py", "--max-tokens", "20"), "[20 tokens in "),
-        (("stream_task.py", "--step", "5", "--enough", "20"), "[20 tokens, abort]"),
+        (("stream_task.py", "--step", "5", "--enough", "20"), " tokens, abort]"),
         (("timeout.py", "--pace", "0", "--seconds", "60"), "The answer ended within"),
     ],
 )
