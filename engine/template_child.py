@@ -44,6 +44,7 @@ _WARM_UP = "{{ 'x' | tojson | pprint }}{{ strftime_now('%c') }}{{ raise_exceptio
 class _GenerationBlock(jinja2.ext.Extension):
     """`{% generation %}` marks what the assistant says, for training; here it is transparent."""
 
+    # Jinja reads it as an attribute of the class.
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> list[nodes.Node]:

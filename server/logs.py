@@ -87,6 +87,7 @@ class _JsonLines(io.TextIOBase):
         self._line = ""
 
     @property
+    # A property here, an attribute of the class that typeshed declares.
     def encoding(self) -> str:  # type: ignore[override]
         return self._stream.encoding
 

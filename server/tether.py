@@ -71,6 +71,7 @@ class Tether(threading.Thread):
         while True:
             signal.setitimer(signal.ITIMER_PROF, HELD_SECONDS)
             if self._is_orphan:
+                # A thread's own pause; the supervisor is gone, so there is nothing to wait for.
                 time.sleep(TICK_SECONDS)
             elif self._supervisor.poll(TICK_SECONDS * 1000):
                 self._is_orphan = True
