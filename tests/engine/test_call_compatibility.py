@@ -135,8 +135,10 @@ async def test_a_queue_full_of_tokens_is_told_from_one_full_of_requests(tmp_path
     with ThreadedCore(**settings) as core:
         async with connected(core, build_chatml(tmp_path)) as engine:
             core.hold()
-            streams = [await engine.add_request(str(i), PROMPT, GREEDY) for i in range(3)]
-            core.release()
+            streams = [await engine.add_request("0", PROMPT, GREEDY)]
+            await asyncio.to_thread(core.is_in_step.wait)
+            streams += [await engine.add_request(str(i), PROMPT, GREEDY) for i in (1, 2)]
+            await core.release_after_message(2)
             with pytest.raises(MaxQueuedTokensError, match="tokens are waiting already"):
                 await last(streams[2])
             for stream in streams[:2]:

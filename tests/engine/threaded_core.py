@@ -81,10 +81,10 @@ class ThreadedCore:
         self._gate.set()
         await asyncio.to_thread(self.is_in_step.wait)
 
-    async def release_after_message(self) -> None:
-        """Let the step end when a message is here for the next one to find."""
+    async def release_after_message(self, count: int = 1) -> None:
+        """Let the step end when so many messages are here for the next one to find."""
         async with asyncio.timeout(PATIENCE):
-            while self._io.inbox.empty():  # noqa: ASYNC110  (a queue of threads)
+            while self._io.inbox.qsize() < count:  # noqa: ASYNC110  (a queue of threads)
                 await asyncio.sleep(0.001)
         self.release()
 
