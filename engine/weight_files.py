@@ -46,8 +46,10 @@ def check_all_taken(checkpoint: Checkpoint, unexpected: Iterable[str], config: A
 
     Raises UnsupportedModelError.
     """
+    names = list(unexpected)
+    guessing = _guessing_layers(names, config)
     left = sorted(
-        name for name in unexpected if not is_harmless(name) and not _guesses_ahead(name, config)
+        name for name in names if not is_harmless(name) and _layer_of(name) not in guessing
     )
     if not left:
         return
@@ -68,12 +70,22 @@ def is_harmless(name: str) -> bool:
     return any(re.search(pattern, name) for pattern in HARMLESS)
 
 
-def _guesses_ahead(name: str, config: Any) -> bool:
-    """Whether this is of one of the layers behind the last that only guess further tokens."""
-    number = re.search(r"\blayers\.(\d+)\.", name)
+def _guessing_layers(names: Iterable[str], config: Any) -> set[int]:
+    """The layers after the last that only guess further tokens.
+
+    The config says how many there are, for any family. But only such a layer joins what is known of
+    a token and the embedding of the next one, by `eh_proj`: without it, it is a layer of the model.
+    """
     num_layers: int = config.num_hidden_layers
     num_guessing = getattr(config, "num_nextn_predict_layers", None) or 0
-    return number is not None and 0 <= int(number[1]) - num_layers < num_guessing
+    joining = {_layer_of(name) for name in names if name.endswith(".eh_proj.weight")}
+    return joining & set(range(num_layers, num_layers + num_guessing))
+
+
+def _layer_of(name: str) -> int:
+    """The number of the layer that a tensor belongs to; -1: none."""
+    number = re.search(r"\blayers\.(\d+)\.", name)
+    return -1 if number is None else int(number[1])
 
 
 def _file_of(name: str, checkpoint: Checkpoint) -> Path:

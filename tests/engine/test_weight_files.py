@@ -181,6 +181,7 @@ def test_what_changes_no_text_is_let_go(model_impl: str, rewrite: Rewrite) -> No
             with_more(
                 "model.layers.0.self_attn.rotary_emb.inv_freq",
                 "model.layers.3.self_attn.q_proj.weight",  # guesses ahead, as the config says
+                "model.layers.3.eh_proj.weight",
                 "model.mtp.layers.0.mlp.up_proj.weight",
                 "mtp.norm.weight",
             )(tensors)
@@ -189,6 +190,17 @@ def test_what_changes_no_text_is_let_go(model_impl: str, rewrite: Rewrite) -> No
     )
     declare(folder, num_nextn_predict_layers=1)
     check_equals_transformers(folder, model_impl=model_impl)
+
+
+@needs_kernels
+@pytest.mark.parametrize("path", PATHS)
+def test_a_config_that_calls_a_layer_of_the_model_one_that_guesses_is_not_believed(
+    path: str, rewrite: Rewrite
+) -> None:
+    folder = rewrite(with_more("model.layers.3.self_attn.q_proj.weight"))
+    declare(folder, num_nextn_predict_layers=1)
+    with pytest.raises(UnsupportedModelError, match=r"model\.layers\.3\.self_attn\.q_proj"):
+        load(folder, **PATHS[path])
 
 
 @needs_kernels
