@@ -92,9 +92,9 @@ def _sizes(config: Any) -> Iterator[tuple[str, int]]:
     """What dimensions of weights are called in config.json; the likeliest comes last."""
     for heads in ("num_key_value_heads", "num_attention_heads"):
         for width in ("qk_rope_head_dim", "v_head_dim", "head_dim"):
-            sizes = (getattr(config, heads, None), getattr(config, width, None))
-            if all(isinstance(size, int) for size in sizes):
-                yield f"{heads} × {width}", math.prod(sizes)  # type: ignore[arg-type]
+            num_heads, size = getattr(config, heads, None), getattr(config, width, None)
+            if isinstance(num_heads, int) and isinstance(size, int):
+                yield f"{heads} × {width}", num_heads * size
     for field in reversed(_FIELDS):
         size = getattr(config, field, None)
         if isinstance(size, int):
