@@ -78,6 +78,8 @@ async def first_tokens(sockets: Sequence[BenchSocket], num_rounds: int) -> list[
     sessions: list[str] = []
     for number in range(num_rounds):
         if number % QUESTIONS_OF_A_SESSION == 0:
+            for socket, session in zip(sockets, sessions, strict=number > 0):
+                await socket.reply("session.unsubscribe", session_id=session)
             sessions = [await socket.new_session() for socket in sockets]
         asking = [
             first_token(socket, session) for socket, session in zip(sockets, sessions, strict=True)

@@ -88,6 +88,7 @@ class BenchSocket(asyncio.Protocol):
 
     async def new_session(self) -> str:
         created = await self.reply("session.create", idempotency_key=random_key())
+        assert created["type"] == "session.created", created
         return str(created["session"]["id"])
 
     async def ask(self, session_id: str, text: str, **settings: Any) -> str:
