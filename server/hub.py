@@ -245,7 +245,7 @@ class Hub:
         if room is None:
             return
         for subscription in room.subscriptions:
-            if subscription.joining or not subscription.wants(response_id):
+            if not subscription.hears(response_id):
                 continue
             if not subscription.put_events(response_id, fence, first, events):
                 self.catch_up.sync_room(room, response_id)

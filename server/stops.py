@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 import structlog
@@ -22,6 +22,7 @@ from server.translate import check_response_id, check_session_id, translate_stor
 from sessions.background import Background
 from sessions.errors import ResponseNotFound, RunEnded, SessionNotFound, StoreUnavailable
 from sessions.ids import session_of
+from sessions.records import Event
 
 logger = structlog.get_logger("server")
 
@@ -36,6 +37,36 @@ class Asker(Watcher, Protocol):
     """Who asks for stops: a connection, or one HTTP request."""
 
     def put_error(self, error: ApiError, event_id: str | None) -> None: ...
+
+
+class Ear(Subscription):
+    """What is published of one answer, told from `listen` on; its end also if that came before.
+
+    The end may overtake the store's reply to the stop that brings it.
+    """
+
+    def __init__(self, watcher: Watcher, response_id: str) -> None:
+        self._heard: set[str] = set()
+        super().__init__(watcher, session_of(response_id), self._heard, is_viewer=False)
+        self._response_id = response_id
+        self._early: tuple[int, int, Sequence[Event]] | None = None
+        self.end_join(0)
+
+    def hears(self, response_id: str) -> bool:
+        return response_id == self._response_id
+
+    def put_events(self, response_id: str, fence: int, first: int, events: Sequence[Event]) -> bool:
+        if self.wants(response_id):
+            return super().put_events(response_id, fence, first, events)
+        if is_done(events[-1]):
+            self._early = fence, first, events
+        return True
+
+    def listen(self) -> None:
+        """From now on tell what is heard. What the connection has stopped must be known by now."""
+        self._heard.add(self._response_id)
+        if self._early is not None:
+            self.put_events(self._response_id, *self._early)
 
 
 class Stops:
@@ -239,7 +270,7 @@ class Stops:
         await run.settled.wait()  # told before it was stored, it may yet be another worker's
         if run.is_disowned:
             async with self._listening(response_id) as ear:
-                ear.add(response_id)
+                ear.listen()
                 await self._follow_to_the_end(response_id, asked)
         elif is_done(run.events[-1]):
             self._put_end(response_id, run.log, asked)
@@ -257,8 +288,8 @@ class Stops:
                     await self._tell_stored_end(response_id, asked)
                 return
             self._told.stop(response_id)
-            ear.add(response_id)
             self._reply(cancelling(response_id, durable=True), frame.event_id, response_id)
+            ear.listen()
             with contextlib.suppress(StoreUnavailable):  # its next append tells the owner as well
                 stop = Stop("user", "client_cancelled", frame.seen_sequence_number)
                 # The first stop counts; which one that was, only the store knows otherwise.
@@ -269,21 +300,17 @@ class Stops:
                 await self._follow_to_the_end(response_id, asked)
 
     @contextlib.asynccontextmanager
-    async def _listening(self, response_id: str) -> AsyncIterator[set[str]]:
-        """Hear what is published of the answers in the set, which is empty at first.
+    async def _listening(self, response_id: str) -> AsyncIterator[Ear]:
+        """Hear how the answer ends, by an ear of its own.
 
         A moment after its end its session may be deleted, and then nothing is stored of it. Another
-        subscription may watch it too, and be replaced meanwhile. What may be heard is to be known
-        before anything is put into the set.
+        subscription may watch it too, and be replaced meanwhile.
         """
-        heard: set[str] = set()
-        session_id = session_of(response_id)
-        ear = Subscription(self._connection, session_id, heard, is_viewer=False)
-        ear.end_join(0)
+        ear = Ear(self._connection, response_id)
         with contextlib.suppress(SessionNotFound, StoreUnavailable):  # then the log must do
             await self._hub.join(ear)
         try:
-            yield heard
+            yield ear
         finally:
             self._hub.spawn(self._hub.leave(ear))
 

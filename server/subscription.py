@@ -98,6 +98,10 @@ class Subscription:
     def wants(self, response_id: str) -> bool:
         return self.only is None or response_id in self.only
 
+    def hears(self, response_id: str) -> bool:
+        """Whether entries of that answer are put here as they come."""
+        return not self.joining and self.wants(response_id)
+
     @property
     def joining(self) -> bool:
         return self._num_joins > 0

@@ -15,6 +15,7 @@ from server import stops
 from server.app import Worker
 from server.response_log import ResponseLog, read_log
 from sessions.embedded import EmbeddedRedis
+from sessions.records import CancelRequested
 from tests.end_to_end.history import History
 from tests.redis_server import fresh_prefix
 from tests.server.in_process import (
@@ -173,6 +174,40 @@ async def test_who_stopped_an_answer_at_another_worker_has_its_whole_text_though
             answer = await client.done(site.response)
             assert answer.done is not None
             assert len(answer.final) == answer.done["response"]["text_length"] > 0
+
+
+async def test_who_is_told_of_its_stop_after_the_end_hears_that_end_though_the_session_is_deleted(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end is published before the store's reply to the stop is here, and not stored later."""
+    store, is_stored, is_deleted = site.workers[1].store, asyncio.Event(), asyncio.Event()
+    request_cancel = store.request_cancel
+
+    async def hear_late(*arguments: Any, **options: Any) -> CancelRequested:
+        stored = await request_cancel(*arguments, **options)
+        is_stored.set()
+        await is_deleted.wait()
+        return stored
+
+    monkeypatch.setattr(store, "request_cancel", hear_late)
+    async with site.client(0) as asker, site.client(1) as viewer, site.client(1) as stopper:
+        await site.ask(asker, viewer)
+        await stopper.send("stop", response_id=site.response)
+        await is_stored.wait()
+        await asker.send("stop", response_id=site.response)
+        await asker.done(site.response)
+        await viewer.done(site.response)
+        await asker.reply("session.delete", session_id=site.session)
+        await viewer.next("session.deleted")
+        is_deleted.set()
+        answer = await stopper.done(site.response)
+        assert answer.done is not None
+        assert len(answer.final) == answer.done["response"]["text_length"] > 0
+        kinds = [frame["type"] for frame in stopper.frames]
+        assert [it for it in kinds if it.startswith("response.")] == [
+            "response.cancelling",
+            "response.done",
+        ]
 
 
 async def test_sessions_that_are_deleted_count_as_no_subscriptions(site: Site) -> None:
