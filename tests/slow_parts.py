@@ -15,6 +15,7 @@ PARTS = {
     "fuzz/test_fuzz.py[websocket": "fuzz-websocket",
     "engine/test_levels.py": "levels",
     "compat/": "compat",
+    "csrc/": "cuda",
     "end_to_end/": "end-to-end",
     "engine/": "engine",
     "server/": "server",

@@ -123,6 +123,7 @@ def test_without_nvcc_the_command_says_that_it_is_skipped(
     assert build.build_cuda() is None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(build.find_cuda_compiler() is None, reason="no nvcc: nothing to compile with")
 def test_all_cuda_kernels_compile_and_none_spills(
     capsys: pytest.CaptureFixture[str],
