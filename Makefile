@@ -20,7 +20,7 @@ test: setup      ## all tests (those of Chromium and proxies only where they are
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test-slow: setup ## the long runs, hours; PART=engine for one part (CONTRIBUTING.md lists them)
-	@$(BIN)/python -m pytest -m slow $(if $(PART),--part $(PART))
+	@$(BIN)/python -m pytest -m slow $(if $(PART),--part=$(PART))
 
 test-gpu: setup  ## the kernels of csrc/cuda, the engine and every architecture, on a GPU
 	@PARLEY_TEST_DEVICE=cuda $(BIN)/python -m pytest tests/test_cuda_kernels.py \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,18 @@ def test_a_slow_test_that_no_part_would_run_is_an_error() -> None:
         part_of(Path("bench/test_new.py"), "]")
     with pytest.raises(KeyError, match="in no part"):
         part_of(Path("fuzz/test_fuzz.py"), "a-new-target]")
+
+
+def test_make_gives_pytest_a_part_that_it_cannot_take_for_a_folder() -> None:
+    """Of `--part server` pytest reads `server` as the folder to test, before it knows the option."""
+    told = subprocess.run(
+        ["make", "-n", "test-slow", "PART=server"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "-m slow --part=server" in told
 
 
 def test_contributing_tells_what_each_part_is() -> None:
