@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from server.frames import session_event_frame
-from server.response_log import read_log
+from server.response_log import ResponseLog, is_done, read_base, read_log
 from server.subscription import Subscription
 from sessions.errors import ResponseNotFound, SessionNotFound, StoreUnavailable
 from sessions.ids import session_of
+from sessions.records import Event, RunRecord
 from sessions.store import SessionStore
 
 if TYPE_CHECKING:
@@ -144,12 +145,24 @@ class CatchUp:
     async def _sync_response(self, room: "Room", response_id: str) -> None:
         record = await self._store.run(None, response_id)
         events = [event for _, event in await self._store.events(response_id)]
+        textless = events
+        if any(one.told.is_silent(response_id) for one in room.subscriptions):
+            textless = await self._with_whole_end(record, events)
         for subscription in list(room.subscriptions):
             # Who is joining is sent the end with the state, if there is one.
             if not subscription.joining and subscription.wants(response_id):
-                subscription.put_events(response_id, record.fence, 1, events)
+                is_silent = subscription.told.is_silent(response_id)
+                entries = textless if is_silent else events
+                subscription.put_events(response_id, record.fence, 1, entries)
                 if not record.is_live:
                     subscription.give_up_end(response_id)
+
+    async def _with_whole_end(self, record: RunRecord, events: list[Event]) -> list[Event]:
+        """For who is sent no text: when they need that of the end, it may be stored no more."""
+        if not events or not is_done(events[-1]):
+            return events
+        log = ResponseLog(record.fence, events, await read_base(self._store, record, events))
+        return [*events[:-1], log.end_with_text]
 
     # ---- an answer was lost to another worker ---------------------------------------------------
 

@@ -75,6 +75,23 @@ async def test_a_gap_in_an_answer_is_filled_from_its_log(
     assert frames[1]["delta"] == "one two three "
 
 
+async def test_an_end_that_is_fetched_for_who_stopped_the_answer_brings_the_text(
+    hub: Hub, chat: Chat, feed: SilentFeed
+) -> None:
+    """The session may be deleted before anybody asks for the text that was not sent."""
+    viewer = Viewer()
+    await join(hub, chat, viewer)
+    rid = (await chat.begin()).response_id
+    viewer.told.stop(rid)
+    await chat.append(rid, 2, "one ", "two ", "three ")
+    await chat.finish(rid, 5, events=[DONE])
+    feed.deliver(
+        chat.store.keys.session_channel(chat.session_id), LiveResponseEvents(rid, 1, 5, 5, (DONE,))
+    )
+    end = await viewer.next()
+    assert (end["type"], end["text"]) == ("response.done", "one two three ")
+
+
 async def test_a_missing_end_is_fetched_before_the_message_that_it_ends(
     hub: Hub, chat: Chat, feed: SilentFeed
 ) -> None:
