@@ -26,7 +26,6 @@ from server.metrics import Metrics
 from server.queue_estimate import QueueEstimate
 from server.run import End, Run, Stop, StoredStop
 from server.speaker import Speaker
-from server.text_share import TextShare
 from sessions.background import start
 from sessions.errors import ResponseNotFound, StoreUnavailable
 from sessions.records import Finished
@@ -53,7 +52,6 @@ class Producer:
         intervals: Intervals,
         has_peers: Callable[[], bool] = lambda: False,
         queue: QueueEstimate | None = None,
-        text_share: TextShare | None = None,
         cache_salt: str = "",
         max_seconds: float = 0.0,
     ) -> None:
@@ -66,7 +64,6 @@ class Producer:
         self._metrics = metrics
         self._intervals = intervals
         self._queue = queue or QueueEstimate()
-        self._text_share = text_share or TextShare()
         self._speaker = Speaker(run, hub=hub, intervals=intervals, has_peers=has_peers)
         self._writer = LogWriter(
             run,
@@ -135,18 +132,17 @@ class Producer:
                 is_admitted=True,  # the answer was promised: a queue that is full by now takes it
                 on_progress=self._on_progress,
             )
-            with self._text_share.writing(run.uid):
-                async for output in outputs:
-                    self._take(output)
-                    if output.finished:
-                        answer = output.outputs[0]
-                        finish_reason = answer.finish_reason or "error"
-                        stop_reason = answer.stop_reason
-                        confirmed = output.metrics is None or output.metrics.core_confirmed
-                        if output.error is not None:
-                            logger.warning("engine error", code=output.error.code, **run.ids)
-                    elif not run.stop_asked.is_set():
-                        await self._flush_window()
+            async for output in outputs:
+                self._take(output)
+                if output.finished:
+                    answer = output.outputs[0]
+                    finish_reason = answer.finish_reason or "error"
+                    stop_reason = answer.stop_reason
+                    confirmed = output.metrics is None or output.metrics.core_confirmed
+                    if output.error is not None:
+                        logger.warning("engine error", code=output.error.code, **run.ids)
+                elif not run.stop_asked.is_set():
+                    await self._flush_window()
         except (EngineError, ValidationError) as error:
             # Not in a core, or in one that is dead and holds no blocks: released in any case.
             logger.warning(
@@ -274,7 +270,7 @@ class Producer:
     async def _flush_window(self) -> None:
         """Let the next outputs merge for a moment; a stop ends the wait."""
         try:
-            async with asyncio.timeout(FLUSH_SECONDS * self._text_share.factor(self._run.uid)):
+            async with asyncio.timeout(FLUSH_SECONDS):
                 await self._run.stop_asked.wait()
         except TimeoutError:
             pass

@@ -30,7 +30,6 @@ from server.run import End, Run, Stop, StoredStop, cancel_command
 from server.sampling import sampling_params
 from server.slots import ActiveLimit
 from server.speaker import Speaker
-from server.text_share import TextShare
 from sessions.background import Background
 from sessions.errors import (
     ResponseNotFound,
@@ -82,7 +81,6 @@ class Runs:
         self.model_fingerprint = model_fingerprint
         self._prompts = PromptBuilder(store, engine)
         self._queue = QueueEstimate()
-        self._text_share = TextShare()
         self._runs: dict[str, Run] = {}
         self._background = Background(ApiError, EngineError)
         self.draining = False
@@ -261,7 +259,6 @@ class Runs:
             intervals=self._intervals,
             has_peers=self._has_peers,
             queue=self._queue,
-            text_share=self._text_share,
             cache_salt=self._cache_salt(run.uid),
             max_seconds=self._answer_seconds,
         )

@@ -12,7 +12,6 @@ from server.metrics import Metrics
 from server.producer import Producer
 from server.run import Run
 from server.subscription import Subscription
-from server.text_share import TextShare
 from sessions.follow import LiveFeed
 from sessions.records import ObjectEvent, TextEvent
 from sessions.store import SessionStore
@@ -83,7 +82,6 @@ class Answering:
         self.viewer = Viewer()
         self.intervals = Intervals()
         self.has_peers = False
-        self.text_share = TextShare()
 
     async def begin(self) -> "Answering":
         self.hub = Hub(self.store, cast("LiveFeed", SilentFeed()), self.store.keys, "w1")
@@ -106,7 +104,6 @@ class Answering:
             metrics=Metrics(),
             intervals=self.intervals,
             has_peers=lambda: self.has_peers,
-            text_share=self.text_share,
             max_seconds=MAX_SECONDS,
         )
         return self

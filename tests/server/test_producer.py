@@ -8,7 +8,6 @@ import pytest
 
 from engine.errors import EngineDeadError
 from server import producer as producer_module
-from server import text_share
 from server.run import Stop
 from sessions.errors import StoreUnavailable
 from tests.server.answering import MAX_SECONDS, Answering, output
@@ -41,28 +40,6 @@ async def test_a_stop_keeps_what_was_shown_and_discards_what_comes(answering: An
     (done,) = (f for f in await answering.viewer.sent() if f["type"] == "response.done")
     assert (done["response"]["status"], done["response"]["text_length"]) == ("cancelled", 5)
     assert await answering.stored() == (["kept "], "kept ")
-
-
-async def test_text_of_who_has_many_answers_beside_others_is_gathered_for_longer(
-    answering: Answering, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(producer_module, "FLUSH_SECONDS", 1e-6)
-    monkeypatch.setattr(text_share, "SMOOTH_ANSWERS", 1e-9)
-    monkeypatch.setattr(text_share, "LARGEST_FACTOR", 1e9)
-    producing = answering.start()
-    for text in ("alone ", "at once "):
-        answering.engine.say(output(answering.rid, text))
-        await answering.text_comes()
-    with answering.text_share.writing("bob"):
-        answering.engine.say(output(answering.rid, "the last "))
-        await answering.text_comes()
-        answering.engine.say(output(answering.rid, "gathered "))
-        for _ in range(100):
-            await asyncio.sleep(0)
-        answering.run.stop(Stop())
-        answering.engine.say(output(answering.rid, "", "abort"))
-        await producing
-    assert (await answering.stored())[1] == "alone at once the last "
 
 
 async def test_p17_an_answer_that_takes_too_long_ends_with_what_it_has(
