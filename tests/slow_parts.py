@@ -13,6 +13,7 @@ PARTS = {
     "fuzz/test_fuzz.py[http": "fuzz-http",
     "fuzz/test_fuzz.py[templates": "fuzz-templates",
     "fuzz/test_fuzz.py[websocket": "fuzz-websocket",
+    "end_to_end/test_floods.py": "floods",
     "engine/test_levels.py": "levels",
     "compat/": "compat",
     "csrc/": "cuda",

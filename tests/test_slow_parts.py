@@ -19,7 +19,8 @@ ROOT = Path(__file__).parent.parent
         ("engine/test_scheduler.py", "", "engine"),
         ("engine/test_levels.py", "avx2]", "levels"),
         ("fuzz/test_fuzz.py", "http]", "fuzz-http"),
-        ("end_to_end/test_floods.py", "pings]", "end-to-end"),
+        ("end_to_end/test_floods.py", "pings]", "floods"),
+        ("end_to_end/test_crowds.py", "", "end-to-end"),
     ],
 )
 def test_a_part_is_a_folder_or_what_takes_long_in_it(path: str, parameters: str, part: str) -> None:
