@@ -38,7 +38,7 @@ async def test_operators_are_told_of_a_silent_worker_until_it_is_heard_or_has_le
 ) -> None:
     replicas = Replicas(store.client, store.keys, life_seconds=0.02, late_seconds=0.02)
     await replicas.beat("w1", {"active": 3})
-    first = (await replicas.roll()).present[0]
+    first = (await Replicas(store.client, store.keys).roll()).present[0]
     await asyncio.sleep(0.05)
     roll = await replicas.roll()
     assert (roll.present, roll.missing) == ((), (first,))
