@@ -84,7 +84,7 @@ class ThreadedCore:
     async def release_after_message(self, count: int = 1) -> None:
         """Let the step end when so many messages are here for the next one to find."""
         async with asyncio.timeout(PATIENCE):
-            while self._io.inbox.qsize() < count:  # noqa: ASYNC110  (a queue of threads)
+            while self._io.inbox.qsize() < count:  # noqa: ASYNC110  (no task can await a thread's queue)
                 await asyncio.sleep(0.001)
         self.release()
 
