@@ -14,6 +14,8 @@ PARTS = {
     "fuzz/test_fuzz.py[templates": "fuzz-templates",
     "fuzz/test_fuzz.py[websocket": "fuzz-websocket",
     "end_to_end/test_floods.py": "floods",
+    "end_to_end/test_core_faults.py": "outages",
+    "end_to_end/test_redis_": "outages",
     "engine/test_levels.py": "levels",
     "compat/": "compat",
     "csrc/": "cuda",

@@ -14,6 +14,7 @@ from tests.running_time import running_time
 pytestmark = pytest.mark.usefixtures("bystander")  # somebody else's answer streams meanwhile
 
 
+@pytest.mark.slow
 async def test_b6_who_does_not_get_on_is_gone_after_12_seconds(server: Server) -> None:
     """A connection without a word, half a head, a head that drips, a socket without a frame."""
     started = running_time()

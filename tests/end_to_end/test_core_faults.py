@@ -109,6 +109,7 @@ async def test_e5_r29_answer_goes_on_when_a_hanging_core_is_killed(server: Serve
         await next_question_works(client, session)
 
 
+@pytest.mark.slow
 async def test_e4_r29_core_that_goes_on_in_time_is_left_alone(server: Server) -> None:
     async with Client(server) as client:
         first, second = [await client.new_session() for _ in range(2)]
@@ -166,6 +167,7 @@ async def test_stop_while_there_is_no_core_ends_the_answer_at_once(server: Serve
         assert (await client.done(queued)).final == oracle_answer(300, 10)
 
 
+@pytest.mark.slow
 async def test_r30_r31_parley_ends_when_the_core_cannot_be_started_again(
     new_server: NewServer, oracle_model: Path, tmp_path: Path
 ) -> None:

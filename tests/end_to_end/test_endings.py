@@ -34,7 +34,11 @@ async def hang_over(server: Server, word: str) -> None:
 
 @pytest.mark.parametrize(
     "word",
-    [planted_hangs.THREAD_WORD, planted_hangs.BOTH_WORD, planted_hangs.HELD_WORD],
+    [
+        pytest.param(planted_hangs.THREAD_WORD, marks=pytest.mark.slow),
+        pytest.param(planted_hangs.BOTH_WORD, marks=pytest.mark.slow),
+        planted_hangs.HELD_WORD,
+    ],
     ids=["tokenizer", "event-loop-and-a-thread", "interpreter"],
 )
 async def test_a_worker_that_hangs_outlives_no_supervisor(

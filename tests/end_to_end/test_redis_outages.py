@@ -203,6 +203,7 @@ async def test_r11_entries_behind_a_torn_end_are_written_again(one: Site) -> Non
         one.server.history.is_data_lost = False
 
 
+@pytest.mark.slow
 async def test_r12_a_slow_link_costs_no_round_trip_per_token(one: Site) -> None:
     async with Client(one.server) as client:
         first_seconds, rates = [], []

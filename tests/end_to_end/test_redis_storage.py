@@ -73,6 +73,7 @@ def enlarge(pid: int, data: Path) -> None:
     subprocess.run(["nsenter", "-t", str(pid), "-m", *larger], check=True)
 
 
+@pytest.mark.slow
 async def test_r10_a_full_disk_is_an_outage_that_reads_outlive(
     oracle_model: Path, tmp_path: Path
 ) -> None:

@@ -118,7 +118,12 @@ async def test_where_a_token_is_chosen_that_of_the_file_is_none(server: Server) 
 
 
 @pytest.mark.parametrize(
-    "die", [supervisor_is_killed, everything_is_killed, supervisor_gets_two_signals]
+    "die",
+    [
+        everything_is_killed,
+        pytest.param(supervisor_is_killed, marks=pytest.mark.slow),
+        pytest.param(supervisor_gets_two_signals, marks=pytest.mark.slow),
+    ],
 )
 async def test_s5_s10_next_start_goes_on_whatever_was_killed(
     server: Server, die: Callable[[Server], Awaitable[None]]

@@ -17,8 +17,13 @@ from tests.upgrades.older_tree import OLDER, extract
 CLIENTS = [
     "test_the_python_client_streams_an_answer_until_ctrl_c_stops_it",
     "test_the_javascript_client_streams_an_answer_until_ctrl_c_stops_it",
-    "test_the_python_client_goes_on_behind_a_lost_connection",
-    "test_the_javascript_client_goes_on_behind_a_lost_connection",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in (
+            "test_the_python_client_goes_on_behind_a_lost_connection",
+            "test_the_javascript_client_goes_on_behind_a_lost_connection",
+        )
+    ),
 ]
 
 
