@@ -287,7 +287,11 @@ async def test_what_a_user_types_never_becomes_a_control_token(folder: Path, tex
 
 class RefusingTokenizer(WordTokenizer):
     async def apply_chat_template_async(
-        self, messages: list[dict[str, str]], answer: str = "", **options: object
+        self,
+        messages: list[dict[str, str]],
+        answer: str = "",
+        owner: str = "",
+        max_length: int | None = None,
     ) -> list[int]:
         raise ValidationError("the chat template refuses these messages: at /models/x", "messages")
 
