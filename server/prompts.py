@@ -75,7 +75,8 @@ class PromptBuilder:
         if history and self._known_tokens(history) < room:
             with contextlib.suppress(PromptTooLongError):
                 ids = await self._render(uid, system, history, text, base, max_length=room)
-                return Prompt(ids, None, 0, is_settled)
+                if len(ids) <= room:  # what is a little too long is no error
+                    return Prompt(ids, None, 0, is_settled)
         param = "continue_of" if base else "input"
         try:
             alone = await self._render(uid, system, [], text, base, max_length=max_model_len)
