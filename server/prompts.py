@@ -6,7 +6,6 @@ cache keeps hitting. Where it starts is found by walking the chat from its begin
 rule, so every worker finds the same place without having to remember one.
 """
 
-import contextlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,16 +66,6 @@ class PromptBuilder:
         and `invalid_field` when the model's chat template refuses them or cannot be done with them.
         """
         max_model_len = self._engine.model_config.max_model_len
-        # An answer may ask for more than half the context, but not at the cost of all history.
-        room = max_model_len - min(max_output_tokens, max_model_len // 2)
-        path = await self._path(uid, session_id, leaf) if leaf else []
-        history = [message for message in path if message.text]
-        is_settled = all(message.status != "in_progress" for message in path)
-        if history and self._known_tokens(history) < room:
-            with contextlib.suppress(PromptTooLongError):
-                ids = await self._render(uid, system, history, text, base, max_length=room)
-                if len(ids) <= room:  # what is a little too long is no error
-                    return Prompt(ids, None, 0, is_settled)
         param = "continue_of" if base else "input"
         try:
             alone = await self._render(uid, system, [], text, base, max_length=max_model_len)
@@ -84,9 +73,11 @@ class PromptBuilder:
             raise _too_long(f"at least {error.num_tokens}", max_model_len, param) from error
         if len(alone) >= max_model_len:
             raise _too_long(f"{len(alone)}", max_model_len, param)
-        if not history:
-            return Prompt(alone, None, 0, is_settled)
-        room = max(room, len(alone))
+        # An answer may ask for more than half the context, but not at the cost of all history.
+        reserved = min(max_output_tokens, max_model_len // 2)
+        room = max(max_model_len - reserved, len(alone))
+        path = await self._path(uid, session_id, leaf) if leaf else []
+        history = [message for message in path if message.text]
         start = await self._start(uid, history, text, len(alone), room)
         while True:
             ids = alone
@@ -100,7 +91,7 @@ class PromptBuilder:
                 len(history),
             )
         first = history[start].id if 0 < start < len(history) else None
-        return Prompt(ids, first, start, is_settled)
+        return Prompt(ids, first, start, all(m.status != "in_progress" for m in path))
 
     async def _path(self, uid: str, session_id: str, leaf: str) -> list[Message]:
         """The path to `leaf`, oldest first, with answers that were stopped before any text."""
@@ -133,10 +124,6 @@ class PromptBuilder:
                 while kept < number and end - before[questions[kept]] > room * KEEP_FRACTION:
                     kept += 1
         return questions[kept]
-
-    def _known_tokens(self, history: Sequence[Message]) -> int:
-        """Of a chat that has overflowed before; messages that nobody had to count add nothing."""
-        return sum(self._counts.get(message.id, 0) for message in history)
 
     async def _count(self, uid: str, message: Message) -> int:
         known = self._counts.get(message.id)

@@ -61,9 +61,9 @@ async def test_a_prompt_holds_the_whole_of_an_answer_that_ended_while_it_was_bui
             asking = asyncio.create_task(
                 client.ask(session, oracle_word(20), settings=settings, on_busy="queue")
             )
-            # Behind the history, which was read while the first answer was written.
-            async with asyncio.timeout(PATIENCE):
-                go_on = await engine.rendered.get()
+            # Alone, then behind the history, which was read while the first answer was written.
+            (await engine.rendered.get()).set()
+            go_on = await engine.rendered.get()
             engine.requests[first].released.set()
             await client.done(first)
             engine.rendered = None
