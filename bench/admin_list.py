@@ -9,9 +9,9 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.report import Figure, percentile, report
-from sessions.embedded import EmbeddedRedis
-from sessions.listing import Listing
-from sessions.store import SessionStore
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.directory.listing import Listing
+from sessions.store.store import SessionStore
 from tests.sessions.many_sessions import store_many_sessions
 
 PAGE = 50

@@ -5,9 +5,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from sessions.credentials import Credentials
-from sessions.store import SessionStore
-from sessions.users import Users
+from sessions.directory.credentials import Credentials
+from sessions.directory.users import Users
+from sessions.store.store import SessionStore
 from tests.end_to_end.harness import Server
 from tests.tiny_model import build_oracle_model
 

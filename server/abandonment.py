@@ -6,8 +6,8 @@ from time import monotonic
 from server.hub import Hub
 from server.run import Run, Stop
 from server.runs import Runs
-from sessions.errors import SessionError
-from sessions.store import SessionStore
+from sessions.model.errors import SessionError
+from sessions.store.store import SessionStore
 
 SWEEP_SECONDS = 0.5
 

@@ -14,13 +14,13 @@ from server.handlers import delete_session
 from server.identities import BUILT_IN
 from server.run import Stop
 from server.services import Services
-from sessions.credentials import Credentials
-from sessions.errors import ResponseNotFound, RunEnded, SessionNotFound
-from sessions.evictions import Evictions
-from sessions.listing import ListedSession, Listing
-from sessions.records import RunRecord
-from sessions.samples import Samples
-from sessions.users import Users
+from sessions.directory.credentials import Credentials
+from sessions.directory.evictions import Evictions
+from sessions.directory.listing import ListedSession, Listing
+from sessions.directory.samples import Samples
+from sessions.directory.users import Users
+from sessions.model.errors import ResponseNotFound, RunEnded, SessionNotFound
+from sessions.model.records import RunRecord
 
 STOPPED_REASON = "admin_cancelled"
 END_SECONDS = 2.0  # for stopped answers; then the caller is told what is still running

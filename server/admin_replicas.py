@@ -19,9 +19,9 @@ from server.errors import ApiError
 from server.operations import Access, Call, Operation, json_response
 from server.protocol import to_struct
 from server.stats import read_series
-from sessions.replicas import Replica, Roll
-from sessions.samples import Span
-from sessions.store import SessionStore
+from sessions.directory.replicas import Replica, Roll
+from sessions.directory.samples import Span
+from sessions.store.store import SessionStore
 
 SUMMED = ("connections", "active_responses")  # of the workers; an engine's figures are one core's
 

@@ -22,11 +22,11 @@ from server.protocol import to_struct
 from server.rest_messages import PathQuery, messages_response
 from server.rest_sessions import Cursor, Limit
 from server.translate import check_message_id, check_response_id, check_session_id
-from sessions.errors import ResponseNotFound, SessionNotFound
-from sessions.ids import is_response_id, session_of
-from sessions.listing import Listed
-from sessions.records import Message, RunRecord
-from sessions.store import SessionStore
+from sessions.directory.listing import Listed
+from sessions.model.errors import ResponseNotFound, SessionNotFound
+from sessions.model.ids import is_response_id, session_of
+from sessions.model.records import Message, RunRecord
+from sessions.store.store import SessionStore
 
 Reason = Annotated[str, Meta(max_length=200)]
 

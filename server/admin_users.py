@@ -28,10 +28,11 @@ from server.identities import ADMIN_SCOPES, BUILT_IN
 from server.operations import Access, Call, Operation, json_response
 from server.protocol import to_struct
 from server.rest_sessions import Cursor, Limit
-from sessions.credentials import Credential
-from sessions.errors import UserNotFound
-from sessions.store import SessionStore
-from sessions.users import ROLES, User, is_user_id, new_user_id
+from sessions.directory.credentials import Credential
+from sessions.directory.users import ROLES, User, new_user_id
+from sessions.model.errors import UserNotFound
+from sessions.model.ids import is_user_id
+from sessions.store.store import SessionStore
 
 MAX_NAME_CHARACTERS = 100
 MAX_LIFETIME_SECONDS = 10 * 365 * 86_400

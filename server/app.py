@@ -51,17 +51,17 @@ from server.services import Services
 from server.slots import ActiveLimit
 from server.stats import Recorder
 from server.takeover import Takeover
-from sessions.audit import AuditLog
 from sessions.background import Background, start
-from sessions.credentials import Credentials
-from sessions.errors import StoreRefused, StoreUnavailable
-from sessions.follow import LiveFeed
-from sessions.index_sweep import IndexSweep
-from sessions.records import LiveFrame, LivePayload
-from sessions.replicas import Replicas
-from sessions.samples import Samples
-from sessions.store import SessionStore
-from sessions.users import Users
+from sessions.connection.feed import LiveFeed
+from sessions.directory.audit import AuditLog
+from sessions.directory.credentials import Credentials
+from sessions.directory.replicas import Replicas
+from sessions.directory.samples import Samples
+from sessions.directory.users import Users
+from sessions.indexes.sweep import IndexSweep
+from sessions.model.errors import StoreRefused, StoreUnavailable
+from sessions.model.events import LiveFrame, LivePayload
+from sessions.store.store import SessionStore
 
 logger = structlog.get_logger("server")
 

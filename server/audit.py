@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from server.errors import ApiError
 from server.identities import User
-from sessions.audit import AuditLog
+from sessions.directory.audit import AuditLog
 
 TRANSCRIPTS = "admin:transcripts"  # the scope for users' words
 

@@ -19,7 +19,7 @@ from server.attempts import FailedAttempts
 from server.errors import ApiError
 from server.guard import host_name
 from server.identities import Identities, User
-from sessions.credentials import digest_of
+from sessions.directory.credentials import digest_of
 
 COOKIE_NAME = "parley"  # `-` and the port follow; older versions had no port
 SECURE_COOKIE_NAME = "__Host-parley"

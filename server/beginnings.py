@@ -29,16 +29,18 @@ from server.sampling import ModelDefaults, effective_settings
 from server.slots import ActiveLimit
 from server.subscription import Subscription
 from server.tasks import Task, Tasks
-from sessions.errors import (
+from sessions.model.errors import (
     IdempotencyKeyReused,
     MessageChanged,
     ResponseInProgress,
     SessionError,
 )
-from sessions.ids import new_response_id
-from sessions.quotas import Budget
-from sessions.records import UNSET, BegunResponse, Message, ObjectEvent, Session, Unset
-from sessions.store import SessionStore
+from sessions.model.events import ObjectEvent
+from sessions.model.ids import new_response_id
+from sessions.model.quotas import Budget
+from sessions.model.records import UNSET, Message, Session, Unset
+from sessions.model.replies import BegunResponse
+from sessions.store.store import SessionStore
 
 logger = structlog.get_logger("server")
 

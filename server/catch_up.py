@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from server.frames import session_event_frame
 from server.response_log import ResponseLog, is_done, read_base, read_log
 from server.subscription import Subscription
-from sessions.errors import ResponseNotFound, SessionNotFound, StoreUnavailable
-from sessions.ids import session_of
-from sessions.records import Event, RunRecord
-from sessions.store import SessionStore
+from sessions.model.errors import ResponseNotFound, SessionNotFound, StoreUnavailable
+from sessions.model.events import Event
+from sessions.model.ids import session_of
+from sessions.model.records import RunRecord
+from sessions.store.store import SessionStore
 
 if TYPE_CHECKING:
     from server.hub import Hub, Room

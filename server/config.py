@@ -20,8 +20,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from server.intervals import SHORTENED, Intervals
 from server.limits import MIN_SECRET_CHARACTERS, Limits
-from sessions.address import RedisAddress
-from sessions.quotas import Quotas
+from sessions.connection.address import RedisAddress
+from sessions.model.quotas import Quotas
 
 PREFIX = "PARLEY_"
 # The binary of the embedded Redis; the instruction set of the kernels (csrc/cpu/kernels.cpp).

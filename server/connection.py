@@ -33,7 +33,7 @@ from server.protocol import CancelResponse, ClientFrame, ClientState, Ping, pars
 from server.services import Services
 from server.told import Told
 from sessions.background import start
-from sessions.errors import StoreUnavailable
+from sessions.model.errors import StoreUnavailable
 
 logger = structlog.get_logger("server")
 

@@ -19,7 +19,7 @@ from server.queue_estimate import QueueEstimate
 from server.response_log import is_done
 from server.run import STATUS_TO_MESSAGE_STATUS, End, Run, Stop, cancel_command
 from server.speaker import Speaker
-from sessions.errors import (
+from sessions.model.errors import (
     CancelPending,
     ResponseNotFound,
     RunEnded,
@@ -28,8 +28,10 @@ from sessions.errors import (
     SequenceGap,
     StoreUnavailable,
 )
-from sessions.records import Finished, Message, ObjectEvent
-from sessions.store import SessionStore
+from sessions.model.events import ObjectEvent
+from sessions.model.records import Message
+from sessions.model.replies import Finished
+from sessions.store.store import SessionStore
 
 logger = structlog.get_logger("server")
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import orjson
 
 from server.beginnings import clean_title
-from sessions.records import Message, Session
+from sessions.model.records import Message, Session
 
 FORMAT = "parley.session"
 VERSION = 1

@@ -6,7 +6,8 @@ from typing import Any
 import orjson
 
 from server.outbox import LOGPROB_BYTES, Outbox, PendingDelta
-from sessions.records import Event, ObjectEvent, Session, TextEvent
+from sessions.model.events import Event, ObjectEvent, TextEvent
+from sessions.model.records import Session
 
 PROTOCOL = "chat.v1"
 MAX_SNAPSHOT_PART = 128 * 1024  # bytes of encoded text, so that no frame comes near 256 KiB

@@ -32,13 +32,10 @@ from server.translate import (
     check_session_id,
     translate_store_errors,
 )
-from sessions.errors import (
-    ResponseNotFound,
-    RevisionConflict,
-    RunError,
-)
-from sessions.ids import session_of
-from sessions.records import MessagePage, Session
+from sessions.model.errors import ResponseNotFound, RevisionConflict, RunError
+from sessions.model.ids import session_of
+from sessions.model.records import Session
+from sessions.model.replies import MessagePage
 
 if TYPE_CHECKING:
     from server.connection import Connection

@@ -17,9 +17,9 @@ from engine.connection import CoreState
 from server.hub import Hub
 from server.intervals import Intervals
 from server.metrics import Metrics
-from sessions.errors import StoreRefused, StoreUnavailable
-from sessions.records import StoreFault
-from sessions.store import SessionStore
+from sessions.model.errors import StoreRefused, StoreUnavailable
+from sessions.model.replies import StoreFault
+from sessions.store.store import SessionStore
 
 logger = structlog.get_logger("server")
 

@@ -21,19 +21,19 @@ from server.response_log import ResponseLog
 from server.subscription import Subscription, Watcher
 from server.viewers import Viewers
 from sessions.background import Background
-from sessions.errors import StoreUnavailable
-from sessions.follow import LiveFeed
-from sessions.ids import session_of
-from sessions.keys import Keys
-from sessions.records import (
+from sessions.connection.feed import LiveFeed
+from sessions.model.errors import StoreUnavailable
+from sessions.model.events import (
     Event,
     LiveFrame,
     LivePayload,
     LiveResponseEvents,
     LiveSessionEvents,
-    Session,
 )
-from sessions.store import SessionStore
+from sessions.model.ids import session_of
+from sessions.model.keys import Keys
+from sessions.model.records import Session
+from sessions.store.store import SessionStore
 
 
 class LocalRun(Protocol):

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from server.errors import ApiError
-from sessions.credentials import Credential, Credentials, digest_of
-from sessions.errors import StoreUnavailable
-from sessions.records import LiveFrame, LivePayload
-from sessions.users import User as StoredUser
-from sessions.users import Users
+from sessions.directory.credentials import Credential, Credentials, digest_of
+from sessions.directory.users import User as StoredUser
+from sessions.directory.users import Users
+from sessions.model.errors import StoreUnavailable
+from sessions.model.events import LiveFrame, LivePayload
 
 logger = structlog.get_logger("server")
 

@@ -20,9 +20,9 @@ from server.protocol import (
     check_system,
     field_error,
 )
-from sessions.copies import Draft
-from sessions.ids import new_message_id
-from sessions.records import Message
+from sessions.model.ids import new_message_id
+from sessions.model.records import Message
+from sessions.store.copies import Draft
 
 MAX_ANSWER_BYTES = 512 * 1024  # more than the longest answer in the longest tokens
 MAX_USAGE_TOKENS = 10_000_000  # of one answer: more than any context, and no sum gets out of hand

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from server.errors import ApiError
-from sessions.quotas import Budget, Quotas
+from sessions.model.quotas import Budget, Quotas
 
 BURST_SECONDS = 2  # a bucket holds what two seconds bring
 MIN_SECRET_CHARACTERS = 24  # of every secret that lets somebody in, an operator's own included

@@ -15,9 +15,10 @@ from server.intervals import Intervals
 from server.run import Run
 from server.speaker import Speaker
 from sessions.background import start
-from sessions.errors import RunEnded, RunGone, RunLost, SequenceGap, StoreUnavailable
-from sessions.records import AppendReply, Event, ObjectEvent
-from sessions.store import SessionStore
+from sessions.model.errors import RunEnded, RunGone, RunLost, SequenceGap, StoreUnavailable
+from sessions.model.events import Event, ObjectEvent
+from sessions.model.replies import AppendReply
+from sessions.store.store import SessionStore
 
 STORE_RETRY_SECONDS = 0.2
 APPEND_SECONDS = 0.03  # between two appends of one answer: what comes meanwhile shares a call

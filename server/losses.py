@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from server.subscription import Subscription
-from sessions.errors import SessionNotFound, StoreUnavailable
-from sessions.ids import session_of
-from sessions.records import Session
-from sessions.store import SessionStore
+from sessions.model.errors import SessionNotFound, StoreUnavailable
+from sessions.model.ids import session_of
+from sessions.model.records import Session
+from sessions.store.store import SessionStore
 
 if TYPE_CHECKING:
     from server.hub import Hub, Room

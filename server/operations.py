@@ -30,7 +30,7 @@ from server.limits import TokenBucket
 from server.protocol import decode_object, to_struct, with_integers
 from server.services import Services
 from server.translate import translate_store_errors
-from sessions.credentials import Credentials
+from sessions.directory.credentials import Credentials
 
 MAX_PARAMETER_CHARACTERS = 1024  # of one query parameter
 MAX_RATES = 10_000

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from sessions.errors import StoreUnavailable
-from sessions.replicas import Replica, Replicas
+from sessions.directory.replicas import Replica, Replicas
+from sessions.model.errors import StoreUnavailable
 
 logger = structlog.get_logger("server")
 

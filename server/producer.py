@@ -27,9 +27,9 @@ from server.queue_estimate import QueueEstimate
 from server.run import End, Run, Stop, StoredStop
 from server.speaker import Speaker
 from sessions.background import start
-from sessions.errors import ResponseNotFound, StoreUnavailable
-from sessions.records import Finished
-from sessions.store import SessionStore
+from sessions.model.errors import ResponseNotFound, StoreUnavailable
+from sessions.model.replies import Finished
+from sessions.store.store import SessionStore
 
 logger = structlog.get_logger("server")
 

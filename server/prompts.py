@@ -19,8 +19,8 @@ from engine.errors import (
     ValidationError,
 )
 from server.errors import ApiError, invalid_field
-from sessions.records import Message
-from sessions.store import SessionStore
+from sessions.model.records import Message
+from sessions.store.store import SessionStore
 
 KEEP_FRACTION = 0.75
 PAGE_SIZE = 200

@@ -26,7 +26,8 @@ MAX_PRIORITY = 1000
 MAX_ECHO_CHARACTERS = 64  # of a client's own words in an error message
 MAX_MESSAGE_CHARACTERS = MAX_ECHO_CHARACTERS + 32
 
-# Ids are checked by shape here, so that a malformed one never reaches Redis; see sessions/ids.py.
+# Ids are checked by shape here, so that a malformed one never reaches Redis; see
+# sessions/model/ids.py.
 Text = Annotated[str, Meta(max_length=64)]
 Title = Annotated[str, Meta(max_length=200)]
 IdempotencyKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,128}\Z")]

@@ -7,9 +7,10 @@ log, so whoever needs the whole text (a snapshot, an end that brings its text) n
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sessions.errors import MessageNotFound, ResponseNotFound, SessionNotFound
-from sessions.records import Event, ObjectEvent, RunRecord, TextEvent, utf16_prefix
-from sessions.store import SessionStore
+from sessions.model.errors import MessageNotFound, ResponseNotFound, SessionNotFound
+from sessions.model.events import Event, ObjectEvent, TextEvent
+from sessions.model.records import RunRecord, utf16_prefix
+from sessions.store.store import SessionStore
 
 
 @dataclass(frozen=True, slots=True)

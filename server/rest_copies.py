@@ -15,8 +15,8 @@ from server.protocol import to_struct
 from server.rest_sessions import session_response
 from server.server_frames import SessionObject
 from server.translate import check_message_id, check_session_id
-from sessions.ids import is_idempotency_key
-from sessions.records import CreatedSession
+from sessions.model.ids import is_idempotency_key
+from sessions.model.replies import CreatedSession
 
 # Of one worker. A file has up to 16 MiB and may be half a minute on its way, so what is still to
 # come takes no place of what is at work: 128 MiB of files at most, of which 32 are one user's.

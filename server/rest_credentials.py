@@ -5,7 +5,7 @@ from starlette.responses import Response
 from server.errors import ApiError
 from server.http_objects import LoginCode, Ticket
 from server.operations import Access, Call, Doors, Operation, json_response
-from sessions.keys import TICKET_SECONDS
+from sessions.model.keys import TICKET_SECONDS
 
 
 class CredentialOperations:

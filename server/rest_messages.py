@@ -8,7 +8,7 @@ from server.operations import Access, Call, Doors, Operation, json_response
 from server.rest_sessions import Limit
 from server.server_frames import MessageObject
 from server.translate import check_message_id, check_session_id
-from sessions.records import MessagePage as Page
+from sessions.model.replies import MessagePage as Page
 
 MAX_PAGE_BYTES = 2 * 1024 * 1024  # of texts: a larger answer would hold up the others' frames
 

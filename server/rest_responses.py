@@ -31,9 +31,9 @@ from server.stops import Stops
 from server.subscription import Subscription
 from server.translate import check_response_id, check_session_id, translate_store_errors
 from sessions.background import start
-from sessions.errors import ResponseNotFound, StoreUnavailable
-from sessions.ids import session_of
-from sessions.records import ObjectEvent
+from sessions.model.errors import ResponseNotFound, StoreUnavailable
+from sessions.model.events import ObjectEvent
+from sessions.model.ids import session_of
 
 CANCEL_SECONDS = 5.0  # then 202: the owner has not said yet that the answer has ended
 RETRY_MS = 5000  # for one who has too many streams open

@@ -23,8 +23,8 @@ from server.operations import (
 from server.protocol import MAX_INTEGER, CreateSession, UpdateSession, convert
 from server.server_frames import SessionObject
 from server.translate import check_message_id, check_session_id
-from sessions.errors import RevisionConflict
-from sessions.records import Session
+from sessions.model.errors import RevisionConflict
+from sessions.model.records import Session
 
 Limit = Annotated[int, Meta(ge=1, le=200)]
 Cursor = Annotated[  # the store has the last word on it

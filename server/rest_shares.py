@@ -17,8 +17,8 @@ from server.http_objects import SharedSession, ShareLink
 from server.limits import Places, TokenBucket
 from server.operations import Access, Call, Doors, Operation, json_response, take_rate
 from server.translate import check_session_id
-from sessions.errors import QuotaExceeded, ShareNotFound
-from sessions.shares import Share
+from sessions.model.errors import QuotaExceeded, ShareNotFound
+from sessions.store.shares import Share
 
 MAX_SHARED_BYTES = 2 * 1024 * 1024  # of text; on a page it may be six times that
 # Of one worker. A reader holds a packed snapshot and a message, some megabytes at worst.

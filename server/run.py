@@ -12,15 +12,8 @@ from typing import Any
 
 from server.prompts import Prompt
 from server.response_log import ResponseLog, text_of
-from sessions.records import (
-    Event,
-    Message,
-    MessageStatus,
-    ObjectEvent,
-    RunRecord,
-    TextEvent,
-    utf16_length,
-)
+from sessions.model.events import Event, ObjectEvent, TextEvent
+from sessions.model.records import Message, MessageStatus, RunRecord, utf16_length
 
 # The engine's finish reason → (status of the response, reason), where no stop was asked for.
 FINISH_TO_STATUS = {

@@ -31,17 +31,9 @@ from server.sampling import sampling_params
 from server.slots import ActiveLimit
 from server.speaker import Speaker
 from sessions.background import Background
-from sessions.errors import (
-    ResponseNotFound,
-    RunEnded,
-    SessionError,
-    StoreUnavailable,
-)
-from sessions.records import (
-    BegunResponse,
-    Finished,
-)
-from sessions.store import SessionStore
+from sessions.model.errors import ResponseNotFound, RunEnded, SessionError, StoreUnavailable
+from sessions.model.replies import BegunResponse, Finished
+from sessions.store.store import SessionStore
 
 logger = structlog.get_logger("server")
 

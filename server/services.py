@@ -13,7 +13,7 @@ from server.metrics import Metrics
 from server.peers import Peers
 from server.runs import Runs
 from server.takeover import Takeover
-from sessions.store import SessionStore
+from sessions.store.store import SessionStore
 
 
 @dataclass(frozen=True, slots=True)

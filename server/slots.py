@@ -8,8 +8,8 @@ from typing import Any
 from server.errors import ApiError
 from server.hub import Hub
 from server.run import Run
-from sessions.errors import NoSlot, StoreUnavailable
-from sessions.store import SessionStore
+from sessions.model.errors import NoSlot, StoreUnavailable
+from sessions.store.store import SessionStore
 
 RENEW_SECONDS = 10.0  # the store forgets a slot after 30 s
 

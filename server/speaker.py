@@ -12,7 +12,7 @@ import structlog
 from server.hub import Hub
 from server.intervals import Intervals
 from server.run import Run, Stop
-from sessions.records import Event
+from sessions.model.events import Event
 
 logger = structlog.get_logger("server")
 

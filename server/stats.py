@@ -15,8 +15,8 @@ import structlog
 from engine import AsyncLLM
 from engine.errors import EngineError
 from server.metrics import Metrics
-from sessions.errors import StoreUnavailable
-from sessions.samples import SPAN_MS, Samples, Span
+from sessions.directory.samples import SPAN_MS, Samples, Span
+from sessions.model.errors import StoreUnavailable
 
 logger = structlog.get_logger("server")
 

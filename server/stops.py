@@ -20,9 +20,9 @@ from server.subscription import Subscription, Watcher
 from server.told import Stopped
 from server.translate import check_response_id, check_session_id, translate_store_errors
 from sessions.background import Background
-from sessions.errors import ResponseNotFound, RunEnded, SessionNotFound, StoreUnavailable
-from sessions.ids import session_of
-from sessions.records import Event
+from sessions.model.errors import ResponseNotFound, RunEnded, SessionNotFound, StoreUnavailable
+from sessions.model.events import Event
+from sessions.model.ids import session_of
 
 logger = structlog.get_logger("server")
 

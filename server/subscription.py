@@ -20,7 +20,7 @@ from server.frames import (
 from server.outbox import Outbox
 from server.response_log import ResponseLog, is_done, is_whole_end, text_of
 from server.told import Told
-from sessions.records import Event, ObjectEvent, TextEvent
+from sessions.model.events import Event, ObjectEvent, TextEvent
 
 DOUBTED = -1  # a cursor: what was sent may not be what is stored, so a whole log must come next
 LAST_ENDS_SECONDS = 5.0  # for the ends of a deleted session's answers to come, before it is told

@@ -33,9 +33,9 @@ from server.core_keeper import CoreKeeper
 from server.restarts import MAX_FAILED_STARTS
 from server.worker import WorkerConfig
 from server.worker_keeper import StartError, WorkerKeeper
-from sessions.embedded import EmbeddedRedis
-from sessions.errors import EmbeddedRedisError, StoreRefused, StoreUnavailable
-from sessions.store import SessionStore
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.model.errors import EmbeddedRedisError, StoreRefused, StoreUnavailable
+from sessions.store.store import SessionStore
 
 logger = structlog.get_logger("server")
 

@@ -20,10 +20,12 @@ from server.peers import Peers
 from server.response_log import read_base
 from server.run import End, Run, Stop
 from server.runs import Runs
-from sessions.errors import ResponseNotFound, SessionError, SessionNotFound, StoreUnavailable
-from sessions.index_sweep import IndexSweep
-from sessions.records import Message, ObjectEvent, Reaped, RunRecord
-from sessions.store import SessionStore
+from sessions.indexes.sweep import IndexSweep
+from sessions.model.errors import ResponseNotFound, SessionError, SessionNotFound, StoreUnavailable
+from sessions.model.events import ObjectEvent
+from sessions.model.records import Message, RunRecord
+from sessions.model.replies import Reaped
+from sessions.store.store import SessionStore
 
 logger = structlog.get_logger("server")
 

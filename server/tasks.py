@@ -7,10 +7,10 @@ from msgspec import UnsetType
 from server.errors import invalid_field
 from server.protocol import CreateResponse
 from server.translate import check_message_id
-from sessions.errors import MessageNotFound, ResponseInProgress
-from sessions.ids import new_message_id
-from sessions.records import Message, Session
-from sessions.store import SessionStore
+from sessions.model.errors import MessageNotFound, ResponseInProgress
+from sessions.model.ids import new_message_id
+from sessions.model.records import Message, Session
+from sessions.store.store import SessionStore
 
 
 @dataclass(frozen=True, slots=True)

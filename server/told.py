@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sessions.ids import session_of
-from sessions.records import ObjectEvent
+from sessions.model.events import ObjectEvent
+from sessions.model.ids import session_of
 
 MAX_ENDS = 256  # remembered; of older answers a connection may be sent the text once more
 MAX_GONE = 64  # sessions

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 
 from server.errors import ApiError
-from sessions import errors, ids
+from sessions.model import errors, ids
 
 _CODES: dict[type[Exception], tuple[str, str, str | None]] = {
     errors.SessionNotFound: ("session_not_found", "no such session", "session_id"),

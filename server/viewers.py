@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from sessions.errors import SessionError
-from sessions.store import SessionStore
+from sessions.model.errors import SessionError
+from sessions.store.store import SessionStore
 
 REFRESH_SECONDS = 20.0  # the store keeps a count for a minute
 MIN_INTERVAL_SECONDS = 1.0  # between two frames about one session

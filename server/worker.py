@@ -27,8 +27,8 @@ from server.logs import configure_logs
 from server.tether import Tether, leave
 from server.wire import Server, uvicorn_config
 from sessions.background import start
-from sessions.errors import StoreRefused, StoreUnavailable
-from sessions.store import SessionStore
+from sessions.model.errors import StoreRefused, StoreUnavailable
+from sessions.store.store import SessionStore
 
 logger = structlog.get_logger("server")
 

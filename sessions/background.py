@@ -10,7 +10,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from sessions.errors import SessionError
+from sessions.model.errors import SessionError
 
 T = TypeVar("T")
 

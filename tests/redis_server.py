@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from sessions.embedded import EmbeddedRedis
-from sessions.errors import EmbeddedRedisError
-from sessions.redis_binary import bundled_binary, find_server, version_of
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.connection.redis_binary import bundled_binary, find_server, version_of
+from sessions.model.errors import EmbeddedRedisError
 
 
 def redis_binaries() -> dict[str, str]:

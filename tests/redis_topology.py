@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sessions.embedded import EmbeddedRedis
-from sessions.redis_binary import find_server
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.connection.redis_binary import find_server
 from tests.patience import PATIENCE
 
 NUM_SLOTS = 16384

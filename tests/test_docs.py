@@ -226,13 +226,16 @@ def test_every_row_of_the_fault_matrix_is_listed_with_a_test(kind: str) -> None:
     assert {f"{kind}{number}" for number in range(1, ROWS[kind] + 1)} - listed == set()
 
 
-@pytest.mark.parametrize("folder", ["server", "sessions", "engine"])
-def test_the_tables_of_the_architecture_name_each_module_once(folder: str) -> None:
-    start = f"Inside `{folder}/`"
-    table = ARCHITECTURE[ARCHITECTURE.index(start) :].partition("\n|")[2].partition("\n\n")[0]
-    named = re.findall(r"`(\w+)`", "".join(row.split("|")[-2] for row in table.splitlines()[2:]))
-    modules = {path.stem for path in (ROOT / folder).glob("*.py")} - {"__init__", "__main__"}
-    assert sorted(named) == sorted(modules)
+@pytest.mark.parametrize("package", ["server", "sessions", "engine"])
+def test_the_tables_of_the_architecture_name_the_modules_of_each_folder(package: str) -> None:
+    rows = re.findall(rf"^\| `({package}/[\w/]*)` \| [^|]+ \| ([^|]+) \|$", ARCHITECTURE, re.M)
+    named = {(folder, module) for folder, cell in rows for module in re.findall(r"`(\w+)`", cell)}
+    modules = {
+        (f"{path.parent.relative_to(ROOT)}/", path.stem)
+        for path in (ROOT / package).rglob("*.py")
+        if path.stem != "__init__"
+    }
+    assert named == modules - {("server/", "__main__")}
 
 
 def test_every_folder_of_the_repository_is_in_the_readme() -> None:

@@ -1,13 +1,12 @@
--- Ends a run, with exactly one winner: last entries, message, usage, `message.updated`, the next in the queue.
--- A stored stop allows the status `cancelled` alone, with what that stop said: it was promised to whoever sent it.
--- PEXPIRE comes first: with it the script may go on when memory is full.
--- KEYS m msg log r e tok q runs ids tree share
--- ARGV 1 pub 2 live 3 rid 4 fence 5 first 6 status 7 reason 8 engine 9 message id 10 its body 11 text_length
---      12 input_tokens 13 output_tokens 14 keep_ms 15 token ids to keep or '' 16 message.updated 17 token bytes
---      18 log_entries 19 log_ms 20 idle_ms 21 seen, of the stop that it ends with, or '' 22 response.done as it is
---      published, or '' 23 number of field arguments 24.. field pairs, then entries (last: response.done)
--- ok offset sequence_number next_rid uid now repeated | cancelled seen by reason
--- ended status reason sequence_number engine text_length fence | lost fence owner | gap sequence_number num_tokens | gone
+-- Ends a run, with exactly one winner: last entries, message, usage, `message.updated`, the next in the queue. A stored
+-- stop allows the status `cancelled` alone, with what that stop said: it was promised to whoever sent it. PEXPIRE comes
+-- first: with it the script may go on when memory is full. KEYS m msg log r e tok q runs ids tree share ARGV 1 pub 2
+-- live 3 rid 4 fence 5 first 6 status 7 reason 8 engine 9 message id 10 its body 11 text_length 12 input_tokens 13
+-- output_tokens 14 keep_ms 15 token ids to keep or '' 16 message.updated 17 token bytes 18 log_entries 19 log_ms 20
+-- idle_ms 21 seen, of the stop that it ends with, or '' 22 response.done as it is published, or '' 23 number of field
+-- arguments 24.. field pairs, then entries (last: response.done) ok offset sequence_number next_rid uid now repeated |
+-- cancelled seen by reason ended status reason sequence_number engine text_length fence | lost fence owner | gap
+-- sequence_number num_tokens | gone
 local r = redis.call('HMGET', KEYS[4], 'fence', 'status', 'sequence_number', 'cancel', 'owner', 'reason', 'engine',
   'seen_sequence_number', 'cancel_by', 'cancel_reason', 'text_length', 'uid', 'done_offset', 'done_at', 'next',
   'num_tokens')

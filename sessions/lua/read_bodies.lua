@@ -1,7 +1,6 @@
--- Reads as many messages as are enough for one call, at least one: an HMGET of long ones would hold Redis and its reader.
--- KEYS msg ids
--- ARGV 1 max_bytes, before compression 2.. message ids
--- ok bodies token_ids; '' where there are none
+-- Reads as many messages as are enough for one call, at least one: an HMGET of long ones would hold Redis and its
+-- reader. KEYS msg ids ARGV 1 max_bytes, before compression 2.. message ids ok bodies token_ids; '' where there are
+-- none
 local bodies, kept, num_bytes = {}, {}, 0
 for place = 2, #ARGV do
   local body = redis.call('HGET', KEYS[1], ARGV[place])

@@ -1,8 +1,7 @@
--- Sets the cancel flag of a live run: from now on it can only end `cancelled`. The first caller's words stay.
--- PERSIST changes nothing (a live run has no expiry); after it the script may go on when memory is full.
--- KEYS r
--- ARGV 1 uid ('' = no check) 2 by 3 reason 4 seen or ''
--- ok owner fence lease_until status first cancel_at | ended status reason sequence_number engine text_length fence | not_found
+-- Sets the cancel flag of a live run: from now on it can only end `cancelled`. The first caller's words stay. PERSIST
+-- changes nothing (a live run has no expiry); after it the script may go on when memory is full. KEYS r ARGV 1 uid (''
+-- = no check) 2 by 3 reason 4 seen or '' ok owner fence lease_until status first cancel_at | ended status reason
+-- sequence_number engine text_length fence | not_found
 local r = redis.call('HMGET', KEYS[1], 'uid', 'status', 'owner', 'fence', 'lease_until', 'cancel', 'reason',
   'sequence_number', 'engine', 'text_length', 'cancel_at')
 if not r[1] or (ARGV[1] ~= '' and r[1] ~= ARGV[1]) then return {'not_found'} end

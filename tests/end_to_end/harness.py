@@ -24,7 +24,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-from sessions.embedded import EmbeddedRedis
+from sessions.connection.embedded import EmbeddedRedis
 from tests.end_to_end.client import ChatClient
 from tests.end_to_end.client_model import Answer as Answer
 from tests.end_to_end.client_model import Frame as Frame

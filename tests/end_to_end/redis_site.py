@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sessions.client import RedisClient
-from sessions.embedded import EmbeddedRedis
+from sessions.connection.client import RedisClient
+from sessions.connection.embedded import EmbeddedRedis
 from tests.end_to_end.client_model import Answer, Frame
 from tests.end_to_end.fault_proxy import FaultProxy
 from tests.end_to_end.harness import Client, Server

@@ -12,7 +12,7 @@ from typing import Any
 
 import redis
 
-from sessions.address import RedisAddress
+from sessions.connection.address import RedisAddress
 from tests.patience import PATIENCE
 
 LIVE = ("queued", "in_progress")

@@ -8,7 +8,7 @@ from playwright.async_api import Browser, BrowserContext, Page, expect
 from redis import Redis
 
 from server.supervisor import request_login_url
-from sessions.credentials import digest_of
+from sessions.directory.credentials import digest_of
 from tests.end_to_end.harness import Server
 from tests.end_to_end.http_client import Http
 from tests.end_to_end.operators import new_user

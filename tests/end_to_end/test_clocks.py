@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sessions.redis_binary import find_server
+from sessions.connection.redis_binary import find_server
 from tests.end_to_end.client_model import Frame
 from tests.end_to_end.harness import Server
 from tests.end_to_end.raw import ask, log_in, request

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from sessions.client import RedisClient
-from sessions.keys import Keys
+from sessions.connection.client import RedisClient
+from sessions.model.keys import Keys
 from tests.end_to_end.harness import Client, Server
 from tests.patience import PATIENCE
 from tests.tiny_model import oracle_answer, oracle_word

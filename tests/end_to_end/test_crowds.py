@@ -13,9 +13,9 @@ import psutil
 import pytest
 from redis.asyncio import Redis
 
-from sessions.credentials import Credentials
-from sessions.store import SessionStore
-from sessions.users import Users
+from sessions.directory.credentials import Credentials
+from sessions.directory.users import Users
+from sessions.store.store import SessionStore
 from tests.end_to_end.client_model import Answer
 from tests.end_to_end.harness import Client, Server
 from tests.end_to_end.raw import RawSocket

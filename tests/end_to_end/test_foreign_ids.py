@@ -3,8 +3,8 @@
 import json
 from collections.abc import Sequence
 
-from sessions.client import RedisClient
-from sessions.embedded import EmbeddedRedis
+from sessions.connection.client import RedisClient
+from sessions.connection.embedded import EmbeddedRedis
 from tests.end_to_end import bad_input
 from tests.end_to_end.harness import Client, Frame, Server
 from tests.end_to_end.raw import assert_discreet

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sessions.ids import session_of
+from sessions.model.ids import session_of
 from tests.end_to_end import raw
 from tests.end_to_end.client_model import Frame
 from tests.end_to_end.harness import Client, Server

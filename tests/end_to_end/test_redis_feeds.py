@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sessions.keys import Keys
+from sessions.model.keys import Keys
 from tests.end_to_end.harness import TESTING, Client
 from tests.end_to_end.redis_site import Site, ask, more, own_site, whole
 from tests.end_to_end.wiring import at_both, pid_of, replica_of

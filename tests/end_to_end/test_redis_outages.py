@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sessions.client import RedisClient
+from sessions.connection.client import RedisClient
 from tests.end_to_end.harness import Client, Server
 from tests.end_to_end.recovery import is_stored, stored_text
 from tests.end_to_end.redis_site import (

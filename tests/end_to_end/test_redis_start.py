@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sessions.client import RedisClient
-from sessions.embedded import EmbeddedRedis
+from sessions.connection.client import RedisClient
+from sessions.connection.embedded import EmbeddedRedis
 from tests.end_to_end.fault_proxy import FaultProxy
 from tests.end_to_end.harness import Client, Server
 from tests.end_to_end.redis_site import BINARY, HEAL_SECONDS, PACE, Site, ask, whole

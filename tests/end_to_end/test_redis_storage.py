@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sessions.client import RedisClient
-from sessions.embedded import EmbeddedRedis
-from sessions.errors import StoreUnavailable
+from sessions.connection.client import RedisClient
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.model.errors import StoreUnavailable
 from tests.end_to_end.harness import Client
 from tests.end_to_end.redis_site import BINARY, HEAL_SECONDS, ask, more, site, whole
 from tests.redis_server import running_redis

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from sessions.embedded import EmbeddedRedis
+from sessions.connection.embedded import EmbeddedRedis
 from tests.end_to_end.client_model import Frame
 from tests.end_to_end.fault_proxy import FaultProxy
 from tests.end_to_end.harness import Client, Server

@@ -12,9 +12,9 @@ from server.metrics import Metrics
 from server.producer import Producer
 from server.run import Run
 from server.subscription import Subscription
-from sessions.follow import LiveFeed
-from sessions.records import ObjectEvent, TextEvent
-from sessions.store import SessionStore
+from sessions.connection.feed import LiveFeed
+from sessions.model.events import ObjectEvent, TextEvent
+from sessions.store.store import SessionStore
 from tests.patience import PATIENCE
 from tests.server.watching import SilentFeed, Viewer
 from tests.sessions.chat import CREATED, Chat

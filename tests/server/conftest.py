@@ -7,9 +7,9 @@ import pytest
 from hypothesis import settings
 
 from server.hub import Hub
-from sessions.embedded import EmbeddedRedis
-from sessions.follow import LiveFeed
-from sessions.store import SessionStore
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.connection.feed import LiveFeed
+from sessions.store.store import SessionStore
 from tests.redis_server import fresh_prefix, redis_binaries, running_redis
 from tests.server.answering import Answering
 from tests.server.watching import SilentFeed

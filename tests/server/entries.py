@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sessions.records import Event, ObjectEvent, TextEvent
+from sessions.model.events import Event, ObjectEvent, TextEvent
 
 RESPONSE = "resp_" + "A" * 33
 CREATED = ObjectEvent({"type": "response.created"})

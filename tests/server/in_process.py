@@ -26,7 +26,7 @@ from engine.outputs import RequestProgress
 from server.app import AppConfig, Worker
 from server.intervals import SHORTENED, Intervals
 from server.limits import Limits
-from sessions.store import SessionStore
+from sessions.store.store import SessionStore
 from tests.end_to_end.client import ChatClient
 from tests.end_to_end.client_model import Frame
 from tests.end_to_end.history import History

@@ -3,7 +3,7 @@
 from typing import Any
 
 from server.admin_replicas import roll_wire
-from sessions.replicas import Replica, Roll
+from sessions.directory.replicas import Replica, Roll
 
 NOW = 1_000_000
 

@@ -8,7 +8,7 @@ import pytest
 from server.attempts import MAX_FAILURES, WINDOW_SECONDS, FailedAttempts
 from server.errors import ApiError
 from server.limits import MIN_SECRET_CHARACTERS
-from sessions.errors import StoreUnavailable
+from sessions.model.errors import StoreUnavailable
 
 LONG = "x" * MIN_SECRET_CHARACTERS  # as long as a secret of ours
 

@@ -10,10 +10,10 @@ from server.attempts import MAX_FAILURES
 from server.auth import Authenticator, Origins, cookie_name
 from server.errors import ApiError
 from server.identities import ADMIN_USER, LOCAL_USER, Identities, User
-from sessions.credentials import Credentials, digest_of
-from sessions.errors import StoreUnavailable
-from sessions.store import SessionStore
-from sessions.users import Users
+from sessions.directory.credentials import Credentials, digest_of
+from sessions.directory.users import Users
+from sessions.model.errors import StoreUnavailable
+from sessions.store.store import SessionStore
 
 TOKEN, ADMIN_TOKEN = "local-token-of-the-tests", "admin-token-of-the-tests"
 HOST = "chat.example:8000"

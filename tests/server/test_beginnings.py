@@ -11,8 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from engine import ChatTemplateError, QueueOverflowError
-from sessions.embedded import EmbeddedRedis
-from sessions.errors import StoreUnavailable
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.model.errors import StoreUnavailable
 from tests.end_to_end.history import History
 from tests.patience import PATIENCE
 from tests.redis_server import fresh_prefix

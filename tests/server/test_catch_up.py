@@ -8,8 +8,8 @@ import pytest
 from server.hub import Hub
 from server.response_log import ResponseLog
 from server.subscription import Subscription
-from sessions.errors import ResponseNotFound
-from sessions.records import Event, LiveResponseEvents, TextEvent
+from sessions.model.errors import ResponseNotFound
+from sessions.model.events import Event, LiveResponseEvents, TextEvent
 from tests.server.entries import CREATED, DONE, RESPONSE, message_updated, texts
 from tests.server.watching import SilentFeed, Viewer, join, kinds, publish
 from tests.sessions.chat import Chat

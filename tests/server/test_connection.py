@@ -17,7 +17,7 @@ from server.limits import Limits
 from server.metrics import Metrics
 from server.protocol import ClientFrame
 from server.services import Services
-from sessions.errors import StoreUnavailable
+from sessions.model.errors import StoreUnavailable
 from tests.patience import PATIENCE
 
 Handle = Callable[[ClientFrame], Any]

@@ -14,8 +14,8 @@ import pytest
 from server import stops
 from server.app import Worker
 from server.response_log import ResponseLog, read_log
-from sessions.embedded import EmbeddedRedis
-from sessions.records import CancelRequested
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.model.replies import CancelRequested
 from tests.end_to_end.history import History
 from tests.redis_server import fresh_prefix
 from tests.server.in_process import (

@@ -7,7 +7,7 @@ import pytest
 
 from server.response_log import read_log
 from server.run import Stop
-from sessions.stored import encode_token_ids
+from sessions.model.codec import encode_token_ids
 from tests.server.answering import Answering, output, until
 
 

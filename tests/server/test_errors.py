@@ -5,7 +5,7 @@ import pytest
 from server.closing import MAX_REASON_BYTES, CloseCode, CloseConnection
 from server.errors import CODES, ApiError, invalid_field
 from server.translate import translate_store_errors
-from sessions import errors
+from sessions.model import errors
 
 
 @pytest.mark.parametrize("code", CODES)

@@ -7,7 +7,7 @@ import pytest
 
 from server.frames import MAX_SNAPSHOT_PART, put_event, put_snapshot
 from server.response_log import text_of
-from sessions.records import Event, ObjectEvent, TextEvent
+from sessions.model.events import Event, ObjectEvent, TextEvent
 from tests.server.watching import Viewer
 
 RESPONSE = "resp_1"

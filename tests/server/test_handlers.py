@@ -4,8 +4,9 @@ import orjson
 import pytest
 
 from server.handlers import MAX_SNAPSHOT_BYTES, snapshot
-from sessions.ids import new_message_id, new_session_id
-from sessions.records import Message, MessagePage, Session
+from sessions.model.ids import new_message_id, new_session_id
+from sessions.model.records import Message, Session
+from sessions.model.replies import MessagePage
 
 MAX_FRAME_BYTES = 256 * 1024
 

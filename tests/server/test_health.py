@@ -12,10 +12,10 @@ from server.health import Health
 from server.hub import Hub
 from server.intervals import Intervals
 from server.metrics import Metrics
-from sessions.client import RedisClient
-from sessions.embedded import EmbeddedRedis
-from sessions.errors import StoreRefused
-from sessions.store import SessionStore
+from sessions.connection.client import RedisClient
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.model.errors import StoreRefused
+from sessions.store.store import SessionStore
 from tests.redis_server import redis_binaries, running_redis
 from tests.server.watching import SilentFeed
 

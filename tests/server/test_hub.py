@@ -8,9 +8,9 @@ import pytest
 
 from server.hub import Hub
 from server.subscription import Subscription
-from sessions.errors import SessionNotFound, StoreUnavailable
-from sessions.records import LiveFrame, LiveResponseEvents, LiveSessionEvents, TextEvent
-from sessions.store import SessionStore
+from sessions.model.errors import SessionNotFound, StoreUnavailable
+from sessions.model.events import LiveFrame, LiveResponseEvents, LiveSessionEvents, TextEvent
+from sessions.store.store import SessionStore
 from tests.server.entries import CREATED
 from tests.server.watching import SilentFeed, Viewer, join, kinds, publish
 from tests.sessions.chat import Chat

@@ -9,11 +9,11 @@ import pytest
 from server import identities as module
 from server.errors import ApiError
 from server.identities import OLD_LOGIN_CODE, USED_LOGIN_CODE, Identities, User
-from sessions.credentials import Credentials, digest_of
-from sessions.errors import StoreUnavailable
-from sessions.follow import LiveFeed
-from sessions.store import SessionStore
-from sessions.users import Users
+from sessions.connection.feed import LiveFeed
+from sessions.directory.credentials import Credentials, digest_of
+from sessions.directory.users import Users
+from sessions.model.errors import StoreUnavailable
+from sessions.store.store import SessionStore
 from tests.patience import PATIENCE
 from tests.running_time import running_time
 

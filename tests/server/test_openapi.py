@@ -13,8 +13,8 @@ from server.openapi import openapi
 from server.operations import Access, Doors, Operation
 from server.protocol import convert
 from server.rest import operations
-from sessions.user_sessions import user_cursor
-from sessions.users import ROLES
+from sessions.directory.users import ROLES
+from sessions.store.session_lists import user_cursor
 
 Document = dict[str, Any]
 

@@ -6,9 +6,9 @@ import contextlib
 import pytest
 
 from server.peers import Peers
-from sessions.errors import StoreUnavailable
-from sessions.replicas import Replicas
-from sessions.store import SessionStore
+from sessions.directory.replicas import Replicas
+from sessions.model.errors import StoreUnavailable
+from sessions.store.store import SessionStore
 from tests.patience import PATIENCE
 
 

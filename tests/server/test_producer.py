@@ -9,7 +9,7 @@ import pytest
 from engine.errors import EngineDeadError
 from server import producer as producer_module
 from server.run import Stop
-from sessions.errors import StoreUnavailable
+from sessions.model.errors import StoreUnavailable
 from tests.server.answering import MAX_SECONDS, Answering, output
 
 

@@ -18,8 +18,9 @@ from engine.tokenizer import Tokenizer
 from engine.turns import Turns
 from server.errors import ApiError
 from server.prompts import KEEP_FRACTION, MESSAGE_OVERHEAD_TOKENS, Prompt, PromptBuilder
-from sessions.records import Message, MessagePage
-from sessions.store import SessionStore
+from sessions.model.records import Message
+from sessions.model.replies import MessagePage
+from sessions.store.store import SessionStore
 from tests.engine.small_tokenizers import build_chatml
 from tests.stepped_executor import SteppedExecutor
 from tests.tiny_model import SPECIAL_TOKENS, build_tiny_model

@@ -14,9 +14,9 @@ from server.auth import Authenticator, Origins
 from server.identities import Identities
 from server.operations import Doors, routes_of
 from server.rest_login import LoginOperations
-from sessions.credentials import Credentials, digest_of
-from sessions.store import SessionStore
-from sessions.users import User, Users
+from sessions.directory.credentials import Credentials, digest_of
+from sessions.directory.users import User, Users
+from sessions.store.store import SessionStore
 
 HOST = "chat.example:8000"
 ORIGIN = {"Origin": f"http://{HOST}"}

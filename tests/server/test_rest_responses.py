@@ -7,9 +7,9 @@ import pytest
 
 from server import event_stream
 from server.app import Worker
-from sessions.embedded import EmbeddedRedis
-from sessions.ids import new_message_id, new_response_id
-from sessions.records import ObjectEvent, TextEvent
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.model.events import ObjectEvent, TextEvent
+from sessions.model.ids import new_message_id, new_response_id
 from tests.end_to_end.client_model import Answer
 from tests.end_to_end.history import History
 from tests.redis_server import fresh_prefix

@@ -17,7 +17,7 @@ from server import rest_shares
 from server.limits import Places
 from server.operations import Doors, routes_of
 from server.rest_shares import HeldStream, ShareOperations
-from sessions.shares import Share
+from sessions.store.shares import Share
 from tests.patience import PATIENCE
 
 LINE = b'{"role":"user","content":[{"type":"text","text":"<b>"}],"status":"failed"}'

@@ -3,7 +3,8 @@
 import pytest
 
 from server.run import Run, Stop, Timeline
-from sessions.records import Message, ObjectEvent, TextEvent
+from sessions.model.events import ObjectEvent, TextEvent
+from sessions.model.records import Message
 
 RESPONSE = {"id": "resp_" + "A" * 33, "session_id": "ses_" + "A" * 22, "settings": {"seed": 1}}
 

@@ -7,10 +7,10 @@ import pytest
 
 from server.errors import ApiError
 from server.slots import ActiveLimit
-from sessions.errors import NoSlot
-from sessions.ids import new_response_id, new_session_id
-from sessions.slots import SLOT_MS
-from sessions.store import SessionStore
+from sessions.model.errors import NoSlot
+from sessions.model.ids import new_response_id, new_session_id
+from sessions.store.slots import SLOT_MS
+from sessions.store.store import SessionStore
 
 
 class Spawner:

@@ -13,8 +13,8 @@ from engine.errors import EngineDeadError
 from server import stats
 from server.metrics import Metrics
 from server.stats import Recorder, Sample, percentile_ms, point_of, read_series
-from sessions.samples import Samples
-from sessions.store import SessionStore
+from sessions.directory.samples import Samples
+from sessions.store.store import SessionStore
 from tests.patience import PATIENCE
 
 FIGURES: dict[str, str | int | float] = {

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from server import producer
-from sessions.embedded import EmbeddedRedis
-from sessions.ids import session_of
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.model.ids import session_of
 from tests.end_to_end.client_model import Answer
 from tests.end_to_end.history import EngineCounts
 from tests.redis_server import fresh_prefix

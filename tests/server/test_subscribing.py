@@ -8,9 +8,9 @@ import pytest
 
 from server import catch_up
 from server.response_log import ResponseLog, read_log
-from sessions.embedded import EmbeddedRedis
-from sessions.errors import StoreUnavailable
-from sessions.store import SessionStore
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.model.errors import StoreUnavailable
+from sessions.store.store import SessionStore
 from tests.end_to_end.history import History
 from tests.redis_server import fresh_prefix
 from tests.server.in_process import Dice, LocalClient, ScriptedEngine, running_workers

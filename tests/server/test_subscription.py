@@ -6,7 +6,7 @@ from server import subscription as module
 from server.outbox import Outbox
 from server.response_log import ResponseLog
 from server.subscription import Subscription
-from sessions.records import Event, ObjectEvent, TextEvent
+from sessions.model.events import Event, ObjectEvent, TextEvent
 from tests.server.entries import CREATED, DONE, LOG, RESPONSE, message_updated, texts
 from tests.server.watching import Viewer, kinds
 

@@ -24,11 +24,12 @@ from server.protocol import CancelResponse
 from server.stops import Stops
 from server.takeover import MAX_FENCE
 from server.told import Told
-from sessions.embedded import EmbeddedRedis
-from sessions.errors import RunLost, StoreUnavailable
-from sessions.ids import new_response_id, session_of
-from sessions.quotas import Quotas
-from sessions.records import Event, ObjectEvent, RunRecord, TextEvent
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.model.errors import RunLost, StoreUnavailable
+from sessions.model.events import Event, ObjectEvent, TextEvent
+from sessions.model.ids import new_response_id, session_of
+from sessions.model.quotas import Quotas
+from sessions.model.records import RunRecord
 from tests.end_to_end.client_model import Answer
 from tests.end_to_end.history import History
 from tests.patience import PATIENCE

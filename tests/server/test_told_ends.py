@@ -12,9 +12,9 @@ import pytest
 from redis.exceptions import ResponseError
 
 from server.app import Worker
-from sessions.embedded import EmbeddedRedis
-from sessions.errors import StoreUnavailable
-from sessions.store import SessionStore
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.model.errors import StoreUnavailable
+from sessions.store.store import SessionStore
 from tests.end_to_end.client_model import Frame
 from tests.end_to_end.history import History
 from tests.patience import PATIENCE

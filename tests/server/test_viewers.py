@@ -12,11 +12,11 @@ from server.hub import Hub
 from server.run import Run, Stop
 from server.runs import Runs
 from server.subscription import Subscription
-from sessions.audience import VIEWERS_MS
-from sessions.follow import LiveFeed
-from sessions.ids import new_response_id
-from sessions.records import ObjectEvent
-from sessions.store import SessionStore
+from sessions.connection.feed import LiveFeed
+from sessions.model.events import ObjectEvent
+from sessions.model.ids import new_response_id
+from sessions.store.store import SessionStore
+from sessions.store.viewers import VIEWERS_MS
 from tests.server.watching import Viewer
 from tests.sessions.chat import Chat, assistant_message
 

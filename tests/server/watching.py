@@ -11,7 +11,7 @@ from server.hub import Hub
 from server.outbox import Outbox
 from server.subscription import Subscription
 from server.told import Told
-from sessions.records import LivePayload
+from sessions.model.events import LivePayload
 from tests.patience import PATIENCE
 from tests.sessions.chat import Chat
 

@@ -6,19 +6,11 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
-from sessions.ids import new_message_id, new_response_id
-from sessions.records import (
-    AppendReply,
-    BegunResponse,
-    Event,
-    Finished,
-    LivePayload,
-    LiveSessionEvents,
-    Message,
-    ObjectEvent,
-    TextEvent,
-)
-from sessions.store import SessionStore
+from sessions.model.events import Event, LivePayload, LiveSessionEvents, ObjectEvent, TextEvent
+from sessions.model.ids import new_message_id, new_response_id
+from sessions.model.records import Message
+from sessions.model.replies import AppendReply, BegunResponse, Finished
+from sessions.store.store import SessionStore
 
 CREATED = {"type": "response.created"}
 DONE = ObjectEvent({"type": "response.done"})

@@ -9,9 +9,9 @@ from typing import Final
 
 import pytest
 
-from sessions.embedded import EmbeddedRedis
-from sessions.rights import acl_rule
-from sessions.store import SessionStore
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.connection.rights import acl_rule
+from sessions.store.store import SessionStore
 from tests.redis_server import fresh_prefix, redis_binaries, running_redis
 from tests.redis_topology import RedisCluster, running_cluster
 from tests.sessions.chat import Chat

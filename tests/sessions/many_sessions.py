@@ -10,7 +10,7 @@ import base64
 import random
 from typing import Any
 
-from sessions.store import SessionStore
+from sessions.store.store import SessionStore
 
 BATCH = 500  # three commands each, within one timeout of a call on a busy machine
 NUM_USERS = 1_000

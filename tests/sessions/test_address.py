@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
 
-from sessions.address import RedisAddress
-from sessions.client import RedisClient
-from sessions.errors import StoreUnavailable
+from sessions.connection.address import RedisAddress
+from sessions.connection.client import RedisClient
+from sessions.model.errors import StoreUnavailable
 
 
 def test_one_server() -> None:

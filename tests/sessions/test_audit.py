@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sessions.audit import AuditLog
-from sessions.errors import InvalidCursor
-from sessions.store import SessionStore
+from sessions.directory.audit import AuditLog
+from sessions.model.errors import InvalidCursor
+from sessions.store.store import SessionStore
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sessions.background import Background, start
-from sessions.errors import SessionNotFound
+from sessions.model.errors import SessionNotFound
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from sessions.checks import _check_info
-from sessions.client import RedisClient
-from sessions.embedded import EmbeddedRedis
-from sessions.errors import StoreRefused, StoreUnavailable
-from sessions.records import StoreFault
-from sessions.store import SessionStore
+from sessions.connection.checks import _check_info
+from sessions.connection.client import RedisClient
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.model.errors import StoreRefused, StoreUnavailable
+from sessions.model.replies import StoreFault
+from sessions.store.store import SessionStore
 
 
 async def test_a_redis_that_is_not_there_is_unavailable(tmp_path: Path) -> None:

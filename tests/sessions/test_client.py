@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from redis.exceptions import ResponseError
 
-from sessions.client import RedisClient
-from sessions.embedded import EmbeddedRedis
-from sessions.errors import SequenceGap, StoreUnavailable
-from sessions.store import SessionStore
+from sessions.connection.client import RedisClient
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.model.errors import SequenceGap, StoreUnavailable
+from sessions.store.store import SessionStore
 from tests.end_to_end.fault_proxy import FaultProxy
 from tests.running_time import running_time
 from tests.sessions.chat import Chat

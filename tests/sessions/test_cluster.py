@@ -9,11 +9,11 @@ import pytest
 from redis.crc import key_slot
 from redis.exceptions import ResponseError
 
-from sessions.client import RedisClient
-from sessions.errors import SessionNotFound, StoreRefused, StoreUnavailable
-from sessions.follow import LiveFeed
-from sessions.records import LivePayload, LiveResponseEvents, LiveSessionEvents
-from sessions.store import SessionStore
+from sessions.connection.client import RedisClient
+from sessions.connection.feed import LiveFeed
+from sessions.model.errors import SessionNotFound, StoreRefused, StoreUnavailable
+from sessions.model.events import LivePayload, LiveResponseEvents, LiveSessionEvents
+from sessions.store.store import SessionStore
 from tests.redis_server import fresh_prefix, redis_binaries
 from tests.redis_topology import RedisCluster, Server, running_cluster
 from tests.sessions.chat import Chat

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from sessions.copies import Draft
-from sessions.embedded import EmbeddedRedis
-from sessions.errors import (
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.directory.users import Users
+from sessions.model.errors import (
     MessageNotFound,
     RevisionConflict,
     RunGone,
     SessionNotFound,
     UserGone,
 )
-from sessions.ids import new_message_id, new_response_id, new_session_id
-from sessions.store import SessionStore
-from sessions.users import Users
+from sessions.model.ids import new_message_id, new_response_id, new_session_id
+from sessions.store.copies import Draft
+from sessions.store.store import SessionStore
 from tests.sessions.chat import Chat, assistant_message
 
 

@@ -11,20 +11,21 @@ from typing import Any
 
 import pytest
 
-from sessions.copies import PART_BYTES, PART_MESSAGES, Draft, _copy_id
-from sessions.embedded import EmbeddedRedis
-from sessions.errors import (
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.model.codec import MAX_COUNT, decode_body, encode_body, size_of_body
+from sessions.model.errors import (
     MessageNotFound,
     QuotaExceeded,
     ResponseInProgress,
     SessionNotFound,
     StoreUnavailable,
 )
-from sessions.ids import new_message_id, new_session_id
-from sessions.quotas import Quotas
-from sessions.records import CreatedSession, Message
-from sessions.store import SessionStore
-from sessions.stored import MAX_COUNT, decode_body, encode_body, size_of_body
+from sessions.model.ids import new_message_id, new_session_id
+from sessions.model.quotas import Quotas
+from sessions.model.records import Message
+from sessions.model.replies import CreatedSession
+from sessions.store.copies import PART_BYTES, PART_MESSAGES, Draft, _copy_id
+from sessions.store.store import SessionStore
 from tests.sessions.chat import Chat, assistant_message, user_message
 
 
@@ -246,8 +247,8 @@ async def test_i9_a_copy_never_holds_the_loop_for_more_than_a_part(
         work[turns] += size_of_body(body)
         return decode_body(body)
 
-    monkeypatch.setattr("sessions.copies.encode_body", encode)
-    monkeypatch.setattr("sessions.copies.decode_body", decode)
+    monkeypatch.setattr("sessions.store.copies.encode_body", encode)
+    monkeypatch.setattr("sessions.store.copies.decode_body", decode)
     counting = asyncio.create_task(count_turns())
     made = await store.import_session("alice", long)
     assert long.head is not None

@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 import pytest
 
-from sessions.credentials import Credential, Credentials, digest_of
-from sessions.store import SessionStore
+from sessions.directory.credentials import Credential, Credentials, digest_of
+from sessions.store.store import SessionStore
 
 
 @pytest.fixture

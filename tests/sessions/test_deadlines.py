@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 import uvloop
 
-from sessions.deadlines import before_deadline, within
+from sessions.connection.deadlines import before_deadline, within
 
 SECONDS = 0.05
 

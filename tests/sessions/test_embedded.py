@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from sessions.embedded import EmbeddedRedis
-from sessions.errors import EmbeddedRedisError
-from sessions.store import SessionStore
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.model.errors import EmbeddedRedisError
+from sessions.store.store import SessionStore
 from tests.patience import PATIENCE
 from tests.sessions.chat import Chat
 
@@ -74,7 +74,7 @@ def test_the_socket_and_its_directory_are_private(own_redis: EmbeddedRedis) -> N
 def test_a_second_server_on_the_directory_is_refused(
     own_redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sessions.embedded.LOCK_SECONDS", 0.05)
+    monkeypatch.setattr("sessions.connection.embedded.LOCK_SECONDS", 0.05)
     with pytest.raises(EmbeddedRedisError, match="in use by another server"):
         EmbeddedRedis(own_redis.directory).start()
     with pytest.raises(EmbeddedRedisError, match="running already"):
@@ -110,7 +110,7 @@ def test_the_child_dies_with_its_parent_and_the_next_one_waits_for_it(
 ) -> None:
     script = """
         import sys, time
-        from sessions.embedded import EmbeddedRedis
+        from sessions.connection.embedded import EmbeddedRedis
         redis = EmbeddedRedis(sys.argv[1])
         redis.start()
         print(redis.pid, flush=True)

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from sessions.errors import SessionLocked, SessionNotFound
-from sessions.evictions import Evictions
-from sessions.follow import LiveFeed
-from sessions.ids import new_session_id
-from sessions.records import LivePayload, LiveSessionEvents
-from sessions.store import SessionStore
+from sessions.connection.feed import LiveFeed
+from sessions.directory.evictions import Evictions
+from sessions.model.errors import SessionLocked, SessionNotFound
+from sessions.model.events import LivePayload, LiveSessionEvents
+from sessions.model.ids import new_session_id
+from sessions.store.store import SessionStore
 from tests.sessions.chat import Chat, is_creation
 
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sessions.embedded import EmbeddedRedis
-from sessions.errors import SessionNotFound
-from sessions.store import SessionStore
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.model.errors import SessionNotFound
+from sessions.store.store import SessionStore
 from tests.patience import PATIENCE
 from tests.sessions.chat import Chat
 

@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sessions.client import RedisClient
-from sessions.embedded import EmbeddedRedis
-from sessions.errors import StoreUnavailable
-from sessions.follow import LiveFeed
-from sessions.keys import Keys
-from sessions.records import (
+from sessions.connection.client import RedisClient
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.connection.feed import LiveFeed
+from sessions.model.errors import StoreUnavailable
+from sessions.model.events import (
     LiveFrame,
     LivePayload,
     LiveResponseEvents,
@@ -20,7 +19,8 @@ from sessions.records import (
     ObjectEvent,
     TextEvent,
 )
-from sessions.store import SessionStore
+from sessions.model.keys import Keys
+from sessions.store.store import SessionStore
 from tests.patience import PATIENCE
 from tests.sessions.chat import CREATED, DONE, Chat, is_creation
 

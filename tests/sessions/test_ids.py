@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from sessions.ids import (
+from sessions.model.ids import (
     derived_session_id,
     is_idempotency_key,
     is_message_id,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from sessions.errors import StoreUnavailable
-from sessions.ids import new_session_id
-from sessions.index_sweep import STEP_ENTRIES, IndexSweep
-from sessions.indexes import local_ms
-from sessions.keys import INDEX_GRACE_MS, SHARDS, shard_of
-from sessions.store import SessionStore
-from sessions.users import Users
+from sessions.directory.users import Users
+from sessions.indexes.indexes import local_ms
+from sessions.indexes.sweep import STEP_ENTRIES, IndexSweep
+from sessions.model.errors import StoreUnavailable
+from sessions.model.ids import new_session_id
+from sessions.model.keys import INDEX_GRACE_MS, SHARDS, shard_of
+from sessions.store.store import SessionStore
 from tests.sessions.chat import Chat
 
 HOUR_MS = 3_600_000

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sessions.errors import CancelPending, RunEnded, RunLive, RunLost, SequenceGap
-from sessions.follow import LiveFeed
-from sessions.records import LIVE_STATUSES, LivePayload, LiveResponseEvents
-from sessions.store import SessionStore
+from sessions.connection.feed import LiveFeed
+from sessions.model.errors import CancelPending, RunEnded, RunLive, RunLost, SequenceGap
+from sessions.model.events import LivePayload, LiveResponseEvents
+from sessions.model.records import LIVE_STATUSES
+from sessions.store.store import SessionStore
 from tests.sessions.chat import Chat
 
 

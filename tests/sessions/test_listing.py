@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from sessions.embedded import EmbeddedRedis
-from sessions.errors import InvalidCursor, SessionNotFound
-from sessions.ids import new_session_id
-from sessions.listing import Listed, Listing
-from sessions.store import SessionStore
-from sessions.stored import MAX_COUNT
-from sessions.users import Users
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.directory.listing import Listed, Listing
+from sessions.directory.users import Users
+from sessions.model.codec import MAX_COUNT
+from sessions.model.errors import InvalidCursor, SessionNotFound
+from sessions.model.ids import new_session_id
+from sessions.store.store import SessionStore
 from tests.redis_server import running_redis
 from tests.sessions.chat import Chat
 from tests.sessions.many_sessions import store_many_sessions

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from redis.asyncio.connection import AbstractConnection
 
-from sessions.copies import PART_MESSAGES, Draft
-from sessions.embedded import EmbeddedRedis
-from sessions.errors import RevisionConflict, RunGone, RunLost, SessionNotFound
-from sessions.store import SessionStore
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.model.errors import RevisionConflict, RunGone, RunLost, SessionNotFound
+from sessions.store.copies import PART_MESSAGES, Draft
+from sessions.store.store import SessionStore
 from tests.sessions.chat import Chat, user_message
 
 

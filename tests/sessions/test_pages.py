@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from sessions.errors import InvalidCursor
-from sessions.pages import Place, cursor_of, newest_after, parse_cursor
-from sessions.store import SessionStore
+from sessions.indexes.pages import Place, cursor_of, newest_after, parse_cursor
+from sessions.model.errors import InvalidCursor
+from sessions.store.store import SessionStore
 
 
 @pytest.mark.parametrize("num_keys", [1, 2, 64])

@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from sessions.embedded import EmbeddedRedis
-from sessions.errors import QuotaExceeded
-from sessions.ids import new_response_id, new_session_id
-from sessions.indexes import local_ms
-from sessions.keys import INDEX_GRACE_MS
-from sessions.quotas import Quotas
-from sessions.store import SessionStore
-from sessions.stored import size_of_body
-from sessions.users import Users
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.directory.users import Users
+from sessions.indexes.indexes import local_ms
+from sessions.model.codec import size_of_body
+from sessions.model.errors import QuotaExceeded
+from sessions.model.ids import new_response_id, new_session_id
+from sessions.model.keys import INDEX_GRACE_MS
+from sessions.model.quotas import Quotas
+from sessions.store.store import SessionStore
 from tests.sessions.chat import Chat
 
 QUOTAS = Quotas(

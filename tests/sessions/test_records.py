@@ -8,22 +8,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions.ids import new_message_id, new_response_id, new_session_id
-from sessions.keys import Keys, shard_of
-from sessions.records import (
-    Event,
-    LiveFrame,
-    LiveResponseEvents,
-    LiveSessionEvents,
-    Message,
-    MessagePage,
-    ObjectEvent,
-    TextEvent,
-    decode_event,
-    encode_event,
-    utf16_length,
-)
-from sessions.stored import (
+from sessions.model.codec import (
     decode_body,
     decode_live,
     decode_run,
@@ -31,6 +16,20 @@ from sessions.stored import (
     encode_body,
     encode_token_ids,
 )
+from sessions.model.events import (
+    Event,
+    LiveFrame,
+    LiveResponseEvents,
+    LiveSessionEvents,
+    ObjectEvent,
+    TextEvent,
+    decode_event,
+    encode_event,
+)
+from sessions.model.ids import new_message_id, new_response_id, new_session_id
+from sessions.model.keys import Keys, shard_of
+from sessions.model.records import Message, utf16_length
+from sessions.model.replies import MessagePage
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=4000)
 

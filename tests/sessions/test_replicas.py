@@ -2,8 +2,8 @@
 
 import asyncio
 
-from sessions.replicas import Replicas
-from sessions.store import SessionStore
+from sessions.directory.replicas import Replicas
+from sessions.store.store import SessionStore
 
 
 async def test_workers_that_gave_a_sign_of_life_are_known_with_their_figures(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sessions.errors import (
+from sessions.model.errors import (
     CancelPending,
     IdempotencyKeyReused,
     MessageChanged,
@@ -18,9 +18,9 @@ from sessions.errors import (
     SessionLocked,
     SessionNotFound,
 )
-from sessions.ids import new_message_id, new_response_id
-from sessions.records import ObjectEvent
-from sessions.store import SessionStore
+from sessions.model.events import ObjectEvent
+from sessions.model.ids import new_message_id, new_response_id
+from sessions.store.store import SessionStore
 from tests.sessions.chat import CREATED, Chat, assistant_message, user_message
 
 # ---- begin_response ------------------------------------------------------------------------------

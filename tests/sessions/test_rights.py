@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from redis.exceptions import NoPermissionError
 
-from sessions.credentials import Credentials
-from sessions.embedded import EmbeddedRedis
-from sessions.errors import StoreRefused
-from sessions.follow import LiveFeed
-from sessions.rights import COMMANDS, TRIALS, acl_rule
-from sessions.store import SessionStore
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.connection.feed import LiveFeed
+from sessions.connection.rights import COMMANDS, TRIALS, acl_rule
+from sessions.directory.credentials import Credentials
+from sessions.model.errors import StoreRefused
+from sessions.store.store import SessionStore
 from tests.sessions.chat import Chat
 from tests.sessions.test_invariants import play
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PRODUCT = [*(ROOT / "sessions").glob("*.py"), *(ROOT / "server").glob("*.py")]
+PRODUCT = [*(ROOT / "sessions").rglob("*.py"), *(ROOT / "server").rglob("*.py")]
 # They walk all keys, or hold the server or the connection up for as long as they like.
 FORBIDDEN = {*"KEYS SCAN HSCAN SSCAN ZSCAN SORT FLUSHALL FLUSHDB MONITOR WAIT XREAD BLPOP".split()}
 
@@ -48,7 +48,7 @@ def sent_by(path: Path) -> Iterator[str]:
                 yield words[0].value
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PRODUCT, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_command_that_walks_all_keys_or_blocks_is_named(path: Path) -> None:
     assert FORBIDDEN.isdisjoint(text.upper() for text in constants(path))
 
@@ -59,7 +59,7 @@ def test_no_script_calls_what_is_not_listed() -> None:
 
 
 def test_no_module_sends_what_is_not_listed() -> None:
-    sent = {name for path in (ROOT / "sessions").glob("*.py") for name in sent_by(path)}
+    sent = {name for path in (ROOT / "sessions").rglob("*.py") for name in sent_by(path)}
     assert sent - {"SENTINEL"} <= COMMANDS  # that one goes to sentinels, not to a server
 
 

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 from redis.exceptions import ResponseError
 
-from sessions.errors import (
+from sessions.model.codec import MAX_COUNT
+from sessions.model.errors import (
     CancelPending,
     ResponseNotFound,
     RunEnded,
@@ -16,10 +17,9 @@ from sessions.errors import (
     RunLost,
     SequenceGap,
 )
-from sessions.ids import new_response_id, new_session_id
-from sessions.records import Event, ObjectEvent, TextEvent
-from sessions.store import SessionStore
-from sessions.stored import MAX_COUNT
+from sessions.model.events import Event, ObjectEvent, TextEvent
+from sessions.model.ids import new_response_id, new_session_id
+from sessions.store.store import SessionStore
 from tests.sessions.chat import DONE, Chat, assistant_message
 
 

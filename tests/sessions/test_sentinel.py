@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from sessions.client import RedisClient
-from sessions.errors import StoreUnavailable
-from sessions.follow import LiveFeed
-from sessions.store import SessionStore
+from sessions.connection.client import RedisClient
+from sessions.connection.feed import LiveFeed
+from sessions.model.errors import StoreUnavailable
+from sessions.store.store import SessionStore
 from tests.patience import PATIENCE
 from tests.redis_server import redis_binaries
 from tests.redis_topology import Guarded, command, running_pair, running_sentinels, wait_for

@@ -11,10 +11,10 @@ from typing import Any
 import orjson
 import pytest
 
-from sessions.errors import SessionNotFound, ShareNotFound
-from sessions.ids import new_message_id, new_session_id
-from sessions.records import Message
-from sessions.shares import PART_BYTES, Share
+from sessions.model.errors import SessionNotFound, ShareNotFound
+from sessions.model.ids import new_message_id, new_session_id
+from sessions.model.records import Message
+from sessions.store.shares import PART_BYTES, Share
 from tests.sessions.chat import Chat
 
 

@@ -6,11 +6,11 @@ import secrets
 
 import pytest
 
-from sessions import user_sessions
-from sessions.errors import InvalidCursor
-from sessions.ids import new_session_id
-from sessions.store import SessionStore
-from sessions.user_sessions import user_cursor
+from sessions.model.errors import InvalidCursor
+from sessions.model.ids import new_session_id
+from sessions.store import session_lists as user_sessions
+from sessions.store.session_lists import user_cursor
+from sessions.store.store import SessionStore
 from tests.sessions.chat import Chat
 
 

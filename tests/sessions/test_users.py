@@ -6,12 +6,13 @@ import asyncio
 
 import pytest
 
-from sessions.credentials import Credentials
-from sessions.errors import InvalidCursor, UserNotFound
-from sessions.follow import LiveFeed
-from sessions.records import LiveFrame, LivePayload
-from sessions.store import SessionStore
-from sessions.users import Users, is_user_id
+from sessions.connection.feed import LiveFeed
+from sessions.directory.credentials import Credentials
+from sessions.directory.users import Users
+from sessions.model.errors import InvalidCursor, UserNotFound
+from sessions.model.events import LiveFrame, LivePayload
+from sessions.model.ids import is_user_id
+from sessions.store.store import SessionStore
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Redis: found, trusted, called, listened to."""

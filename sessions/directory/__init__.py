@@ -1,0 +1,1 @@
+"""Beside the store: users, credentials, replicas, and what admins see."""

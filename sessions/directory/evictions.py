@@ -1,0 +1,51 @@
+"""What an admin does to a session: take no more answers, send its viewers away."""
+
+from __future__ import annotations
+
+import secrets
+
+import orjson
+
+from sessions.connection.client import RedisClient
+from sessions.model.errors import SessionNotFound
+from sessions.model.keys import Keys
+from sessions.store.arguments import check_session_id
+from sessions.store.base import LOG_LIMITS, PUBLISH
+
+
+class Evictions:
+    """Any method may raise `SessionNotFound` and `StoreUnavailable`."""
+
+    def __init__(self, client: RedisClient, keys: Keys) -> None:
+        self._client = client
+        self._keys = keys
+
+    async def lock(self, session_id: str, reason: str) -> None:
+        """Let the session take no new answer; whoever asks for one is told the reason."""
+        await self._apply(session_id, lock="+" + reason)
+
+    async def unlock(self, session_id: str) -> None:
+        """Let it take answers again."""
+        await self._apply(session_id, lock="-")
+
+    async def evict(self, session_id: str, reason: str) -> None:
+        """Tell all viewers, on every worker, that they must leave."""
+        event = {"type": "session.evicted", "by": "admin", "reason": reason}
+        await self._apply(session_id, event=orjson.dumps(event))
+
+    async def _apply(self, session_id: str, *, lock: str = "", event: bytes = b"") -> None:
+        check_session_id(session_id)
+        reply = await self._client.script(
+            "evict_session",
+            [self._keys.session(session_id, "m"), self._keys.session(session_id, "log")],
+            (
+                PUBLISH,
+                self._keys.session_channel(session_id),
+                secrets.token_urlsafe(6),
+                lock,
+                event,
+                *LOG_LIMITS,
+            ),
+        )
+        if reply[0] != b"ok":
+            raise SessionNotFound

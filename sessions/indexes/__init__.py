@@ -1,0 +1,1 @@
+"""What may be stale: the lists that sessions are found by."""

@@ -1,0 +1,1 @@
+"""Names and shapes of what is kept. No I/O."""

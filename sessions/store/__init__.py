@@ -1,0 +1,1 @@
+"""`SessionStore` and the parts that it is made of."""

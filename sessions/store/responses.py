@@ -1,0 +1,235 @@
+"""The store's half for what begins: responses, their idempotency keys, who waits in a session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import orjson
+
+from sessions.connection.client import Argument
+from sessions.indexes.indexes import local_ms
+from sessions.model.errors import MessageNotFound, QuotaExceeded, SessionNotFound, StoreUnavailable
+from sessions.model.ids import is_message_id, is_response_id, session_of
+from sessions.model.records import UNSET, Message, Unset
+from sessions.model.replies import BegunResponse, LiveResponses
+from sessions.store.arguments import (
+    check_idempotency_key,
+    check_session_id,
+    check_uid,
+    field_arguments,
+    message_arguments,
+    owner_argument,
+    raise_begin_error,
+)
+from sessions.store.runs import Runs
+
+MAX_MOVES: Final = 8  # each means that another response began in between
+
+
+class Responses(Runs):
+    """Begins runs. `SessionStore` has these methods; see there."""
+
+    async def begin_response(
+        self,
+        uid: str,
+        session_id: str,
+        *,
+        idempotency_key: str,
+        body_hash: str,
+        owner: str,
+        response_id: str,
+        user_message: Message | None,
+        assistant_message: Message,
+        parent_id: str | Unset | None = UNSET,
+        continues: str | None = None,
+        on_busy: Literal["reject", "queue"] = "reject",
+        created_event: Mapping[str, Any],
+        model: str = "",
+        settings: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+        max_queued: int = 4,
+        fields: Mapping[str, str | int] | None = None,
+    ) -> BegunResponse:
+        """Store both messages and a run that `owner` holds, once for each idempotency key.
+
+        Checked in this order: session and user, key, lock, parent, busy. With `parent_id` UNSET
+        the messages go behind the session's head of that very moment: the user message is stored
+        under the parent that `BegunResponse.parent_id` names (its own `parent_id` serves as a first
+        guess). Without a user message (regenerate, continue) give the parent. To continue an
+        assistant message, `continues` is the version that `message_version` gave: the message is
+        replaced, and not counted again. `created_event` becomes entry 1 of the response's log.
+
+        Never stops another response. Raises `SessionNotFound`, `IdempotencyKeyReused`,
+        `SessionLocked`, `MessageNotFound` (the parent), `ResponseInProgress`, `QueueFull`,
+        `MessageChanged` (the one to continue), `QuotaExceeded`.
+        """
+        check_session_id(session_id)
+        check_uid(uid)
+        check_idempotency_key(idempotency_key)
+        if not is_response_id(response_id) or session_of(response_id) != session_id:
+            raise ValueError("the response id must carry its session's id")
+        follows_head = parent_id is UNSET and user_message is not None
+        if isinstance(parent_id, Unset):
+            parent_id = (user_message or assistant_message).parent_id
+        if parent_id is not None and not is_message_id(parent_id):
+            raise MessageNotFound
+        run_pairs = field_arguments(
+            {
+                "model": model,
+                "settings": orjson.dumps(dict(settings or {})).decode(),
+                "seed": "" if seed is None else seed,
+                "text_length": assistant_message.text_length,
+            },
+            fields,
+        )
+        for _ in range(MAX_MOVES):
+            reply = await self._begin(
+                session_id,
+                response_id,
+                idempotency_key,
+                (
+                    *self._publish_to(session_id),
+                    uid,
+                    response_id,
+                    body_hash,
+                    on_busy,
+                    owner,
+                    self._lease_ms,
+                    self._idempotency_ms,
+                    parent_id or "",
+                    "head" if follows_head else "given",
+                    *message_arguments(user_message, parent_id),
+                    *message_arguments(
+                        assistant_message, user_message.id if user_message else parent_id
+                    ),
+                    orjson.dumps(dict(created_event)),
+                    max_queued,
+                    *self._log_limits,
+                    continues or "",
+                    self.quotas.messages_per_session,
+                    self.quotas.bytes_per_session,
+                    *run_pairs,
+                ),
+            )
+            if reply[0] != b"moved":
+                return await self._begun(uid, session_id, response_id, parent_id, reply)
+            parent_id = reply[1].decode() or None
+        raise StoreUnavailable("the session's head kept moving")
+
+    async def cancel_early(
+        self, uid: str, session_id: str, idempotency_key: str, ttl_seconds: float = 10.0
+    ) -> str | None:
+        """Stop a response that is not known yet: the wish waits for its `begin_response`.
+
+        Returns the id if the key has begun one already (then nothing was stored: cancel that one).
+        Raises `SessionNotFound`.
+        """
+        check_session_id(session_id)
+        check_idempotency_key(idempotency_key)
+        reply = await self.client.script(
+            "cancel_early",
+            [
+                self.keys.session(session_id, "m"),
+                self.keys.idempotency(session_id, idempotency_key),
+            ],
+            (owner_argument(uid), int(ttl_seconds * 1000)),
+        )
+        if reply[0] == b"not_found":
+            raise SessionNotFound
+        return reply[1].decode() if reply[0] == b"known" else None
+
+    async def known_response(
+        self, uid: str, session_id: str, idempotency_key: str
+    ) -> tuple[str, str] | None:
+        """The response that a key has begun, with the hash of its body; None if there is none.
+
+        Raises `SessionNotFound`.
+        """
+        check_session_id(session_id)
+        check_idempotency_key(idempotency_key)
+        owner, value = await self.client.calls(
+            ("HGET", self.keys.session(session_id, "m"), "uid"),
+            ("GET", self.keys.idempotency(session_id, idempotency_key)),
+        )
+        if owner is None or owner.decode() != uid:
+            raise SessionNotFound
+        response_id, _, body_hash = (value or b"").decode().partition(" ")
+        return (response_id, body_hash) if body_hash else None
+
+    async def live_responses(self, session_id: str) -> LiveResponses:
+        """The active response and those queued behind it; empty for a session that is gone."""
+        check_session_id(session_id)
+        active, queued = await self.client.calls(
+            ("HGET", self.keys.session(session_id, "m"), "active_response_id"),
+            ("LRANGE", self.keys.session(session_id, "q"), 0, -1),
+        )
+        return LiveResponses(
+            active=(active or b"").decode() or None,
+            queued=tuple(response_id.decode() for response_id in queued),
+        )
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    async def _begin(
+        self,
+        session_id: str,
+        response_id: str,
+        idempotency_key: str,
+        arguments: Sequence[Argument],
+    ) -> list[Any]:
+        """Index the run, then begin it; a run that did not begin leaves the index again."""
+        *_, reply = await self.client.calls_in_order(
+            self._indexes.run(response_id, local_ms() + self._lease_ms),
+            self.client.script_run(
+                "begin_response",
+                [
+                    *self._session_keys(session_id, "m", "msg", "log"),
+                    self.keys.run(session_id, response_id),
+                    self.keys.events(session_id, response_id),
+                    self.keys.idempotency(session_id, idempotency_key),
+                    *self._session_keys(session_id, "q", "runs", "tree", "ids", "share"),
+                ],
+                arguments,
+            ),
+        )
+        if reply[0] not in (b"ok", b"moved"):
+            await self._indexes.settle([self._indexes.without_run(response_id)])
+        return list(reply)
+
+    async def _begun(
+        self, uid: str, session_id: str, response_id: str, parent_id: str | None, reply: list[Any]
+    ) -> BegunResponse:
+        """What the reply of begin_response means, with the indexes brought up to date."""
+        word = reply[0].decode()
+        if word == "quota":
+            raise self._quota_error(reply[1].decode())
+        if word not in ("ok", "replayed"):
+            raise_begin_error(word, (reply[1].decode() if len(reply) > 1 else ""))
+        replayed = word == "replayed"
+        begun = BegunResponse(
+            replayed=replayed,
+            response_id=reply[1].decode(),
+            fence=reply[2],
+            queued_behind=reply[3],
+            offset=reply[4],
+            epoch=reply[5].decode(),
+            now_ms=reply[6],
+            cancel=reply[7] == 1,
+            title_empty=reply[8] == 1,
+            parent_id=None if replayed else parent_id,
+            lease_until=reply[9],
+        )
+        if not replayed:
+            await self._indexes.settle(
+                [
+                    self._indexes.run(response_id, begun.lease_until),
+                    *self._indexes.session(uid, session_id, begun.now_ms),
+                ]
+            )
+        return begun
+
+    def _quota_error(self, what: str) -> QuotaExceeded:
+        if what == "bytes":
+            return QuotaExceeded("bytes in a session", self.quotas.bytes_per_session)
+        return QuotaExceeded("messages in a session", self.quotas.messages_per_session)

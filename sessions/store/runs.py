@@ -1,0 +1,339 @@
+"""The store's half for runs: written by one owner, stopped for certain, taken over, ended once."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from sessions.model.codec import (
+    decode_entries,
+    decode_run,
+    decode_token_ids,
+    encode_body,
+    encode_token_ids,
+)
+from sessions.model.errors import ResponseNotFound, RunGone, RunLive
+from sessions.model.events import Event, decode_event, encode_event
+from sessions.model.ids import is_response_id, session_of
+from sessions.model.records import LIVE_STATUSES, Message, RunRecord
+from sessions.model.replies import AppendReply, CancelRequested, Finished, Reaped
+from sessions.store.arguments import (
+    check_session_id,
+    field_arguments,
+    optional_number,
+    owner_argument,
+    raise_run_error,
+)
+from sessions.store.budgets import Budgets
+
+
+class Runs(Budgets):
+    """Runs, their logs and who owns them. `SessionStore` has these methods; see there."""
+
+    async def append(
+        self,
+        response_id: str,
+        *,
+        fence: int,
+        first: int,
+        events: Sequence[Event],
+        token_ids: Sequence[int] = (),
+        text_length: int | None = None,
+        status: str = "",
+        fields: Mapping[str, str | int] | None = None,
+        lease_seconds: float | None = None,
+    ) -> AppendReply:
+        """Store and publish entries `first`, `first` + 1, … and renew the lease.
+
+        With no events only the lease is renewed (`first` is ignored). `token_ids` are those behind
+        these events. `status` "in_progress" marks the start of decoding; `fields` sets others of
+        the run (`prompt_from`, …). `lease_seconds` 0 hands the run over to whoever reaps it. One
+        append in flight per run. A repeat after a lost reply answers `repeated` and stores nothing
+        twice.
+
+        This is the proof that nothing is stored after an end. Raises `RunLost`, `RunEnded`,
+        `RunGone`, `SequenceGap`.
+        """
+        if token_ids and not events:
+            raise ValueError("token ids travel with the event that they are behind")
+        if not is_response_id(response_id):
+            raise RunGone
+        session_id = session_of(response_id)
+        lease_ms = self._lease_ms if lease_seconds is None else int(lease_seconds * 1000)
+        pairs = field_arguments({}, fields)
+        reply = await self.client.script(
+            "append",
+            self._run_keys(session_id, response_id),
+            (
+                *self._publish_to(session_id),
+                response_id,
+                fence,
+                first,
+                lease_ms,
+                status,
+                encode_token_ids(token_ids),
+                "" if text_length is None else text_length,
+                len(pairs),
+                *pairs,
+                *map(encode_event, events),
+            ),
+        )
+        if reply[0] == b"ok":
+            return AppendReply(cancel=reply[1] == 1, lease_until=reply[2])
+        if reply[0] == b"gap" and reply[1] >= first + len(events) - 1:
+            return AppendReply(cancel=reply[2] == 1, lease_until=reply[3], repeated=True)
+        raise_run_error(reply)
+
+    async def request_cancel(
+        self,
+        uid: str | None,
+        response_id: str,
+        *,
+        by: str = "user",
+        reason: str = "client_cancelled",
+        seen: int | None = None,
+    ) -> CancelRequested:
+        """Store the wish to stop: from now on the run can only end `cancelled`.
+
+        The first caller's `by`, `reason` and `seen` stay. Tell the owner with `publish_control`.
+        Works when Redis' memory is full. Raises `ResponseNotFound`, and `RunEnded` with the stored
+        end.
+        """
+        if not is_response_id(response_id):
+            raise ResponseNotFound
+        reply = await self.client.script(
+            "request_cancel",
+            [self.keys.run(session_of(response_id), response_id)],
+            (owner_argument(uid), by, reason, "" if seen is None else seen),
+        )
+        if reply[0] == b"not_found":
+            raise ResponseNotFound
+        if reply[0] != b"ok":
+            raise_run_error(reply)
+        return CancelRequested(
+            owner=reply[1].decode(),
+            fence=reply[2],
+            lease_until=reply[3],
+            status=reply[4].decode(),
+            first=reply[5] == 1,
+            cancel_at=reply[6],
+        )
+
+    async def finish_response(
+        self,
+        response_id: str,
+        *,
+        fence: int,
+        first: int,
+        status: str,
+        reason: str,
+        engine: str,
+        message: Message,
+        text_length: int,
+        input_tokens: int,
+        output_tokens: int,
+        events: Sequence[Event],
+        updated_event: Mapping[str, Any] | None = None,
+        token_ids: Sequence[int] = (),
+        token_ids_to_keep: Sequence[int] | None = None,
+        fields: Mapping[str, str | int] | None = None,
+        seen: int | None = None,
+        published_end: Event | None = None,
+    ) -> Finished:
+        """End the run: last entries, message, usage, `message.updated` and the next in the queue.
+
+        The last event is the `response.done` object. `updated_event` defaults to `message.updated`
+        with `message` in it. `token_ids` go behind the stored ones; `token_ids_to_keep` are kept
+        with the message, for an answer whose text does not tokenize back to them. `seen` is what
+        the stop that it ends with had seen. `published_end` is told to viewers at other workers in
+        the place of the last event.
+
+        There is exactly one winner; a repeat of the winner's own call answers `repeated`. Raises
+        `CancelPending` for any other end than `cancelled` with the reason and `seen` of the stop
+        that is stored, if one is; `RunEnded`, `RunLost`, `SequenceGap`, `RunGone`. Works when
+        Redis' memory is full.
+        """
+        if not events:
+            raise ValueError("the last event of a run is response.done")
+        if not is_response_id(response_id):
+            raise RunGone
+        session_id = session_of(response_id)
+        if updated_event is None:
+            updated_event = {"type": "message.updated", "message": message.event_wire()}
+        pairs = field_arguments({}, fields)
+        reply = await self.client.script(
+            "finish_response",
+            [
+                *self._session_keys(session_id, "m", "msg", "log"),
+                *self._run_keys(session_id, response_id),
+                *self._session_keys(session_id, "q", "runs", "ids", "tree", "share"),
+            ],
+            (
+                *self._publish_to(session_id),
+                response_id,
+                fence,
+                first,
+                status,
+                reason,
+                engine,
+                message.id,
+                encode_body(message),
+                text_length,
+                input_tokens,
+                output_tokens,
+                self._keep_ms,
+                "" if token_ids_to_keep is None else encode_token_ids(token_ids_to_keep),
+                orjson.dumps(dict(updated_event)),
+                encode_token_ids(token_ids),
+                *self._log_limits,
+                self._idle_ms,
+                "" if seen is None else seen,
+                "" if published_end is None else encode_event(published_end),
+                len(pairs),
+                *pairs,
+                *map(encode_event, events),
+            ),
+        )
+        if reply[0] != b"ok":
+            raise_run_error(reply)
+        uid, now_ms = reply[4].decode(), reply[5]
+        await asyncio.gather(
+            self.charge_tokens(uid, response_id, input_tokens + output_tokens, now_ms),
+            self._indexes.settle(
+                [
+                    self._indexes.without_run(response_id),
+                    *self._indexes.session(uid, session_id, now_ms),
+                ]
+            ),
+        )
+        return Finished(
+            offset=reply[1],
+            sequence_number=reply[2],
+            next_response_id=reply[3].decode() or None,
+            repeated=reply[6] == 1,
+        )
+
+    async def reap(
+        self, response_id: str, *, new_owner: str, exited_owner: str | None = None
+    ) -> Reaped:
+        """Take over a run whose lease ended, or whose owner is known to be dead.
+
+        `exited_owner` names a process that is proved gone: its lease need not end. From then on
+        the old owner's fence is refused. Raises `RunLive`, `RunEnded`, `RunGone`.
+        """
+        if not is_response_id(response_id):
+            raise RunGone
+        reply = await self.client.script(
+            "reap",
+            self._run_keys(session_of(response_id), response_id)[:2],
+            (new_owner, self._lease_ms, exited_owner or "", secrets.token_urlsafe(6)),
+        )
+        if reply[0] == b"ok":
+            await self._indexes.settle([self._indexes.run(response_id, reply[7])])
+            return Reaped(
+                fence=reply[1],
+                sequence_number=reply[2],
+                status=reply[3].decode(),
+                cancel=reply[4] == 1,
+                seen=optional_number(reply[5]),
+                old_owner=reply[6].decode(),
+                lease_until=reply[7],
+            )
+        if reply[0] == b"live":
+            await self._indexes.settle([self._indexes.run(response_id, reply[3])])
+            raise RunLive(reply[1], reply[2].decode())
+        await self._indexes.settle([self._indexes.without_run(response_id)])
+        raise_run_error(reply)
+
+    async def expired_runs(self, limit: int = 100) -> list[str]:
+        """Runs that may be due for `reap`, which alone decides: this index can be stale."""
+        return await self._indexes.expired_runs(self._lease_ms, limit)
+
+    async def runs_owned_by(self, owner: str) -> list[str]:
+        """Every live run of that worker."""
+        response_ids = await self._indexes.live_runs()
+        if not response_ids:
+            return []
+        rows = await self.client.calls(
+            *(
+                ("HMGET", self.keys.run(session_of(rid), rid), "owner", "status")
+                for rid in response_ids
+            )
+        )
+        wanted = owner.encode()
+        return [
+            response_id
+            for response_id, row in zip(response_ids, rows, strict=True)
+            if row[0] == wanted and row[1].decode() in LIVE_STATUSES
+        ]
+
+    async def touch_run_index(self, leases: Mapping[str, int]) -> None:
+        """Write response id -> `lease_until` of own runs to the index, every few seconds."""
+        if leases:
+            await self.client.calls(*self._indexes.runs(leases))
+
+    async def run(self, uid: str | None, response_id: str) -> RunRecord:
+        """The run as it is now; `uid` None skips the owner check. Raises `ResponseNotFound`."""
+        if not is_response_id(response_id):
+            raise ResponseNotFound
+        key = self.keys.run(session_of(response_id), response_id)
+        run = decode_run(response_id, await self.client.call("HGETALL", key))
+        if run is None or owner_argument(uid) not in ("", run.uid):
+            raise ResponseNotFound
+        return run
+
+    async def events(self, response_id: str, *, after: int = 0) -> list[tuple[int, Event]]:
+        """The numbered entries after that number; empty when the log is gone."""
+        if not is_response_id(response_id):
+            return []
+        key = self.keys.events(session_of(response_id), response_id)
+        entries = await self.client.call("XRANGE", key, f"{after + 1}-0", "+")
+        return [(number, decode_event(data)) for number, data in decode_entries(entries)]
+
+    async def token_ids(self, response_id: str) -> list[int]:
+        """Every id that the run's text was decided from, in order."""
+        if not is_response_id(response_id):
+            return []
+        key = self.keys.token_ids(session_of(response_id), response_id)
+        return decode_token_ids(await self.client.call("GET", key) or b"")
+
+    async def kept_token_ids(
+        self, session_id: str, message_ids: Iterable[str]
+    ) -> dict[str, list[int]]:
+        """The ids kept by `finish_response` for those of the messages that have any."""
+        check_session_id(session_id)
+        ids = list(message_ids)
+        if not ids:
+            return {}
+        rows = await self.client.call("HMGET", self.keys.session(session_id, "ids"), *ids)
+        return {
+            message_id: decode_token_ids(row)
+            for message_id, row in zip(ids, rows, strict=True)
+            if row is not None
+        }
+
+    async def publish_events(
+        self, response_id: str, *, fence: int, first: int, events: Sequence[Event]
+    ) -> None:
+        """Tell those who watch of entries that are stored nowhere: the end of a deleted one."""
+        head = f"r {response_id} {fence} {first} {first + len(events) - 1}".encode()
+        payload = b"\n".join([head, *map(encode_event, events)])
+        await self.client.call(*self._publish_to(session_of(response_id)), payload)
+
+    async def publish_session_frame(self, session_id: str, frame: Mapping[str, Any]) -> None:
+        """Send something to all that follow the session. It is not stored."""
+        check_session_id(session_id)
+        await self.client.call(*self._publish_to(session_id), orjson.dumps(dict(frame)))
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _run_keys(self, session_id: str, response_id: str) -> list[str]:
+        return [
+            self.keys.run(session_id, response_id),
+            self.keys.events(session_id, response_id),
+            self.keys.token_ids(session_id, response_id),
+        ]

@@ -1,0 +1,137 @@
+"""The store's half for lists: which sessions a user has, by page, by title, by pin.
+
+The index of a user's sessions may hold entries whose session is gone. Readers drop them, once they
+are old enough that no session can still be on its way to them.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from sessions.connection.link import Command
+from sessions.indexes.indexes import local_ms
+from sessions.indexes.pages import Place, cursor_of, parse_cursor
+from sessions.model.codec import SESSION_FIELDS, decode_session
+from sessions.model.errors import InvalidCursor
+from sessions.model.keys import INDEX_GRACE_MS
+from sessions.model.records import Session
+from sessions.model.replies import SessionPage
+from sessions.store.arguments import check_uid
+from sessions.store.base import StoreBase
+
+MAX_SCANNED: Final = 2000  # sessions that one page of a search looks at
+SCAN_CHUNK: Final = 200
+MARK_CHARACTERS: Final = 12  # of a cursor
+
+
+class UserSessions(StoreBase):
+    """A user's sessions. `SessionStore` has these methods; see there."""
+
+    async def sessions(
+        self,
+        uid: str,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        title: str | None = None,
+        pinned: bool | None = None,
+        updated_after: int | None = None,
+    ) -> SessionPage:
+        """A user's sessions, newest updated first. Raises `InvalidCursor`.
+
+        `title` is looked for in titles, whatever the case. A page of a search may hold fewer than
+        `limit` sessions, even none, and still have a next one: each looks at 2,000 sessions.
+        """
+        check_uid(uid)
+        position = parse_user_cursor(uid, cursor)
+        is_search = title is not None or pinned is not None
+        is_wanted = _filter(title, pinned, updated_after)
+        found: list[tuple[Place, Session]] = []
+        num_scanned = 0
+        while len(found) <= limit and num_scanned < MAX_SCANNED:
+            count = SCAN_CHUNK if is_search else limit + 1 - len(found)
+            index = await self._indexes.sessions_after(uid, position, count)
+            if updated_after is not None:
+                index = [place for place in index if place[0] > updated_after]
+            if not index:
+                position = None
+                break
+            position = index[-1]
+            num_scanned += len(index)
+            sessions = await self._sessions_at(uid, index)
+            found += [(place, session) for place, session in sessions if is_wanted(session)]
+        if len(found) > limit:
+            position = found[limit - 1][0]
+        next_cursor = None if position is None else user_cursor(uid, position)
+        return SessionPage(tuple(session for _, session in found[:limit]), next_cursor)
+
+    async def drop_stale_sessions(self, uid: str) -> None:
+        """Look at all of a user's index entries, and drop those whose session is gone."""
+        position: Place | None = None
+        while index := await self._indexes.sessions_after(uid, position, SCAN_CHUNK):
+            position = index[-1]
+            await self._sessions_at(uid, index)
+
+    async def _sessions_at(self, uid: str, index: Sequence[Place]) -> list[tuple[Place, Session]]:
+        """The sessions of these index entries; entries whose session is gone are dropped."""
+        rows = await self.client.calls(*(self._read_session(sid) for _, sid in index))
+        sessions = []
+        stale: list[Command] = []
+        for place, row in zip(index, rows, strict=True):
+            updated_at, session_id = place
+            session = decode_session(session_id, row)
+            if session is not None and session.uid == uid:
+                sessions.append((place, session))
+            elif updated_at < local_ms() - INDEX_GRACE_MS:
+                stale += self._indexes.without_session(uid, session_id)
+        if stale:
+            await self._indexes.settle(stale)
+        return sessions
+
+    def _read_session(self, session_id: str) -> Command:
+        return ("HMGET", self.keys.session(session_id, "m"), *SESSION_FIELDS)
+
+
+def user_cursor(uid: str, place: Place) -> str:
+    """A place in a user's list, of no use to anybody else."""
+    text = cursor_of(place)
+    return base64.urlsafe_b64encode(f"{_mark(uid, text)}{text}".encode()).decode().rstrip("=")
+
+
+def parse_user_cursor(uid: str, cursor: str | None) -> Place | None:
+    """The place of a cursor that this user was given. Raises `InvalidCursor`."""
+    if cursor is None:
+        return None
+    try:
+        padded = cursor.encode() + b"=" * (-len(cursor) % 4)
+        text = base64.b64decode(padded, altchars=b"-_", validate=True).decode()
+    except ValueError:
+        raise InvalidCursor("malformed cursor") from None
+    place = parse_cursor(text[MARK_CHARACTERS:])
+    if place is None or text[:MARK_CHARACTERS] != _mark(uid, text[MARK_CHARACTERS:]):
+        raise InvalidCursor("a cursor of somebody else")
+    return place
+
+
+def _mark(uid: str, text: str) -> str:
+    """Binds a cursor to its user. Whoever forges one only gets another place in their own list."""
+    digest = hashlib.blake2s(f"{uid}\0{text}".encode(), digest_size=MARK_CHARACTERS // 2)
+    return digest.hexdigest()
+
+
+def _filter(
+    title: str | None, pinned: bool | None, updated_after: int | None
+) -> Callable[[Session], bool]:
+    sought = "" if title is None else title.casefold()
+
+    def is_wanted(session: Session) -> bool:
+        return (
+            sought in session.title.casefold()
+            and pinned in (None, session.pinned)
+            and (updated_after is None or session.updated_at > updated_after)
+        )
+
+    return is_wanted

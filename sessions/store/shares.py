@@ -1,0 +1,130 @@
+"""The store's half for share links: a snapshot of one path, which whoever has the link may read.
+
+A snapshot may have megabytes, so it is packed beside the loop, and unpacked message by message for
+each reader. It is one of the session's own keys: it goes with the session. A share id carries its
+session's, so that any worker finds it without an index, and 22 random characters that nobody
+guesses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from sessions.indexes.indexes import local_ms
+from sessions.model.errors import SessionNotFound, ShareNotFound
+from sessions.model.records import Message
+from sessions.store.arguments import check_session_id, check_uid
+from sessions.store.base import SESSION_SUFFIXES, StoreBase
+
+PART_BYTES: Final = 64 * 1024  # unpacked at once
+
+_SHARE_ID: Final = re.compile(r"shr_[A-Za-z0-9_-]{44}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a link shows: no settings, no ids but its own."""
+
+    id: str
+    title: str
+    shared_at: int
+    snapshot: bytes
+    owner: str  # a user id; no part of what is shown
+
+    def messages(self) -> Iterator[bytes]:
+        """Each message as JSON; none is kept, since there may be many readers of megabytes."""
+        unpacker = zlib.decompressobj()
+        packed, rest = self.snapshot, b""
+        while not unpacker.eof:
+            part = unpacker.decompress(packed, PART_BYTES)
+            packed = unpacker.unconsumed_tail
+            if not (part or packed or unpacker.eof):
+                raise zlib.error("the snapshot has no end")
+            *lines, rest = (rest + part).split(b"\n")
+            yield from lines
+
+
+class Shares(StoreBase):
+    """Share links. `SessionStore` has these methods; see there."""
+
+    async def share_session(
+        self, uid: str, session_id: str, title: str, messages: Sequence[Message]
+    ) -> Share:
+        """Show these messages under the session's link, which stays if there was one.
+
+        Raises `SessionNotFound`.
+        """
+        check_uid(uid)
+        check_session_id(session_id)
+        snapshot = await asyncio.to_thread(_pack, messages)
+        shared_at = local_ms()
+        reply = await self.client.script(
+            "share_session",
+            self._session_keys(session_id, *SESSION_SUFFIXES),
+            (
+                uid,
+                _new_share_id(session_id),
+                title,
+                shared_at,
+                snapshot,
+                self._idle_ms,
+            ),
+        )
+        if reply[0] != b"ok":
+            raise SessionNotFound
+        return Share(reply[1].decode(), title, shared_at, snapshot, uid)
+
+    async def unshare_session(self, uid: str, session_id: str) -> None:
+        """The link shows nothing from now on. Raises `SessionNotFound`, `ShareNotFound`."""
+        check_uid(uid)
+        check_session_id(session_id)
+        reply = await self.client.script(
+            "unshare_session", self._session_keys(session_id, "m", "share"), (uid,)
+        )
+        if reply[0] == b"not_shared":
+            raise ShareNotFound
+        if reply[0] != b"ok":
+            raise SessionNotFound
+
+    async def share(self, share_id: str) -> Share:
+        """What a link shows, to anybody. Raises `ShareNotFound`."""
+        if _SHARE_ID.match(share_id) is None:
+            raise ShareNotFound
+        session, key = self._session_keys("ses_" + share_id[4:26], "m", "share")
+        (owner,), row = await self.client.calls(
+            ("HMGET", session, "uid"), ("HMGET", key, "id", "title", "shared_at", "snapshot")
+        )
+        if owner is None or row[0] is None:
+            raise ShareNotFound
+        if not secrets.compare_digest(row[0], share_id.encode()):
+            raise ShareNotFound
+        return Share(share_id, row[1].decode(), int(row[2]), row[3], owner.decode())
+
+
+def _new_share_id(session_id: str) -> str:
+    return f"shr_{session_id.removeprefix('ses_')}{secrets.token_urlsafe(16)}"
+
+
+def _pack(messages: Sequence[Message]) -> bytes:
+    """A line of JSON for each message, which has no other line breaks."""
+    return zlib.compress(b"".join(orjson.dumps(_shown(m)) + b"\n" for m in messages), 1)
+
+
+def _shown(message: Message) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "role": message.role,
+        "content": [{"type": "text", "text": message.text}],
+        "status": message.status,
+        "created_at": message.created_at,
+    }
+    if message.model is not None:
+        shown["model"] = message.model
+    return shown

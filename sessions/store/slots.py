@@ -1,0 +1,41 @@
+"""The store's part for a limit on running answers: how many a user has, over all workers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sessions.model.errors import NoSlot
+from sessions.store.arguments import check_uid
+from sessions.store.base import StoreBase
+
+# An owner renews several times within it; one that died leaves its slots for no longer.
+SLOT_MS: Final = 30_000
+
+
+class Slots(StoreBase):
+    """Slots for running answers. `SessionStore` has these methods; see there."""
+
+    async def take_slot(self, uid: str, response_id: str, limit: int) -> int:
+        """Count one more answer of this user; how many there are then. Raises `NoSlot`.
+
+        A slot that is not renewed is free again after half a minute. A repeat changes nothing.
+        """
+        return await self._slot(uid, response_id, str(limit))
+
+    async def renew_slot(self, uid: str, response_id: str) -> None:
+        """Keep the slot of an answer that still runs, or take it whatever the limit."""
+        await self._slot(uid, response_id, "")
+
+    async def free_slot(self, uid: str, response_id: str) -> None:
+        """The answer has ended."""
+        check_uid(uid)
+        await self.client.call("ZREM", self.keys.user_slots(uid), response_id)
+
+    async def _slot(self, uid: str, response_id: str, limit: str) -> int:
+        check_uid(uid)
+        reply = await self.client.script(
+            "take_slot", [self.keys.user_slots(uid)], (response_id, limit, SLOT_MS)
+        )
+        if reply[0] == b"full":
+            raise NoSlot(reply[1])
+        return int(reply[1])

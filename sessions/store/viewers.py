@@ -1,0 +1,40 @@
+"""The store's part for viewers: how many connections watch a session, over all workers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sessions.indexes.indexes import local_ms
+from sessions.store.arguments import check_session_id
+from sessions.store.base import SESSION_SUFFIXES, StoreBase
+
+# A worker repeats its count well within that time; one that died is not counted for longer.
+VIEWERS_MS: Final = 60_000
+CLOCK_SLACK_MS: Final = 30_000  # our clock may run ahead of Redis', by which counts are dated
+
+
+class Audience(StoreBase):
+    """Counts of viewers. `SessionStore` has these methods; see there."""
+
+    async def set_viewers(self, session_id: str, replica: str, count: int) -> int:
+        """Say how many connections of this worker watch; returns how many do on all of them.
+
+        Every worker that follows the session is told as `viewer.changed`. A count is forgotten
+        after a minute; one for a session that is gone is not kept. A session that is watched does
+        not expire.
+        """
+        check_session_id(session_id)
+        reply = await self.client.script(
+            "set_viewers",
+            self._session_keys(session_id, *SESSION_SUFFIXES, "v"),
+            (*self._publish_to(session_id), session_id, replica, count, VIEWERS_MS, self._idle_ms),
+        )
+        return int(reply[1])
+
+    async def viewers(self, session_id: str) -> int:
+        """How many connections watch a session now."""
+        check_session_id(session_id)
+        row = await self.client.call("HGETALL", self.keys.session(session_id, "v"))
+        counts = [tuple(map(int, value.split())) for value in row.values()]
+        oldest = local_ms() - VIEWERS_MS - CLOCK_SLACK_MS
+        return sum(count for count, counted_at in counts if counted_at > oldest)
