@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from bench.peers.models import SHAPES, Checkpoint, Shape, config_of, make_without_weights
 from bench.report import RESULTS, machine
 from engine import AsyncEngineArgs, AsyncLLM, RequestOutputKind, SamplingParams
-from engine.sequence import SampledToken, ScheduledSequence, Tokens
+from engine.core.scheduling.sequence import SampledToken, ScheduledSequence, Tokens
 from tests.engine.stepped_engine import SteppedEngine
 
 GPU_SHAPES = {

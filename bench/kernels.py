@@ -20,8 +20,9 @@ from bench.peers.environments import cache_folder
 from bench.peers.machine_speed import MachineSpeed
 from bench.peers.models import SHAPES, Shape
 from bench.report import machine
-from engine import ops
-from engine.fused.packing import DTYPES, PackedWeight
+from engine.core.ops import library as ops
+from engine.core.ops.packing import DTYPES, PackedWeight
+from engine.core.tensors.kv_cache import allocate_cache
 
 BLOCK_SIZE = 16  # tokens, as csrc has them
 ROWS = (1, 4, 8, 16, 32, 128)
@@ -75,7 +76,7 @@ class Attention:
         num_blocks = shape.num_hidden_layers * num_chats * blocks
         sizes = (num_blocks, BLOCK_SIZE, kv_heads, dim, dtype)
         self._keys, self._values = (
-            ops.allocate_cache(*sizes, is_key=is_key) for is_key in (True, False)
+            allocate_cache(*sizes, is_key=is_key) for is_key in (True, False)
         )
         for cache in (self._keys, self._values):
             cache.copy_(torch.randn(1, BLOCK_SIZE, kv_heads, dim))

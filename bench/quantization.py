@@ -24,13 +24,14 @@ from torch.nn import functional
 from bench.demo_model.corpus import Corpus, encode
 from bench.demo_model.grammar import load_rules
 from bench.report import Figure, report
-from engine import demo_model, ops
-from engine.batch import build_batch
+from engine import demo_model
 from engine.config import EngineConfig
-from engine.loader import load_model
-from engine.model_runner import ModelRunner
+from engine.core.models.loader import load_model
+from engine.core.ops import library as ops
+from engine.core.runner.model_runner import ModelRunner
+from engine.core.scheduling.sequence import ScheduledSequence, Sequence
+from engine.core.tensors.batch import build_batch
 from engine.sampling_params import SamplingParams
-from engine.sequence import ScheduledSequence, Sequence
 
 FORMATS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},

@@ -16,12 +16,12 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import engine.core
 from engine.config import EngineConfig
-from engine.core_io import IoThread
+from engine.core import __main__ as core
+from engine.core.io_thread import IoThread
+from engine.core.scheduling.sequence import Launch, SampledToken, ScheduledSequence, Tokens
+from engine.core.step_loop import EngineCore
 from engine.ipc import CoreMessage, Ready, StepOutputs
-from engine.sequence import Launch, SampledToken, ScheduledSequence, Tokens
-from engine.step_loop import EngineCore
 
 
 def replaying(durations_ms: list[float], vocab_size: int) -> Launch:
@@ -93,6 +93,6 @@ class TimedIo(IoThread):
 
 
 if __name__ == "__main__":
-    _load_core = engine.core.load_core
-    vars(engine.core).update(load_core=load_core, IoThread=TimedIo)
-    sys.exit(engine.core.main())
+    _load_core = core.load_core
+    vars(core).update(load_core=load_core, IoThread=TimedIo)
+    sys.exit(core.main())

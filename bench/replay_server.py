@@ -2,7 +2,7 @@
 
 import functools
 
-from engine.launcher import CoreProcess
+from engine.client.launcher import CoreProcess
 from server import core_keeper
 from server.cli import main
 

@@ -25,8 +25,8 @@ from bench.peers.machine_speed import MachineSpeed
 from bench.peers.models import Checkpoint, checkpoint
 from bench.peers.parley import Parley
 from bench.report import machine
-from engine import model_runner
-from engine.batch import build_batch
+from engine.core.runner import model_runner
+from engine.core.tensors.batch import build_batch
 from tests.engine.stepped_engine import SteppedEngine
 
 FORMATS = {

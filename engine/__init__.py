@@ -9,9 +9,13 @@ async for output in engine.generate("Once upon", SamplingParams(max_tokens=50), 
 
 from pathlib import Path
 
-from engine.args import AsyncEngineArgs, EngineArgs
-from engine.async_llm import AsyncLLM, AsyncLLMEngine
-from engine.connection import CoreState
+from engine.client.args import AsyncEngineArgs, EngineArgs
+from engine.client.async_llm import AsyncLLM, AsyncLLMEngine
+from engine.client.launcher import CoreProcess, PrivateDirectory
+from engine.client.requests.core_connection import CoreState
+from engine.client.requests.inputs import LoRARequest, TextPrompt, TokensPrompt
+from engine.client.text.tokenizer import Tokenizer
+from engine.client.vllm_config import ModelConfig
 from engine.errors import (
     ChatTemplateError,
     DownloadError,
@@ -26,25 +30,23 @@ from engine.errors import (
     UnsupportedModelError,
     ValidationError,
 )
-from engine.inputs import LoRARequest, TextPrompt, TokensPrompt
-from engine.launcher import CoreProcess, PrivateDirectory
+from engine.logprobs import Logprob
 from engine.outputs import (
     CompletionOutput,
-    Logprob,
     OutputError,
     RequestMetrics,
     RequestOutput,
     RequestProgress,
 )
 from engine.pooling import EmbeddingRequestOutput, PoolingParams, PoolingRequestOutput
-from engine.request_manager import (
+from engine.sampling_params import RequestOutputKind, SamplingParams
+from engine.scaffolding.request_manager import (
     RequestManager,
     RequestStatus,
     StreamingRequest,
     stream_generate,
 )
-from engine.sampling_params import RequestOutputKind, SamplingParams
-from engine.tasks import (
+from engine.scaffolding.tasks import (
     AsyncLLMWorker,
     GenerationTask,
     StreamGenerationTask,
@@ -52,8 +54,6 @@ from engine.tasks import (
     create_from_generation_task,
     stream_generation_handler,
 )
-from engine.tokenizer import Tokenizer
-from engine.vllm_config import ModelConfig
 
 __all__ = [
     "AsyncEngineArgs",

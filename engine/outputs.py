@@ -7,23 +7,13 @@ to it, so a slow reader costs memory for its text and not for its lateness.
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Union
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from engine.flat_logprobs import FlatLogprobs
+from engine.logprobs import FlatLogprobs, Logprob
 
 logger = logging.getLogger(__name__)
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-
-
-@dataclass(frozen=True, slots=True)
-class Logprob:
-    """The logarithm of one token's probability, and its rank (1 is the most likely)."""
-
-    logprob: float
-    rank: int | None = None
-    decoded_token: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +60,7 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    logprobs: Union[list[Mapping[int, Logprob]], "FlatLogprobs", None] = None
+    logprobs: list[Mapping[int, Logprob]] | FlatLogprobs | None = None
     routed_experts: Any = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it

@@ -16,7 +16,7 @@ import structlog
 from msgspec import UnsetType
 
 from engine import AsyncLLM
-from engine.connection import CoreState
+from engine.client.requests.core_connection import CoreState
 from engine.errors import EngineDeadError, EngineError, RetryableRequestError
 from server.errors import ApiError
 from server.frames import rate_limits_frame

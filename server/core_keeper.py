@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import structlog
 
+from engine.client.launcher import CoreProcess
+from engine.client.probe import CoreProbe
 from engine.config import EngineConfig
 from engine.errors import EngineStartError, UnsupportedModelError
-from engine.launcher import CoreProcess
-from engine.probe import CoreProbe
 from server.restarts import Restarts
 
 logger = structlog.get_logger("server")

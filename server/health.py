@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from engine import AsyncLLM
-from engine.connection import CoreState
+from engine.client.requests.core_connection import CoreState
 from server.hub import Hub
 from server.intervals import Intervals
 from server.metrics import Metrics

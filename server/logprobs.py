@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.outputs import Logprob
+from engine.logprobs import Logprob
 
 LOWEST = -9999.0  # stands for minus infinity, which JSON cannot say
 

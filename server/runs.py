@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import structlog
 
 from engine import AsyncLLM
-from engine.connection import CoreState
+from engine.client.requests.core_connection import CoreState
 from engine.errors import EngineError
 from server.ending import Finisher
 from server.errors import ApiError

@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from engine import AsyncEngineArgs, demo_model
-from engine.download import resolve_model
+from engine.client.download import resolve_model
+from engine.client.launcher import PrivateDirectory
+from engine.client.text.tokenizer_folder import try_chat_template
 from engine.errors import DownloadError, RetryableRequestError, ValidationError
-from engine.launcher import PrivateDirectory
-from engine.tokenizer_folder import try_chat_template
 from server.config import Settings, read_or_create_secret
 from server.core_keeper import CoreKeeper
 from server.restarts import MAX_FAILED_STARTS

@@ -6,7 +6,7 @@ built ops have nothing to look at then. CI installs a compiler, so there they al
 
 import pytest
 
-from engine import ops
+from engine.core.ops import library as ops
 
 # Where there is no compiler, nothing was built that could be tested.
 needs_kernels = pytest.mark.skipif(not ops.load_library(), reason="csrc is not built: no compiler")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from csrc import build
-from engine import ops
+from engine.core.ops import library as ops
 
 NAMESPACE = "parley_cuda"
 FOLDER = Path(__file__).parent / "csrc" / "cuda_emulator"

@@ -16,7 +16,7 @@ from engine import (
     RequestOutput,
     SamplingParams,
 )
-from engine.inputs import check_params
+from engine.client.requests.inputs import check_params
 from server import server_frames
 from server.closing import CloseCode
 from server.config import OTHER_NAMES, PREFIX, Settings

@@ -26,7 +26,7 @@ from bench.peers.servers import MAX_CHATS, MAX_MODEL_LEN, Peer, Running
 from bench.servers import running_server, user_tokens
 from bench.socket_client import ANSWER_SECONDS, BenchSocket, random_key
 from engine import AsyncLLM, CoreState, RequestOutputKind, SamplingParams
-from engine.inputs import TokensPrompt
+from engine.client.requests.inputs import TokensPrompt
 from tests.end_to_end.harness import Server
 
 FLUSH_SECONDS = 0.001  # for a frame to leave before its connection is given up

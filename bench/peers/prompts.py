@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.tokenizer import Tokenizer
+from engine.client.text.tokenizer import Tokenizer
 
 WORD = re.compile("[Ġ▁][a-z]{2,9}")
 MAX_WORDS = 4000  # to draw from

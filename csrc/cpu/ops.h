@@ -1,5 +1,5 @@
 // Every op of the library `parley`, as C++ sees it. Schemas and dispatch: registration.cpp.
-// What each op computes is defined by its torch reference in engine/ops.py.
+// What each op computes is defined by its torch reference in engine/core/ops/library.py.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>

@@ -1,6 +1,6 @@
-// Every op of the library `parley_cuda`, as C++ sees it. Schemas and dispatch: registration.cpp.
-// What each op computes is defined by its torch reference: engine/ops.py, and engine/fused/row_ops.py for
-// those that a CPU does not have. The numbers in index tensors are not checked: they lie on the device.
+// Every op of the library `parley_cuda`, as C++ sees it. Schemas and dispatch: registration.cpp. What each op computes
+// is defined by its torch reference: engine/core/ops/library.py, and engine/core/ops/row_reference.py for those that a
+// CPU does not have. The numbers in index tensors are not checked: they lie on the device.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>

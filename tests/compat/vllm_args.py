@@ -1,6 +1,6 @@
-"""Writes `engine/vllm_args.py`: the arguments of vLLM's `AsyncEngineArgs`, with their defaults.
+"""Writes `engine/client/vllm_args.py`: arguments of vLLM's `AsyncEngineArgs`, with defaults.
 
-    python -m tests.compat.vllm_args > engine/vllm_args.py
+    python -m tests.compat.vllm_args > engine/client/vllm_args.py
 
 Names and defaults are read off vLLM's source, which is parsed and not run. A default that is an
 object of vLLM's own is None here, with its name in a comment: whoever builds none asks for nothing.

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import ops
-from engine.fused.row_ops import decode_attention_reference
+from engine.core.ops.reference import paged_attention_reference, store_kv_reference
+from engine.core.ops.row_reference import decode_attention_reference
 from tests.cuda_kernels import needs_cuda_kernels
 
 pytestmark = needs_cuda_kernels
@@ -54,9 +54,7 @@ class Case:
 
     def attend(self, window: int, softcap: float, has_sinks: bool, *, is_reference: bool) -> Tensor:
         out = torch.full(self.out_shape, torch.nan, dtype=self.query.dtype)
-        op = (
-            ops.paged_attention_reference if is_reference else torch.ops.parley_cuda.paged_attention
-        )
+        op = paged_attention_reference if is_reference else torch.ops.parley_cuda.paged_attention
         sinks = self.sinks if has_sinks else None
         indices = (self.block_tables, self.cu_seqlens_q, self.seq_lens)
         tensors = (self.query, self.key_cache, self.value_cache, *indices, out)
@@ -163,7 +161,7 @@ def test_store_kv_equals_the_reference_and_skips_padding(
     slots = torch.randperm(NUM_BLOCKS * 16)[:37]
     slots[5] = -1
     caches = []
-    for store in (torch.ops.parley_cuda.store_kv, ops.store_kv_reference):
+    for store in (torch.ops.parley_cuda.store_kv, store_kv_reference):
         sizes = (NUM_BLOCKS, 16, num_kv_heads)
         cache = (
             torch.zeros((*sizes, key_dim)).to(dtype),

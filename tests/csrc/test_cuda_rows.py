@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.fused import row_ops
+from engine.core.ops import row_reference as row_ops
 from tests.cuda_kernels import needs_cuda_kernels
 
 pytestmark = needs_cuda_kernels

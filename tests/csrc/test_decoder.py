@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import ops
-from engine.fused.packing import PackedWeight, join_gate_up
+from engine.core.ops import library as ops
+from engine.core.ops.packing import PackedWeight, join_gate_up
+from engine.core.tensors.kv_cache import allocate_cache, stack_layers
 from tests.built_kernels import needs_kernels
 
 BLOCK_SIZE = 16
@@ -137,12 +138,12 @@ class Model:
         )
 
     def caches(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        keys = ops.allocate_cache(*self.sizes, self.dtype, is_key=True)
-        values = ops.allocate_cache(*self.sizes, self.dtype, is_key=False)
+        keys = allocate_cache(*self.sizes, self.dtype, is_key=True)
+        values = allocate_cache(*self.sizes, self.dtype, is_key=False)
         scales = None
         if self.dtype == torch.int8:
             scales = torch.zeros(self.layers, NUM_BLOCKS, 2, self.sizes[2], BLOCK_SIZE)
-        return ops.stack_layers(keys, self.layers), ops.stack_layers(values, self.layers), scales
+        return stack_layers(keys, self.layers), stack_layers(values, self.layers), scales
 
     def run(self, backend: str, *steps: list[tuple[int, int, int]]) -> Tensor:
         """The logits of the last step: of the last token of each sequence."""
@@ -291,7 +292,7 @@ def test_threads_do_not_change_a_bit() -> None:
 
 LEVEL_PROGRAM = """
 import sys, torch
-from engine import ops
+from engine.core.ops import library as ops
 from tests.csrc.test_decoder import run_of_each_format
 ops.load_library()
 torch.set_num_threads(1)

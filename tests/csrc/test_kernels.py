@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import ops
-from engine.fused.packing import PackedWeight
+from engine.core.ops import library as ops
+from engine.core.ops.packing import PackedWeight
+from engine.core.tensors.kv_cache import allocate_cache
 from tests.built_kernels import needs_kernels
 
 BLOCK_SIZE = 16
@@ -48,8 +49,8 @@ class Case:
         torch.manual_seed(0)
         num_heads, num_kv_heads, key_dim, value_dim = shape
         sizes = (NUM_BLOCKS, BLOCK_SIZE, num_kv_heads)
-        self.key_cache = ops.allocate_cache(*sizes, key_dim, dtype, is_key=True)
-        self.value_cache = ops.allocate_cache(*sizes, value_dim, dtype, is_key=False)
+        self.key_cache = allocate_cache(*sizes, key_dim, dtype, is_key=True)
+        self.value_cache = allocate_cache(*sizes, value_dim, dtype, is_key=False)
         num_blocks = [-(-length // BLOCK_SIZE) for length in lengths]
         scattered = iter(torch.randperm(NUM_BLOCKS).tolist())
         self.block_tables = torch.zeros((len(lengths), max(num_blocks)), dtype=torch.int32)
@@ -246,8 +247,8 @@ def test_store_kv_equals_the_reference_and_skips_padding(
     caches = []
     for implementation in (ops.choose("cpu"), ops.REFERENCE):
         sizes = (NUM_BLOCKS, BLOCK_SIZE, num_kv_heads)
-        key_cache = ops.allocate_cache(*sizes, key_dim, dtype, is_key=True)
-        value_cache = ops.allocate_cache(*sizes, value_dim, dtype, is_key=False)
+        key_cache = allocate_cache(*sizes, key_dim, dtype, is_key=True)
+        value_cache = allocate_cache(*sizes, value_dim, dtype, is_key=False)
         implementation.store_kv(key, value, key_cache, value_cache, slots)
         caches.append((key_cache, value_cache))
     assert torch.equal(caches[0][0], caches[1][0]) and torch.equal(caches[0][1], caches[1][1])

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import ops
-from engine.ops import Penalize
+from engine.core.ops import library as ops
+from engine.core.ops.reference import Penalize, penalize_reference
 from tests.built_kernels import needs_kernels
 from tests.cuda_kernels import needs_cuda_kernels
 
@@ -61,7 +61,7 @@ class Arguments:
     def check(self, op: Penalize) -> None:
         """That the op and the reference change the same logits to the same bits."""
         expected = self.logits.clone()
-        ops.penalize_reference(expected, *self.all()[1:])
+        penalize_reference(expected, *self.all()[1:])
         op(*self.all())
         assert torch.equal(self.logits.view(torch.int32), expected.view(torch.int32))
 
@@ -85,7 +85,7 @@ def test_rows_may_lie_apart(name: str) -> None:
     whole[:, :90] = arguments.logits
     arguments.logits = whole[:, :90]
     expected = whole.clone()
-    ops.penalize_reference(expected[:, :90], *arguments.all()[1:])
+    penalize_reference(expected[:, :90], *arguments.all()[1:])
     op_of(name)(*arguments.all())
     assert torch.equal(whole, expected)
 
@@ -98,7 +98,7 @@ def test_infinite_logits_and_extreme_penalties_are_those_of_the_reference(name: 
     arguments.repetition.copy_(torch.tensor([1.0, 1e-40, 1e300, 3e38]))
     arguments.frequency.copy_(torch.tensor([0.0, 2.0, -2.0, 0.1]))
     expected = arguments.logits.clone()
-    ops.penalize_reference(expected, *arguments.all()[1:])
+    penalize_reference(expected, *arguments.all()[1:])
     op_of(name)(*arguments.all())
     torch.testing.assert_close(arguments.logits, expected, rtol=0, atol=0, equal_nan=True)
 

@@ -12,7 +12,7 @@ def test_without_memory_for_a_choice_it_is_an_error_and_the_next_one_is_made() -
     """In a process of its own, which has room for the logits and not for their weights."""
     program = """
 import resource, torch
-from engine import ops
+from engine.core.ops import library as ops
 
 VOCAB = 1 << 21
 logits = torch.zeros(4, VOCAB)

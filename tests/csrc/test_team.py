@@ -19,7 +19,7 @@ def run(program: str) -> str:
     """What a program prints that has `model`, and `step(num_threads)` for its logits."""
     beginning = """
 import os, resource, torch
-from engine import ops
+from engine.core.ops import library as ops
 from tests.csrc.test_decoder import STEPS, Model
 
 model = Model("float32")

@@ -44,7 +44,7 @@ def take_effect(folder: str) -> None:
 
 
 def _poison_steps(cuda_failed: Path) -> None:
-    from engine.step_loop import EngineCore
+    from engine.core.step_loop import EngineCore
 
     begin = EngineCore.__init__
 
@@ -72,7 +72,7 @@ def _poisoned(launch: Callable[[Any], Any], cuda_failed: Path) -> Callable[[Any]
 
 
 def _poison_logits() -> None:
-    from engine.sampler import Sampler
+    from engine.core.sampling.sampler import Sampler
 
     sample = Sampler.sample
 

@@ -42,7 +42,7 @@ def take_effect(hangs: str, constants: dict[str, float]) -> None:
     program = " ".join(sys.orig_argv)
     if "engine.core" in program:
         if hangs == "core":
-            from engine import checkpoint
+            from engine.core.models import checkpoint
 
             checkpoint.check_folder = _hang
     elif "server.worker" in program:
@@ -76,7 +76,7 @@ def _hang(*_: object, **__: object) -> Any:
 
 
 def _hang_over_words() -> None:
-    from engine.tokenizer import Tokenizer
+    from engine.client.text.tokenizer import Tokenizer
     from server.prompts import PromptBuilder
 
     build, render = PromptBuilder.build, Tokenizer._render

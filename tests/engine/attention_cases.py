@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from engine import ops
-from engine.attention_backends import AttentionBackend
-from engine.batch import Batch
-from engine.scores import Scores
+from engine.core.attention.backends import AttentionBackend
+from engine.core.attention.scores import Scores
+from engine.core.ops.reference import paged_attention_reference
+from engine.core.tensors.batch import Batch
 
 HEAD_DIM = 64
 SCALE = HEAD_DIM**-0.5
@@ -31,7 +31,7 @@ def attend_with_pages(
     assert right in (0, -1, None)
     window = 0 if left in (-1, None) else left + 1
     out = torch.empty_like(query)
-    ops.paged_attention_reference(
+    paged_attention_reference(
         query, keys, values, tables, bounds, seq_lens, out, scale, window, softcap, sinks
     )
     return out

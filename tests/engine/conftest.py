@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import settings
 
-from engine import client
-from engine.async_llm import AsyncLLM
-from engine.launcher import PrivateDirectory
-from engine.scheduler import Scheduler
-from engine.tokenizer import Tokenizer
+from engine.client.async_llm import AsyncLLM
+from engine.client.launcher import PrivateDirectory
+from engine.client.requests import core_client as client
+from engine.client.text.tokenizer import Tokenizer
+from engine.core.scheduling.scheduler import Scheduler
 from tests.engine.scripted_core import ScriptedCore
 from tests.engine.small_tokenizers import BUILDERS, DECODERS, build_chatml
 from tests.patience import PATIENCE

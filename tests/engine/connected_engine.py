@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from engine.async_llm import AsyncLLM
+from engine.client.async_llm import AsyncLLM
 from engine.outputs import RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.scripted_core import ScriptedCore

@@ -2,8 +2,8 @@
 
 from itertools import pairwise
 
-from engine.detokenizer import IncrementalDecoder
-from engine.tokenizer import Tokenizer
+from engine.client.text.detokenizer import IncrementalDecoder
+from engine.client.text.tokenizer import Tokenizer
 from tests.engine.small_tokenizers import DECODERS
 
 FAMILIES = tuple(DECODERS)

@@ -3,14 +3,20 @@
 from collections.abc import Callable
 from typing import Any
 
-from engine.block_manager import BlockManager
 from engine.config import EngineConfig
-from engine.core_metrics import CoreMetrics
+from engine.core.metrics import CoreMetrics
+from engine.core.scheduling.block_manager import BlockManager
+from engine.core.scheduling.scheduler import Scheduler
+from engine.core.scheduling.sequence import (
+    UNKNOWN,
+    SampledToken,
+    ScheduledSequence,
+    Sequence,
+    Tokens,
+)
+from engine.core.step_loop import EngineCore
 from engine.ipc import Abort, AddRequest, CoreMessage, SequenceOutput, StepOutputs
 from engine.sampling_params import SamplingParams
-from engine.scheduler import Scheduler
-from engine.sequence import UNKNOWN, SampledToken, ScheduledSequence, Sequence, Tokens
-from engine.step_loop import EngineCore
 
 VOCAB_SIZE = 1000
 EOS = 0

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from engine import ops
+from engine.core.ops import library as ops
 from tests.engine.stepped_engine import SteppedEngine
 from tests.tiny_model import build_tiny_model
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from engine.core.scheduling.scheduler import Scheduler
 from engine.ipc import SequenceOutput
-from engine.scheduler import Scheduler
 from tests.engine.fakes import FakeModel, make_request
 
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
-from engine import ops
-from engine.attention_backends import UNIT_TOKENS
-from engine.block_manager import BlockManager
 from engine.config import EngineConfig
+from engine.core.attention.backends import UNIT_TOKENS
+from engine.core.models.loader import choose_device, load_model
+from engine.core.ops import library as ops
+from engine.core.runner.model_runner import ModelRunner
+from engine.core.scheduling.block_manager import BlockManager
+from engine.core.scheduling.scheduler import Scheduler
+from engine.core.scheduling.sequence import ScheduledSequence, Tokens
 from engine.ipc import SequenceOutput
-from engine.loader import choose_device, load_model
-from engine.model_runner import ModelRunner
-from engine.scheduler import Scheduler
-from engine.sequence import ScheduledSequence, Tokens
 from tests.engine.fakes import make_request
 
 Logprobs = list[list[tuple[int, float, int]]]

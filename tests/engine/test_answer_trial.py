@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.answer_trial import TRIAL_TOKENS, check_answers, trial_parts
-from engine.checkpoint import Checkpoint
 from engine.config import EngineConfig
+from engine.core.models.checkpoint import Checkpoint
+from engine.core.runner.answer_trial import TRIAL_TOKENS, check_answers, trial_parts
 from engine.errors import UnsupportedModelError
 
 NAN, INFINITY = float("nan"), float("inf")

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from engine.absent_args import WITHOUT_MEANING, AbsentFeatures
-from engine.args import _INTEGERS, _SECONDS_AND_RATES, AsyncEngineArgs, EngineArgs
+from engine.client.absent_args import WITHOUT_MEANING, AbsentFeatures
+from engine.client.args import _INTEGERS, _SECONDS_AND_RATES, AsyncEngineArgs, EngineArgs
 from engine.errors import ValidationError
 
 PRESENT = EngineArgs.__annotations__

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine import async_llm as async_llm_module
-from engine import client as client_module
-from engine.async_llm import AsyncLLM
+from engine.client import async_llm as async_llm_module
+from engine.client.async_llm import AsyncLLM
+from engine.client.requests import core_client as client_module
 from engine.errors import MaxQueuedTokensError, QueueOverflowError, ValidationError
 from engine.ipc import Abort, AddRequest, SchedulerStats, SequenceOutput, UtilityReply
 from engine.outputs import RequestProgress

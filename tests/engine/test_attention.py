@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine import ops
-from engine.attention import StepContext, attach_layers, paged_attention_forward
-from engine.attention_backends import OpsAttention
-from engine.batch import build_batch
-from engine.checkpoint import UnsupportedModelError
+from engine.core.attention.backends import OpsAttention
+from engine.core.attention.paged import StepContext, attach_layers, paged_attention_forward
+from engine.core.models.checkpoint import UnsupportedModelError
+from engine.core.ops import library as ops
+from engine.core.scheduling.sequence import ScheduledSequence, Sequence
+from engine.core.tensors.batch import build_batch
+from engine.core.tensors.kv_cache import allocate_cache
 from engine.sampling_params import SamplingParams
-from engine.sequence import ScheduledSequence, Sequence
 
 
 class Attention(nn.Module):
@@ -74,8 +75,8 @@ def test_padding_is_not_attended_not_stored_and_gives_zeros() -> None:
     layer_module = Attention(0)
     context = StepContext(ops.REFERENCE, OpsAttention(ops.REFERENCE))
     (layer,) = attach_layers(nn.ModuleList([layer_module]), context)
-    layer.key_cache = ops.allocate_cache(2, 16, 2, 8, torch.float32, is_key=True)
-    layer.value_cache = ops.allocate_cache(2, 16, 2, 6, torch.float32, is_key=False)
+    layer.key_cache = allocate_cache(2, 16, 2, 8, torch.float32, is_key=True)
+    layer.value_cache = allocate_cache(2, 16, 2, 6, torch.float32, is_key=False)
     sequence = Sequence("c", "r", [1, 2, 3], SamplingParams())
     sequence.block_table = array("i", [1])
     query, key, value = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 3, 8), torch.randn(1, 2, 3, 6)
@@ -109,8 +110,8 @@ def test_sinks_that_a_model_keeps_in_float32_are_taken_with_queries_in_16_bits(
     sinks = torch.randn(4)
     paged_attention_forward(module, query, key, value, None, s_aux=sinks)
     kept = layer.shapes[0].dtype
-    layer.key_cache = ops.allocate_cache(1, 16, 2, 8, kept, is_key=True)
-    layer.value_cache = ops.allocate_cache(1, 16, 2, 6, kept, is_key=False)
+    layer.key_cache = allocate_cache(1, 16, 2, 8, kept, is_key=True)
+    layer.value_cache = allocate_cache(1, 16, 2, 6, kept, is_key=False)
     sequence = Sequence("c", "r", [1, 2, 3], SamplingParams())
     sequence.block_table = array("i", [0])
     context.batch = build_batch([ScheduledSequence(sequence, 3)], 16)
@@ -134,8 +135,8 @@ def test_a_scale_of_one_is_not_taken_for_none() -> None:
     noting = dataclasses.replace(ops.REFERENCE, paged_attention=attend)
     context = StepContext(noting, OpsAttention(noting))
     (layer,) = attach_layers(nn.ModuleList([module]), context)
-    layer.key_cache = ops.allocate_cache(1, 16, 2, 8, torch.float32, is_key=True)
-    layer.value_cache = ops.allocate_cache(1, 16, 2, 6, torch.float32, is_key=False)
+    layer.key_cache = allocate_cache(1, 16, 2, 8, torch.float32, is_key=True)
+    layer.value_cache = allocate_cache(1, 16, 2, 6, torch.float32, is_key=False)
     sequence = Sequence("c", "r", [1, 2, 3], SamplingParams())
     sequence.block_table = array("i", [0])
     context.batch = build_batch([ScheduledSequence(sequence, 3)], 16)

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import ops
-from engine.attention_backends import (
+from engine.core.attention.backends import (
     AttentionBackend,
     FlashAttention2,
     FlashAttention4,
     OpsAttention,
     VarlenAttention,
 )
+from engine.core.ops import library as ops
 from tests.engine.attention_cases import Case, flash_2, flash_4, varlen
 
 REFERENCE = OpsAttention(ops.REFERENCE)

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine import attention_choice, ops
-from engine.attention import LayerShape
-from engine.attention_choice import AttentionNeeds, choose_attention, has_distribution
 from engine.config import EngineConfig
+from engine.core.attention import choice as attention_choice
+from engine.core.attention.choice import AttentionNeeds, choose_attention, has_distribution
+from engine.core.attention.paged import LayerShape
+from engine.core.ops import library as ops
 from tests.engine.attention_cases import varlen
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")

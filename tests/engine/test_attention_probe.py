@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.attention_backends import FlashAttention4, VarlenAttention
-from engine.attention_probe import find_page_size, is_right
+from engine.core.attention.backends import FlashAttention4, VarlenAttention
+from engine.core.attention.probe import find_page_size, is_right
 from tests.engine.attention_cases import HEAD_DIM, flash_4, varlen
 
 CPU = torch.device("cpu")

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, BatchMemory, build_batch
+from engine.core.scheduling.sequence import ScheduledSequence, Sequence
+from engine.core.tensors.batch import Batch, BatchMemory, build_batch
 from engine.sampling_params import SamplingParams
-from engine.sequence import ScheduledSequence, Sequence
 
 
 def make_sequence(tokens: list[int], num_computed: int, blocks: list[int]) -> Sequence:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from engine.fused.decoder import FusedDecoder
+from engine.core.models.fused.decoder import FusedDecoder
 from tests.engine.greedy_oracle import Folders, families_in, make_prompts
 from tests.engine.stepped_engine import SteppedEngine
 from tests.engine.test_model_runner import FAMILIES, OTHER_FAMILIES

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from engine.block_manager import BlockManager, Prefix
+from engine.core.scheduling.block_manager import BlockManager, Prefix
+from engine.core.scheduling.sequence import Sequence
 from engine.sampling_params import SamplingParams
-from engine.sequence import Sequence
 
 BLOCK_SIZE = 4
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import huge_pages
-from engine.cache_taker import PIECE_BYTES, POPULATE_WRITE, CacheTaker
+from engine.core.runner.cache_warmer import PIECE_BYTES, POPULATE_WRITE, CacheTaker
+from engine.core.tensors import huge_pages
 
 SIZE = 20 * PIECE_BYTES + 12_345
 PAGE = mmap.PAGESIZE
@@ -95,6 +95,6 @@ def test_a_system_that_cannot_be_asked_is_left_alone(
     caches: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    monkeypatch.setattr("engine.cache_taker.POPULATE_WRITE", 9999)
+    monkeypatch.setattr("engine.core.runner.cache_warmer.POPULATE_WRITE", 9999)
     assert take(caches).num_taken == 0
     assert "taken when it is used" in caplog.text

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 import engine as package
-from engine.args import AsyncEngineArgs
-from engine.async_llm import AsyncLLM, AsyncLLMEngine
+from engine.client.args import AsyncEngineArgs
+from engine.client.async_llm import AsyncLLM, AsyncLLMEngine
+from engine.client.requests.inputs import LoRARequest
+from engine.client.requests.iteration_stats import IterationStats
+from engine.client.stat_loggers import StatLoggers
 from engine.errors import EngineDeadError, MaxQueuedTokensError, ValidationError
-from engine.inputs import LoRARequest
 from engine.ipc import AddRequest, SchedulerStats
-from engine.iteration_stats import IterationStats
 from engine.outputs import RequestOutput
 from engine.pooling import EmbeddingRequestOutput, PoolingParams, PoolingRequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
-from engine.stat_loggers import StatLoggers
 from tests.engine.small_tokenizers import build_chatml
 from tests.engine.threaded_core import ThreadedCore, connected
 from tests.patience import PATIENCE

@@ -2,8 +2,7 @@ import time
 
 import msgspec
 
-from engine.candidates import Candidates, read_candidates
-from engine.outputs import Logprob
+from engine.logprobs import Candidates, Logprob, read_candidates
 
 FEW = [(7, -0.5, 1), (3, -1.5, 2)]
 MANY = [(7, -2.0, 3), *((100 + i, -3.0 - i, 4 + i) for i in range(1000))]

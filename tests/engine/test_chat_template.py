@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from engine import chat_template as chat_template_module
-from engine.chat_template import FALLBACK_TEMPLATE, ChatTemplate
+from engine.client.templates import chat_template as chat_template_module
+from engine.client.templates.chat_template import FALLBACK_TEMPLATE, ChatTemplate
 from engine.errors import ChatTemplateError, RetryableRequestError, ValidationError
 from tests.patience import PATIENCE
 from tests.tiny_model import CHAT_TEMPLATE
@@ -207,7 +207,7 @@ def test_the_process_is_small_and_knows_nothing_of_ours(late: ChatTemplate) -> N
 def test_no_process_outlives_who_started_it(is_rendering: bool) -> None:
     render = f"template.render({BOMB})" if is_rendering else "input()"
     parent = f"""
-        from engine.chat_template import ChatTemplate
+        from engine.client.templates.chat_template import ChatTemplate
         template = ChatTemplate({LATE!r})
         template.try_out()
         print(template.pid, flush=True)
@@ -238,7 +238,7 @@ def test_a_lower_limit_of_memory_that_somebody_has_set_stays() -> None:
     program = f"""
         import resource
         resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))
-        from engine.chat_template import ChatTemplate
+        from engine.client.templates.chat_template import ChatTemplate
         template = ChatTemplate({FALLBACK_TEMPLATE!r})
         template.render({MESSAGES})
         print(resource.prlimit(template.pid, resource.RLIMIT_AS)[1])
@@ -253,7 +253,7 @@ def test_a_forked_child_has_a_process_of_its_own(late: ChatTemplate) -> None:
     late.render(MESSAGES)
     program = f"""
         import os, sys
-        from engine.chat_template import ChatTemplate
+        from engine.client.templates.chat_template import ChatTemplate
         template = ChatTemplate({CHAT_TEMPLATE!r})
         messages = {MESSAGES}
         expected, pid = template.render(messages), template.pid

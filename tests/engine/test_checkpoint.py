@@ -10,14 +10,14 @@ import msgspec
 import pytest
 import torch
 
-from engine import core
+from engine.client.text.tokenizer import Tokenizer
+from engine.client.text.tokenizer_folder import try_chat_template
 from engine.config import EngineConfig
+from engine.core import __main__ as core
+from engine.core.models.loader import load_model
+from engine.core.ops.library import REFERENCE
+from engine.core.runner.model_runner import ModelRunner
 from engine.errors import EngineStartError, UnsupportedModelError, ValidationError
-from engine.loader import load_model
-from engine.model_runner import ModelRunner
-from engine.ops import REFERENCE
-from engine.tokenizer import Tokenizer
-from engine.tokenizer_folder import try_chat_template
 from tests.engine.broken_folders import FINE, MORE, SEEN, BrokenFolder
 from tests.tiny_model import build_tiny_model
 

@@ -8,21 +8,13 @@ from typing import Any, TypeVar
 
 import pytest
 
-from engine import client as client_module
-from engine.async_llm import AsyncLLM
-from engine.client import MAX_OUTPUTS_PER_TURN
-from engine.collector import RequestOutputCollector
-from engine.connection import CoreState
+from engine.client.async_llm import AsyncLLM
+from engine.client.requests import core_client as client_module
+from engine.client.requests.collector import RequestOutputCollector
+from engine.client.requests.core_client import MAX_OUTPUTS_PER_TURN
+from engine.client.requests.core_connection import CoreState
 from engine.errors import EngineDeadError, RetryableRequestError
-from engine.ipc import (
-    Abort,
-    AddRequest,
-    Dead,
-    SequenceOutput,
-    StepOutputs,
-    UtilityReply,
-    encode,
-)
+from engine.ipc import Abort, AddRequest, Dead, SequenceOutput, StepOutputs, UtilityReply, encode
 from engine.outputs import RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.scripted_core import ScriptedCore

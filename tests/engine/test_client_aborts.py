@@ -5,9 +5,9 @@ import gc
 
 import pytest
 
-from engine import async_llm as async_llm_module
-from engine import client as client_module
-from engine.async_llm import AsyncLLM
+from engine.client import async_llm as async_llm_module
+from engine.client.async_llm import AsyncLLM
+from engine.client.requests import core_client as client_module
 from engine.ipc import Abort, AddRequest
 from engine.sampling_params import SamplingParams
 from tests.engine.connected_engine import DELTA, PROMPT, A, B, receive, settle, texts

@@ -3,9 +3,10 @@ import gc
 
 import pytest
 
-from engine.collector import RequestOutputCollector
+from engine.client.requests.collector import RequestOutputCollector
 from engine.errors import EngineDeadError, EngineGenerateError
-from engine.outputs import CompletionOutput, Logprob, RequestOutput
+from engine.logprobs import Logprob
+from engine.outputs import CompletionOutput, RequestOutput
 from engine.sampling_params import RequestOutputKind
 from tests.patience import PATIENCE
 

@@ -17,7 +17,8 @@ import torch
 import zmq
 
 from engine.config import EngineConfig
-from engine.core import translate_out_of_memory
+from engine.core.__main__ import translate_out_of_memory
+from engine.core.scheduling.sequence import ScheduledSequence, Tokens
 from engine.ipc import (
     Abort,
     ClientMessage,
@@ -34,7 +35,6 @@ from engine.ipc import (
     decode_core_message,
     encode,
 )
-from engine.sequence import ScheduledSequence, Tokens
 from tests.engine.fakes import make_request
 from tests.tiny_model import build_oracle_model
 
@@ -250,7 +250,7 @@ def test_r32_a_failing_forward_pass_is_told_and_ends_the_process(oracle: Path) -
 
 _FAILING_SCRIPT = """
 import sys
-from engine import core, model_runner
+from engine.core import __main__ as core; from engine.core.runner import model_runner
 model_runner.ModelRunner.launch = lambda runner, scheduled: 1 / 0
 sys.exit(core.main())
 """

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from engine.core_io import ClientGone
+from engine.core.io_thread import ClientGone
+from engine.core.profiling import Profiler
 from engine.ipc import Utility, UtilityReply
-from engine.profiling import Profiler
 from tests.engine.fakes import SteppedCore
 
 

@@ -15,9 +15,9 @@ import pytest
 import zmq
 
 import engine
-from engine import core_io
 from engine.config import EngineConfig
-from engine.core_io import ClientGone, ClientSilent, InboxItem, IoThread
+from engine.core import io_thread as core_io
+from engine.core.io_thread import ClientGone, ClientSilent, InboxItem, IoThread
 from engine.ipc import (
     PROTOCOL_VERSION,
     Abort,

@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 
-from engine.core_log import JsonFormatter
+from engine.log import JsonFormatter
 
 
 def test_a_line_is_one_json_object_with_the_field_names_of_the_other_processes() -> None:

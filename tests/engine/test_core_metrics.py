@@ -1,6 +1,6 @@
 """The core's figures, as the server asks for them."""
 
-from engine.core_metrics import CoreMetrics
+from engine.core.metrics import CoreMetrics
 from tests.engine.fakes import make_scheduler
 
 

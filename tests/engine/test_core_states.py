@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.async_llm import AsyncLLM
-from engine.connection import CoreState
+from engine.client.async_llm import AsyncLLM
+from engine.client.requests.core_connection import CoreState
 from engine.errors import EngineDeadError, RetryableRequestError
 from engine.ipc import Abort, AddRequest, Dead, SchedulerStats, SequenceOutput
 from tests.engine.connected_engine import DELTA, PROMPT, A, B, receive, settle, texts

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine import ops
-from engine.attention_backends import FlashAttention4, OpsAttention
-from engine.cuda_attention import CudaAttention, CudaPrompts
-from engine.prompt_attention import attend_prompts
+from engine.core.attention.backends import FlashAttention4, OpsAttention
+from engine.core.attention.cuda import CudaAttention, CudaPrompts
+from engine.core.attention.prompts import attend_prompts
+from engine.core.ops import library as ops
 from tests.cuda_kernels import needs_cuda_kernels
 from tests.engine.attention_cases import Case, flash_4
 
@@ -87,8 +87,8 @@ def test_long_chunks_beside_single_queries_are_read_by_torchs_own(
         calls.append(args[3].lens)  # of the batch
         attend_prompts(*args)
 
-    monkeypatch.setattr("engine.cuda_attention.attend_prompts", noting)
-    monkeypatch.setattr("engine.prompt_attention.LEAST_QUERIES", 33)
+    monkeypatch.setattr("engine.core.attention.cuda.attend_prompts", noting)
+    monkeypatch.setattr("engine.core.attention.prompts.LEAST_QUERIES", 33)
     case = Case(16, torch.bfloat16)
     ours, expected = (case.attend(it) for it in (cuda(), REFERENCE))
     torch.testing.assert_close(ours, expected, rtol=0, atol=2e-2)

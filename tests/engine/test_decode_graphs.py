@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, build_batch
-from engine.decode_graphs import DecodeGraphs, DecodeInputs, Forward, sizes_up_to
-from engine.sampler import Choices, Sampler
+from engine.core.runner.decode_graphs import DecodeGraphs, DecodeInputs, Forward, sizes_up_to
+from engine.core.sampling.sampler import Choices, Sampler
+from engine.core.scheduling.sequence import ScheduledSequence, Sequence
+from engine.core.tensors.batch import Batch, build_batch
 from engine.sampling_params import SamplingParams
-from engine.sequence import ScheduledSequence, Sequence
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ import pytest
 from safetensors import safe_open
 
 from engine import demo_model
-from engine.tokenizer import Tokenizer
+from engine.client.text.tokenizer import Tokenizer
 
 MAX_BYTES = 16_000_000
 TEXTS = [

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.detokenizer import REPLACEMENT, Detokenizer, IncrementalDecoder, token_text
-from engine.tokenizer import Tokenizer
+from engine.client.text.detokenizer import REPLACEMENT, Detokenizer, IncrementalDecoder, token_text
+from engine.client.text.tokenizer import Tokenizer
 from tests.engine.decoding import FAMILIES, pieces_of
 from tests.engine.small_tokenizers import build_chatml
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.download import resolve_model
+from engine.client.download import resolve_model
 from engine.errors import DownloadError
 from tests.patience import PATIENCE
 
@@ -79,7 +79,7 @@ def _hub() -> Iterator[str]:
 def _resolve(model: str, endpoint: str, home: Path) -> str:
     """In a fresh process: huggingface_hub reads its settings when it is imported."""
     program = (
-        "import sys\nfrom engine.download import resolve_model\n"
+        "import sys\nfrom engine.client.download import resolve_model\n"
         "from engine.errors import DownloadError\n"
         "try: print(resolve_model(sys.argv[1]))\n"
         "except DownloadError as error: print(f'error: {error}')"

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from engine.async_llm import AsyncLLM
-from engine.collector import RequestOutputCollector
+from engine.client.async_llm import AsyncLLM
+from engine.client.requests.collector import RequestOutputCollector
+from engine.client.requests.inputs import LoRARequest
+from engine.client.requests.iteration_stats import IterationStats
 from engine.errors import EngineGenerateError, RetryableRequestError, ValidationError
-from engine.inputs import LoRARequest
 from engine.ipc import SchedulerStats
-from engine.iteration_stats import IterationStats
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.small_tokenizers import build_chatml
 from tests.engine.threaded_core import ThreadedCore, connected
@@ -329,7 +329,7 @@ async def test_a_recorder_that_fails_is_told_nothing_more_and_breaks_no_stream(
 
 async def test_load_is_logged_as_a_line(engine: AsyncLLM, caplog: pytest.LogCaptureFixture) -> None:
     await ask(engine, "r")
-    with caplog.at_level(logging.INFO, "engine.stat_loggers"):
+    with caplog.at_level(logging.INFO, "engine.client.stat_loggers"):
         await engine.do_log_stats()
     assert "64 of 64 blocks free" in caplog.text
 

@@ -10,9 +10,9 @@ from transformers import GptOssConfig, Qwen3MoeConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
-from engine import ops
-from engine.attention import LAYER_ATTRIBUTE, StepContext
-from engine.experts import attach_experts, padded_experts_forward
+from engine.core.attention.paged import LAYER_ATTRIBUTE, StepContext
+from engine.core.models.experts import attach_experts, padded_experts_forward
+from engine.core.ops import library as ops
 
 NUM_EXPERTS = 6
 WIDTH = 32

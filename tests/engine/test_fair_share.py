@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.sequence import Sequence
+from engine.core.scheduling.sequence import Sequence
 from tests.engine.fakes import FakeModel, make_scheduler
 from tests.engine.scheduler_run import Run
 from tests.engine.stepped_engine import SteppedEngine

@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.flat_logprobs import FlatLogprobs
-from engine.outputs import CompletionOutput, Logprob
+from engine.logprobs import FlatLogprobs, Logprob
+from engine.outputs import CompletionOutput
 
 candidates = st.dictionaries(
     st.integers(0, 99), st.builds(Logprob, st.floats(-9, 0), st.integers(1, 9), st.text(max_size=2))

@@ -7,13 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.fused import packing
-from engine.fused.packing import (
-    GROUP_INPUTS,
-    PackedWeight,
-    join_gate_up,
-    quantize,
-)
+from engine.core.ops import packing
+from engine.core.ops.packing import GROUP_INPUTS, PackedWeight, join_gate_up, quantize
 
 
 # torch gives this class no types, neither to inherit nor to call.

@@ -10,15 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine import loader, ops
-from engine.attention import StepContext
-from engine.attention_backends import AttentionBackend, OpsAttention
 from engine.config import EngineConfig
-from engine.cuda_attention import CudaAttention, CudaPrompts
-from engine.fused.gpu_decoder import GpuDecoder, fuse_for_gpu
-from engine.model_runner import ModelRunner
-from engine.sampler import Choices
-from engine.sequence import ScheduledSequence
+from engine.core.attention.backends import AttentionBackend, OpsAttention
+from engine.core.attention.cuda import CudaAttention, CudaPrompts
+from engine.core.attention.paged import StepContext
+from engine.core.models import loader
+from engine.core.models.fused.gpu_decoder import GpuDecoder, fuse_for_gpu
+from engine.core.ops import library as ops
+from engine.core.runner.model_runner import ModelRunner
+from engine.core.sampling.sampler import Choices
+from engine.core.scheduling.sequence import ScheduledSequence
 from tests.cuda_kernels import needs_cuda_kernels
 from tests.engine.greedy_oracle import (
     Folders,

@@ -4,7 +4,7 @@ import psutil
 import pytest
 import torch
 
-from engine import huge_pages
+from engine.core.tensors import huge_pages
 
 
 def test_memory_begins_with_zeros_of_the_shape_and_dtype_asked_for() -> None:

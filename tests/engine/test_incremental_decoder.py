@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 
-from engine.detokenizer import REPLACEMENT, IncrementalDecoder
-from engine.tokenizer import Tokenizer
+from engine.client.text.detokenizer import REPLACEMENT, IncrementalDecoder
+from engine.client.text.tokenizer import Tokenizer
 from tests.engine.decoding import FAMILIES, WITH_BYTES, deltas, full_decode, pieces_of
 from tests.engine.small_tokenizers import DECODERS
 

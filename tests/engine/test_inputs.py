@@ -3,10 +3,16 @@ from typing import Any
 
 import pytest
 
+from engine.client.requests.inputs import (
+    InputPreprocessor,
+    ParsedPrompt,
+    bad_word_ids,
+    check_params,
+    parse_prompt,
+)
+from engine.client.text.tokenizer import Tokenizer
 from engine.errors import ValidationError
-from engine.inputs import InputPreprocessor, ParsedPrompt, bad_word_ids, check_params, parse_prompt
 from engine.sampling_params import SamplingParams
-from engine.tokenizer import Tokenizer
 from tests.engine.small_tokenizers import build_chatml
 
 

@@ -24,9 +24,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.core_io import ClientGone, ClientSilent
+from engine.core.io_thread import ClientGone, ClientSilent
+from engine.core.scheduling.sequence import ScheduledSequence, Tokens
 from engine.ipc import StepOutputs, Utility, UtilityReply
-from engine.sequence import ScheduledSequence, Tokens
 from tests.engine.fakes import EOS, VOCAB_SIZE, FakeModel, SteppedCore
 
 NUM_CLIENTS = 3

@@ -17,14 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine import demo_model, ops
-from engine.batch import Batch
-from engine.checkpoint import UnsupportedModelError
+from engine import demo_model
 from engine.config import EngineConfig
-from engine.invariance import Layer, RowProbe
-from engine.linear import PackedLinear
-from engine.loader import LoadedModel, load_model
-from engine.model_runner import ModelRunner
+from engine.core.models.checkpoint import UnsupportedModelError
+from engine.core.models.linear import PackedLinear
+from engine.core.models.loader import LoadedModel, load_model
+from engine.core.ops import library as ops
+from engine.core.runner.invariance import Layer, RowProbe
+from engine.core.runner.model_runner import ModelRunner
+from engine.core.tensors.batch import Batch
 from tests.built_kernels import needs_kernels
 from tests.engine.stepped_engine import Logprobs, SteppedEngine
 from tests.tiny_model import build_tiny_model
@@ -121,7 +122,7 @@ def test_the_probe_finds_the_smallest_multiple_and_says_so(
 ) -> None:
     loaded, config = load(folders("llama"))
     make_fickle(loaded, 16)
-    with caplog.at_level(logging.INFO, logger="engine.invariance"):
+    with caplog.at_level(logging.INFO, logger="engine.core.runner.invariance"):
         found = ModelRunner(loaded, config).invariance
     assert (found.row_multiple, found.is_proven) == (16, True)
     assert 1 <= found.num_dependent <= found.num_layers == 7  # 4 projections, 2 of the MLP, ...

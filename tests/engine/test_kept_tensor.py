@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from engine.batch import KeptTensor
+from engine.core.tensors.batch import KeptTensor
 
 
 def test_a_write_of_the_same_shape_is_the_same_tensor_with_other_values() -> None:

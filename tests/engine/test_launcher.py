@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.args import AsyncEngineArgs
+from engine.client.args import AsyncEngineArgs
+from engine.client.launcher import MAX_SOCKET_PATH, CoreProcess, PrivateDirectory
 from engine.config import EngineConfig
 from engine.errors import EngineStartError
-from engine.launcher import MAX_SOCKET_PATH, CoreProcess, PrivateDirectory
 from tests.patience import PATIENCE
 
 READY = """
@@ -135,8 +135,8 @@ def test_core_ends_with_a_killed_parent(config: EngineConfig, tmp_path: Path) ->
     (tmp_path / "fake_core.py").write_text(textwrap.dedent(READY))
     parent = """
         import os, signal, sys
-        from engine.args import AsyncEngineArgs
-        from engine.launcher import CoreProcess
+        from engine.client.args import AsyncEngineArgs
+        from engine.client.launcher import CoreProcess
         config = AsyncEngineArgs("m").create_engine_config("ipc:///x")
         core = CoreProcess(config, module="fake_core")
         core.wait_ready()

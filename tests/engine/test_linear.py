@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from engine import ops
-from engine.linear import PackedLinear, pack_layers
+from engine.core.models.linear import PackedLinear, pack_layers
+from engine.core.ops import library as ops
 from tests.built_kernels import needs_kernels
 
 

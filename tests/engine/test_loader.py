@@ -10,9 +10,11 @@ import torch
 import transformers
 from transformers import PretrainedConfig
 
-from engine import attention, loader, ops
-from engine.checkpoint import UnsupportedModelError
 from engine.config import EngineConfig
+from engine.core.attention import paged as attention
+from engine.core.models import loader
+from engine.core.models.checkpoint import UnsupportedModelError
+from engine.core.ops import library as ops
 from tests.tiny_model import build_tiny_model
 
 
@@ -161,7 +163,7 @@ def test_ropes_that_depend_on_the_longest_sequence_are_kept_to_their_first_part(
     (tmp_path / "config.json").write_text((llama / "config.json").read_text())
     rope |= {"rope_theta": 10_000.0, "original_max_position_embeddings": 128}
     edit_config(tmp_path, rope_parameters=rope)
-    with caplog.at_level(logging.INFO, logger="engine.loader"):
+    with caplog.at_level(logging.INFO, logger="engine.core.models.loader"):
         assert load(tmp_path, load_format="dummy").max_positions == 128
     assert "128 positions of 512" in caplog.text
 

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.logit_edits import LogitEdits
-from engine.ops import penalize_reference
-from engine.penalties import SeenTokens
+from engine.core.ops.reference import penalize_reference
+from engine.core.sampling.logit_edits import LogitEdits
+from engine.core.sampling.penalties import SeenTokens
+from engine.core.scheduling.sequence import Sequence
 from engine.sampling_params import SamplingParams
-from engine.sequence import Sequence
 
 INF = torch.inf
 

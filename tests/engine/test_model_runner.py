@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import ops
-from engine.batch import Batch, build_batch
-from engine.checkpoint import UnsupportedModelError
 from engine.config import EngineConfig
-from engine.fused.decoder import FusedDecoder
-from engine.fused.reference import decoder_step_reference
-from engine.invariance import RowInvariance
-from engine.loader import load_model
-from engine.model_runner import ModelRunner
+from engine.core.models.checkpoint import UnsupportedModelError
+from engine.core.models.fused.decoder import FusedDecoder
+from engine.core.models.loader import load_model
+from engine.core.ops import library as ops
+from engine.core.ops.decoder_reference import decoder_step_reference
+from engine.core.runner.invariance import RowInvariance
+from engine.core.runner.model_runner import ModelRunner
+from engine.core.scheduling.sequence import ScheduledSequence, Sequence
+from engine.core.tensors.batch import Batch, build_batch
 from engine.sampling_params import SamplingParams
-from engine.sequence import ScheduledSequence, Sequence
 from tests.built_kernels import needs_kernels
 from tests.engine.greedy_oracle import (
     MAX_LOGIT_DIFFERENCE,

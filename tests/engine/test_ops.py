@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from csrc import build
-from engine import ops
+from engine.core.ops import library as ops
+from engine.core.ops.reference import paged_attention_reference, store_kv_reference
+from engine.core.tensors.kv_cache import allocate_cache
 from tests.built_kernels import needs_kernels
 from tests.cuda_kernels import needs_cuda_kernels
 
@@ -17,16 +19,16 @@ from tests.cuda_kernels import needs_cuda_kernels
 def test_the_reference_equals_scaled_dot_product_attention() -> None:
     torch.manual_seed(0)
     length, heads, kv_heads, width = 37, 6, 2, 8
-    key_cache = ops.allocate_cache(5, 16, kv_heads, width, torch.float32, is_key=True)
-    value_cache = ops.allocate_cache(5, 16, kv_heads, width, torch.float32, is_key=False)
+    key_cache = allocate_cache(5, 16, kv_heads, width, torch.float32, is_key=True)
+    value_cache = allocate_cache(5, 16, kv_heads, width, torch.float32, is_key=False)
     keys, values = torch.randn(2, length, kv_heads, width)
     queries, out = torch.randn(length, heads, width), torch.empty(length, heads, width)
     table = torch.tensor([[4, 0, 3]], dtype=torch.int32)
     places = torch.arange(length)
     slots = table[0, places // 16].long() * 16 + places % 16
-    ops.store_kv_reference(keys, values, key_cache, value_cache, slots)
+    store_kv_reference(keys, values, key_cache, value_cache, slots)
     bounds, lengths = torch.tensor([0, length]), torch.tensor([length])
-    ops.paged_attention_reference(
+    paged_attention_reference(
         queries, key_cache, value_cache, table, bounds, lengths, out, 0.3, 0, 0.0, None
     )
     q, k, v = (x.transpose(0, 1) for x in (queries, keys, values))
@@ -37,8 +39,8 @@ def test_the_reference_equals_scaled_dot_product_attention() -> None:
 
 
 def test_the_cache_lies_as_csrc_reads_it() -> None:
-    keys = ops.allocate_cache(3, 16, 2, 8, torch.bfloat16, is_key=True)
-    values = ops.allocate_cache(3, 16, 2, 8, torch.bfloat16, is_key=False)
+    keys = allocate_cache(3, 16, 2, 8, torch.bfloat16, is_key=True)
+    values = allocate_cache(3, 16, 2, 8, torch.bfloat16, is_key=False)
     assert keys.shape == values.shape == (3, 16, 2, 8)
     assert keys.stride() == (256, 1, 128, 16)  # [block][head][dim][token]
     assert values.stride() == (256, 8, 128, 1)  # [block][head][token][dim]
@@ -125,7 +127,7 @@ def test_kernels_that_the_compiler_left_out_are_a_warning(
 @pytest.mark.parametrize("backend", ["auto", "cpu"])
 def test_a_cpu_level_that_the_machine_lacks_is_told_when_ops_are_chosen(backend: str) -> None:
     program = (
-        "from engine import ops\n"
+        "from engine.core.ops import library as ops\n"
         f"try: ops.choose({backend!r})\n"
         "except ValueError as error: print(error)"
     )

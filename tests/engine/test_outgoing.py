@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from engine.async_llm import AsyncLLM
+from engine.client.async_llm import AsyncLLM
+from engine.client.requests.outgoing import check_readable, check_request, pack
+from engine.core.scheduling.sequence import SampledToken
 from engine.errors import ValidationError
 from engine.ipc import MAX_MESSAGE_BYTES, AddRequest, Ping, Utility, encode
-from engine.outgoing import check_readable, check_request, pack
 from engine.sampling_params import RequestOutputKind, SamplingParams
-from engine.sequence import SampledToken
 from tests.engine.fakes import FakeModel
 from tests.engine.threaded_core import ThreadedCore
 from tests.patience import PATIENCE

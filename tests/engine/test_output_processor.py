@@ -3,18 +3,18 @@ from typing import Any
 
 import pytest
 
-from engine.collector import RequestOutputCollector
+from engine.client.requests.collector import RequestOutputCollector
+from engine.client.requests.output_processor import OutputProcessor, merge_outputs
+from engine.client.requests.request_state import RequestState
 from engine.errors import (
     MaxQueuedTokensError,
     QueueOverflowError,
     RetryableRequestError,
     ValidationError,
 )
-from engine.flat_logprobs import FlatLogprobs
 from engine.ipc import SequenceOutput
-from engine.output_processor import OutputProcessor, merge_outputs
+from engine.logprobs import FlatLogprobs
 from engine.outputs import CompletionOutput, RequestOutput, RequestProgress
-from engine.request_state import RequestState
 from engine.sampling_params import RequestOutputKind, SamplingParams
 
 DELTA, FINAL = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY

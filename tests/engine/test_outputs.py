@@ -3,7 +3,8 @@ from typing import Any
 
 import pytest
 
-from engine.outputs import CompletionOutput, Logprob, RequestOutput
+from engine.logprobs import Logprob
+from engine.outputs import CompletionOutput, RequestOutput
 
 
 def _completion(text: str, ids: list[int], index: int = 0, **more: Any) -> CompletionOutput:

@@ -2,12 +2,12 @@ from typing import Any
 
 import pytest
 
-from engine.collector import RequestOutputCollector
+from engine.client.requests.collector import RequestOutputCollector
+from engine.client.requests.output_processor import OutputProcessor
+from engine.client.requests.request_state import create_states
 from engine.errors import ValidationError
 from engine.ipc import SequenceOutput
-from engine.output_processor import OutputProcessor
 from engine.outputs import RequestOutput, RequestProgress
-from engine.request_state import create_states
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.test_output_processor import LetterDecoder
 

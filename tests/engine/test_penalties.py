@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import ops
-from engine.penalties import Penalties, SeenTokens
+from engine.core.ops import library as ops
+from engine.core.sampling.penalties import Penalties, SeenTokens
+from engine.core.scheduling.sequence import Sequence
 from engine.sampling_params import SamplingParams
-from engine.sequence import Sequence
 
 IMPLEMENTATIONS = ["torch", "cpu"] if ops.load_library() else ["torch"]
 PARAMS: dict[str, Any] = {

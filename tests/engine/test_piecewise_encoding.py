@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from engine.piecewise_encoding import ENTRY_BYTES, MAX_BYTES, PiecewiseEncoder
+from engine.client.text.piecewise_encoding import ENTRY_BYTES, MAX_BYTES, PiecewiseEncoder
 from tests.engine.small_tokenizers import BUILDERS, build_chatml, build_gemma
 
 FAMILIES = sorted(BUILDERS)

@@ -2,8 +2,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.launcher import PrivateDirectory
-from engine.probe import MAX_LOOK_SECONDS, CoreProbe
+from engine.client.launcher import PrivateDirectory
+from engine.client.probe import MAX_LOOK_SECONDS, CoreProbe
 from tests.engine.scripted_core import ScriptedCore
 
 

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from engine import ops
-from engine.attention_backends import OpsAttention
-from engine.prompt_attention import LEAST_QUERIES, attend_prompts, can_attend
-from engine.scores import Scores
+from engine.core.attention.backends import OpsAttention
+from engine.core.attention.prompts import LEAST_QUERIES, attend_prompts, can_attend
+from engine.core.attention.scores import Scores
+from engine.core.ops import library as ops
 from tests.engine.attention_cases import SCALE, Case
 
 

@@ -11,23 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from engine import (
-    AsyncEngineArgs,
-    AsyncLLM,
-    RequestOutput,
-    RequestOutputKind,
-    SamplingParams,
-    ops,
-)
-from engine.block_manager import BlockManager
+from engine import AsyncEngineArgs, AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
 from engine.config import EngineConfig
-from engine.core_metrics import CoreMetrics
+from engine.core.metrics import CoreMetrics
+from engine.core.models.loader import load_model
+from engine.core.ops import library as ops
+from engine.core.runner.model_runner import ModelRunner
+from engine.core.scheduling.block_manager import BlockManager
+from engine.core.scheduling.scheduler import Scheduler
+from engine.core.scheduling.sequence import ScheduledSequence, Tokens
+from engine.core.step_loop import EngineCore
 from engine.ipc import Abort, AddRequest, CoreMessage, SequenceOutput, StepOutputs
-from engine.loader import load_model
-from engine.model_runner import ModelRunner
-from engine.scheduler import Scheduler
-from engine.sequence import ScheduledSequence, Tokens
-from engine.step_loop import EngineCore
 from tests.engine.fakes import make_request
 from tests.tiny_model import build_tiny_model
 

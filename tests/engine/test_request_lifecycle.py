@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from engine.async_llm import AsyncLLM
-from engine.collector import RequestOutputCollector
+from engine.client.async_llm import AsyncLLM
+from engine.client.requests.collector import RequestOutputCollector
 from engine.errors import (
     EngineGenerateError,
     QueueOverflowError,

@@ -6,13 +6,13 @@ from typing import Any, TypeVar
 
 import pytest
 
-from engine import request_manager as request_manager_module
-from engine.async_llm import AsyncLLM
+from engine.client.async_llm import AsyncLLM
 from engine.errors import EngineDeadError, EngineGenerateError, ValidationError
 from engine.ipc import Abort, AddRequest
 from engine.outputs import RequestOutput
-from engine.request_manager import RequestManager, RequestStatus, stream_generate
 from engine.sampling_params import RequestOutputKind, SamplingParams
+from engine.scaffolding import request_manager as request_manager_module
+from engine.scaffolding.request_manager import RequestManager, RequestStatus, stream_generate
 from tests.engine.scripted_core import ScriptedCore
 from tests.patience import PATIENCE
 

@@ -5,8 +5,14 @@ from typing import Any
 
 import pytest
 
+from engine.core.scheduling.sequence import (
+    UNKNOWN,
+    SampledToken,
+    ScheduledSequence,
+    Sequence,
+    Tokens,
+)
 from engine.ipc import Utility, UtilityReply
-from engine.sequence import UNKNOWN, SampledToken, ScheduledSequence, Sequence, Tokens
 from tests.engine.fakes import EOS, FakeModel, SteppedCore
 
 

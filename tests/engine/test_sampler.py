@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.logit_edits import LogitEdits
-from engine.penalties import SeenTokens
-from engine.sampler import Sampler, philox_4x32, uniforms
+from engine.core.ops.sampling_reference import choose_tokens_reference
+from engine.core.sampling.logit_edits import LogitEdits
+from engine.core.sampling.penalties import SeenTokens
+from engine.core.sampling.sampler import Sampler, philox_4x32, uniforms
+from engine.core.scheduling.sequence import SampledToken, Sequence
 from engine.sampling_params import SamplingParams
-from engine.sequence import SampledToken, Sequence
-from engine.token_choice import choose_tokens_reference
 
 VOCAB = 50
 

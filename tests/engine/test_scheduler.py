@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.sequence import SampledToken, SequenceStatus
+from engine.core.scheduling.sequence import SampledToken, SequenceStatus
 from tests.engine.fakes import EOS, FakeModel, make_request, make_scheduler
 from tests.engine.scheduler_run import Run
 

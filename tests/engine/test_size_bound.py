@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
-from engine.size_bound import NFC_SHRINKS, SizeBound
-from engine.tokenizer import Tokenizer
+from engine.client.text.size_bound import NFC_SHRINKS, SizeBound
+from engine.client.text.tokenizer import Tokenizer
 
 BYTES = pre_tokenizers.ByteLevel.alphabet()
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import Gemma3Config, GPT2Config, PretrainedConfig
 
-from engine import ops
 from engine.config import EngineConfig
+from engine.core.models.loader import load_model
+from engine.core.ops import library as ops
+from engine.core.runner.sizes import cache_bytes_per_token, resolve_sizes, step_bytes
 from engine.errors import ValidationError
-from engine.loader import load_model
-from engine.sizes import cache_bytes_per_token, resolve_sizes, step_bytes
 from tests.engine.greedy_oracle import Folders, families_in
 
 GIB = 1 << 30

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.step_budget import (
+from engine.core.scheduling.step_budget import (
     CHUNK_UNIT_TOKENS,
     FIRST_CHUNK_TOKENS,
     LONGEST_GAP,

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from engine.core_io import ClientGone, ClientSilent, Shutdown
+from engine.core.io_thread import ClientGone, ClientSilent, Shutdown
+from engine.core.scheduling.scheduler import Scheduler
+from engine.core.scheduling.seats import Seats
+from engine.core.scheduling.sequence import SampledToken, ScheduledSequence, Sequence, Tokens
+from engine.core.step_loop import STUCK_SECONDS
 from engine.ipc import Abort, Ping, StepOutputs, Utility, UtilityReply
-from engine.scheduler import Scheduler
-from engine.seats import Seats
-from engine.sequence import SampledToken, ScheduledSequence, Sequence, Tokens
-from engine.step_loop import STUCK_SECONDS
 from tests.engine.fakes import FakeModel, SteppedCore
 
 

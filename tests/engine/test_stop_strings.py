@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.stop_strings import StopMatcher
+from engine.client.text.stop_strings import StopMatcher
 
 
 def _expected(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:

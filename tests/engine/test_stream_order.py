@@ -13,13 +13,13 @@ from zlib import crc32
 
 import pytest
 
-from engine.block_manager import BlockManager
 from engine.config import EngineConfig
-from engine.core_metrics import CoreMetrics
+from engine.core.metrics import CoreMetrics
+from engine.core.scheduling.block_manager import BlockManager
+from engine.core.scheduling.scheduler import Scheduler
+from engine.core.scheduling.sequence import SampledToken, ScheduledSequence, Tokens
+from engine.core.step_loop import EngineCore
 from engine.ipc import Abort, CoreMessage, StepOutputs
-from engine.scheduler import Scheduler
-from engine.sequence import SampledToken, ScheduledSequence, Tokens
-from engine.step_loop import EngineCore
 from tests.engine.fakes import EOS, make_request
 
 VOCAB_SIZE = 50

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import system_memory
+from engine.core.runner import system_memory
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from engine import stream_handle as stream_handle_module
-from engine.async_llm import AsyncLLM
+from engine.client.async_llm import AsyncLLM
 from engine.ipc import Abort, AddRequest
-from engine.tasks import (
+from engine.scaffolding import stream_handle as stream_handle_module
+from engine.scaffolding.tasks import (
     AsyncLLMWorker,
     GenerationTask,
     StreamGenerationTask,

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import ops
-from engine.token_choice import ChooseTokens, choose_truncated
+from engine.core.ops import library as ops
+from engine.core.ops.sampling_reference import ChooseTokens, choose_truncated
 from tests import cuda_kernels
 from tests.built_kernels import needs_kernels
 from tests.cuda_kernels import needs_cuda_kernels

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer as Backend
 
+from engine.client.text.tokenizer_folder import read_folder
 from engine.errors import ValidationError
-from engine.tokenizer_folder import read_folder
 from tests.engine.small_tokenizers import build_chatml
 
 

@@ -5,10 +5,10 @@ from array import array
 import pytest
 import torch
 
-from engine.batch import build_batch
+from engine.core.scheduling.sequence import ScheduledSequence, Sequence
+from engine.core.tensors.batch import build_batch
+from engine.core.tensors.transfers import ALIGNMENT, Download, Upload, packed_bytes, unpack
 from engine.sampling_params import SamplingParams
-from engine.sequence import ScheduledSequence, Sequence
-from engine.transfers import ALIGNMENT, Download, Upload, packed_bytes, unpack
 
 CPU = torch.device("cpu")
 

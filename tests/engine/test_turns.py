@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from engine.turns import Turns
+from engine.client.text.turns import Turns
 from tests.stepped_executor import SteppedExecutor
 
 

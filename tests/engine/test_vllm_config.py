@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from engine.vllm_config import ModelConfig
+from engine.client.vllm_config import ModelConfig
 
 
 def test_recommended_sampling_comes_from_the_checkpoint(tmp_path: Path) -> None:

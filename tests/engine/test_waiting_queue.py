@@ -2,9 +2,9 @@
 
 import random
 
+from engine.core.scheduling.sequence import Sequence
+from engine.core.scheduling.waiting_queue import REPORT_SECONDS, WaitingQueue
 from engine.sampling_params import SamplingParams
-from engine.sequence import Sequence
-from engine.waiting_queue import REPORT_SECONDS, WaitingQueue
 
 
 def make_sequence(name: str, order: tuple[int, float, int]) -> Sequence:

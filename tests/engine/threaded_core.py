@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Self
 
-from engine.async_llm import AsyncLLM
-from engine.core_io import IoThread, Shutdown
-from engine.core_metrics import CoreMetrics
+from engine.client.async_llm import AsyncLLM
+from engine.client.launcher import PrivateDirectory
+from engine.core.io_thread import IoThread, Shutdown
+from engine.core.metrics import CoreMetrics
+from engine.core.step_loop import EngineCore
 from engine.ipc import Ready
-from engine.launcher import PrivateDirectory
-from engine.step_loop import EngineCore
 from tests.engine.fakes import EOS, VOCAB_SIZE, FakeModel, make_scheduler
 from tests.patience import PATIENCE
 

@@ -25,11 +25,11 @@ import psutil
 from jinja2.filters import FILTERS as ALL_FILTERS
 from jinja2.tests import TESTS as ALL_TESTS
 
-from engine import chat_template
-from engine.chat_template import ChatTemplate, Message
+from engine.client.templates import chat_template
+from engine.client.templates.chat_template import ChatTemplate, Message
+from engine.client.templates.child import MEMORY_BYTES
+from engine.client.text.tokenizer import Tokenizer
 from engine.errors import ValidationError
-from engine.template_child import MEMORY_BYTES
-from engine.tokenizer import Tokenizer
 from tests.engine.small_tokenizers import build_chatml
 from tests.fuzz import driver
 from tests.fuzz.damage import damaged

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.chat_template import ChatTemplate
+from engine.client.templates.chat_template import ChatTemplate
 from server import bounded_h11, wire
 from server.limits import TokenBucket
 from tests.end_to_end.raw import request

@@ -21,7 +21,7 @@ import orjson
 from starlette.types import ASGIApp, Message
 
 from engine import AsyncLLM, CompletionOutput, RequestOutput
-from engine.connection import CoreState
+from engine.client.requests.core_connection import CoreState
 from engine.outputs import RequestProgress
 from server.app import AppConfig, Worker
 from server.intervals import SHORTENED, Intervals

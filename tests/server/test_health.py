@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from engine.connection import CoreState
+from engine.client.requests.core_connection import CoreState
 from server.health import Health
 from server.hub import Hub
 from server.intervals import Intervals

@@ -2,7 +2,7 @@
 
 import math
 
-from engine.outputs import Logprob
+from engine.logprobs import Logprob
 from server.logprobs import LOWEST, token_logprobs
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.core_metrics import CoreMetrics
+from engine.core.metrics import CoreMetrics
 from server.metrics import Metrics, StoreCollector
 from tests.engine.fakes import make_scheduler
 

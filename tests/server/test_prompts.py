@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import AsyncLLM
-from engine import tokenizer as tokenizer_module
+from engine.client.templates.process import TemplateEnded, TemplateProcess
+from engine.client.text import tokenizer as tokenizer_module
+from engine.client.text.tokenizer import Tokenizer
+from engine.client.text.turns import Turns
 from engine.errors import ValidationError
-from engine.template_process import TemplateEnded, TemplateProcess
-from engine.tokenizer import Tokenizer
-from engine.turns import Turns
 from server.errors import ApiError
 from server.prompts import KEEP_FRACTION, MESSAGE_OVERHEAD_TOKENS, Prompt, PromptBuilder
 from sessions.model.records import Message

@@ -16,10 +16,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import engine
-import engine.collector
-import engine.flat_logprobs
-import engine.output_processor
-from engine.stop_strings import StopMatcher
+from engine.client.requests.collector import RequestOutputCollector
+from engine.client.requests.output_processor import OutputProcessor
+from engine.client.text.stop_strings import StopMatcher
+from engine.logprobs import FlatLogprobs
 
 PACE = 50.0  # tokens a second of an answer: tests that pause one look for it every 10 ms
 
@@ -88,10 +88,7 @@ _OURS: dict[str, dict[str, Any]] = {
         "VLLMValidationError": engine.ValidationError,
     },
     "vllm.inputs": {"TextPrompt": engine.TextPrompt, "TokensPrompt": engine.TokensPrompt},
-    "vllm.logprobs": {
-        "FlatLogprobs": engine.flat_logprobs.FlatLogprobs,
-        "Logprob": engine.Logprob,
-    },
+    "vllm.logprobs": {"FlatLogprobs": FlatLogprobs, "Logprob": engine.Logprob},
     "vllm.lora.request": {"LoRARequest": engine.LoRARequest},
     "vllm.outputs": {
         "CompletionOutput": engine.CompletionOutput,
@@ -113,8 +110,8 @@ _OURS: dict[str, dict[str, Any]] = {
         "EngineGenerateError": engine.EngineGenerateError,
     },
     "vllm.v1.engine.output_processor": {
-        "OutputProcessor": engine.output_processor.OutputProcessor,
-        "RequestOutputCollector": engine.collector.RequestOutputCollector,
+        "OutputProcessor": OutputProcessor,
+        "RequestOutputCollector": RequestOutputCollector,
     },
 }
 

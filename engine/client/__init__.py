@@ -1,0 +1,1 @@
+"""The client half of the engine: the API, its arguments, the core as a child process. No torch."""

@@ -1,0 +1,432 @@
+"""`AsyncLLM`: the engine as a program sees it; `generate` streams, `abort` stops.
+
+    library     AsyncLLM.from_engine_args(args) starts a core of its own, blocking until it is ready
+    connected   AsyncLLM.connect(address, model=folder) joins the core that a supervisor watches
+
+Call-compatible with vLLM's class of the same name. Use one instance from one event loop at a time.
+It owns no task; left without `shutdown()` it keeps no interpreter alive and leaves no child.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import time
+import warnings
+import weakref
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from engine.client.args import EngineArgs
+from engine.client.control import EngineControl
+from engine.client.download import resolve_model
+from engine.client.launcher import STOP_TIMEOUT_SECONDS, CoreProcess, PrivateDirectory
+from engine.client.requests.collector import RequestOutputCollector
+from engine.client.requests.core_client import CoreClient, StateCallback
+from engine.client.requests.core_connection import STALL_SECONDS, CoreConnection
+from engine.client.requests.inputs import (
+    LoRARequest,
+    Prompt,
+    bad_word_ids,
+    check_order,
+    check_params,
+    check_rank,
+    check_request_id,
+    check_tokenization,
+    checked_ids,
+    parse_prompt,
+)
+from engine.client.requests.request_state import ProgressCallback, create_states, new_detokenizer
+from engine.client.status import EngineParts
+from engine.client.text.tokenizer import Tokenizer
+from engine.errors import ValidationError, refuse
+from engine.outputs import RequestOutput
+from engine.pooling import PoolingParams, PoolingRequestOutput
+from engine.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKE_SECONDS = 30.0
+MAX_TURN_SECONDS = 0.05  # of sending the answers to one prompt, before the event loop gets a turn
+
+
+class AsyncLLM(EngineControl):
+    """An engine. Made by `from_engine_args` or `connect`, ended by `shutdown`."""
+
+    def __init__(self, *args: Any, _parts: EngineParts | None = None, **kwargs: Any) -> None:
+        if _parts is None or args or kwargs:
+            raise TypeError("AsyncLLM is made by AsyncLLM.from_engine_args(AsyncEngineArgs(...))")
+        super().__init__(_parts)
+        self._release = weakref.finalize(
+            self,
+            _release,
+            os.getpid(),
+            _parts.client.connection,
+            _parts.core,
+            _parts.directory,
+        )
+
+    # ---- start and end
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        engine_args: EngineArgs,
+        start_engine_loop: bool = True,
+        usage_context: Any = None,
+        stat_loggers: Any = None,
+    ) -> "AsyncLLM":
+        """Start a core and block until it takes requests. Needs no event loop.
+
+        Raises `UnsupportedModelError` if the model's folder cannot be served, also because its chat
+        template is broken or, in a trial, leaves its bounds; `EngineStartError` with the core's
+        last log lines, `DownloadError` if `model` is a hub id that cannot be fetched.
+        `stat_loggers` are for `do_log_stats`: loggers by name, or factories that are called with
+        `(vllm_config, 0)`. The two arguments before it are vLLM's, and without effect.
+        """
+        folder = resolve_model(
+            engine_args.model, revision=engine_args.revision, cache_dir=engine_args.download_dir
+        )
+        directory = PrivateDirectory()
+        with contextlib.ExitStack() as undo:
+            undo.callback(directory.remove)
+            config = engine_args.create_engine_config(directory.address, model=str(folder))
+            core = CoreProcess(config)
+            undo.callback(core.terminate)
+            tokenizer = Tokenizer(engine_args.tokenizer or folder)  # while the core loads
+            undo.callback(tokenizer.close)
+            tokenizer.try_chat_template()
+            core.wait_ready()
+            client = CoreClient(
+                directory.address,
+                tokenizer,
+                reconnect=False,
+                max_num_queued_reqs=engine_args.max_num_queued_reqs,
+                max_num_queued_tokens=engine_args.max_num_queued_tokens,
+            )
+            undo.callback(client.connection.close)
+            client.connection.handshake(HANDSHAKE_SECONDS)
+            undo.pop_all()
+        engine = cls(
+            _parts=EngineParts(
+                client=client,
+                tokenizer=tokenizer,
+                model=config.model,
+                served_model_name=config.served_model_name,
+                core=core,
+                directory=directory,
+                max_logprobs=engine_args.max_logprobs,
+                stream_interval=engine_args.stream_interval,
+                health_seconds=engine_args.watchdog_seconds,
+                shutdown_timeout=engine_args.shutdown_timeout,
+                log_stats=not engine_args.disable_log_stats,
+                log_requests=engine_args.enable_log_requests,
+            )
+        )
+        engine._stat_loggers.add_all(stat_loggers, engine.vllm_config)
+        return engine
+
+    @classmethod
+    def connect(
+        cls,
+        address: str,
+        *,
+        model: str,
+        served_model_name: str | None = None,
+        tokenizer: str | None = None,
+        max_num_queued_reqs: int | None = None,
+        max_num_queued_tokens: int | None = None,
+        on_core_state: StateCallback | None = None,
+        stall_seconds: float = STALL_SECONDS,
+        resubmit: bool = True,
+    ) -> "AsyncLLM":
+        """Join a core that somebody else starts and watches; it may not be there yet.
+
+        `model` is the local folder (for the tokenizer: `UnsupportedModelError` if it has none).
+        Joining begins in the running event loop, or with the first call that has one.
+        `on_core_state(state, reason)` is called on that loop whenever `core_state` changes.
+
+        When the core dies, new requests raise `RetryableRequestError` until the next one is there.
+        Open ones are sent to it with their tokens so far, and their streams go on with the same
+        text; a stream ends with finish reason `error` if two cores in a row died before it had
+        another token, or if there is none for 60 s. Without `resubmit` they raise
+        `EngineDeadError`.
+        """
+        own_tokenizer = Tokenizer(tokenizer or model)
+        own_tokenizer.chat_template.start()
+        client = CoreClient(
+            address,
+            own_tokenizer,
+            reconnect=True,
+            resubmit=resubmit,
+            stall_seconds=stall_seconds,
+            max_num_queued_reqs=max_num_queued_reqs,
+            max_num_queued_tokens=max_num_queued_tokens,
+            on_core_state=on_core_state,
+        )
+        engine = cls(
+            _parts=EngineParts(
+                client=client,
+                tokenizer=own_tokenizer,
+                model=model,
+                served_model_name=served_model_name or model,
+                health_seconds=stall_seconds,
+            )
+        )
+        with contextlib.suppress(RuntimeError):  # no event loop yet
+            client.attach()
+        return engine
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the engine, and the core if it is ours; open streams raise `EngineDeadError`.
+
+        Blocks until the core has ended, which is killed after `timeout` seconds, by default those
+        of `AsyncEngineArgs.shutdown_timeout`. Idempotent.
+        """
+        self._client.shut_down("the engine was shut down")
+        self._client.connection.close()
+        self.tokenizer.close()
+        self._end_core(timeout)
+
+    async def start_background_loop(self) -> None:
+        """Join the running event loop, as the first request would. `EngineDeadError` if dead."""
+        if self.errored:
+            raise self.dead_error
+        self._client.attach()
+
+    async def shutdown_background_loop(self) -> None:
+        """As `shutdown`, without blocking the event loop meanwhile."""
+        self._client.shut_down("the engine was shut down")
+        self._client.connection.close()
+        self.tokenizer.close()
+        await asyncio.to_thread(self._end_core)
+
+    def _end_core(self, timeout: float | None = None) -> None:
+        if detached := self._release.detach():
+            _, _, arguments, _ = detached
+            limit = self._parts.shutdown_timeout if timeout is None else timeout
+            _release(*arguments, timeout=limit)
+
+    # ---- requests
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams,
+        request_id: Any,
+        prompt_token_ids: list[int] | None = None,
+        lora_request: LoRARequest | None = None,
+        prefix_pos: int | None = None,
+        *,
+        on_progress: ProgressCallback | None = None,
+        **options: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Stream the answer to a prompt; the last output has `finished` True.
+
+        Nothing happens before the first iteration, and errors of the arguments appear there.
+        Leaving the stream in any way (break and `aclose`, cancellation) aborts the request. After
+        `abort()` one last output with finish reason "abort" and the partial text comes.
+        `on_progress` is called on the event loop while the request waits and its prompt is read.
+        `options` are the keyword arguments of `add_request`.
+        """
+        if isinstance(request_id, SamplingParams):
+            message = "generate() takes prompt, sampling_params, request_id, in this order"
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+            prompt, sampling_params, request_id = sampling_params, request_id, prompt  # type: ignore[assignment]
+        if prefix_pos is not None:
+            message = "prefix_pos has no effect: prefixes are cached automatically"
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+        stream = await self.add_request(
+            request_id,
+            prompt,
+            sampling_params,
+            prompt_token_ids=prompt_token_ids,
+            lora_request=lora_request,
+            on_progress=on_progress,
+            **options,
+        )
+        try:
+            while True:
+                output = await stream.get()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            stream.close()
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams,
+        request_id: Any,
+        prompt_token_ids: list[int] | LoRARequest | None = None,
+        lora_request: LoRARequest | None = None,
+        **options: Any,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """Not implemented; the error appears at the first iteration."""
+        raise NotImplementedError("encode() is not implemented")
+        yield
+
+    async def add_request(
+        self,
+        request_id: Any,
+        prompt: Prompt,
+        params: SamplingParams,
+        arrival_time: float | None = None,
+        prompt_token_ids: list[int] | None = None,
+        lora_request: LoRARequest | None = None,
+        trace_headers: Any = None,
+        prompt_adapter_request: Any = None,
+        priority: int = 0,
+        *,
+        prompt_text: str | None = None,
+        resume_token_ids: Sequence[int] | None = None,
+        is_admitted: bool = False,
+        on_progress: ProgressCallback | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        session_id: str | None = None,
+        kv_hints: Any = None,
+        data_parallel_rank: int | None = None,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: dict[str, Any] | None = None,
+    ) -> RequestOutputCollector:
+        """Send a request and return the reader's end of it, which iterates over its outputs.
+
+        The id is taken at once and free again after the end or an `abort`. Cancelling this call
+        leaves nothing behind; letting go of what it returns aborts the request. With
+        `resume_token_ids` the answer goes on behind tokens that an earlier run has shown. With
+        `is_admitted` it is queued however many wait: `check_admission` was asked before. By
+        position the arguments have the order of vLLM's earlier engine. `trace_headers` and those
+        from `session_id` on are vLLM's, and without effect. Raises `ValidationError` for wrong
+        arguments, `RetryableRequestError` while there is no core, `QueueOverflowError` and
+        `MaxQueuedTokensError` when too much is waiting.
+        """
+        check_request_id(request_id)
+        parsed = parse_prompt(prompt, prompt_token_ids, prompt_text)
+        check_tokenization(tokenization_kwargs, parsed.token_ids)
+        arrival_time = parsed.arrival_time if arrival_time is None else arrival_time
+        check_order(priority, arrival_time)
+        check_rank(data_parallel_rank)
+        resume_token_ids = checked_ids("resume_token_ids", resume_token_ids) or []
+        if on_progress is not None and not callable(on_progress):
+            raise refuse("on_progress", on_progress, "must be a function")
+        if isinstance(params, SamplingParams):
+            params = params.clone()  # which checks again what may have been set since
+        known = self._client.ready
+        vocab_size = None if known is None else known.vocab_size
+        check_params(params, lora_request, self._parts.max_logprobs, vocab_size)
+        if prompt_adapter_request is not None:
+            raise NotImplementedError("prompt_adapter_request is not implemented")
+        if params.n > 1 and resume_token_ids:
+            raise ValidationError("resume_token_ids need n = 1", "n", params.n)
+        self._client.check_admission(params.n, may_wait=is_admitted)
+        self._client.attach()
+        params = self._complete_params(params)
+        collector = RequestOutputCollector(params.output_kind, request_id)
+        states = create_states(
+            request_id,
+            params,
+            collector,
+            prompt=parsed.text,
+            arrival_time=arrival_time,
+            on_progress=on_progress,
+        )
+        self.output_processor.add(*states)
+        try:
+            token_ids = parsed.token_ids
+            if token_ids is None:
+                token_ids = await self._tokenize(
+                    parsed.text or "", tokenization_kwargs or {}, parsed.cache_salt
+                )
+            if self._parts.log_requests:
+                logger.info(
+                    "request %s: n=%d, prompt tokens %d", request_id, params.n, len(token_ids)
+                )
+            turn_ends = time.monotonic() + MAX_TURN_SECONDS
+            for state in states:  # few without a break between them: they will share a prefill
+                if time.monotonic() > turn_ends:
+                    await asyncio.sleep(0)
+                    turn_ends = time.monotonic() + MAX_TURN_SECONDS
+                if not state.has_ended:  # it may have been aborted meanwhile
+                    self._client.submit(
+                        state,
+                        token_ids,
+                        resume_token_ids=resume_token_ids,
+                        priority=priority,
+                        cache_salt=parsed.cache_salt,
+                    )
+        except BaseException:
+            self._client.leave(*states)
+            raise
+        collector.call_on_close(lambda: self._client.leave(*states))
+        return collector
+
+    def resumed_text(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        resume_token_ids: Sequence[int],
+    ) -> str:
+        """The text that a request with these `resume_token_ids` takes for shown.
+
+        What such a request streams goes on behind it, held-back text and stop strings included.
+        """
+        ids, ready = list(resume_token_ids), self._client.ready
+        if ids and ready is not None and not params.ignore_eos and ids[-1] in ready.eos_token_ids:
+            ids.pop()  # the token that ended the answer has no text
+        return new_detokenizer(self.tokenizer, prompt_token_ids, params).resume(ids)
+
+    async def abort(self, request_id: Any, internal: bool = False) -> None:
+        """End a request, or each of several; unknown and ended ids are ignored.
+
+        Acts before it first yields: no further token is taken, the id is free. The reader gets its
+        last output once the core has freed the request's blocks, after one second at the latest.
+        """
+        is_one = isinstance(request_id, str) or not isinstance(request_id, Iterable)
+        for each in [request_id] if is_one else list(request_id):
+            self._client.abort(each, internal=internal)
+
+    # ---- helpers
+
+    def _complete_params(self, params: SamplingParams) -> SamplingParams:
+        """With a seed, so that the same request can be sent again."""
+        words = params.bad_words
+        return msgspec.structs.replace(
+            params,
+            seed=secrets.randbits(63) if params.seed is None else params.seed % (1 << 64),
+            stream_interval=params.stream_interval or self._parts.stream_interval,
+            bad_words_token_ids=bad_word_ids(words, self.tokenizer) if words else None,
+            extra_args=None,  # of the caller's alone, whatever they hold
+        )
+
+    async def _tokenize(self, text: str, options: dict[str, Any], owner: str) -> list[int]:
+        return await self.tokenizer.encode_async(
+            text,
+            options.get("add_special_tokens", True),
+            max_length=self.ready.max_model_len,
+            owner=owner,
+        )
+
+
+def _release(
+    owner_pid: int,
+    connection: CoreConnection,
+    core: CoreProcess | None,
+    directory: PrivateDirectory | None,
+    *,
+    timeout: float = STOP_TIMEOUT_SECONDS,
+) -> None:
+    """End what an engine holds: at its shutdown, its collection, or the interpreter's exit."""
+    if os.getpid() != owner_pid:
+        return  # a forked child, which owns none of it
+    connection.close()
+    if core is not None:
+        core.terminate(timeout)
+    if directory is not None:
+        directory.remove()
+
+
+AsyncLLMEngine = AsyncLLM

@@ -1,0 +1,1 @@
+"""Open requests, and the socket to the core."""

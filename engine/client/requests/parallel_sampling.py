@@ -1,0 +1,61 @@
+"""`ParentRequest`: several answers to one prompt (`n > 1`), each an ordinary request to the core.
+
+The children share the prompt's blocks: the scheduler lets them wait for each other's prefill. To
+the reader they are one stream, whose outputs say by `index` which answer they belong to.
+"""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from engine.outputs import CompletionOutput, OutputError, RequestOutput
+from engine.sampling_params import RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from engine.client.requests.request_state import RequestState
+
+
+class ParentRequest:
+    """What joins the answers to one prompt into one stream, which ends with the last of them."""
+
+    def __init__(self, internal_id: str, params: SamplingParams) -> None:
+        self.internal_id = internal_id
+        self.params = params
+        self.children: dict[str, RequestState] = {}  # by internal id, those that have not ended
+        self.shown_prompt_ids: list[int] | None = None  # in the outputs
+        self.max_num_tokens = 0  # of the longest answer so far
+        self._num_unfinished = params.n
+        self._completions: dict[int, CompletionOutput] = {}  # ended ones, for FINAL_ONLY
+        self._num_cached_tokens: int | None = 0
+        self._error: OutputError | None = None
+
+    def child_id(self, index: int) -> str:
+        return f"{index}_{self.internal_id}"
+
+    def child_params(self, index: int) -> SamplingParams:
+        """Those of a request of its own with the seed `seed + index`."""
+        seed = None if self.params.seed is None else (self.params.seed + index) % (1 << 64)
+        return msgspec.structs.replace(self.params, n=1, seed=seed)
+
+    def join(self, output: RequestOutput, num_tokens: int) -> RequestOutput | None:
+        """A child's output as one of the parent; None while it has to wait for the others.
+
+        The child has `num_tokens` so far.
+
+        `num_cached_tokens` is always that of the first answer: the others find its blocks, which
+        says nothing of what was cached before the request came.
+        """
+        (completion,) = output.outputs
+        if completion.index == 0:
+            self._num_cached_tokens = output.num_cached_tokens
+        output.num_cached_tokens = self._num_cached_tokens
+        self.max_num_tokens = max(self.max_num_tokens, num_tokens)
+        output.error = self._error = output.error or self._error
+        self._num_unfinished -= completion.finished()
+        output.finished = self._num_unfinished == 0
+        if self.params.output_kind is RequestOutputKind.FINAL_ONLY:
+            self._completions[completion.index] = completion
+            if not output.finished:
+                return None
+            output.outputs = [self._completions[index] for index in sorted(self._completions)]
+        return output

@@ -1,0 +1,1 @@
+"""The core half of the engine (`python -m engine.core`): the loop."""

@@ -1,0 +1,77 @@
+"""What can be said of a model folder before torch is imported: so a broken one is told at once.
+
+The reading is that of `model_files.py`, the fields are checked in `model_config.py`, the headers of
+the weights in `weight_headers.py`. What the worker reads is checked in `tokenizer_folder.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.core.models.weight_headers import INDEX, StoredTensor, num_stored_layers, read_headers
+from engine.errors import UnsupportedModelError as UnsupportedModelError
+from engine.folder.model_config import (
+    check_config,
+    check_token_ids,
+    num_layers,
+    text_config,
+    vocab_size,
+)
+from engine.folder.model_files import read_json
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What the files of a folder say, checked."""
+
+    folder: Path
+    config: Mapping[str, Any]  # config.json
+    tensors: Mapping[str, StoredTensor]  # by name; none if the weights are not needed
+
+    @property
+    def config_file(self) -> Path:
+        return self.folder / "config.json"
+
+    @property
+    def generation_file(self) -> Path:
+        return self.folder / "generation_config.json"
+
+    @property
+    def weights_file(self) -> Path:
+        """The file of the weights, or the index of several."""
+        files = {tensor.file for tensor in self.tensors.values()}
+        return files.pop() if len(files) == 1 else self.folder / INDEX
+
+
+def check_folder(folder: Path, *, needs_weights: bool = True) -> Checkpoint:
+    """Raise `UnsupportedModelError` unless this is a Hugging Face folder that we may load."""
+    if not folder.is_dir():
+        raise UnsupportedModelError(f"{folder} is not a folder")
+    file = folder / "config.json"
+    config = read_json(file)
+    if config is None:
+        raise UnsupportedModelError(f"{folder} has no config.json")
+    check_config(file, config)
+    tensors = read_headers(folder) if needs_weights else {}
+    found = Checkpoint(folder, config, tensors)
+    _check_layers(found)
+    _check_token_ids(found)
+    return found
+
+
+def _check_token_ids(checkpoint: Checkpoint) -> None:
+    """Those of both files. Random weights never end an answer, whatever the ids are."""
+    limit = vocab_size(checkpoint.config) if checkpoint.tensors else None
+    check_token_ids(checkpoint.config_file, text_config(checkpoint.config), limit)
+    check_token_ids(checkpoint.config_file, checkpoint.config, limit)
+    if (generation := read_json(checkpoint.generation_file)) is not None:
+        check_token_ids(checkpoint.generation_file, generation, limit)
+
+
+def _check_layers(checkpoint: Checkpoint) -> None:
+    """Before anything is made for each layer that config.json promises."""
+    stored, said = num_stored_layers(checkpoint.tensors), num_layers(checkpoint.config)
+    if said is not None and 0 < stored < said[1]:
+        problem = f"{said[0]} is {said[1]}, the weights hold {stored}"
+        raise UnsupportedModelError(f"{checkpoint.config_file}: {problem}")

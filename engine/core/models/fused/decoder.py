@@ -1,0 +1,202 @@
+"""`FusedDecoder`: llama, mistral, qwen2 and qwen3 on a CPU, one call of C++ for a whole step.
+
+What transformers computes with some ten operations for each layer is one op here,
+`torch.ops.parley.decoder_step`: weights are packed when the model is loaded, products, norms and
+rotations write into memory that is kept, and a team of threads stays together for the whole step.
+Between the products everything is float32. A row's bits do not depend on the other rows.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.core.models.fused.shape import DecoderShape, drop_weights, read_shape, rotary_table
+from engine.core.ops.packing import PackedWeight, join_gate_up
+from engine.core.tensors import huge_pages
+from engine.core.tensors.batch import Batch
+from engine.core.tensors.kv_cache import CPU, allocate_cache, stack_layers
+
+BLOCK_SIZE = 16  # tokens of a cache block: what csrc is written for
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """All weights, packed. Norms and biases are float32."""
+
+    embeddings: Tensor | None  # [vocab, hidden]; None: the output layer's are used
+    norms: Tensor  # [2 * layers + 1, hidden]
+    qk_norms: Tensor | None  # [layers, 2, head_dim]
+    qkv: PackedWeight
+    qkv_bias: Tensor | None  # [layers, outputs]
+    attention_out: PackedWeight
+    gate_up: PackedWeight
+    down: PackedWeight
+    head: PackedWeight
+
+
+class FusedDecoder:
+    """A model's weights and its forward pass; the KV cache is the runner's to allocate.
+
+    `rotate` is transformers' module that gives the cosines and sines of positions.
+    """
+
+    def __init__(
+        self,
+        shape: DecoderShape,
+        weights: DecoderWeights,
+        rotate: nn.Module,
+        step: Callable[..., None],
+    ) -> None:
+        self.shape = shape
+        self.weights = weights
+        self.rotate = rotate
+        self._logits = torch.empty((0, shape.vocab_size))  # grows to the most rows of a step
+        self.key_cache: Tensor | None = None  # [layers, num_blocks, 16, num_kv_heads, head_dim]
+        self.value_cache: Tensor | None = None
+        self.cache_scales: Tensor | None = None  # int8: [layers, num_blocks, 2, num_kv_heads, 16]
+        self.rotary: Tensor | None = None  # [num_positions, 2, head_dim / 2] float32
+        self._step = step
+
+    @property
+    def caches(self) -> list[Tensor]:
+        """The memory of all keys and values, and of their scales."""
+        parts = (self.key_cache, self.value_cache, self.cache_scales)
+        return [part for part in parts if part is not None]
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """In all layers together."""
+        shape = self.shape
+        head_bytes = shape.head_dim * shape.cache_dtype.itemsize
+        if shape.cache_dtype == torch.int8:
+            head_bytes += torch.float32.itemsize  # its scale
+        return 2 * shape.num_layers * shape.num_kv_heads * head_bytes
+
+    def allocate_cache(self, num_blocks: int, num_positions: int) -> None:
+        """The KV cache, and rotations for sequences of `num_positions` tokens at most.
+
+        The system gives memory page by page when it is first used. MemoryError if the system
+        refuses.
+        """
+        shape = self.shape
+        sizes = (shape.num_layers * num_blocks, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
+        keys = allocate_cache(*sizes, shape.cache_dtype, is_key=True)
+        values = allocate_cache(*sizes, shape.cache_dtype, is_key=False)
+        self.key_cache = stack_layers(keys, shape.num_layers)
+        self.value_cache = stack_layers(values, shape.num_layers)
+        if shape.cache_dtype == torch.int8:
+            columns = (shape.num_layers, num_blocks, 2, shape.num_kv_heads, BLOCK_SIZE)
+            self.cache_scales = huge_pages.zeros(columns, torch.float32)
+        self.rotary = rotary_table(self.rotate, num_positions, CPU)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """One pass; the logits of the sampled rows, [num_sampled, vocab] float32.
+
+        They are the caller's until the next pass, which writes over them.
+        """
+        assert self.key_cache is not None and self.value_cache is not None
+        weights, shape = self.weights, self.shape
+        if len(self._logits) < batch.num_sampled:
+            self._logits = torch.empty((batch.num_sampled, shape.vocab_size))
+        logits = self._logits[: batch.num_sampled]
+        self._step(
+            batch.input_ids,
+            batch.positions,
+            batch.slot_mapping,
+            batch.block_tables,
+            batch.cu_seqlens_q,
+            batch.seq_lens,
+            batch.logits_rows[: batch.num_sampled],
+            self.key_cache,
+            self.value_cache,
+            self.cache_scales,
+            weights.embeddings,
+            weights.norms,
+            weights.qk_norms,
+            self.rotary,
+            weights.qkv.panels,
+            weights.qkv.scales,
+            weights.qkv_bias,
+            weights.attention_out.panels,
+            weights.attention_out.scales,
+            weights.gate_up.panels,
+            weights.gate_up.scales,
+            weights.down.panels,
+            weights.down.scales,
+            weights.head.panels,
+            weights.head.scales,
+            logits,
+            shape.windows,
+            shape.num_heads,
+            shape.scale,
+            shape.epsilon,
+        )
+        return logits
+
+
+def fuse(
+    model: Any, step: Callable[..., None], format: str, cache_dtype: torch.dtype
+) -> FusedDecoder:
+    """Pack a loaded transformers model, which loses its weights thereby, layer by layer.
+
+    `format` is that of the weights.
+
+    Raises ValueError if a layer has other parameters than those that are computed.
+    """
+    shape = read_shape(model, cache_dtype)
+    weights = _pack(model, shape, format)
+    return FusedDecoder(shape, weights, model.model.rotary_emb, step)
+
+
+def _pack(model: Any, shape: DecoderShape, format: str) -> DecoderWeights:
+    layers = model.model.layers
+    output, table = model.get_output_embeddings(), model.get_input_embeddings()
+    first, count = layers[0], shape.num_layers
+    num_gated = first.mlp.gate_proj.weight.shape[0]
+    padded = 2 * (num_gated + -num_gated % 16)
+    hidden, attended = shape.hidden_size, shape.num_heads * shape.head_dim
+    num_qkv = attended + 2 * shape.num_kv_heads * shape.head_dim
+    has_bias, has_norms = (
+        first.self_attn.q_proj.bias is not None,
+        hasattr(first.self_attn, "q_norm"),
+    )
+    is_tied = table.weight is output.weight
+    weights = DecoderWeights(
+        embeddings=None if is_tied else table.weight.detach().clone(),
+        norms=torch.empty((2 * count + 1, hidden)),
+        qk_norms=torch.empty((count, 2, shape.head_dim)) if has_norms else None,
+        qkv=PackedWeight.allocate(count, num_qkv, hidden, format),
+        qkv_bias=torch.empty((count, num_qkv)) if has_bias else None,
+        attention_out=PackedWeight.allocate(count, hidden, attended, format),
+        gate_up=PackedWeight.allocate(count, padded, hidden, format),
+        down=PackedWeight.allocate(count, hidden, num_gated, format),
+        head=PackedWeight.allocate(1, shape.vocab_size, hidden, format),
+    )
+    if not is_tied:
+        drop_weights(table)
+    for index, layer in enumerate(layers):
+        _pack_layer(weights, index, layer)
+    weights.norms[-1] = model.model.norm.weight
+    weights.head.fill(0, output.weight)
+    drop_weights(model)
+    return weights
+
+
+def _pack_layer(weights: DecoderWeights, index: int, layer: Any) -> None:
+    attention, mlp = layer.self_attn, layer.mlp
+    weights.norms[2 * index] = layer.input_layernorm.weight
+    weights.norms[2 * index + 1] = layer.post_attention_layernorm.weight
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    weights.qkv.fill(index, torch.cat([projection.weight for projection in projections]))
+    if weights.qkv_bias is not None:
+        weights.qkv_bias[index] = torch.cat([projection.bias for projection in projections])
+    if weights.qk_norms is not None:
+        weights.qk_norms[index, 0] = attention.q_norm.weight
+        weights.qk_norms[index, 1] = attention.k_norm.weight
+    weights.attention_out.fill(index, attention.o_proj.weight)
+    weights.gate_up.fill(index, join_gate_up(mlp.gate_proj.weight, mlp.up_proj.weight))
+    weights.down.fill(index, mlp.down_proj.weight)
+    drop_weights(layer)  # two copies of a large model may not fit

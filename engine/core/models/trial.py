@@ -1,0 +1,110 @@
+"""A few tokens through a model that was just loaded, before anybody asks it anything.
+
+What a model does with its inputs no configuration tells. So it is run once while each attention
+layer only notes what it is asked: each must have called our attention once, with nothing that we do
+not know, and positions must be those that were given, because a chunk's do not begin at 0. Whether
+what our attention then computes is a number at all, `answer_trial.py` looks at.
+"""
+
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from engine.core.attention.paged import PagedLayer
+from engine.core.models.checkpoint import UnsupportedModelError
+from engine.folder.model_files import describe
+
+NUM_TOKENS = 7  # no layer's width, and no number of experts
+COUNTERS = ("arange", "cumsum")
+MAX_DIFFERENCE = 1e-3  # of logits, by their spread
+
+
+def try_model(
+    model: nn.Module, layers: list[PagedLayer], config: Any, device: torch.device
+) -> list[PagedLayer]:
+    """Run it, and return those of its attached layers that computed attention.
+
+    Others belong to its towers, for pictures and sounds. Raises UnsupportedModelError, in one line.
+    """
+    name = config.model_type
+    ids = torch.zeros((1, NUM_TOKENS), dtype=torch.int64, device=device)
+    positions = torch.arange(NUM_TOKENS, device=device)[None]
+    watch = _Watch(positions)
+    try:
+        with torch.inference_mode(), watch:
+            logits = model(input_ids=ids, position_ids=positions, use_cache=False).logits[0]
+    except UnsupportedModelError:
+        raise
+    except Exception as error:
+        raise UnsupportedModelError(f"{name} {_reason(error)}") from error
+    num_layers: int = config.num_hidden_layers
+    called = [layer for layer in layers if layer.shapes]
+    if [len(layer.shapes) for layer in called] != [1] * num_layers:
+        raise UnsupportedModelError(f"{name}: {_who_called(called, num_layers)}")
+    if watch.has_counted or (not watch.was_used and _differ(logits)):
+        raise UnsupportedModelError(
+            f"{name} does not keep to the positions it is given: it counts from the first token of "
+            "each part that a text is read in"
+        )
+    return called
+
+
+class _Watch(TorchFunctionMode):
+    """Notes whether anything is computed from the positions, and whether tokens are counted."""
+
+    def __init__(self, watched: Tensor) -> None:
+        super().__init__()
+        self.was_used = False
+        self.has_counted = False
+        self._watched = watched
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        is_question = function.__name__ in ("__get__", "size", "dim")  # its shape, its device
+        if not is_question and self._is_among((args, tuple(kwargs.values()))):
+            self.was_used = True
+        result = function(*args, **kwargs)
+        if function.__name__ in COUNTERS and NUM_TOKENS in result.shape:
+            self.has_counted = True
+        return result
+
+    def _is_among(self, values: Any) -> bool:
+        if isinstance(values, tuple | list):  # also indices are tuples
+            return any(map(self._is_among, values))
+        return values is self._watched
+
+
+def _differ(logits: Tensor) -> bool:
+    """Whether the same token, without attention, is another one at another place."""
+    largest = (logits - logits[:1]).float().abs().max()
+    return bool(largest > MAX_DIFFERENCE * logits.float().std())
+
+
+def _who_called(called: list[PagedLayer], num_layers: int) -> str:
+    num_repeated = sum(len(layer.shapes) > 1 for layer in called)
+    if num_repeated:
+        return f"{num_repeated} layers call our attention more than once"
+    return f"{len(called)} of {num_layers} layers call our attention"
+
+
+def _reason(error: Exception) -> str:
+    """What the model wants, as far as an error of its own code shows it: where, and the words."""
+    line = describe(error)
+    place = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module):
+            place = type(owner).__name__
+    missing = isinstance(error, AttributeError | TypeError) and "None" in line
+    wants = "needs a mask, a cache or an input that paged attention does not give it"
+    return f"{wants if missing else 'cannot be run'}: {place or 'it'} fails with {line}"

@@ -1,0 +1,1 @@
+"""Our own operations, and their references in torch."""

@@ -1,0 +1,1 @@
+"""Weights, cache, and one step on the device."""

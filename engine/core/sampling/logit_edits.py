@@ -1,0 +1,94 @@
+"""`LogitEdits`: what parameters change of the logits before a token is chosen.
+
+What may be said at all, then what may not be said next, then biases, then penalties. The rows of a
+step are put together, so that everything they need is brought to the logits in one copy.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from engine.core.ops.reference import Penalize
+from engine.core.sampling.penalties import Penalties, SeenTokens
+from engine.core.scheduling.sequence import Sequence
+from engine.core.tensors.transfers import Send
+
+
+class Places:
+    """Single logits: rows and tokens, in pairs."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.tokens: list[int] = []
+
+    def add(self, row: int, tokens: Iterable[int]) -> None:
+        self.tokens += tokens
+        self.rows += [row] * (len(self.tokens) - len(self.rows))
+
+
+class LogitEdits:
+    """Of the rows of one step. `vocab` is the length of a row."""
+
+    def __init__(self, vocab: int) -> None:
+        self._vocab = vocab
+        self._fenced: list[int] = []  # rows that may say nothing but what is allowed
+        self._allowed = Places()
+        self._banned = Places()
+        self._biased = Places()
+        self._biases: list[float] = []
+        self._penalties = Penalties()
+
+    def add(self, row: int, sequence: Sequence, seen: SeenTokens) -> bool:
+        """Row by row, in their order. False if that leaves no token. What fails adds nothing."""
+        params, banned = sequence.params, _banned(sequence)
+        allowed, biases = params.allowed_token_ids or [], params.logit_bias or {}
+        counts = seen.of(sequence) if params.has_penalties else None
+        if allowed:
+            self._fenced.append(row)
+            self._allowed.add(row, allowed)
+        self._banned.add(row, banned)
+        self._biased.add(row, biases)
+        self._biases += biases.values()
+        if counts is not None:
+            self._penalties.add(row, params, *counts)
+        return not set(banned).issuperset(allowed or range(self._vocab))
+
+    def apply(self, logits: Tensor, penalize: Penalize, send: Send) -> None:
+        """Change the rows that were added. logits: [num_rows, vocab] float32"""
+        groups = (self._allowed, self._banned, self._biased)
+        lists = [self._fenced, *(x for group in groups for x in (group.rows, group.tokens))]
+        joined = torch.tensor([index for each in lists for index in each], dtype=torch.int64)
+        added = torch.tensor(self._biases, dtype=torch.float32)
+        indices, biases, *penalties = send([joined, added, *self._penalties.columns()])
+        fenced, *pairs = torch.split(indices, [len(each) for each in lists])
+        allowed, banned, biased = zip(pairs[::2], pairs[1::2], strict=True)
+        if len(fenced):
+            kept = logits[allowed]
+            logits.index_fill_(0, fenced, -torch.inf)
+            logits[allowed] = kept
+        if len(banned[0]):
+            logits[banned] = logits.new_full((), -torch.inf)  # made where it is: no copy
+        if len(biases):
+            logits[biased] += biases
+        if penalties:
+            penalize(logits, *penalties)
+
+
+def _banned(sequence: Sequence) -> list[int]:
+    """The tokens that may not come next, though they were allowed."""
+    banned = _completing(sequence.params.bad_words_token_ids or [], sequence)
+    if sequence.num_output_tokens < sequence.params.min_tokens:
+        banned += sequence.stop_ids
+    return banned
+
+
+def _completing(words: list[list[int]], sequence: Sequence) -> list[int]:
+    """The tokens that would complete one of these words in the answer."""
+    longest = max(map(len, words), default=0)
+    answer = sequence.token_ids[max(sequence.num_prompt_tokens, sequence.num_tokens - longest) :]
+    return [
+        word[-1]
+        for word in words
+        if len(word) == 1 or answer[len(answer) - len(word) + 1 :] == word[:-1]
+    ]

@@ -1,0 +1,234 @@
+"""`Sampler`: logits and parameters to token ids, the same alone, in any batch and after a restart.
+
+A random choice has no state: the number that decides it is Philox-4x32-10 of (seed, position in
+the answer), so batching, chunking, preemption and resuming cannot shift it. One uniform number
+picks a token by inverting the cumulative distribution. The alternative, Gumbel noise per token,
+would need a random number for every word of the vocabulary at every step. How the number picks is
+`token_choice.py`'s, the reference of csrc's `choose_tokens`.
+"""
+
+import logging
+import secrets
+from collections.abc import Callable
+from collections.abc import Sequence as Collection
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from engine.core.ops.reference import Penalize, penalize_reference
+from engine.core.ops.sampling_reference import ChooseTokens, choose_tokens_reference
+from engine.core.sampling.logit_edits import LogitEdits
+from engine.core.sampling.penalties import SeenTokens
+from engine.core.scheduling.sequence import Problem, SampledToken, Sequence
+from engine.core.tensors.batch import KeptTensor
+from engine.core.tensors.transfers import Read, Send
+from engine.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+# Why there is no token: the request's own doing, or the model's.
+NO_TOKEN: Problem = ("invalid_request", "the request's own parameters leave no token to choose")
+NOT_FINITE: Problem = ("engine_error", "the model gave no finite logits")
+
+NUM_UNIFORMS = 32  # random numbers made at once for one sequence
+# What a request's own parameters can bring about. A RuntimeError of torch is the whole step's.
+ROW_FAULTS = (LookupError, ValueError, TypeError, ArithmeticError)
+
+Uints = npt.NDArray[np.uint64]
+
+_MASK = np.uint64(0xFFFFFFFF)
+_SHIFT = np.uint64(32)
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
+
+
+def philox_4x32(counter: Uints, key: Uints) -> Uints:
+    """Philox-4x32-10 (Salmon et al. 2011) of 32-bit words: counter [4, n], key [2, n] → [4, n]."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (
+            (product1 >> _SHIFT) ^ c1 ^ k0,
+            product1 & _MASK,
+            (product0 >> _SHIFT) ^ c3 ^ k1,
+            product0 & _MASK,
+        )
+        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+    return np.stack([c0, c1, c2, c3])
+
+
+def uniforms(seed: int, start: int, num: int) -> npt.NDArray[np.float64]:
+    """The random numbers in [0, 1) of output positions `start` to `start + num`.
+
+    They have 48 bits, so that in float64 a number times a sum of weights stays below that sum.
+    """
+    positions = np.arange(start, start + num, dtype=np.uint64)
+    zeros = np.zeros(num, np.uint64)
+    counter = np.stack([positions & _MASK, positions >> _SHIFT, zeros, zeros])
+    words = np.array([[seed & 0xFFFFFFFF], [seed >> 32 & 0xFFFFFFFF]], np.uint64)
+    high, low, _, _ = philox_4x32(counter, np.broadcast_to(words, (2, num)))
+    bits = (high << np.uint64(16)) | (low >> np.uint64(16))
+    result: npt.NDArray[np.float64] = bits.astype(np.float64) * 2.0**-48
+    return result
+
+
+class RowState:
+    """What the sampler remembers of one sequence; all of it follows from tokens and parameters."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.is_greedy = params.is_greedy
+        self.edits_logits = bool(
+            params.has_penalties
+            or params.min_tokens
+            or params.logit_bias
+            or params.allowed_token_ids
+            or params.bad_words_token_ids
+        )
+        self.seed = secrets.randbits(64) if params.seed is None else params.seed
+        self._uniforms: list[float] = []
+        self._uniforms_start = 0
+        self.seen = SeenTokens()
+
+    def uniform(self, position: int) -> float:
+        """The random number of one output position."""
+        offset = position - self._uniforms_start
+        if not 0 <= offset < len(self._uniforms):
+            self._uniforms = uniforms(self.seed, position, NUM_UNIFORMS).tolist()
+            self._uniforms_start, offset = position, 0
+        return self._uniforms[offset]
+
+
+class Choices(NamedTuple):
+    """How the rows of a step choose, for the op `choose_tokens`."""
+
+    numbers: Tensor  # [4, num_rows] float64: temperatures, min_p, top_p, uniforms
+    top_k: Tensor  # [num_rows] int64
+
+
+class Sampler:
+    """Chooses one token per row. What it remembers of a sequence lies in its `sampler_state`.
+
+    `send` brings tensors to where the logits are.
+    """
+
+    def __init__(
+        self,
+        choose_tokens: ChooseTokens = choose_tokens_reference,
+        penalize: Penalize = penalize_reference,
+        send: Send = list,
+    ) -> None:
+        self._choose_tokens = choose_tokens
+        self._penalize = penalize
+        self._send = send
+        self._numbers = KeptTensor(np.float64)
+        self._top_k = KeptTensor(np.int64)
+
+    def choices(self, sequences: Collection[Sequence], vocab: int) -> Choices:
+        """How the next token of each is chosen; on the host, until this is called again."""
+        numbers, counts = [], []
+        for sequence in sequences:
+            params, state = sequence.params, _state_of(sequence)
+            temperature, uniform = 0.0, 0.0
+            if not state.is_greedy:
+                temperature = params.temperature
+                uniform = state.uniform(sequence.num_output_tokens)
+            numbers.append((temperature, params.min_p, params.top_p, uniform))
+            counts.append(params.top_k if 0 < params.top_k < vocab else vocab)
+        num_rows, by_column = len(numbers), tuple(zip(*numbers, strict=True))
+        return Choices(
+            self._numbers.write(by_column, 4, num_rows), self._top_k.write(counts, num_rows)
+        )
+
+    def sample(
+        self,
+        logits: Tensor,
+        sequences: Collection[Sequence],
+        choices: Choices,
+        tokens: Tensor,
+        read: Callable[[Tensor], Read],
+    ) -> Callable[[], list[SampledToken]]:
+        """Choose the next token of each sequence; row i of `logits` [n, vocab] float32 is its own.
+
+        `tokens` [n] int64 is written, on the device; `read` starts to bring it to the host. What is
+        returned waits for it, once. Where somebody asked for logprobs, this waits itself.
+
+        Writes over `logits` where parameters change them and nobody asked for logprobs. A row
+        without a finite maximum, or whose parameters fail or leave no token, gives an error in its
+        place and does not disturb the others.
+        """
+        errors: dict[int, Problem] = {}  # by row
+        empty_rows: set[int] = set()  # whose parameters leave no token
+        states = [_state_of(sequence) for sequence in sequences]
+        edited = logits
+        if any(state.edits_logits for state in states):
+            if any(sequence.params.logprobs is not None for sequence in sequences):
+                edited = logits.clone()  # they are told as the model gave them
+            edits = LogitEdits(logits.shape[1])
+            for row, (state, sequence) in enumerate(zip(states, sequences, strict=True)):
+                try:
+                    if state.edits_logits and not edits.add(row, sequence, state.seen):
+                        empty_rows.add(row)
+                except ROW_FAULTS as error:
+                    logger.exception("%r: its logits could not be edited", sequence)
+                    errors[row] = ("engine_error", f"{type(error).__name__} in the sampler")
+            edits.apply(edited, self._penalize, self._send)
+        if sequences:
+            temperatures, min_p, top_p, uniforms = choices.numbers.unbind()
+            self._choose_tokens(edited, temperatures, min_p, top_p, choices.top_k, uniforms, tokens)
+        wait = read(tokens)
+
+        def results() -> list[SampledToken]:
+            chosen = wait()
+            for row, token in enumerate(chosen):
+                if token < 0:
+                    errors.setdefault(row, NO_TOKEN if row in empty_rows else NOT_FINITE)
+            return [
+                SampledToken(-1, error=errors[row])
+                if row in errors
+                else _result(logits, row, chosen[row], sequence)
+                for row, sequence in enumerate(sequences)
+            ]
+
+        if any(sequence.params.logprobs is not None for sequence in sequences):
+            with_logprobs = results()  # of these logits, which the next step writes over
+            return lambda: with_logprobs
+        return results
+
+
+def _state_of(sequence: Sequence) -> RowState:
+    state: RowState | None = sequence.sampler_state
+    if state is None:
+        state = sequence.sampler_state = RowState(sequence.params)
+    return state
+
+
+def _result(logits: Tensor, row: int, token: int, sequence: Sequence) -> SampledToken:
+    params = sequence.params
+    if forced := params.trace_decode_token_ids:
+        token = forced[min(sequence.num_output_tokens, len(forced) - 1)]
+    if params.logprobs is None:
+        return SampledToken(token)
+    return SampledToken(token, _logprobs(logits[row], token, params))
+
+
+def _logprobs(logits: Tensor, token: int, params: SamplingParams) -> list[tuple[int, float, int]]:
+    """(token id, logprob, rank) of the chosen token, then of the best and the asked for.
+
+    Of the model's own distribution, before penalties and temperature. logits: [vocab] float32.
+    """
+    assert params.logprobs is not None
+    logprobs = logits.log_softmax(-1)
+    vocab = len(logprobs)
+    num_best = vocab if params.logprobs == -1 else min(params.logprobs, vocab)
+    best = logprobs.topk(num_best).indices.tolist()
+    wanted = list(dict.fromkeys([token, *best, *(params.logprob_token_ids or ())]))
+    values = logprobs[wanted]
+    if num_best == vocab:
+        rank_of = {token_id: rank for rank, token_id in enumerate(best, start=1)}
+        ranks = [rank_of[token_id] for token_id in wanted]
+    else:
+        ranks = (logprobs > values.unsqueeze(1)).sum(-1).add(1).tolist()
+    return list(zip(wanted, values.tolist(), ranks, strict=True))

@@ -1,0 +1,67 @@
+"""Whether a new request can be served at all: the checks that need no state but the limits."""
+
+from collections.abc import Iterator
+
+from engine.config import EngineConfig
+from engine.core.scheduling.sequence import Problem, Sequence
+
+ABSENT_FEATURES = (  # of SamplingParams: refused by name rather than ignored
+    "prompt_logprobs",
+    "structured_outputs",
+    "thinking_token_budget",
+    "repetition_detection",
+)
+
+
+def find_problem(sequence: Sequence, config: EngineConfig, vocab_size: int) -> Problem | None:
+    """Why this request can never be served, if so. `config` is resolved."""
+    max_model_len, num_prompt_tokens = config.max_model_len, sequence.num_prompt_tokens
+    assert max_model_len is not None
+    if num_prompt_tokens == 0:
+        return ("invalid_request", "the prompt is empty")
+    if num_prompt_tokens >= max_model_len:
+        return (
+            "context_length_exceeded",
+            f"the prompt has {num_prompt_tokens} tokens, "
+            f"the context holds {max_model_len} with at least one of the answer",
+        )
+    for name in ABSENT_FEATURES:
+        if getattr(sequence.params, name):
+            return ("unsupported_parameter", f"{name} is not implemented")
+    if not all(0 <= token < vocab_size for token in _indexing_ids(sequence)):
+        return ("invalid_request", f"a token id is not below {vocab_size}")
+    return None
+
+
+def find_congestion(
+    sequence: Sequence, config: EngineConfig, *, num_ahead: int, num_waiting_tokens: int
+) -> Problem | None:
+    """Why this request cannot be queued behind so many others, if so.
+
+    `num_ahead` requests stay behind when the free seats are taken; negative: one is left for this.
+    """
+    if num_ahead < 0:
+        return None
+    limit = config.max_num_queued_reqs
+    if limit is not None and num_ahead >= limit:
+        return ("queue_full", f"{num_ahead} requests are waiting already")
+    limit = config.max_num_queued_tokens
+    if limit is not None and num_waiting_tokens + sequence.num_tokens > limit:
+        return ("token_queue_full", f"{num_waiting_tokens} tokens are waiting already")
+    return None
+
+
+def _indexing_ids(sequence: Sequence) -> Iterator[int]:
+    """The extremes of all ids that will index something as long as the vocabulary."""
+    params = sequence.params
+    yield from (min(sequence.token_ids), max(sequence.token_ids))
+    for ids in (
+        params.stop_token_ids,
+        params.logit_bias,
+        params.allowed_token_ids,
+        params.logprob_token_ids,
+        params.trace_decode_token_ids,
+    ):
+        yield from ids or ()
+    for word in params.bad_words_token_ids or ():
+        yield word[-1]

@@ -1,0 +1,1 @@
+"""Tensors that every step fills or reads."""

@@ -1,0 +1,40 @@
+"""`Worker`: what `AsyncLLM.collective_rpc` reaches in the core.
+
+Its methods are those of vLLM's worker that ask or do something here, and whose results msgpack can
+carry. They are called between two steps.
+"""
+
+from engine.core.runner.model_runner import ModelRunner
+from engine.core.runner.sizes import cache_bytes_per_token
+
+
+class Worker:
+    """The one worker there is: it computes on the one device."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+
+    def check_health(self) -> None:
+        """Return: whoever hears of it knows that the step loop comes round."""
+
+    def get_model_inspection(self) -> str:
+        """The modules of the model, as torch prints them."""
+        return str(self._runner.loaded.model)
+
+    def get_cache_block_size_bytes(self) -> int:
+        """Of one block of the KV cache, in all layers together."""
+        loaded = self._runner.loaded
+        return loaded.block_size * cache_bytes_per_token(loaded)
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        return ("generate",)
+
+    def list_loras(self) -> list[int]:
+        """None: there are no adapters."""
+        return []
+
+    def reset_mm_cache(self) -> None:
+        """Nothing to do: there are no inputs but text."""
+
+    def reset_encoder_cache(self) -> None:
+        """Nothing to do: there is no encoder."""

@@ -1,0 +1,1 @@
+"""What both halves of the engine read of a model's folder."""

@@ -1,0 +1,1 @@
+"""On top of `AsyncLLM`: tasks and the request manager."""
