@@ -22,7 +22,7 @@ import uvloop
 from bench.report import Figure, latencies, report
 from bench.servers import ReplayServer, running_server, user_tokens
 from bench.socket_client import BenchSocket
-from server.producer import FLUSH_SECONDS
+from server.runs.producer import FLUSH_SECONDS
 from tests.end_to_end.harness import Server
 from tests.tiny_model import oracle_word
 

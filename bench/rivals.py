@@ -29,7 +29,7 @@ from bench.report import Figure, report
 from bench.servers import running_server, user_tokens
 from bench.socket_client import BenchSocket
 from engine import AsyncEngineArgs, AsyncLLM, RequestOutputKind, SamplingParams
-from server.supervisor import request_login_url
+from server.supervisor.supervisor import request_login_url
 from tests.end_to_end.client_model import utf16_prefix
 from tests.end_to_end.fault_proxy import FaultProxy
 from tests.end_to_end.harness import Client, Server

@@ -19,7 +19,7 @@ from bench.report import Figure, latencies, report
 from bench.servers import running_server
 from bench.socket_client import BenchSocket
 from engine import demo_model
-from server.config import DEMO_PACE
+from server.config.settings import DEMO_PACE
 from tests.end_to_end.harness import Server
 
 PROMPT = "Please tell me a very long story."

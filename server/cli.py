@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import typer
 
 from server import __version__
-from server.admin_client import AdminClient, AdminError, quoted
-from server.config import PREFIX, ConfigError, Settings, load_settings
+from server.config.settings import PREFIX, ConfigError, Settings, load_settings
+from server.terminal.admin_client import AdminClient, AdminError, quoted
 
 app = typer.Typer(
     name="parley",
@@ -122,9 +122,9 @@ def serve(
         settings = load_settings(flags)
     except ConfigError as error:
         raise _fail(str(error)) from None
-    from server.confinement import confine
-    from server.logs import configure_logs
-    from server.supervisor import Supervisor
+    from server.supervisor.hardening import confine
+    from server.supervisor.supervisor import Supervisor
+    from server.telemetry.logs import configure_logs
 
     confine()
     configure_logs(settings.log_level, settings.effective_log_format, "supervisor")
@@ -134,8 +134,8 @@ def serve(
 @app.command()
 def login(data_dir: DataDir = None) -> None:
     """Print a one-time URL that logs a browser in."""
-    from server.supervisor import request_login_url
-    from server.worker_keeper import StartError
+    from server.supervisor.supervisor import request_login_url
+    from server.supervisor.workers import StartError
 
     url, token = _running_server(data_dir)
     try:
@@ -150,7 +150,7 @@ def chat(
     session: Annotated[str | None, typer.Option(help="Go on with this session.")] = None,
 ) -> None:
     """Chat in the terminal; Ctrl-C stops an answer, Ctrl-D leaves."""
-    from server.terminal_chat import run_chat
+    from server.terminal.chat import run_chat
 
     url, token = _running_server(data_dir)
     raise typer.Exit(run_chat(url, token, session))
@@ -162,7 +162,7 @@ def list_users(
     as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
 ) -> None:
     """Every user, the newest first."""
-    from server import terminal_users
+    from server.terminal import users as terminal_users
 
     with _admin(data_dir) as client:
         terminal_users.list_users(client, as_json)
@@ -179,7 +179,7 @@ def add_user(
     days: Annotated[int | None, typer.Option(help="How long the token works.", min=1)] = None,
 ) -> None:
     """A new user; prints their token, once."""
-    from server import terminal_users
+    from server.terminal import users as terminal_users
 
     roles = ["user", "admin"] if admin else ["user"]
     with _admin(data_dir) as client:
@@ -189,7 +189,7 @@ def add_user(
 @users_app.command("revoke")
 def revoke_tokens(user: str, data_dir: DataDir = None) -> None:
     """Revoke a user's tokens (an id or a name); log their browsers out."""
-    from server import terminal_users
+    from server.terminal import users as terminal_users
 
     with _admin(data_dir) as client:
         terminal_users.revoke_tokens(client, user)
@@ -198,7 +198,7 @@ def revoke_tokens(user: str, data_dir: DataDir = None) -> None:
 @users_app.command("remove")
 def remove_user(user: str, data_dir: DataDir = None) -> None:
     """Remove a user (an id or a name) with all their sessions."""
-    from server import terminal_users
+    from server.terminal import users as terminal_users
 
     with _admin(data_dir) as client:
         terminal_users.remove_user(client, user)
@@ -207,7 +207,7 @@ def remove_user(user: str, data_dir: DataDir = None) -> None:
 @users_app.command("invite")
 def invite_user(user: str, data_dir: DataDir = None) -> None:
     """Print a one-time URL that logs in as a user (an id or a name)."""
-    from server import terminal_users
+    from server.terminal import users as terminal_users
 
     with _admin(data_dir) as client:
         terminal_users.invite_user(client, user)
@@ -224,8 +224,8 @@ def sessions(
     """Who is being answered, live: arrow keys choose, s stops, e evicts, q leaves."""
     if context.invoked_subcommand is not None:
         return
-    from server.terminal_sessions import LiveSessions, list_once
-    from server.terminal_text import output_console
+    from server.terminal.sessions import LiveSessions, list_once
+    from server.terminal.text import output_console
 
     console = output_console()
     with _admin(data_dir) as client:
@@ -304,7 +304,7 @@ def _running_server(data_dir: Path | None, secret: str = "token") -> tuple[str, 
 
 def main() -> None:
     if sys.argv[1:2] == ["serve"] and _log_format(sys.argv) == "json":
-        from server.logs import print_json
+        from server.telemetry.logs import print_json
 
         print_json("supervisor")  # also what is said of wrong arguments
     app()

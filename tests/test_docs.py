@@ -17,12 +17,12 @@ from engine import (
     SamplingParams,
 )
 from engine.client.requests.inputs import check_params
-from server import server_frames
-from server.closing import CloseCode
-from server.config import OTHER_NAMES, PREFIX, Settings
-from server.errors import CODES
-from server.protocol import TYPES
-from server.protocol import Settings as ResponseSettings
+from server.config.settings import OTHER_NAMES, PREFIX, Settings
+from server.protocol import server_frames
+from server.protocol.client_frames import TYPES
+from server.protocol.client_frames import Settings as ResponseSettings
+from server.protocol.close_codes import CloseCode
+from server.protocol.errors import CODES
 
 ROOT = Path(__file__).resolve().parent.parent
 # A page that is being written is not in git yet, and one in .venv is not ours.

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from server.schemas import check_server_frame
+from server.protocol.schemas import check_server_frame
 from tests.end_to_end.client_model import Answer, Frame
 from tests.end_to_end.connection_check import Connection
 from tests.end_to_end.history import History

@@ -15,9 +15,9 @@ import httpx2
 import msgspec
 from msgspec import Struct
 
-from server.http_objects import ErrorBody
-from server.operations import Doors
-from server.rest import operations
+from server.api.rest.objects import ErrorBody
+from server.api.rest.operation import Doors
+from server.worker.routes import operations
 from tests.end_to_end.client import ChatClient
 from tests.end_to_end.harness import Server
 from tests.end_to_end.raw import assert_discreet

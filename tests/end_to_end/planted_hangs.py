@@ -25,7 +25,7 @@ START_PLACES = ("worker", "core", "supervisor")  # what hangs in a start, by PAR
 def plant(folder: Path, constants: Mapping[str, float], hangs: str = "") -> str:
     """Write the `sitecustomize`; returns the PYTHONPATH for the server.
 
-    `constants` are of `server.tether`, `server.supervisor` and `server.worker_keeper`.
+    `constants` are of `tether`, `supervisor` and `workers`.
     """
     lines = [
         "import sys",
@@ -46,7 +46,7 @@ def take_effect(hangs: str, constants: dict[str, float]) -> None:
 
             checkpoint.check_folder = _hang
     elif "server.worker" in program:
-        from server import tether
+        from server.worker import tether
 
         _set(tether, constants)
         _hang_over_words()
@@ -55,7 +55,8 @@ def take_effect(hangs: str, constants: dict[str, float]) -> None:
 
             AsyncLLM.connect = _hang  # type: ignore[method-assign]
     elif "serve" in sys.orig_argv:
-        from server import supervisor, worker_keeper
+        from server.supervisor import supervisor
+        from server.supervisor import workers as worker_keeper
 
         _set(supervisor, constants)
         _set(worker_keeper, constants)
@@ -77,7 +78,7 @@ def _hang(*_: object, **__: object) -> Any:
 
 def _hang_over_words() -> None:
     from engine.client.text.tokenizer import Tokenizer
-    from server.prompts import PromptBuilder
+    from server.generation.prompts import PromptBuilder
 
     build, render = PromptBuilder.build, Tokenizer._render
 

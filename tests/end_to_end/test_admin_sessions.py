@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from server import admin_objects
+from server.api.admin import objects as admin_objects
 from tests.end_to_end.harness import Client, Server
 from tests.end_to_end.http_client import Http, admin_token, ask_and_follow, code_of
 from tests.end_to_end.operators import SETTINGS, answering, audit, new_user

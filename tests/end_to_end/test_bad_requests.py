@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from server.guard import BODY_SECONDS
+from server.worker.middleware import BODY_SECONDS
 from tests.end_to_end import bad_input, bad_requests
 from tests.end_to_end.bad_requests import BadRequest
 from tests.end_to_end.bystander import beside_a_stream

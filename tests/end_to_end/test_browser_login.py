@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from playwright.async_api import Browser, BrowserContext, Page, expect
 from redis import Redis
 
-from server.supervisor import request_login_url
+from server.supervisor.supervisor import request_login_url
 from sessions.directory.credentials import digest_of
 from tests.end_to_end.harness import Server
 from tests.end_to_end.http_client import Http

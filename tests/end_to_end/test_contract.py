@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.openapi import openapi
+from server.api.rest.openapi import openapi
 from tests.end_to_end.harness import Client, Server
 from tests.end_to_end.http_client import LISTED, Http, admin_token
 from tests.tiny_model import oracle_word

@@ -7,7 +7,7 @@ import signal
 import psutil
 import pytest
 
-from server.intervals import SHORTENED
+from server.config.intervals import SHORTENED
 from tests.end_to_end.client_model import Answer, Frame
 from tests.end_to_end.harness import Client, Server
 from tests.end_to_end.owned_answer import NUM_TOKENS, begin, owner_and_other, resume

@@ -64,7 +64,7 @@ def renderers(server: Server) -> list[int]:
 
 def is_renderer(process: psutil.Process) -> bool:
     try:
-        return any(part.endswith("template_child.py") for part in process.cmdline())
+        return any(part.endswith("templates/child.py") for part in process.cmdline())
     except psutil.NoSuchProcess:
         return False
 

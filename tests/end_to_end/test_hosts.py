@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from server.intervals import SHORTENED
+from server.config.intervals import SHORTENED
 from tests.end_to_end.deaths import everything_is_killed
 from tests.end_to_end.harness import TESTING, Client, Server
 from tests.end_to_end.owned_answer import NUM_TOKENS, SETTINGS, TEXT, begin, resume, run_of

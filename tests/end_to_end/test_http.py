@@ -9,8 +9,8 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from server.operations import Doors, Resource
-from server.rest import routes
+from server.api.rest.operation import Doors, Resource
+from server.worker.routes import routes
 from tests.end_to_end.harness import Client, Server
 from tests.end_to_end.raw import Answer, RawSocket, ask, elsewhere, request
 from tests.tiny_model import oracle_answer, oracle_word
@@ -280,7 +280,7 @@ async def test_there_is_nothing_at_other_addresses(server: Server) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        *("/static/../app.py", "/static/%2e%2e/server/app.py", "/static/..%2fserver/app.py"),
+        *("/static/../Makefile", "/static/%2e%2e/server/cli.py", "/static/..%2fserver/cli.py"),
         *("/static/..%5cserver", "/static/%00", "/static/js%00.js", "/static//etc/passwd"),
         *("/static/" + "x" * 5000, "/static/js", "/static/" + "a/" * 3000, "/static/%ff"),
     ],

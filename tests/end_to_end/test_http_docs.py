@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from server.operations import Access
+from server.api.rest.operation import Access
 from tests.end_to_end.harness import ROOT, Server
 from tests.end_to_end.http_client import LISTED, Http
 

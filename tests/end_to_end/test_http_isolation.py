@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.operations import Access, Operation
+from server.api.rest.operation import Access, Operation
 from tests.end_to_end.harness import Server
 from tests.end_to_end.http_client import (
     LISTED,

@@ -93,7 +93,7 @@ def test_l10_a_start_that_fails_is_told_in_json(
 
 FAULTS = """
 import gc, logging, os, sys, threading, warnings
-from server.logs import configure_logs
+from server.telemetry.logs import configure_logs
 configure_logs("info", "json", "worker-1")
 warnings.warn("of a library")
 logging.getLogger("asyncio").error("Task exception was never retrieved", exc_info=ValueError("x"))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from server.protocol import MAX_INPUT_BYTES
+from server.protocol.client_frames import MAX_INPUT_BYTES
 from tests.end_to_end import bad_input
 from tests.end_to_end.bad_input import MAX_MESSAGE_BYTES
 from tests.end_to_end.harness import Client, Server

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from server import protocol, server_frames
+from server.protocol import client_frames as protocol
+from server.protocol import server_frames
 from tests.end_to_end.client_model import Frame
 from tests.end_to_end.harness import ROOT, Client, Server
 

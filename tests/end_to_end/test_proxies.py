@@ -14,10 +14,10 @@ import httpx2
 import pytest
 from playwright.async_api import Browser, expect
 
-from server.config import Settings
-from server.event_stream import HEARTBEAT_SECONDS
-from server.guard import LARGER_BODIES
-from server.wire import KEEP_ALIVE_SECONDS
+from server.api.rest.event_stream import HEARTBEAT_SECONDS
+from server.config.settings import Settings
+from server.worker.middleware import LARGER_BODIES
+from server.worker.uvicorn_server import KEEP_ALIVE_SECONDS
 from tests.end_to_end.harness import Client, Server
 from tests.end_to_end.http_client import Http, ask_and_follow, code_of
 from tests.end_to_end.proxies import (

@@ -304,7 +304,7 @@ def test_familiar_methods(ours: dict[str, Tokenizer], theirs: dict[str, Any]) ->
 
 def test_importing_the_engine_imports_neither_torch_nor_transformers() -> None:
     program = (
-        "import sys, engine, engine.tokenizer; "
+        "import sys, engine, engine.client.text.tokenizer; "
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

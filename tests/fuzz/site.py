@@ -17,10 +17,10 @@ from unittest.mock import patch
 
 from starlette.types import Receive, Scope, Send
 
-from server import wire
-from server.closing import CloseCode
-from server.guard import Guard
-from server.wire import Server, uvicorn_config
+from server.protocol.close_codes import CloseCode
+from server.worker import http_protocol, lingering, websocket_protocol
+from server.worker.middleware import Guard
+from server.worker.uvicorn_server import Server, uvicorn_config
 
 DEADLINE_SECONDS = 0.3
 PATIENT_SECONDS = 5.0  # for a client that waits for its turn
@@ -96,12 +96,17 @@ def serving(deadline_seconds: float = DEADLINE_SECONDS) -> Iterator[Site]:
         is_ready.set()
         await running
 
-    names = ("HEAD_SECONDS", "BODY_SECONDS", "LINGER_SECONDS", "MESSAGE_SECONDS")
+    deadlines = (
+        (http_protocol, "HEAD_SECONDS"),
+        (http_protocol, "BODY_SECONDS"),
+        (lingering, "LINGER_SECONDS"),
+        (websocket_protocol, "MESSAGE_SECONDS"),
+    )
     handler = _Errors(site)
     logging.getLogger().addHandler(handler)
     with contextlib.ExitStack() as stack:
-        for name in names:
-            stack.enter_context(patch.object(wire, name, deadline_seconds))
+        for module, name in deadlines:
+            stack.enter_context(patch.object(module, name, deadline_seconds))
         site.thread = threading.Thread(target=lambda: asyncio.run(serve()))
         site.thread.start()
         try:

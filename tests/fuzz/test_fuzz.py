@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from engine.client.templates.chat_template import ChatTemplate
-from server import bounded_h11, wire
-from server.limits import TokenBucket
+from server.access.rates import TokenBucket
+from server.worker import bounded_h11, http_protocol, websocket_protocol
 from tests.end_to_end.raw import request
 from tests.fuzz import driver, fuzz_http
 from tests.fuzz.__main__ import TARGETS
@@ -51,7 +51,7 @@ def test_the_http_target_finds_a_parser_that_reads_every_chunk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bounded_h11, "FREE_CHUNKS", 10**9)
-    monkeypatch.setattr(wire, "HTTP_PIECE_BYTES", 10**9)
+    monkeypatch.setattr(http_protocol, "HTTP_PIECE_BYTES", 10**9)
     monkeypatch.setattr(driver, "STALL_SECONDS", PLANTED_SECONDS)
     # Each round has what random conversations have now and then, so that few of them will do.
     flood = Target("http", serving, flood_of_chunks, fuzz_http.attack, fuzz_http.bystand)
@@ -66,7 +66,7 @@ def test_the_websocket_target_finds_a_parser_that_reads_every_fragment(
         return True
 
     monkeypatch.setattr(TokenBucket, "take", endless)
-    monkeypatch.setattr(wire, "WEBSOCKET_PIECE_BYTES", 10**9)
+    monkeypatch.setattr(websocket_protocol, "WEBSOCKET_PIECE_BYTES", 10**9)
     monkeypatch.setattr(driver, "STALL_SECONDS", PLANTED_SECONDS)
     with pytest.raises(AssertionError, match=r"websocket, round \d+, seed 1: \d+ ms"):
         run_of("websocket")(60.0, 1)

@@ -6,12 +6,12 @@ from typing import Any, cast
 
 from engine import AsyncLLM, CompletionOutput, RequestOutput, SamplingParams
 from engine.errors import RetryableRequestError
-from server.hub import Hub
-from server.intervals import Intervals
-from server.metrics import Metrics
-from server.producer import Producer
-from server.run import Run
-from server.subscription import Subscription
+from server.config.intervals import Intervals
+from server.live.hub import Hub
+from server.live.subscription import Subscription
+from server.runs.producer import Producer
+from server.runs.run import Run
+from server.telemetry.metrics import Metrics
 from sessions.connection.feed import LiveFeed
 from sessions.model.events import ObjectEvent, TextEvent
 from sessions.store.store import SessionStore

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 from hypothesis import settings
 
-from server.hub import Hub
+from server.live.hub import Hub
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.connection.feed import LiveFeed
 from sessions.store.store import SessionStore

@@ -23,9 +23,9 @@ from starlette.types import ASGIApp, Message
 from engine import AsyncLLM, CompletionOutput, RequestOutput
 from engine.client.requests.core_connection import CoreState
 from engine.outputs import RequestProgress
-from server.app import AppConfig, Worker
-from server.intervals import SHORTENED, Intervals
-from server.limits import Limits
+from server.config.intervals import SHORTENED, Intervals
+from server.config.limits import Limits
+from server.worker.app import AppConfig, Worker
 from sessions.store.store import SessionStore
 from tests.end_to_end.client import ChatClient
 from tests.end_to_end.client_model import Frame

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from server.admin_replicas import roll_wire
+from server.api.admin.workers import roll_wire
 from sessions.directory.replicas import Replica, Roll
 
 NOW = 1_000_000

@@ -7,7 +7,7 @@ from unittest.mock import AsyncMock
 import pytest
 from structlog.testing import capture_logs
 
-from server.app import Worker
+from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis
 from tests.redis_server import fresh_prefix
 from tests.server.in_process import Dice, Http, ScriptedEngine, running_workers

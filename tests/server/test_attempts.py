@@ -5,9 +5,9 @@ import contextlib
 
 import pytest
 
-from server.attempts import MAX_FAILURES, WINDOW_SECONDS, FailedAttempts
-from server.errors import ApiError
-from server.limits import MIN_SECRET_CHARACTERS
+from server.access.login_throttle import MAX_FAILURES, WINDOW_SECONDS, FailedAttempts
+from server.access.rates import MIN_SECRET_CHARACTERS
+from server.protocol.errors import ApiError
 from sessions.model.errors import StoreUnavailable
 
 LONG = "x" * MIN_SECRET_CHARACTERS  # as long as a secret of ours

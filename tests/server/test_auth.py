@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from starlette.requests import HTTPConnection
 
-from server.attempts import MAX_FAILURES
-from server.auth import Authenticator, Origins, cookie_name
-from server.errors import ApiError
-from server.identities import ADMIN_USER, LOCAL_USER, Identities, User
+from server.access.auth import Authenticator, Origins, cookie_name
+from server.access.identities import ADMIN_USER, LOCAL_USER, Identities, User
+from server.access.login_throttle import MAX_FAILURES
+from server.protocol.errors import ApiError
 from sessions.directory.credentials import Credentials, digest_of
 from sessions.directory.users import Users
 from sessions.model.errors import StoreUnavailable

@@ -7,8 +7,13 @@ from typing import Any
 import h11
 import pytest
 
-from server.bounded_h11 import BYTES_PER_CHUNK, FREE_CHUNKS, MAX_EMPTY_BYTES, BoundedConnection
-from server.guard import MAX_HEADER_BYTES
+from server.worker.bounded_h11 import (
+    BYTES_PER_CHUNK,
+    FREE_CHUNKS,
+    MAX_EMPTY_BYTES,
+    BoundedConnection,
+)
+from server.worker.middleware import MAX_HEADER_BYTES
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 OK = h11.Response(status_code=200, headers=[("content-length", "0")])

@@ -5,9 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from server.hub import Hub
-from server.response_log import ResponseLog
-from server.subscription import Subscription
+from server.live.hub import Hub
+from server.live.response_log import ResponseLog
+from server.live.subscription import Subscription
 from sessions.model.errors import ResponseNotFound
 from sessions.model.events import Event, LiveResponseEvents, TextEvent
 from tests.server.entries import CREATED, DONE, RESPONSE, message_updated, texts

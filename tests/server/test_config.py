@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from server.cli import app
-from server.config import ConfigError, Settings, load_settings, read_or_create_secret
-from server.intervals import SHORTENED, Intervals
+from server.config.intervals import SHORTENED, Intervals
+from server.config.settings import ConfigError, Settings, load_settings, read_or_create_secret
 
 
 @pytest.fixture(autouse=True)

@@ -9,14 +9,14 @@ from typing import Any, cast
 import pytest
 from starlette.websockets import WebSocket, WebSocketState
 
-from server import connection as module
-from server.connection import Connection
-from server.errors import ApiError
-from server.identities import User, UserDisabled
-from server.limits import Limits
-from server.metrics import Metrics
-from server.protocol import ClientFrame
-from server.services import Services
+from server.access.identities import User, UserDisabled
+from server.api.websocket import connection as module
+from server.api.websocket.connection import Connection
+from server.commands.services import Services
+from server.config.limits import Limits
+from server.protocol.client_frames import ClientFrame
+from server.protocol.errors import ApiError
+from server.telemetry.metrics import Metrics
 from sessions.model.errors import StoreUnavailable
 from tests.patience import PATIENCE
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from server import stops
-from server.app import Worker
-from server.response_log import ResponseLog, read_log
+from server.commands import cancel_response as stops
+from server.live.response_log import ResponseLog, read_log
+from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.replies import CancelRequested
 from tests.end_to_end.history import History

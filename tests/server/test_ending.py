@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from server.response_log import read_log
-from server.run import Stop
+from server.live.response_log import read_log
+from server.runs.stop import Stop
 from sessions.model.codec import encode_token_ids
 from tests.server.answering import Answering, output, until
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from server.closing import MAX_REASON_BYTES, CloseCode, CloseConnection
-from server.errors import CODES, ApiError, invalid_field
-from server.translate import translate_store_errors
+from server.protocol.close_codes import MAX_REASON_BYTES, CloseCode, CloseConnection
+from server.protocol.errors import CODES, ApiError, invalid_field
+from server.protocol.store_errors import translate_store_errors
 from sessions.model import errors
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from server import event_stream
-from server.errors import ApiError
-from server.event_stream import EventStream, HttpViewer, encode_event, parse_event_id
+from server.api.rest import event_stream
+from server.api.rest.event_stream import EventStream, HttpViewer, encode_event, parse_event_id
+from server.protocol.errors import ApiError
 from tests.patience import PATIENCE
 
 DONE = {"type": "response.done", "sequence_number": 9, "fence": 2}

@@ -4,7 +4,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from server.exports import attachment
+from server.commands.exports import attachment
 
 
 @pytest.mark.parametrize(

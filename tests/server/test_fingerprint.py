@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from server import fingerprint
-from server.fingerprint import model_fingerprint
+from server.generation import fingerprint
+from server.generation.fingerprint import model_fingerprint
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from structlog.testing import capture_logs
 
-from server import guard as guard_module
-from server.guard import MAX_BODY_BYTES, Guard, security_headers
+from server.worker import middleware as guard_module
+from server.worker.middleware import MAX_BODY_BYTES, Guard, security_headers
 
 Message = MutableMapping[str, Any]
 IMPORT_MAP = b'{"imports":{}}'

@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from server.handlers import MAX_SNAPSHOT_BYTES, snapshot
+from server.api.websocket.handlers import MAX_SNAPSHOT_BYTES, snapshot
 from sessions.model.ids import new_message_id, new_session_id
 from sessions.model.records import Message, Session
 from sessions.model.replies import MessagePage

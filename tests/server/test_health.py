@@ -8,10 +8,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from engine.client.requests.core_connection import CoreState
-from server.health import Health
-from server.hub import Hub
-from server.intervals import Intervals
-from server.metrics import Metrics
+from server.config.intervals import Intervals
+from server.live.health import Health
+from server.live.hub import Hub
+from server.telemetry.metrics import Metrics
 from sessions.connection.client import RedisClient
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.errors import StoreRefused

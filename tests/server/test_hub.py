@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from server.hub import Hub
-from server.subscription import Subscription
+from server.live.hub import Hub
+from server.live.subscription import Subscription
 from sessions.model.errors import SessionNotFound, StoreUnavailable
 from sessions.model.events import LiveFrame, LiveResponseEvents, LiveSessionEvents, TextEvent
 from sessions.store.store import SessionStore

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 import orjson
 import pytest
 
-from server import identities as module
-from server.errors import ApiError
-from server.identities import OLD_LOGIN_CODE, USED_LOGIN_CODE, Identities, User
+from server.access import identities as module
+from server.access.identities import OLD_LOGIN_CODE, USED_LOGIN_CODE, Identities, User
+from server.protocol.errors import ApiError
 from sessions.connection.feed import LiveFeed
 from sessions.directory.credentials import Credentials, digest_of
 from sessions.directory.users import Users

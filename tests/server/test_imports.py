@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from server.errors import ApiError
-from server.imports import MAX_ANSWER_BYTES, MAX_USAGE_TOKENS, parse_import
-from server.protocol import MAX_INPUT_BYTES
+from server.commands.imports import MAX_ANSWER_BYTES, MAX_USAGE_TOKENS, parse_import
+from server.protocol.client_frames import MAX_INPUT_BYTES
+from server.protocol.errors import ApiError
 
 QUESTION: dict[str, Any] = {
     "id": "q",

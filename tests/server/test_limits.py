@@ -2,9 +2,10 @@
 
 import pytest
 
-from server import limits
-from server.errors import ApiError
-from server.limits import ConnectionCounter, Limits, Places, TokenBucket
+from server.access import rates as limits
+from server.access.rates import ConnectionCounter, Places, TokenBucket
+from server.config.limits import Limits
+from server.protocol.errors import ApiError
 
 
 class Clock:

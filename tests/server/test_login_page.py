@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from server.errors import ApiError
-from server.identities import User
-from server.login_page import login_page, refusal_page
+from server.access.identities import User
+from server.api.login.page import login_page, refusal_page
+from server.protocol.errors import ApiError
 
 EVIL = """"><script>alert(1)</script>'&"""
 

@@ -3,7 +3,7 @@
 import math
 
 from engine.logprobs import Logprob
-from server.logprobs import LOWEST, token_logprobs
+from server.generation.logprobs import LOWEST, token_logprobs
 
 
 def test_each_token_has_its_own_and_the_likeliest_in_its_place() -> None:

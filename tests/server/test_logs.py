@@ -13,7 +13,7 @@ from tests.end_to_end.harness import ROOT
 from tests.patience import PATIENCE
 
 SPEAK = """
-from server.logs import configure_logs
+from server.telemetry.logs import configure_logs
 configure_logs("info", "json", "worker-1")
 import logging, structlog
 from rich.console import Console
@@ -65,7 +65,7 @@ def test_what_is_logged_comes_at_once_and_in_order(tmp_path: Path) -> None:
 
 FAIL = """
 import sys
-from server.logs import configure_logs
+from server.telemetry.logs import configure_logs
 configure_logs("info", sys.argv[1], "worker-1")
 import structlog
 def fail(words):

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from server.hub import Hub
-from server.subscription import Subscription
+from server.live.hub import Hub
+from server.live.subscription import Subscription
 from tests.patience import PATIENCE
 from tests.server.watching import Viewer
 from tests.sessions.chat import Chat

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.core.metrics import CoreMetrics
-from server.metrics import Metrics, StoreCollector
+from server.telemetry.metrics import Metrics, StoreCollector
 from tests.engine.fakes import make_scheduler
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -7,12 +7,12 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from server.errors import ApiError
-from server.identities import ADMIN_SCOPES
-from server.openapi import openapi
-from server.operations import Access, Doors, Operation
-from server.protocol import convert
-from server.rest import operations
+from server.access.identities import ADMIN_SCOPES
+from server.api.rest.openapi import openapi
+from server.api.rest.operation import Access, Doors, Operation
+from server.protocol.client_frames import convert
+from server.protocol.errors import ApiError
+from server.worker.routes import operations
 from sessions.directory.users import ROLES
 from sessions.store.session_lists import user_cursor
 

@@ -11,10 +11,8 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.testclient import TestClient
 
-from server.errors import ApiError
-from server.identities import User
-from server.limits import Limits
-from server.operations import (
+from server.access.identities import User
+from server.api.rest.operation import (
     Access,
     Call,
     Doors,
@@ -23,7 +21,9 @@ from server.operations import (
     json_response,
     routes_of,
 )
-from server.protocol import CreateResponse, CreateSession
+from server.config.limits import Limits
+from server.protocol.client_frames import CreateResponse, CreateSession
+from server.protocol.errors import ApiError
 
 ALICE = User("alice", "Alice")
 

@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from server import outbox as outbox_module
-from server.outbox import HIDDEN_INTERVAL_SECONDS, MAX_BYTES, MAX_DELTA_CHARACTERS, Outbox
+from server.live import outbox as outbox_module
+from server.live.outbox import HIDDEN_INTERVAL_SECONDS, MAX_BYTES, MAX_DELTA_CHARACTERS, Outbox
 from tests.patience import PATIENCE
 
 

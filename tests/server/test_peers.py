@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from server.peers import Peers
+from server.runs.peers import Peers
 from sessions.directory.replicas import Replicas
 from sessions.model.errors import StoreUnavailable
 from sessions.store.store import SessionStore

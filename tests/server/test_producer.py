@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from engine.errors import EngineDeadError
-from server import producer as producer_module
-from server.run import Stop
+from server.runs import producer as producer_module
+from server.runs.stop import Stop
 from sessions.model.errors import StoreUnavailable
 from tests.server.answering import MAX_SECONDS, Answering, output
 

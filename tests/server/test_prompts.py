@@ -16,8 +16,8 @@ from engine.client.text import tokenizer as tokenizer_module
 from engine.client.text.tokenizer import Tokenizer
 from engine.client.text.turns import Turns
 from engine.errors import ValidationError
-from server.errors import ApiError
-from server.prompts import KEEP_FRACTION, MESSAGE_OVERHEAD_TOKENS, Prompt, PromptBuilder
+from server.generation.prompts import KEEP_FRACTION, MESSAGE_OVERHEAD_TOKENS, Prompt, PromptBuilder
+from server.protocol.errors import ApiError
 from sessions.model.records import Message
 from sessions.model.replies import MessagePage
 from sessions.store.store import SessionStore

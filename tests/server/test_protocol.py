@@ -9,8 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from server.errors import ApiError
-from server.protocol import (
+from server.protocol.client_frames import (
     MAX_DEPTH,
     MAX_INTEGER,
     TYPES,
@@ -25,6 +24,7 @@ from server.protocol import (
     decode_object,
     parse,
 )
+from server.protocol.errors import ApiError
 from tests.end_to_end import bad_input
 
 SESSION = "ses_" + "A" * 22

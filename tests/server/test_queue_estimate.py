@@ -2,8 +2,8 @@
 
 import pytest
 
-from server import queue_estimate as module
-from server.queue_estimate import QueueEstimate
+from server.generation import queue_estimate as module
+from server.generation.queue_estimate import QueueEstimate
 
 Clock = list[float]
 

@@ -10,10 +10,10 @@ import httpx2
 import pytest
 from starlette.applications import Starlette
 
-from server.auth import Authenticator, Origins
-from server.identities import Identities
-from server.operations import Doors, routes_of
-from server.rest_login import LoginOperations
+from server.access.auth import Authenticator, Origins
+from server.access.identities import Identities
+from server.api.login.operations import LoginOperations
+from server.api.rest.operation import Doors, routes_of
 from sessions.directory.credentials import Credentials, digest_of
 from sessions.directory.users import User, Users
 from sessions.store.store import SessionStore

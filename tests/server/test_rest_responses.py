@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from server import event_stream
-from server.app import Worker
+from server.api.rest import event_stream
+from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.events import ObjectEvent, TextEvent
 from sessions.model.ids import new_message_id, new_response_id

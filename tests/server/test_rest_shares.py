@@ -13,10 +13,10 @@ from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 from starlette.types import Message
 
-from server import rest_shares
-from server.limits import Places
-from server.operations import Doors, routes_of
-from server.rest_shares import HeldStream, ShareOperations
+from server.access.rates import Places
+from server.api.rest import shares as rest_shares
+from server.api.rest.operation import Doors, routes_of
+from server.api.rest.shares import HeldStream, ShareOperations
 from sessions.store.shares import Share
 from tests.patience import PATIENCE
 

@@ -1,4 +1,4 @@
-from server.restarts import MAX_FAILED_STARTS, STABLE_SECONDS, Restarts
+from server.supervisor.backoff import MAX_FAILED_STARTS, STABLE_SECONDS, Restarts
 
 
 def test_r30_ten_failed_starts_in_a_row_are_enough() -> None:

@@ -2,7 +2,9 @@
 
 import pytest
 
-from server.run import Run, Stop, Timeline
+from server.runs.run import Run
+from server.runs.stop import Stop
+from server.runs.timeline import Timeline
 from sessions.model.events import ObjectEvent, TextEvent
 from sessions.model.records import Message
 

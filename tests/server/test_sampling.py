@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine import RequestOutputKind
-from server.sampling import ModelDefaults, effective_settings, sampling_params
+from server.generation.sampling import ModelDefaults, effective_settings, sampling_params
 
 NOTHING = ModelDefaults()
 

@@ -8,17 +8,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from server import protocol, server_frames
-from server.closing import CloseCode
-from server.errors import CODES
-from server.schemas import DOCS, asyncapi, check_server_frame, files, json_schema
+from server.protocol import client_frames as protocol
+from server.protocol import server_frames
+from server.protocol.close_codes import CloseCode
+from server.protocol.errors import CODES
+from server.protocol.schemas import DOCS, asyncapi, check_server_frame, files, json_schema
 
 PROTOCOL = (DOCS / "protocol.md").read_text()
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: path.name)
 def test_the_files_in_docs_are_what_the_definitions_give(path: Path) -> None:
-    assert path.read_bytes() == files()[path], "run `python -m server.schemas`"
+    assert path.read_bytes() == files()[path], "run `python -m server.protocol.schemas`"
 
 
 def references(value: Any) -> list[str]:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from server.errors import ApiError
-from server.slots import ActiveLimit
+from server.protocol.errors import ApiError
+from server.runs.active_limit import ActiveLimit
 from sessions.model.errors import NoSlot
 from sessions.model.ids import new_response_id, new_session_id
 from sessions.store.slots import SLOT_MS

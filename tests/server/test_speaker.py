@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from server.subscription import Subscription
+from server.live.subscription import Subscription
 from sessions.model.errors import StoreUnavailable
 from tests.server.answering import Answering, output, until
 from tests.server.watching import Viewer

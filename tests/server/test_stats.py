@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from engine.errors import EngineDeadError
-from server import stats
-from server.metrics import Metrics
-from server.stats import Recorder, Sample, percentile_ms, point_of, read_series
+from server.telemetry import stats
+from server.telemetry.metrics import Metrics
+from server.telemetry.stats import Recorder, Sample, percentile_ms, point_of, read_series
 from sessions.directory.samples import Samples
 from sessions.store.store import SessionStore
 from tests.patience import PATIENCE

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from server import producer
+from server.runs import producer
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.ids import session_of
 from tests.end_to_end.client_model import Answer

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from server import catch_up
-from server.response_log import ResponseLog, read_log
+from server.live import catch_up
+from server.live.response_log import ResponseLog, read_log
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.errors import StoreUnavailable
 from sessions.store.store import SessionStore

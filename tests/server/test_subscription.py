@@ -2,10 +2,10 @@
 
 import pytest
 
-from server import subscription as module
-from server.outbox import Outbox
-from server.response_log import ResponseLog
-from server.subscription import Subscription
+from server.live import subscription as module
+from server.live.outbox import Outbox
+from server.live.response_log import ResponseLog
+from server.live.subscription import Subscription
 from sessions.model.events import Event, ObjectEvent, TextEvent
 from tests.server.entries import CREATED, DONE, LOG, RESPONSE, message_updated, texts
 from tests.server.watching import Viewer, kinds

@@ -14,16 +14,16 @@ import msgspec
 import pytest
 from redis.exceptions import ResponseError
 
-from server import stops
-from server.app import Worker
-from server.errors import ApiError
-from server.fingerprint import model_fingerprint, prompt_hash
-from server.intervals import SHORTENED
-from server.outbox import Outbox
-from server.protocol import CancelResponse
-from server.stops import Stops
-from server.takeover import MAX_FENCE
-from server.told import Told
+from server.commands import cancel_response as stops
+from server.commands.cancel_response import Stops
+from server.config.intervals import SHORTENED
+from server.generation.fingerprint import model_fingerprint, prompt_hash
+from server.live.outbox import Outbox
+from server.live.told import Told
+from server.protocol.client_frames import CancelResponse
+from server.protocol.errors import ApiError
+from server.runs.takeover import MAX_FENCE
+from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.errors import RunLost, StoreUnavailable
 from sessions.model.events import Event, ObjectEvent, TextEvent

@@ -1,6 +1,6 @@
 """What strangers wrote reaches a terminal as text, and as nothing that it obeys."""
 
-from server.terminal_text import harmless, printable
+from server.terminal.text import harmless, printable
 
 
 def test_an_answer_keeps_its_lines_and_letters() -> None:

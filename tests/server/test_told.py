@@ -1,6 +1,6 @@
 """`Told`: what one connection has stopped and was told to have ended, it gets no more text of."""
 
-from server.told import MAX_ENDS, MAX_GONE, Told
+from server.live.told import MAX_ENDS, MAX_GONE, Told
 from tests.server.entries import RESPONSE
 
 

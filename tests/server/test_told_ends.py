@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ResponseError
 
-from server.app import Worker
+from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.errors import StoreUnavailable
 from sessions.store.store import SessionStore

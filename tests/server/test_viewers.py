@@ -5,13 +5,14 @@ from typing import Any, cast
 
 import pytest
 
-from server import abandonment as abandonment_module
-from server import viewers as viewers_module
-from server.abandonment import Abandonment
-from server.hub import Hub
-from server.run import Run, Stop
-from server.runs import Runs
-from server.subscription import Subscription
+from server.live import viewers as viewers_module
+from server.live.hub import Hub
+from server.live.subscription import Subscription
+from server.runs import abandonment as abandonment_module
+from server.runs.abandonment import Abandonment
+from server.runs.run import Run
+from server.runs.runs import Runs
+from server.runs.stop import Stop
 from sessions.connection.feed import LiveFeed
 from sessions.model.events import ObjectEvent
 from sessions.model.ids import new_response_id

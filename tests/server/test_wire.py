@@ -14,21 +14,20 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from websockets.frames import Frame
 
-from server import wire
-from server.bounded_h11 import FREE_CHUNKS, BoundedConnection
-from server.closing import CloseCode
-from server.connection import MAX_MESSAGE_BYTES
-from server.wire import (
+from server.protocol.client_frames import MAX_MESSAGE_BYTES
+from server.protocol.close_codes import CloseCode
+from server.worker import http_protocol, lingering, websocket_protocol
+from server.worker.bounded_h11 import FREE_CHUNKS, BoundedConnection
+from server.worker.http_protocol import HttpProtocol
+from server.worker.uvicorn_server import Server, uvicorn_config
+from server.worker.websocket_protocol import (
     IDLE_FRAMES_PER_S,
     MAX_FRAMES_AFTER_CLOSE,
     SMALL_FRAGMENT_BYTES,
     UNRULY,
     WEBSOCKET_PIECE_BYTES,
     Framing,
-    HttpProtocol,
-    Server,
     WebSocketProtocol,
-    uvicorn_config,
 )
 from tests.end_to_end.raw import (
     CLOSE,
@@ -87,14 +86,14 @@ async def _echo(scope: Scope, receive: Receive, send: Send) -> None:
         if message["type"] == "websocket.connect":
             await send({"type": "websocket.accept", "subprotocol": "chat.v1"})
             if scope["path"] == "/slow":
-                await asyncio.sleep(2 * wire.MESSAGE_SECONDS)
+                await asyncio.sleep(2 * websocket_protocol.MESSAGE_SECONDS)
             elif scope["path"].startswith("/bye"):
                 code = int(scope["path"].removeprefix("/bye"))
                 await send({"type": "websocket.close", "code": code})
             elif scope["path"] == "/busy":  # receives in the turn in which the deadline falls due
-                await asyncio.sleep(wire.MESSAGE_SECONDS / 2)
+                await asyncio.sleep(websocket_protocol.MESSAGE_SECONDS / 2)
                 # It is the loop that must be held up: deadlines fall due, and nothing is read.
-                time.sleep(wire.MESSAGE_SECONDS)  # noqa: ASYNC251
+                time.sleep(websocket_protocol.MESSAGE_SECONDS)  # noqa: ASYNC251
                 await asyncio.sleep(0)
         elif message["text"].startswith('{"type": "direct"'):
             assert write(message["text"].encode())
@@ -135,7 +134,7 @@ async def drip(socket: RawSocket, data: bytes) -> None:
 async def test_b6_a_connection_that_says_nothing_is_closed(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "HEAD_SECONDS", SOON)
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", SOON)
     async with RawSocket(target) as socket:
         assert (await socket.answer()).status == 0
 
@@ -144,7 +143,7 @@ async def test_b6_a_connection_that_says_nothing_is_closed(
 async def test_b6_half_a_head_is_answered_408_however_it_drips(
     target: Target, monkeypatch: pytest.MonkeyPatch, head: bytes
 ) -> None:
-    monkeypatch.setattr(wire, "HEAD_SECONDS", SOON)
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", SOON)
     async with RawSocket(target) as socket:
         dripping = asyncio.create_task(drip(socket, head))
         answer = await socket.answer()
@@ -156,7 +155,7 @@ async def test_b6_half_a_head_is_answered_408_however_it_drips(
 async def test_b6_the_head_of_a_second_request_has_a_deadline_of_its_own(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "HEAD_SECONDS", IN_TIME)
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", IN_TIME)
     async with RawSocket(target) as socket:
         assert (await socket.ask(request(target))).status == 200
         await asyncio.sleep(2 * IN_TIME)  # kept alive: no request is due
@@ -175,8 +174,9 @@ async def test_b6_the_head_of_a_second_request_has_a_deadline_of_its_own(
 async def test_b6_a_request_that_began_in_one_packet_with_another_has_its_deadline(
     target: Target, monkeypatch: pytest.MonkeyPatch, part: bytes, status: int
 ) -> None:
-    for name in ("HEAD_SECONDS", "BODY_SECONDS", "LINGER_SECONDS"):
-        monkeypatch.setattr(wire, name, SOON)
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", SOON)
+    monkeypatch.setattr(http_protocol, "BODY_SECONDS", SOON)
+    monkeypatch.setattr(lingering, "LINGER_SECONDS", SOON)
     async with RawSocket(target) as socket:
         assert (await socket.ask(request(target) + part)).status == 200
         assert (await socket.answer()).status == status
@@ -186,8 +186,8 @@ async def test_b6_a_request_that_began_in_one_packet_with_another_has_its_deadli
 async def test_p18_a_body_that_nobody_reads_does_not_hold_its_connection(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "BODY_SECONDS", SOON)
-    monkeypatch.setattr(wire, "LINGER_SECONDS", SOON)
+    monkeypatch.setattr(http_protocol, "BODY_SECONDS", SOON)
+    monkeypatch.setattr(lingering, "LINGER_SECONDS", SOON)
     async with RawSocket(target) as socket:
         head = request(target, "POST", headers=[("Content-Length", "100000")])
         assert (await socket.ask(head)).status == 200
@@ -199,7 +199,7 @@ async def test_p18_a_body_that_nobody_reads_does_not_hold_its_connection(
 async def test_p18_a_client_that_reads_nothing_of_its_answer_is_cut(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "WRITE_SECONDS", SOON)
+    monkeypatch.setattr(http_protocol, "WRITE_SECONDS", SOON)
     address = urlsplit(target.url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port, limit=4096)
     writer.write(request(target, path="/big"))
@@ -290,8 +290,8 @@ async def test_b6_of_what_a_client_goes_on_sending_only_so_much_is_read(
             received(self, data)
 
         monkeypatch.setattr(protocol, "data_received", counted)
-    monkeypatch.setattr(wire, "LINGER_BYTES", 2**20)
-    monkeypatch.setattr(wire, "LINGER_SECONDS", IN_TIME)
+    monkeypatch.setattr(lingering, "LINGER_BYTES", 2**20)
+    monkeypatch.setattr(lingering, "LINGER_SECONDS", IN_TIME)
     async with RawSocket(target) as socket:
         if way == "websocket":
             await socket.upgrade()
@@ -485,7 +485,7 @@ WITH_PINGS = frame(TEXT, b"x", fin=False) + frame(PING) * 3
 async def test_b12_a_message_that_does_not_end_closes_with_4400(
     target: Target, monkeypatch: pytest.MonkeyPatch, data: bytes
 ) -> None:
-    monkeypatch.setattr(wire, "MESSAGE_SECONDS", SOON)
+    monkeypatch.setattr(websocket_protocol, "MESSAGE_SECONDS", SOON)
     async with RawSocket(target) as socket:
         await socket.upgrade()
         await socket.send(frame(TEXT, b"whole") + data)
@@ -495,7 +495,7 @@ async def test_b12_a_message_that_does_not_end_closes_with_4400(
 async def test_b12_messages_that_end_in_time_may_come_for_ever(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "MESSAGE_SECONDS", IN_TIME)
+    monkeypatch.setattr(websocket_protocol, "MESSAGE_SECONDS", IN_TIME)
     whole = frame(TEXT, b"hello")
     async with RawSocket(target) as socket:
         await socket.upgrade()
@@ -510,7 +510,7 @@ async def test_b12_messages_that_end_in_time_may_come_for_ever(
 async def test_b12_a_message_that_the_application_keeps_waiting_is_not_late(
     target: Target, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr(wire, "MESSAGE_SECONDS", IN_TIME)
+    monkeypatch.setattr(websocket_protocol, "MESSAGE_SECONDS", IN_TIME)
     whole = frame(TEXT, b"hello")
     async with RawSocket(target) as socket:
         assert (await socket.ask(upgrade(target, path=path))).status == 101
@@ -524,8 +524,9 @@ async def test_b12_a_message_that_the_application_keeps_waiting_is_not_late(
 async def test_p18_the_deadlines_of_http_end_with_the_handshake(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("HEAD_SECONDS", "BODY_SECONDS", "LINGER_SECONDS"):
-        monkeypatch.setattr(wire, name, IN_TIME)
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", IN_TIME)
+    monkeypatch.setattr(http_protocol, "BODY_SECONDS", IN_TIME)
+    monkeypatch.setattr(lingering, "LINGER_SECONDS", IN_TIME)
     async with RawSocket(target) as socket:
         await socket.upgrade()
         await asyncio.sleep(2 * IN_TIME)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from server.worker_keeper import WorkerProcess
+from server.supervisor.workers import WorkerProcess
 
 
 @contextmanager

@@ -7,10 +7,10 @@ from typing import Any
 
 import orjson
 
-from server.hub import Hub
-from server.outbox import Outbox
-from server.subscription import Subscription
-from server.told import Told
+from server.live.hub import Hub
+from server.live.outbox import Outbox
+from server.live.subscription import Subscription
+from server.live.told import Told
 from sessions.model.events import LivePayload
 from tests.patience import PATIENCE
 from tests.sessions.chat import Chat

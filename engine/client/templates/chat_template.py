@@ -1,7 +1,7 @@
 """Rendering a conversation into the text a model was trained on: the checkpoint's jinja template.
 
 The template is code from the checkpoint, so it runs in a process of its own, with bounds of time,
-memory and length (`template_process.py`, `template_child.py`). One that leaves its bounds ends the
+memory and length (`process.py`, `child.py`). One that leaves its bounds ends the
 rendering that it was asked for, and another process takes the next one.
 """
 

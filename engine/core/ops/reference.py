@@ -81,7 +81,7 @@ def paged_attention_reference(
 
 def linear_reference(
     rows: Tensor,  # [num_rows, num_inputs]
-    panels: Tensor,  # [num_panels, num_inputs / n, 16, n], as fused/packing.py makes them
+    panels: Tensor,  # [num_panels, num_inputs / n, 16, n], as packing.py makes them
     scales: Tensor | None,  # int8: [num_panels, groups, 16]
     bias: Tensor | None,  # [num_outputs]
     out: Tensor,  # [num_rows, num_outputs], written

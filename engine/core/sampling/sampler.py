@@ -4,7 +4,7 @@ A random choice has no state: the number that decides it is Philox-4x32-10 of (s
 the answer), so batching, chunking, preemption and resuming cannot shift it. One uniform number
 picks a token by inverting the cumulative distribution. The alternative, Gumbel noise per token,
 would need a random number for every word of the vocabulary at every step. How the number picks is
-`token_choice.py`'s, the reference of csrc's `choose_tokens`.
+`sampling_reference.py`'s, the reference of csrc's `choose_tokens`.
 """
 
 import logging

@@ -1,0 +1,1 @@
+"""Who is asking, and how much they may."""

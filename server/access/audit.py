@@ -1,0 +1,47 @@
+"""`Auditor`: notes what admins do and read, before it happens. What cannot be noted does not.
+
+`Actor` is the admin as the audit log knows them.
+"""
+
+from dataclasses import dataclass
+
+from server.access.identities import User
+from server.protocol.errors import ApiError
+from sessions.directory.audit import AuditLog
+
+TRANSCRIPTS = "admin:transcripts"  # the scope for users' words
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """An admin, and where from."""
+
+    user: User
+    address: str
+
+    @property
+    def sees_transcripts(self) -> bool:
+        return self.user.may(TRANSCRIPTS)
+
+
+class Auditor:
+    """One worker's pen. Any method may raise `StoreUnavailable`."""
+
+    def __init__(self, log: AuditLog) -> None:
+        self.log = log
+
+    async def note(self, actor: Actor, action: str, target: str, reason: str = "") -> None:
+        """Return when the entry is stored; the deed comes after."""
+        await self.log.write(
+            actor=actor.user.uid,
+            action=action,
+            target=target,
+            reason=reason,
+            address=actor.address,
+        )
+
+    async def observe(self, actor: Actor, session_id: str) -> None:
+        """Let an admin watch a session. Raises `ApiError` `forbidden` without the scope."""
+        if not actor.sees_transcripts:
+            raise ApiError("forbidden", f"observing needs the scope {TRANSCRIPTS}", param="observe")
+        await self.note(actor, "session.observe", session_id)

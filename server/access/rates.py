@@ -1,0 +1,136 @@
+"""How much one client may ask for: the configured limits, rates, and places that are few."""
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from server.config.limits import Limits
+from server.protocol.errors import ApiError
+from sessions.model.quotas import Budget
+
+BURST_SECONDS = 2  # a bucket holds what two seconds bring
+MIN_SECRET_CHARACTERS = 24  # of every secret that lets somebody in, an operator's own included
+PLACE_RETRY_MS = 2000  # for one who finds no place
+
+
+class TokenBucket:
+    """Holds `2 * rate` tokens and gains `rate` per second; rate 0 never refuses."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self.burst = int(rate * BURST_SECONDS)
+        self._tokens = float(self.burst)
+        self._at = time.monotonic()
+
+    @property
+    def retry_after_ms(self) -> int:
+        """When the next token will be there; never a moment too early."""
+        return int((1 - self._tokens) / self.rate * 1000) + 1 if self.rate else 0
+
+    def entry(self) -> dict[str, Any]:
+        """What is left, as `rate_limits.updated` says it."""
+        return {
+            "name": "messages",
+            "limit": self.burst,
+            "remaining": int(self._tokens),
+            "reset_seconds": round((self.burst - self._tokens) / self.rate, 3),
+        }
+
+    def take(self) -> bool:
+        if not self.rate:
+            return True
+        now = time.monotonic()
+        self._tokens = min(self.burst, self._tokens + (now - self._at) * self.rate)
+        self._at = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+def budget_entry(budget: Budget) -> dict[str, Any]:
+    """What is left of a user's tokens, as `rate_limits.updated` says it."""
+    return {
+        "name": "tokens",
+        "limit": budget.limit,
+        "remaining": budget.remaining,
+        "reset_seconds": budget.reset_ms / 1000,
+    }
+
+
+class Places:
+    """How many may be at something at once on this worker: of one owner, and in all.
+
+    `what` are they, in words for whoever is refused.
+    """
+
+    def __init__(self, what: str, *, per_owner: int, in_all: int) -> None:
+        self._what = what
+        self._per_owner = per_owner
+        self._in_all = in_all
+        self._taken: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def one(self, owner: str) -> Iterator[None]:
+        """Have a place for as long as the context lasts.
+
+        Raises `ApiError`: `rate_limited` for an owner who has as many as one may have, `queue_full`
+        when there is none for anybody.
+        """
+        if self._taken[owner] >= self._per_owner:
+            message = f"only {self._per_owner} {self._what} of yours at once"
+            raise ApiError("rate_limited", message, retry_after_ms=PLACE_RETRY_MS)
+        if self._taken.total() >= self._in_all:
+            message = f"too many {self._what} at once"
+            raise ApiError("queue_full", message, retry_after_ms=PLACE_RETRY_MS)
+        self._taken[owner] += 1
+        try:
+            yield
+        finally:
+            self._taken[owner] -= 1
+            if not self._taken[owner]:
+                del self._taken[owner]
+
+
+@dataclass(slots=True)
+class ConnectionCounter:
+    """Open connections by user and by address, and handshakes by address, of one worker."""
+
+    limits: Limits
+    users: Counter[str] = field(default_factory=Counter)
+    addresses: Counter[str] = field(default_factory=Counter)
+    handshakes: dict[str, TokenBucket] = field(default_factory=dict)
+    num_open: int = 0
+
+    def allow_handshake(self, address: str) -> bool:
+        if not self.limits.max_handshakes_per_s:
+            return True
+        if len(self.handshakes) > 10_000:
+            self.handshakes.clear()  # forgetting is kinder than growing
+        bucket = self.handshakes.setdefault(address, TokenBucket(self.limits.max_handshakes_per_s))
+        return bucket.take()
+
+    def enter(self, uid: str, address: str) -> bool:
+        """Count a connection; False, and nothing counted, beyond a limit. Pair with `leave`."""
+        limits = self.limits
+        if limits.max_connections and self.num_open >= limits.max_connections:
+            return False
+        if limits.max_connections_per_user and self.users[uid] >= limits.max_connections_per_user:
+            return False
+        per_address = limits.max_connections_per_address
+        if per_address and self.addresses[address] >= per_address:
+            return False
+        self.num_open += 1
+        self.users[uid] += 1
+        self.addresses[address] += 1
+        return True
+
+    def leave(self, uid: str, address: str) -> None:
+        self.num_open -= 1
+        for counter, name in ((self.users, uid), (self.addresses, address)):
+            counter[name] -= 1
+            if counter[name] <= 0:
+                del counter[name]

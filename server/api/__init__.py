@@ -1,0 +1,1 @@
+"""The doors: websocket, HTTP, login links, admins."""

@@ -1,0 +1,1 @@
+"""What admins may do and see, over HTTP."""

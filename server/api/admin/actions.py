@@ -1,0 +1,170 @@
+"""`Admin`: what operators may do to what is not theirs, and what they may see of it.
+
+Each deed, and each look into a conversation, is in the audit log before it is done: what cannot be
+noted does not happen. Titles and system prompts are words of users, too, and are shown to nobody
+without the scope for transcripts.
+"""
+
+import asyncio
+import contextlib
+from typing import Any
+
+from server.access.audit import Actor
+from server.access.identities import BUILT_IN
+from server.api.websocket.handlers import delete_session
+from server.commands.services import Services
+from server.runs.stop import Stop
+from sessions.directory.credentials import Credentials
+from sessions.directory.evictions import Evictions
+from sessions.directory.listing import ListedSession, Listing
+from sessions.directory.samples import Samples
+from sessions.directory.users import Users
+from sessions.model.errors import ResponseNotFound, RunEnded, SessionNotFound
+from sessions.model.records import RunRecord
+
+STOPPED_REASON = "admin_cancelled"
+END_SECONDS = 2.0  # for stopped answers; then the caller is told what is still running
+POLL_SECONDS = 0.05
+DELETIONS_AT_ONCE = 16  # of a deleted user's sessions
+MOMENTS = ("created_at", "started_at", "first_token_at", "cancel_at", "aborted_at", "done_at")
+
+
+class Admin:
+    """One worker's. Methods raise the store's errors."""
+
+    def __init__(self, services: Services) -> None:
+        client, keys = services.store.client, services.store.keys
+        self._services = services
+        self._store = services.store
+        self._evictions = Evictions(client, keys)
+        self.auditor = services.auditor
+        self.listing = Listing(client, keys)
+        self.users = Users(client, keys)
+        self.credentials = Credentials(client, keys)
+        self.replicas = services.peers.replicas
+        self.samples = Samples(client, keys)
+
+    # ---- answers --------------------------------------------------------------------------------
+
+    async def stop(self, session_id: str) -> list[RunRecord]:
+        """Stop what runs and waits in a session, on whichever worker; how each of them stands.
+
+        They have ended, unless their owner is silent.
+        """
+        await self._store.session(None, session_id)
+        live = await self._store.live_responses(session_id)
+        response_ids = [rid for rid in (live.active, *live.queued) if rid is not None]
+        stopped = await asyncio.gather(*map(self._stop, reversed(response_ids)))
+        return [record for record in stopped if record is not None]
+
+    async def _stop(self, response_id: str) -> RunRecord | None:
+        """Stop one answer and wait a while for its end; None if it is gone."""
+        if (run := self._services.runs.local(response_id)) is not None:
+            self._services.runs.stop(run, Stop("admin", STOPPED_REASON))
+        with contextlib.suppress(ResponseNotFound, RunEnded):
+            asked = await self._store.request_cancel(
+                None, response_id, by="admin", reason=STOPPED_REASON
+            )
+            command = {"type": "cancel", "response_id": response_id}
+            await self._store.publish_control(asked.owner, command)
+        try:
+            return await self._await_end(response_id)
+        except ResponseNotFound:
+            return None
+
+    async def _await_end(self, response_id: str) -> RunRecord:
+        deadline = asyncio.get_running_loop().time() + END_SECONDS
+        while True:
+            record = await self._store.run(None, response_id)
+            if not record.is_live or asyncio.get_running_loop().time() > deadline:
+                return record
+            await asyncio.sleep(POLL_SECONDS)
+
+    # ---- sessions -------------------------------------------------------------------------------
+
+    async def evict(self, session_id: str, reason: str, *, lock: bool) -> list[RunRecord]:
+        """End a session's answers and send its viewers away, on every worker."""
+        if lock:  # first, or a viewer could begin another answer in between
+            await self._evictions.lock(session_id, reason)
+        stopped = await self.stop(session_id)
+        await self._evictions.evict(session_id, reason)
+        return stopped
+
+    async def unlock(self, session_id: str) -> None:
+        await self._evictions.unlock(session_id)
+
+    # ---- users ----------------------------------------------------------------------------------
+
+    async def delete_user(self, uid: str) -> None:
+        """Remove a user, their credentials and their sessions; may be repeated after a failure.
+
+        Disabled first, so that nothing of theirs begins meanwhile. Raises `UserNotFound`.
+        """
+        await self.users.update(uid, disabled=True)
+        await self.credentials.revoke_all(uid)
+        while sessions := (await self._store.sessions(uid, limit=DELETIONS_AT_ONCE)).sessions:
+            await asyncio.gather(*(self._delete_session(uid, one.id) for one in sessions))
+        await self.users.forget(uid)
+
+    async def _delete_session(self, uid: str, session_id: str) -> None:
+        with contextlib.suppress(SessionNotFound):  # its user was faster
+            await delete_session(self._services, uid, session_id)
+
+    # ---- how it is shown ------------------------------------------------------------------------
+
+    def session_wire(self, listed: ListedSession, actor: Actor, now_ms: int) -> dict[str, Any]:
+        """A row of the list."""
+        built_in = BUILT_IN.get(listed.uid)
+        name = listed.user_name or (built_in.name if built_in else None)
+        state = "idle"
+        if (run := listed.run) is not None:
+            state = "stopping" if run.cancel else run.status
+        return {
+            "id": listed.id,
+            "user": {"id": listed.uid, "name": name},
+            "title": listed.title if actor.sees_transcripts else None,
+            "model": listed.model or self._services.model,
+            "state": state,
+            "created_at": listed.created_at,
+            "updated_at": listed.updated_at,
+            "message_count": listed.message_count,
+            "usage": {
+                "input_tokens": listed.input_tokens,
+                "output_tokens": listed.output_tokens,
+            },
+            "locked": listed.locked or None,
+            "viewers": sum(listed.viewers.values()),
+            "queued": listed.num_queued,
+            "response": None
+            if run is None
+            else {
+                "id": run.response_id,
+                "status": run.status,
+                "replica": run.owner,
+                "fence": run.fence,
+                "tokens": run.num_tokens,
+                "tokens_per_s": run.tokens_per_s(now_ms),
+                "age_ms": max(0, now_ms - run.created_at),
+            },
+        }
+
+
+def timeline_wire(run: RunRecord) -> dict[str, Any]:
+    """One answer's way, from its run: what happened when, by Redis' clock."""
+    return {
+        "id": run.response_id,
+        "session_id": run.session_id,
+        "message_id": run.message_id,
+        "user": {"id": run.uid},
+        "model": run.model,
+        "status": run.status,
+        "reason": run.reason or None,
+        "engine": run.engine or None,
+        "replica": run.owner,
+        "fence": run.fence,
+        "sequence_number": run.sequence_number,
+        "tokens": run.num_tokens,
+        "text_length": run.text_length,
+        "stop": {"by": run.cancel_by, "reason": run.cancel_reason} if run.cancel else None,
+        "timeline": {name: at for name in MOMENTS if (at := getattr(run, name)) is not None},
+    }

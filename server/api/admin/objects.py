@@ -1,0 +1,222 @@
+"""What the answers under `/v1/admin` hold; the OpenAPI document is made from it."""
+
+from msgspec import Struct
+
+from server.protocol.server_frames import Milliseconds, SessionUsage
+
+
+class UserName(Struct, frozen=True):
+    """`name` is null for somebody who is gone."""
+
+    id: str
+    name: str | None
+
+
+class LiveResponse(Struct, frozen=True):
+    """The answer that a session is busy with."""
+
+    id: str
+    status: str
+    replica: str
+    fence: int
+    tokens: int
+    tokens_per_s: float | None
+    age_ms: int
+
+
+class ListedSession(Struct, frozen=True):
+    """`title` is null without the scope for transcripts.
+
+    `state`: idle, queued, in_progress or stopping.
+    """
+
+    id: str
+    user: UserName
+    title: str | None
+    model: str
+    state: str
+    created_at: Milliseconds
+    updated_at: Milliseconds
+    message_count: int
+    usage: SessionUsage
+    locked: str | None
+    viewers: int
+    queued: int
+    response: LiveResponse | None
+
+
+class ListedSessions(Struct, frozen=True):
+    sessions: list[ListedSession]
+    next_cursor: str | None
+
+
+class StopWish(Struct, frozen=True):
+    by: str
+    reason: str
+
+
+class ResponseTimeline(Struct, frozen=True):
+    """`timeline` names moments (`created_at`, …, `done_at`) by Redis' clock.
+
+    Ten minutes after the end only what the stored message keeps is left.
+    """
+
+    id: str
+    session_id: str
+    message_id: str
+    model: str | None
+    status: str
+    reason: str | None
+    tokens: int | None
+    text_length: int
+    timeline: dict[str, Milliseconds]
+    user: dict[str, str] | None = None
+    engine: str | None = None
+    replica: str | None = None
+    fence: int | None = None
+    sequence_number: int | None = None
+    stop: StopWish | None = None
+
+
+class SessionDetails(Struct, frozen=True):
+    """`viewers` by worker; `responses`: those that are still kept, newest first."""
+
+    session: ListedSession
+    viewers: dict[str, int]
+    responses: list[ResponseTimeline]
+
+
+class StoppedResponse(Struct, frozen=True):
+    id: str
+    status: str
+    reason: str | None
+
+
+class StoppedResponses(Struct, frozen=True):
+    responses: list[StoppedResponse]
+
+
+class UserObject(Struct, frozen=True):
+    id: str
+    name: str
+    roles: list[str]
+    created_at: Milliseconds
+    disabled: bool
+
+
+class UserPage(Struct, frozen=True):
+    users: list[UserObject]
+    next_cursor: str | None
+
+
+class TokenObject(Struct, frozen=True):
+    """`id` names the token in its revocation; the token itself is nowhere."""
+
+    id: str
+    kind: str
+    scopes: list[str]
+    created_at: Milliseconds
+    expires_at: Milliseconds | None
+
+
+class UserDetails(UserObject, frozen=True, kw_only=True):
+    tokens: list[TokenObject]
+
+
+class NewUser(UserObject, frozen=True, kw_only=True):
+    """`token` is shown this once."""
+
+    scopes: list[str]
+    token: str
+
+
+class NewToken(Struct, frozen=True):
+    user_id: str
+    scopes: list[str]
+    token: str
+
+
+class Revoked(Struct, frozen=True):
+    revoked: int
+
+
+class QuotaLimits(Struct, frozen=True):
+    """The same for every user; null means unlimited."""
+
+    sessions_per_user: int | None
+    messages_per_session: int | None
+    bytes_per_session: int | None
+    tokens_per_day: int | None
+
+
+class UsedQuota(Struct, frozen=True):
+    user: UserName
+    sessions: int
+    tokens_today: int
+
+
+class UsedQuotas(Struct, frozen=True):
+    limits: QuotaLimits
+    quotas: list[UsedQuota]
+    next_cursor: str | None
+
+
+class ReplicaObject(Struct, frozen=True):
+    """A worker, and the figures that it gives of itself beside these.
+
+    `engine`: ok, stalled or unavailable, `engine_since` that moment.
+    """
+
+    id: str
+    seen_at: Milliseconds
+    version: str
+    host: str
+    pid: int
+    draining: int
+    connections: int
+    active_responses: int
+    engine: str
+    engine_since: Milliseconds | None = None
+
+
+class Replicas(Struct, frozen=True):
+    """`now` is Redis' clock. `missing` fell silent, and nobody has proved that they are dead."""
+
+    now: Milliseconds
+    replicas: list[ReplicaObject]
+    missing: list[ReplicaObject]
+
+
+class Draining(Struct, frozen=True):
+    id: str
+    draining: bool
+
+
+class AuditEntryObject(Struct, frozen=True):
+    id: str
+    at: Milliseconds
+    actor: str
+    action: str
+    target: str
+    reason: str
+    address: str
+
+
+class AuditPage(Struct, frozen=True):
+    entries: list[AuditEntryObject]
+    next_cursor: str | None
+
+
+class Stats(Struct, frozen=True):
+    """`live` sums over the workers. Each series has one value for each moment of `at`, or null.
+
+    `now`, `replicas` and `missing` are those of `/v1/admin/replicas`.
+    """
+
+    range: str
+    at: list[Milliseconds]
+    series: dict[str, list[float | None]]
+    live: dict[str, int]
+    now: Milliseconds
+    replicas: list[ReplicaObject]
+    missing: list[ReplicaObject]

@@ -1,0 +1,325 @@
+"""Users, their tokens and what they use, over HTTP, for admins.
+
+A token is in the answer that makes it, once; nobody can read it again. An admin gives no right that
+their own credential lacks.
+"""
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+from starlette.responses import Response
+
+from server.access.audit import TRANSCRIPTS, Actor
+from server.access.identities import ADMIN_SCOPES, BUILT_IN
+from server.api.admin.actions import Admin
+from server.api.admin.objects import NewToken, NewUser, Revoked, UsedQuotas, UserDetails, UserPage
+from server.api.admin.sessions import actor_of
+from server.api.rest.objects import LoginCode
+from server.api.rest.operation import Access, Call, Operation, json_response
+from server.api.rest.sessions import Cursor, Limit
+from server.protocol.client_frames import to_struct
+from server.protocol.errors import ApiError, invalid_field
+from server.protocol.titles import clean_title
+from sessions.directory.credentials import Credential
+from sessions.directory.users import ROLES, User, new_user_id
+from sessions.model.errors import UserNotFound
+from sessions.model.ids import is_user_id
+from sessions.store.store import SessionStore
+
+MAX_NAME_CHARACTERS = 100
+MAX_LIFETIME_SECONDS = 10 * 365 * 86_400
+TOKEN_ID_CHARACTERS = 16  # of the digest: enough to name one of a user's few tokens
+
+# What msgspec lets through and we refuse then is declared all the same, for `/openapi.json`.
+Name = Annotated[
+    str, Meta(max_length=MAX_NAME_CHARACTERS, extra_json_schema={"minLength": 1, "pattern": r"\S"})
+]
+Role = Annotated[str, Meta(max_length=32, extra_json_schema={"enum": list(ROLES)})]
+Scope = Annotated[str, Meta(max_length=32, extra_json_schema={"enum": list(ADMIN_SCOPES)})]
+Roles = Annotated[tuple[Role, ...], Meta(max_length=8)]
+Scopes = Annotated[tuple[Scope, ...], Meta(max_length=8)]
+Lifetime = Annotated[int, Meta(ge=1, le=MAX_LIFETIME_SECONDS)]
+
+
+class PageQuery(Struct, frozen=True):
+    limit: Limit = 50
+    cursor: Cursor | None = None
+
+
+class CreateUserBody(Struct, frozen=True):
+    """`scopes` and `expires_in_s` are those of the user's first token."""
+
+    name: Name
+    roles: Roles = ("user",)
+    scopes: Scopes = ()
+    expires_in_s: Lifetime | None = None
+
+
+class UpdateUserBody(Struct, frozen=True):
+    """What is given is changed; open connections end if roles do, or with `disabled`."""
+
+    name: Name | None = None
+    roles: Roles | None = None
+    disabled: bool | None = None
+
+
+class CreateTokenBody(Struct, frozen=True):
+    scopes: Scopes = ()
+    expires_in_s: Lifetime | None = None
+
+
+class AdminUserOperations:
+    """The endpoints."""
+
+    def __init__(self, admin: Admin, store: SessionStore) -> None:
+        self._admin = admin
+        self._users = admin.users
+        self._credentials = admin.credentials
+        self._store = store
+
+    def operations(self) -> list[Operation]:
+        users, one = "/v1/admin/users", "/v1/admin/users/{uid}"
+
+        def operation(
+            method: str, path: str, endpoint: Any, summary: str, **rest: Any
+        ) -> Operation:
+            return Operation(
+                method=method,
+                path=path,
+                access=Access.ADMIN,
+                endpoint=endpoint,
+                summary=summary,
+                **rest,
+            )
+
+        return [
+            operation(
+                "GET",
+                users,
+                self.page,
+                "Every user, the newest first",
+                query=PageQuery,
+                answers={200: UserPage},
+            ),
+            operation(
+                "POST",
+                users,
+                self.create,
+                "A new user with a token, which is shown this once",
+                body=CreateUserBody,
+                answers={201: NewUser},
+            ),
+            operation(
+                "GET", one, self.read, "One user with their tokens", answers={200: UserDetails}
+            ),
+            operation(
+                "PATCH",
+                one,
+                self.update,
+                "Change a user's name or roles, or keep them out",
+                body=UpdateUserBody,
+                answers={200: UserDetails},
+            ),
+            operation(
+                "DELETE",
+                one,
+                self.delete,
+                "Remove a user with all their sessions and credentials",
+                answers={204: None},
+            ),
+            operation(
+                "POST",
+                one + "/tokens",
+                self.create_token,
+                "Another token for a user, which is shown this once",
+                scope=TRANSCRIPTS,  # whoever comes in as the user reads what the user wrote
+                body=CreateTokenBody,
+                answers={201: NewToken},
+            ),
+            operation(
+                "DELETE",
+                one + "/tokens",
+                self.revoke_all,
+                "Revoke every token of a user and log their browsers out",
+                answers={200: Revoked},
+            ),
+            operation(
+                "DELETE",
+                one + "/tokens/{token_id}",
+                self.revoke,
+                "Revoke one token or cookie of a user",
+                answers={204: None},
+            ),
+            operation(
+                "POST",
+                one + "/login-codes",
+                self.create_login_code,
+                "A one-time code for a login URL of a user",
+                scope=TRANSCRIPTS,
+                answers={201: LoginCode},
+            ),
+            operation(
+                "GET",
+                "/v1/admin/quotas",
+                self.quotas,
+                "What users keep and have used today, beside what they may",
+                query=PageQuery,
+                answers={200: UsedQuotas},
+            ),
+        ]
+
+    # ---- users ----------------------------------------------------------------------------------
+
+    async def page(self, call: Call) -> Response:
+        page = await self._users.page(call.query.limit, call.query.cursor)
+        return json_response(
+            {"users": [user_wire(user) for user in page.users], "next_cursor": page.next_cursor}
+        )
+
+    async def create(self, call: Call) -> Response:
+        body: CreateUserBody = to_struct(await call.body(), CreateUserBody)
+        actor = actor_of(call)
+        roles, scopes = check_roles(body.roles), check_scopes(body.scopes, body.roles, actor)
+        name = check_name(body.name)
+        uid = new_user_id()
+        await self._admin.auditor.note(
+            actor, "user.create", uid, f"{name}: {' '.join((*roles, *scopes))}"
+        )
+        user = await self._users.create(name, roles, uid=uid)
+        token = await self._credentials.create_token(user.uid, body.expires_in_s, scopes=scopes)
+        return json_response({**user_wire(user), "scopes": list(scopes), "token": token}, 201)
+
+    async def read(self, call: Call) -> Response:
+        user = await self._user(call)
+        return json_response(await self._details(user))
+
+    async def update(self, call: Call) -> Response:
+        body: UpdateUserBody = to_struct(await call.body(), UpdateUserBody)
+        user = await self._user(call)
+        name = None if body.name is None else check_name(body.name)
+        roles = None if body.roles is None else check_roles(body.roles)
+        given = {"name": name, "roles": roles, "disabled": body.disabled}
+        changes = " ".join(f"{key}={value}" for key, value in given.items() if value is not None)
+        await self._admin.auditor.note(actor_of(call), "user.update", user.uid, changes)
+        changed = await self._users.update(user.uid, name=name, roles=roles, disabled=body.disabled)
+        return json_response(await self._details(changed))
+
+    async def delete(self, call: Call) -> Response:
+        user = await self._user(call)
+        await self._admin.auditor.note(actor_of(call), "user.delete", user.uid, user.name)
+        await self._admin.delete_user(user.uid)
+        return Response(status_code=204)
+
+    # ---- their credentials ----------------------------------------------------------------------
+
+    async def create_token(self, call: Call) -> Response:
+        body: CreateTokenBody = to_struct(await call.body(), CreateTokenBody)
+        user, actor = await self._user(call), actor_of(call)
+        scopes = check_scopes(body.scopes, user.roles, actor)
+        await self._admin.auditor.note(actor, "token.create", user.uid, " ".join(scopes))
+        token = await self._credentials.create_token(user.uid, body.expires_in_s, scopes=scopes)
+        try:
+            await self._users.user(user.uid)
+        except UserNotFound:  # deleted meanwhile: nothing of them stays
+            await self._credentials.revoke(token)
+            raise
+        return json_response({"user_id": user.uid, "scopes": list(scopes), "token": token}, 201)
+
+    async def revoke_all(self, call: Call) -> Response:
+        user = await self._user(call)
+        await self._admin.auditor.note(actor_of(call), "token.revoke_all", user.uid)
+        return json_response({"revoked": await self._credentials.revoke_all(user.uid)})
+
+    async def revoke(self, call: Call) -> Response:
+        user, token_id = await self._user(call), call.path("token_id")
+        for credential in await self._credentials.of_user(user.uid):
+            if credential.digest[:TOKEN_ID_CHARACTERS] == token_id:
+                await self._admin.auditor.note(actor_of(call), "token.revoke", user.uid, token_id)
+                await self._credentials.revoke_digest(credential.digest)
+                return Response(status_code=204)
+        raise ApiError("not_found", "no such token")
+
+    async def create_login_code(self, call: Call) -> Response:
+        user = await self._user(call)
+        await self._admin.auditor.note(actor_of(call), "login_code.create", user.uid)
+        assert call.user.credential is not None
+        code = await self._credentials.create_login_code(user.uid, call.user.credential)
+        return json_response({"code": code, "path": f"/login?code={code}"}, 201)
+
+    async def quotas(self, call: Call) -> Response:
+        page = await self._users.page(call.query.limit, call.query.cursor)
+        names = {user.uid: user.name for user in page.users}
+        if call.query.cursor is None:  # those that are built in come first
+            names = {uid: user.name for uid, user in BUILT_IN.items()} | names
+        rows = [
+            {
+                "user": {"id": uid, "name": names[uid]},
+                "sessions": usage.num_sessions,
+                "tokens_today": usage.tokens_today,
+            }
+            for uid, usage in zip(names, await self._store.usage(list(names)), strict=True)
+        ]
+        limits = {name: most or None for name, most in asdict(self._store.quotas).items()}
+        return json_response({"limits": limits, "quotas": rows, "next_cursor": page.next_cursor})
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    async def _user(self, call: Call) -> User:
+        """The user that the path names. Raises `UserNotFound`."""
+        uid = call.path("uid")
+        if not is_user_id(uid):
+            raise UserNotFound
+        return await self._users.user(uid)
+
+    async def _details(self, user: User) -> dict[str, Any]:
+        credentials = await self._credentials.of_user(user.uid)
+        return {**user_wire(user), "tokens": [token_wire(one) for one in credentials]}
+
+
+def user_wire(user: User) -> dict[str, Any]:
+    """The `user` object of the admin's API."""
+    return {
+        "id": user.uid,
+        "name": user.name,
+        "roles": list(user.roles),
+        "created_at": user.created_at,
+        "disabled": user.disabled,
+    }
+
+
+def token_wire(credential: Credential) -> dict[str, Any]:
+    """What may be known of a token: not the token."""
+    return {
+        "id": credential.digest[:TOKEN_ID_CHARACTERS],
+        "kind": credential.kind,
+        "scopes": list(credential.scopes),
+        "created_at": credential.created_at,
+        "expires_at": credential.expires_at,
+    }
+
+
+def check_name(name: str) -> str:
+    """One line that is not empty. Raises `ApiError`."""
+    if not (cleaned := clean_title(name)):
+        raise invalid_field("name", "a user needs a name")
+    return cleaned
+
+
+def check_roles(roles: tuple[str, ...]) -> tuple[str, ...]:
+    """Known roles, each once. Raises `ApiError`."""
+    if unknown := set(roles) - set(ROLES):
+        raise invalid_field("roles", f"no such role: {min(unknown)}; there are {', '.join(ROLES)}")
+    return tuple(role for role in ROLES if role in roles)
+
+
+def check_scopes(scopes: tuple[str, ...], roles: tuple[str, ...], actor: Actor) -> tuple[str, ...]:
+    """Known scopes, each once, that the user can use and the actor may give. Raises `ApiError`."""
+    if unknown := set(scopes) - set(ADMIN_SCOPES):
+        known = ", ".join(ADMIN_SCOPES)
+        raise invalid_field("scopes", f"no such scope: {min(unknown)}; there are {known}")
+    if scopes and "admin" not in roles:
+        raise invalid_field("scopes", "these scopes need the role admin")
+    if not set(scopes) <= set(actor.user.scopes):
+        raise ApiError("forbidden", "nobody can give a scope that they lack", param="scopes")
+    return tuple(scope for scope in ADMIN_SCOPES if scope in scopes)

@@ -1,0 +1,163 @@
+"""Server-sent events: the frames of one answer in the body of an HTTP answer.
+
+The reader is a viewer like a websocket, with a subscription and an outbox of its own. A client that
+goes away is only a viewer that left: its answer goes on.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from server.live.outbox import Outbox
+from server.live.told import Told
+from server.protocol.errors import ApiError
+from server.protocol.frames import error_frame, is_final
+from sessions.background import start
+
+HEARTBEAT_SECONDS = 15.0  # proxies drop what is idle for 30
+CHECK_SECONDS = 5.0  # a response that goes without an end is missed after so long
+HEADERS = {
+    "Cache-Control": "no-cache, no-transform",
+    "X-Accel-Buffering": "no",  # or nginx would collect the events
+}
+HEARTBEAT = b": hb\n\n"
+
+
+class HttpViewer:
+    """Who watches answers without a websocket."""
+
+    def __init__(self, uid: str) -> None:
+        self.uid = uid
+        self.outbox = Outbox(self._on_overflow)
+        self.told = Told()
+        self.is_closing = False
+        self.is_too_slow = False
+
+    def close_soon(self) -> None:
+        """The worker restarts: the client has to come again, with its last position."""
+        self.is_closing = True
+        self.outbox.put({"type": "connection.draining", "reconnect_after_ms": 1000})
+
+    def evict(self, reason: str) -> None:
+        """An admin sends us away."""
+        self.put_error(ApiError("forbidden", "an admin has ended this stream"))
+
+    def put_error(self, error: ApiError, event_id: str | None = None) -> None:
+        self.outbox.put(error_frame(error.body(event_id)))
+
+    async def next_frame(self, seconds: float) -> dict[str, Any] | None:
+        """The next frame, None if none came in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                frame: dict[str, Any] = orjson.loads(await self.outbox.get())
+                return frame
+        return None
+
+    def _on_overflow(self) -> None:
+        self.is_closing = self.is_too_slow = True
+
+
+class EventStream(Response):
+    """Sends a viewer's frames until the last `response.done` of its answer.
+
+    `check` raises `ApiError` when there is nothing to read any more, `leave` is called once, at the
+    end.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        viewer: HttpViewer,
+        *,
+        check: Callable[[], Awaitable[None]],
+        leave: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._viewer = viewer
+        self._check = check
+        self._leave = leave
+        self.status_code = 200
+        self.background = None
+        self.init_headers(HEADERS)
+        del self.headers["content-length"]  # nobody knows it yet
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tasks = {
+            start(_disconnected(receive)),
+            start(self._write(send)),
+        }
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._leave()
+
+    async def _write(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async for event in self._events():
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        """The frames as events; comments in between tell proxies that the stream is alive."""
+        now = asyncio.get_running_loop().time
+        heartbeat_at, check_at = now() + HEARTBEAT_SECONDS, now() + CHECK_SECONDS
+        while not self._viewer.is_closing:
+            frame = await self._viewer.next_frame(min(heartbeat_at, check_at) - now())
+            if frame is not None:
+                heartbeat_at = now() + HEARTBEAT_SECONDS
+                yield encode_event(frame)
+                if _is_last(frame):
+                    return
+            elif now() >= heartbeat_at:
+                heartbeat_at = now() + HEARTBEAT_SECONDS
+                yield HEARTBEAT
+            if now() >= check_at:
+                check_at = now() + CHECK_SECONDS
+                try:
+                    await self._check()
+                except ApiError as error:
+                    self._viewer.put_error(error)
+        if self._viewer.is_too_slow:
+            refusal = ApiError("slow_consumer", "too much waits to be read; come again and go on")
+            yield encode_event(error_frame(refusal.body()))
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _is_last(frame: dict[str, Any]) -> bool:
+    return frame["type"] == "error" or (frame["type"] == "response.done" and is_final(frame))
+
+
+def encode_event(frame: dict[str, Any]) -> bytes:
+    """One frame as an event. Its id, where it has one, is the position behind it.
+
+    An end that another one follows has none: who comes back behind it must be sent the other.
+    """
+    lines = [b"event: " + frame["type"].encode(), b"data: " + orjson.dumps(frame)]
+    is_whole = frame.get("part") == frame.get("parts")
+    is_passing = frame["type"] == "response.done" and not is_final(frame)
+    if "sequence_number" in frame and is_whole and not is_passing:
+        lines.append(f"id: {frame['fence']}.{frame['sequence_number']}".encode())
+    return b"\n".join(lines) + b"\n\n"
+
+
+def parse_event_id(value: str) -> tuple[int, int]:
+    """`fence.sequence_number` → both. Raises `ValueError`."""
+    fence, dot, number = value.partition(".")
+    parts = (fence, number)
+    if not dot or not all(p.isascii() and p.isdigit() and len(p) <= 15 for p in parts):
+        raise ValueError("an event id is fence.sequence_number")
+    return int(fence), int(number)

@@ -1,0 +1,118 @@
+"""What tools ask: is the worker alive and ready, what does it measure, what does it serve."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from starlette.responses import Response
+
+from engine.errors import EngineError
+from server.api.rest.objects import Alive, Document, ModelList, Version
+from server.api.rest.operation import Access, Call, Doors, Operation, json_response
+from server.protocol.schemas import asyncapi
+
+
+class Ops:
+    """The endpoints for whoever watches the server; `document` makes the OpenAPI document."""
+
+    def __init__(self, doors: Doors, document: Callable[[], Document]) -> None:
+        self._document = cache(document)
+        self._services = doors.services
+        self._health = doors.health
+
+    def operations(self) -> list[Operation]:
+        return [
+            Operation(
+                method="GET",
+                path="/healthz",
+                access=Access.PUBLIC,
+                endpoint=self.healthz,
+                summary="200 while the worker runs",
+                answers={200: Alive},
+            ),
+            Operation(
+                method="GET",
+                path="/readyz",
+                access=Access.PUBLIC,
+                endpoint=self.readyz,
+                summary="200 when answers can be made, else 503 and what is wrong",
+                answers={200: Alive, 503: Document},
+            ),
+            Operation(
+                method="GET",
+                path="/metrics",
+                access=Access.USER,
+                endpoint=self.metrics,
+                summary="Figures for Prometheus",
+                answers={200: "text/plain"},
+            ),
+            Operation(
+                method="GET",
+                path="/version",
+                access=Access.USER,
+                endpoint=self.version,
+                summary="The server's version",
+                answers={200: Version},
+            ),
+            Operation(
+                method="GET",
+                path="/v1/models",
+                access=Access.USER,
+                endpoint=self.models,
+                summary="The one model of this server",
+                answers={200: ModelList},
+            ),
+            Operation(
+                method="GET",
+                path="/openapi.json",
+                access=Access.USER,
+                endpoint=self.openapi,
+                summary="This document",
+            ),
+            Operation(
+                method="GET",
+                path="/asyncapi.json",
+                access=Access.USER,
+                endpoint=self.asyncapi,
+                summary="The same for the websocket",
+            ),
+        ]
+
+    async def healthz(self, call: Call) -> Response:
+        return json_response({"status": "ok"})
+
+    async def readyz(self, call: Call) -> Response:
+        problems = self._health.problems
+        if self._services.runs.draining:
+            problems = {**problems, "worker": "draining"}
+        return json_response(
+            {"status": "unavailable" if problems else "ok", **problems}, 503 if problems else 200
+        )
+
+    async def metrics(self, call: Call) -> Response:
+        metrics = self._services.metrics
+        try:
+            metrics.engine.values = await self._services.engine.metrics()
+        except (EngineError, TimeoutError):
+            metrics.engine.values = {}  # no core, no figures: better than old ones
+        return Response(
+            metrics.render(),
+            media_type="text/plain; version=0.0.4; charset=utf-8",
+            headers={"Cache-Control": "no-store"},
+        )
+
+    async def version(self, call: Call) -> Response:
+        return json_response({"version": self._services.version})
+
+    async def models(self, call: Call) -> Response:
+        engine = self._services.engine
+        model: dict[str, Any] = {"id": self._services.model, "object": "model"}
+        if engine.is_ready:
+            model["max_model_len"] = engine.model_config.max_model_len
+        return json_response({"object": "list", "data": [model]})
+
+    async def openapi(self, call: Call) -> Response:
+        return json_response(self._document())
+
+    async def asyncapi(self, call: Call) -> Response:
+        return json_response(asyncapi())

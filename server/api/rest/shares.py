@@ -1,0 +1,166 @@
+"""Share links: the owner makes and takes back, whoever has the link reads."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from html import escape
+from typing import Any
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from server.access.auth import address_of
+from server.access.rates import Places, TokenBucket
+from server.api.rest.objects import SharedSession, ShareLink
+from server.api.rest.operation import Access, Call, Doors, Operation, json_response, take_rate
+from server.commands.exports import breathing
+from server.protocol.store_errors import check_session_id
+from sessions.model.errors import QuotaExceeded, ShareNotFound
+from sessions.store.shares import Share
+
+MAX_SHARED_BYTES = 2 * 1024 * 1024  # of text; on a page it may be six times that
+# Of one worker. A reader holds a packed snapshot and a message, some megabytes at worst.
+MAX_READERS = 16
+MAX_READERS_PER_ADDRESS = 4
+READS_PER_S = 10  # of one address
+READ_SECONDS = 120.0  # for the whole of it, or whoever reads slowly would keep a place for hours
+HEADERS = {"Cache-Control": "no-store", "X-Robots-Tag": "noindex, nofollow", "Vary": "Accept"}
+
+
+class ShareOperations:
+    """The endpoints for share links."""
+
+    def __init__(self, doors: Doors) -> None:
+        self._store = doors.services.store
+        self._identities = doors.authenticator.identities
+        self._readers = Places(
+            "readers of links", per_owner=MAX_READERS_PER_ADDRESS, in_all=MAX_READERS
+        )
+        self._rates: dict[str, TokenBucket] = {}
+
+    def operations(self) -> list[Operation]:
+        path = "/v1/sessions/{session_id}/share"
+        return [
+            Operation(
+                method="POST",
+                path=path,
+                access=Access.USER,
+                endpoint=self.share,
+                summary="Show the session's messages of now under its link",
+                answers={201: ShareLink},
+            ),
+            Operation(
+                method="DELETE",
+                path=path,
+                access=Access.USER,
+                endpoint=self.unshare,
+                summary="Take the session's link back",
+                answers={204: None},
+            ),
+            Operation(
+                method="GET",
+                path="/s/{share_id}",
+                access=Access.PUBLIC,
+                endpoint=self.read,
+                summary="What a link shows: a page for browsers, JSON for programs",
+                answers={200: (SharedSession, "text/html")},
+            ),
+        ]
+
+    async def share(self, call: Call) -> Response:
+        session_id = call.path("session_id")
+        check_session_id(session_id)
+        session = await self._store.session(call.uid, session_id)
+        messages = []
+        num_bytes = 0
+        async for message in self._store.messages_of(call.uid, session_id, whole_tree=False):
+            if message.status == "in_progress":
+                continue
+            messages.append(message)
+            num_bytes += len(message.text.encode())
+            if num_bytes > MAX_SHARED_BYTES:
+                raise QuotaExceeded("bytes in a shared conversation", MAX_SHARED_BYTES)
+        share = await self._store.share_session(call.uid, session_id, session.title, messages)
+        body = {"id": share.id, "path": f"/s/{share.id}", "shared_at": share.shared_at}
+        return json_response(body, 201)
+
+    async def unshare(self, call: Call) -> Response:
+        session_id = call.path("session_id")
+        check_session_id(session_id)
+        await self._store.unshare_session(call.uid, session_id)
+        return Response(status_code=204, headers={"Cache-Control": "no-store"})
+
+    async def read(self, call: Call) -> Response:
+        """Anybody may ask, and guess: each address so often, and so many times at once."""
+        address = address_of(call.request)
+        take_rate(self._rates, address, READS_PER_S)
+        with contextlib.ExitStack() as place:
+            place.enter_context(self._readers.one(address))
+            share = await self._store.share(call.path("share_id"))
+            if not await self._identities.is_known(share.owner):
+                raise ShareNotFound  # as long as an admin keeps its owner out
+            is_page = _wants_page(call.request)
+            return HeldStream(
+                breathing(as_page(share) if is_page else as_json(share)),
+                media_type="text/html; charset=utf-8" if is_page else "application/json",
+                headers=HEADERS,
+                place=place.pop_all(),
+            )
+
+
+class HeldStream(StreamingResponse):
+    """Gives its place back when it has been sent, or can be sent no more."""
+
+    def __init__(self, *args: Any, place: contextlib.ExitStack, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._place = place
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._place:
+            try:
+                async with asyncio.timeout(READ_SECONDS):
+                    await super().__call__(scope, receive, send)
+            except TimeoutError:  # half of it is out: all that can be told is that it is no more
+                raise ClientDisconnect from None
+
+
+def _wants_page(request: Request) -> bool:
+    return "text/html" in request.headers.get("accept", "").lower()
+
+
+async def as_json(share: Share) -> AsyncIterator[bytes]:
+    """A `SharedSession`, in parts."""
+    head = {"id": share.id, "title": share.title, "shared_at": share.shared_at}
+    yield orjson.dumps(head)[:-1] + b',"messages":['
+    separator = b""
+    for message in share.messages():
+        yield separator + message
+        separator = b","
+    yield b"]}"
+
+
+async def as_page(share: Share) -> AsyncIterator[bytes]:
+    """A page without a script, in parts; everything that users wrote is escaped text."""
+    title = escape(share.title or "A conversation")
+    yield f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="robots" content="noindex">
+<title>{title}</title>
+<link rel="stylesheet" href="/static/css/share.css">
+<main>
+<h1>{title}</h1>
+""".encode()
+    for message in share.messages():
+        yield _article(orjson.loads(message)).encode() + b"\n"
+    yield b"</main>\n</html>\n"
+
+
+def _article(message: dict[str, Any]) -> str:
+    text = escape("".join(part["text"] for part in message["content"]))
+    role = "user" if message["role"] == "user" else "assistant"
+    note = "" if message["status"] == "completed" else f" ({escape(message['status'])})"
+    return f'<article class="{role}"><h2>{role}{note}</h2><p dir="auto">{text}</p></article>'

@@ -1,0 +1,368 @@
+"""One websocket: a reader that never leaves `receive()`, a worker for its frames, a writer.
+
+uvicorn stops reading the socket between calls of `receive()`, so a reader that also did the work
+would not hear a stop while the store is slow. The reader only parses and queues, refuses what is
+more than a queue holds, and never waits; a stop of an answer that this worker produces closes its
+gate right there.
+
+There are thousands of these, mostly idle, so an idle one is no more than two tasks that wait: the
+worker is there while there are frames, and empty queues and events, which take half a KiB each, are
+not.
+"""
+
+import asyncio
+import random
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from server.access.audit import Actor
+from server.access.auth import address_of
+from server.access.identities import User
+from server.access.rates import TokenBucket
+from server.api.websocket.handlers import Handlers
+from server.commands.services import Services
+from server.live.outbox import Outbox
+from server.live.told import Told
+from server.protocol.client_frames import (
+    MAX_MESSAGE_BYTES,
+    CancelResponse,
+    ClientFrame,
+    ClientState,
+    Ping,
+    parse,
+)
+from server.protocol.close_codes import CloseCode, CloseConnection, refusal_of
+from server.protocol.errors import ApiError
+from server.protocol.frames import PROTOCOL, error_frame, rate_limits_frame
+from sessions.background import start
+from sessions.model.errors import StoreUnavailable
+
+logger = structlog.get_logger("server")
+
+MAX_BAD_FRAMES = 3
+BAD_FRAMES_WINDOW_SECONDS = 60.0
+MAX_FAILURES = 3  # frames that brought a bug of ours to light, in as short a time
+MAX_STRIKES = 20  # refusals by the message rate before the connection is closed
+STRIKES_WINDOW_SECONDS = 60.0
+FIRST_FRAME_SECONDS = 10.0
+SEND_SECONDS = 15.0  # a socket that takes nothing for so long is given up
+ABORT_AFTER_CLOSE_SECONDS = 1.0
+FRAMES_PER_TURN = 16
+FAREWELL_SECONDS = 0.1  # for the last frames to leave before the close
+MAX_QUEUED_FRAMES = 64  # parsed and waiting for the store; more are refused
+MAX_QUEUED_STOPS = 64  # for these there is room even then
+QUEUE_RETRY_MS = 1000  # so long a call waits for a store that is silent
+MAX_AGE_SECONDS = 3600
+RESUME_WINDOW_SECONDS = 600
+
+
+class Connection:
+    """A connected client. `serve` returns when it is gone, and has closed the socket by then."""
+
+    def __init__(self, websocket: WebSocket, user: User, services: Services) -> None:
+        self.id = "conn_" + secrets.token_urlsafe(16)
+        self.uid = user.uid
+        self.user = user
+        self.outbox = Outbox(self._on_overflow)
+        self.told = Told()
+        self._websocket = websocket
+        self._services = services
+        self._handlers = Handlers(self, services)
+        self._frames: list[tuple[int, ClientFrame]] = []  # read, for the worker
+        self._messages = TokenBucket(services.limits.messages_per_s)
+        self._bad_frames: list[float] = []
+        self._strikes: list[float] = []
+        self._failures: list[float] = []
+        self._reading: asyncio.Task[None] | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self._working: asyncio.Task[None] | None = None  # only while there are frames
+        self._alarm: asyncio.TimerHandle | None = None
+        self._was_heard = False
+        self._ending: BaseException | None = None  # why it ends; the first reason counts
+        self._end_waiter: asyncio.Future[None] | None = None
+
+    async def serve(self) -> None:
+        """Talk until either side ends it; every exception becomes a close code."""
+        hub = self._services.hub
+        code, reason = CloseCode.NORMAL, ""
+        self.outbox.put(self._ready_frame())
+        if degraded := self._services.health.degraded:
+            self.outbox.put({"type": "connection.degraded", **degraded})
+        try:
+            await hub.add_watcher(self)
+            await self._talk()
+        except CloseConnection as closing:
+            code, reason = closing.code, closing.reason
+        except StoreUnavailable:
+            code, reason = CloseCode.TRY_LATER, "store_unavailable;retry_after_ms=1000"
+        except Exception as error:
+            if not _is_disconnect(error):
+                logger.exception("connection failed", connection_id=self.id)
+                code = CloseCode.INTERNAL
+        finally:
+            await self._end_tasks()
+            await self._handlers.leave_all()
+            await hub.remove_watcher(self)
+            await self._close(code, reason)
+
+    def close_soon(self) -> None:
+        """The worker restarts: tell the client and close with 1012."""
+        self.end(CloseConnection(CloseCode.RESTART, "restart"))
+
+    @property
+    def actor(self) -> Actor:
+        """The user as the audit log knows them."""
+        return Actor(self.user, address_of(self._websocket))
+
+    def refuse(self, error: ApiError) -> None:
+        """The user's rights have ended: say nothing more and close with 4401 or 4403."""
+        self.end(refusal_of(error))
+
+    def evict(self, reason: str) -> None:
+        """An admin sends us away; what is queued says why, and leaves before the close."""
+        self.end(CloseConnection(CloseCode.EVICTED, reason))
+
+    def end(self, ending: BaseException) -> None:
+        """Close from outside; the first reason counts."""
+        if self._ending is None:
+            self._ending = ending
+            if self._end_waiter is not None and not self._end_waiter.done():
+                self._end_waiter.set_result(None)
+
+    # ---- the tasks ------------------------------------------------------------------------------
+
+    async def _talk(self) -> None:
+        """Raises why the connection ends. What is said last leaves before that."""
+        loop = asyncio.get_running_loop()
+        silence = CloseConnection(CloseCode.NO_FIRST_FRAME, "no_first_frame")
+        self._alarm = loop.call_later(FIRST_FRAME_SECONDS, self.end, silence)
+        self._reading = self._spawn(self._read())
+        self._writing = self._spawn(self._write())
+        if self._ending is None:
+            self._end_waiter = loop.create_future()
+            await self._end_waiter
+        ending = self._ending
+        assert ending is not None  # nothing else wakes us
+        if isinstance(ending, CloseConnection):
+            if ending.code is CloseCode.RESTART:
+                wait_ms = random.randint(100, 2000)
+                draining = {"type": "connection.draining", "reconnect_after_ms": wait_ms}
+                self.outbox.put(draining)
+            if ending.code in (CloseCode.RESTART, CloseCode.EVICTED, CloseCode.SERVER_BUG):
+                await asyncio.sleep(FAREWELL_SECONDS)
+        raise ending
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task of this connection, which ends with it."""
+        task = start(work)
+        task.add_done_callback(self._on_task_end)
+        return task
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.end(error)
+
+    async def _end_tasks(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        tasks = [task for task in (self._reading, self._writing, self._working) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self) -> None:
+        num_frames = 0
+        while True:
+            message = await self._websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                raise WebSocketDisconnect(message.get("code") or 1005)
+            self._hear()
+            num_frames += 1
+            if num_frames % FRAMES_PER_TURN == 0:
+                await asyncio.sleep(0)  # `receive` does not yield while frames are there already
+            frame = self._parse(message)
+            if frame is None:
+                continue
+            if isinstance(frame, Ping):
+                now_ms = time.time_ns() // 1_000_000
+                self.outbox.put({"type": "pong", "t": frame.t, "server_time": now_ms})
+            elif isinstance(frame, ClientState):
+                self.outbox.set_hidden(not frame.visible)
+            else:
+                self._queue(frame)
+
+    def _queue(self, frame: ClientFrame) -> None:
+        """Leave the frame to the worker, or refuse it: whoever waits here hears no stop."""
+        room = MAX_QUEUED_FRAMES
+        if isinstance(frame, CancelResponse):
+            room += MAX_QUEUED_STOPS
+        if len(self._frames) >= room:
+            busy = "too many frames of this connection wait for the store"
+            refusal = ApiError("rate_limited", busy, retry_after_ms=QUEUE_RETRY_MS)
+            self.put_error(refusal, frame.event_id)
+            return
+        asked = self.told.ask()
+        if isinstance(frame, CancelResponse):
+            self._handlers.stops.close_gates(frame, asked)
+        self._frames.append((asked, frame))
+        if self._working is None:
+            self._working = self._spawn(self._work())
+
+    def _hear(self) -> None:
+        """The client has said something: from its first frame on it may be silent."""
+        if not self._was_heard:
+            self._was_heard = True
+            assert self._alarm is not None  # set before the reader was started
+            self._alarm.cancel()
+            self._alarm = asyncio.get_running_loop().call_later(MAX_AGE_SECONDS, self.close_soon)
+
+    def _parse(self, message: Any) -> ClientFrame | None:
+        """The frame, or None after an error was answered."""
+        try:
+            if not self._messages.take():
+                if _fills(self._strikes, MAX_STRIKES, STRIKES_WINDOW_SECONDS):
+                    raise CloseConnection(CloseCode.TOO_MANY, "rate_limited;retry_after_ms=5000")
+                self.outbox.put(rate_limits_frame(self._messages.entry()))
+                raise ApiError(
+                    "rate_limited",
+                    "too many messages",
+                    retry_after_ms=self._messages.retry_after_ms,
+                )
+            text = message.get("text")
+            if text is None:
+                raise ApiError("invalid_json", "binary frames are not part of chat.v1")
+            return parse(text)
+        except ApiError as error:
+            self.put_error(error, getattr(error, "event_id", None))
+            if error.code == "invalid_json":
+                if _fills(self._bad_frames, MAX_BAD_FRAMES, BAD_FRAMES_WINDOW_SECONDS):
+                    raise CloseConnection(CloseCode.BAD_FRAMES, "invalid_json") from None
+            return None
+
+    async def _work(self) -> None:
+        """Handle what was read, one frame at a time, until nothing waits any more."""
+        while self._frames:
+            asked, frame = self._frames.pop(0)
+            if not await self._services.identities.still_holds(self.user):
+                continue  # the connection is being closed
+            try:
+                await self._handlers.handle(frame, asked)
+            except ApiError as error:
+                self.put_error(error, frame.event_id)
+            except Exception:
+                logger.exception("frame failed", connection_id=self.id, frame=type(frame).__name__)
+                self.put_error(ApiError("internal", "an internal error occurred"), frame.event_id)
+                if _fills(self._failures, MAX_FAILURES, BAD_FRAMES_WINDOW_SECONDS):
+                    # What is wrong may be this connection: a new one begins anew.
+                    raise CloseConnection(CloseCode.SERVER_BUG, "internal") from None
+        self._working = None
+
+    async def _write(self) -> None:
+        write: Callable[[bytes], bool] | None = self._within_reach.get("write")
+        num_frames = 0
+        while True:
+            frame = await self.outbox.get()
+            is_taken = write is not None and write(frame)
+            if write is not None:
+                self.outbox.note_transport(is_slow=not is_taken)
+            if not is_taken:
+                await self._send(frame)
+            del frame  # it would be kept until the next one
+            num_frames += 1
+            if num_frames % FRAMES_PER_TURN == 0:
+                await asyncio.sleep(0)  # neither yields while there are frames, and room for them
+
+    async def _send(self, frame: bytes) -> None:
+        """Wait for room in the socket, for as long as it takes anything at all."""
+        message = {"type": "websocket.send", "text": frame.decode()}
+        num_unsent = self._num_unsent
+        while True:
+            try:
+                async with asyncio.timeout(SEND_SECONDS):
+                    await self._websocket.send(message)
+                return
+            except TimeoutError:  # before anything of the frame was sent
+                before, num_unsent = num_unsent, self._num_unsent
+                if num_unsent >= before:
+                    raise CloseConnection(CloseCode.SLOW_CONSUMER, "slow_consumer") from None
+
+    @property
+    def _num_unsent(self) -> int:
+        """Bytes that wait for room in the socket."""
+        transport = self._within_reach.get("transport")
+        return 0 if transport is None else int(transport.get_write_buffer_size())
+
+    @property
+    def _within_reach(self) -> dict[str, Any]:
+        """What our protocol class offers past ASGI, if it is there.
+
+        `transport`; `write` a frame; `closed_with`, the code of a close that came from down there.
+        """
+        extension: dict[str, Any] = self._websocket.scope["extensions"].get("parley.transport", {})
+        return extension
+
+    # ---- frames and the end ---------------------------------------------------------------------
+
+    def put_error(self, error: ApiError, event_id: str | None) -> None:
+        self._services.metrics.count_error(error.code)
+        self.outbox.put(error_frame(error.body(event_id)))
+
+    def _on_overflow(self) -> None:
+        self.end(CloseConnection(CloseCode.SLOW_CONSUMER, "slow_consumer"))
+
+    def _ready_frame(self) -> dict[str, Any]:
+        limits = self._services.limits
+        return {
+            "type": "connection.ready",
+            "connection_id": self.id,
+            "replica": self._services.replica,
+            "protocol": PROTOCOL,
+            "server_version": self._services.version,
+            "user": {"id": self.uid, "name": self.user.name, "roles": list(self.user.roles)},
+            "heartbeat": {"interval_ms": 25000, "timeout_ms": 10000},
+            "limits": {
+                "max_message_bytes": MAX_MESSAGE_BYTES,
+                "max_subscriptions": limits.max_subscriptions,
+                "max_active_responses": limits.max_active_responses_per_user,
+                "messages_per_s": limits.messages_per_s,
+                "burst": self._messages.burst,
+            },
+            "resume_window_s": RESUME_WINDOW_SECONDS,
+            "max_age_s": MAX_AGE_SECONDS,
+        }
+
+    async def _close(self, code: CloseCode, reason: str) -> None:
+        """Send the close frame; a jammed socket takes none, so its transport is cut soon after."""
+        if self._websocket.client_state is not WebSocketState.CONNECTED:
+            if (below := self._within_reach.get("closed_with")) is not None:
+                self._services.metrics.count_close(below)
+            return
+        self._services.metrics.count_close(int(code))
+        try:
+            async with asyncio.timeout(ABORT_AFTER_CLOSE_SECONDS):
+                await self._websocket.close(int(code), reason)
+        except (RuntimeError, WebSocketDisconnect):
+            pass  # it was closed meanwhile, and its close frame may be on its way
+        except TimeoutError:
+            if (transport := self._within_reach.get("transport")) is not None:
+                transport.abort()
+
+
+def _fills(times: list[float], most: int, window_seconds: float) -> bool:
+    """Note an offence; True if as many as are counted fell into the window."""
+    now = time.monotonic()
+    times.append(now)
+    del times[:-most]
+    return len(times) == most and now - times[0] < window_seconds
+
+
+def _is_disconnect(error: Exception) -> bool:
+    # Starlette raises RuntimeError for the same thing when the close was seen elsewhere.
+    return isinstance(error, WebSocketDisconnect) or (
+        isinstance(error, RuntimeError) and "websocket" in str(error).lower()
+    )

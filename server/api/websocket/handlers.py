@@ -1,0 +1,433 @@
+"""What each frame of a client does. One `Handlers` per connection; one frame at a time."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import orjson
+import structlog
+
+from server.commands.cancel_response import Stops
+from server.commands.services import Services
+from server.live.subscription import Subscription, Watcher
+from server.protocol.client_frames import (
+    CancelResponse,
+    ClientFrame,
+    CreateResponse,
+    CreateSession,
+    DeleteSession,
+    ResponsePosition,
+    ResumeResponse,
+    SubscribeSession,
+    UnsubscribeSession,
+    UpdateSession,
+)
+from server.protocol.errors import ApiError
+from server.protocol.frames import created_frame, session_event_frame
+from server.protocol.store_errors import (
+    check_message_id,
+    check_response_id,
+    check_session_id,
+    translate_store_errors,
+)
+from server.protocol.titles import clean_title
+from sessions.model.errors import ResponseNotFound, RevisionConflict, RunError
+from sessions.model.ids import session_of
+from sessions.model.records import Session
+from sessions.model.replies import MessagePage
+
+if TYPE_CHECKING:
+    from server.api.websocket.connection import Connection
+
+logger = structlog.get_logger("server")
+
+MAX_SNAPSHOT_BYTES = 192 * 1024  # of its messages
+MAX_REPLY_BYTES = 248 * 1024  # of messages and session, whose system text may be long
+
+
+class Handlers:
+    """Raises `ApiError` for what is refused; the connection answers it with an `error` frame."""
+
+    def __init__(self, connection: "Connection", services: Services) -> None:
+        self._connection = connection
+        self._services = services
+        self._store = services.store
+        self._hub = services.hub
+        self._catch_up = services.hub.catch_up
+        self._runs = services.runs
+        self._beginnings = services.beginnings
+        self._subscriptions: dict[str, Subscription] = {}
+        self._parted: set[Subscription] = set()  # of sessions that are deleted
+        self.stops = Stops(connection, services, self._subscriptions)
+
+    async def handle(self, frame: ClientFrame, asked: int) -> None:
+        """`asked`: the number that the connection's `Told` gave the frame when it was read."""
+        with translate_store_errors():
+            match frame:
+                case CreateSession():
+                    await self._create_session(frame)
+                case SubscribeSession():
+                    await self._subscribe(frame, asked)
+                case UnsubscribeSession():
+                    await self._unsubscribe(frame)
+                case UpdateSession():
+                    await self._update_session(frame)
+                case DeleteSession():
+                    await self._delete_session(frame)
+                case CreateResponse():
+                    await self._create_response(frame, asked)
+                case CancelResponse():
+                    await self.stops.cancel(frame, asked)
+                case ResumeResponse():
+                    await self._resume(frame, asked)
+
+    async def leave_all(self) -> None:
+        """The connection is gone: it watches nothing any more. Answers go on."""
+        self.stops.close()
+        for subscription in [*self._subscriptions.values(), *self._parted]:
+            await self._hub.leave(subscription)
+        self._subscriptions.clear()
+        self._parted.clear()
+
+    def _reply(
+        self, frame: dict[str, Any], event_id: str | None, response_id: str | None = None
+    ) -> None:
+        if event_id is not None:
+            frame = {**frame, "event_id": event_id}
+        self._connection.outbox.put(frame, response_id)
+
+    @property
+    def _uid(self) -> str:
+        return self._connection.uid
+
+    # ---- sessions -------------------------------------------------------------------------------
+
+    async def _create_session(self, frame: CreateSession) -> None:
+        self._check_subscriptions()
+        created = await self._store.create_session(
+            self._uid,
+            idempotency_key=frame.idempotency_key,
+            title=clean_title(frame.title),
+            model=self._services.model,
+            settings=frame.settings.given(),
+        )
+        session = created.session
+        if session.id not in self._subscriptions:
+            subscription = self._new_subscription(session.id)
+            await self._join(subscription)
+            subscription.end_join(session.offset)
+        reply = created_frame(session, replayed=created.replayed)
+        self._reply(reply, frame.event_id)
+        if not created.replayed:
+            await self._hub.tell_user(self._uid, session.id, reply, besides=self._connection)
+
+    async def _subscribe(self, frame: SubscribeSession, asked: int) -> None:
+        check_session_id(frame.session_id)
+        for listed in frame.responses:
+            check_response_id(listed.response_id)
+        if frame.observe:
+            await self._services.auditor.observe(self._connection.actor, frame.session_id)
+        uid = None if frame.observe else self._uid
+        # Where there is no such session any more, the ends of its answers are still to be told.
+        session = await self._store.session(uid, frame.session_id)
+        await self._leave(session.id)
+        if not await self._hub.losses.verify(session.id):
+            frame = msgspec.structs.replace(frame, after=None)
+        subscription = self._new_subscription(session.id, observes=frame.observe)
+        await self._join(subscription)
+        try:
+            async with subscription.sending:
+                await self._send_state(subscription, frame, asked)
+        except BaseException:
+            await self._leave(session.id)
+            raise
+
+    async def _send_state(
+        self, subscription: Subscription, frame: SubscribeSession, asked: int = 0
+    ) -> None:
+        """`session.subscribed`, missed events or a snapshot, then the answers in progress.
+
+        Of an answer that ends while the others are read the end may be told before; it is not told
+        again, unless it was `asked` for behind that.
+        """
+        session = await self._store.session(subscription.uid, frame.session_id)
+        missed = None
+        if frame.after is not None and frame.after.epoch == session.epoch:
+            missed = await self._store.session_events(
+                session.id, after=frame.after.offset, epoch=frame.after.epoch
+            )
+        live = await self._store.live_responses(session.id)
+        active = [rid for rid in (live.active, *live.queued) if rid is not None]
+        # A run here may have begun a moment ago, or wait for the store to take its end.
+        active += [
+            run.response_id
+            for run in self._runs.local_of_session(session.id)
+            if run.response_id not in active and not run.done.is_set()
+        ]
+        reply: dict[str, Any] = {
+            "type": "session.subscribed",
+            "session_id": session.id,
+            "epoch": session.epoch,
+            "offset": session.offset,
+            "recovered": missed is not None,
+            "active_responses": active,
+            "viewers": self._hub.viewers.total(session.id),
+        }
+        if missed is None:
+            page = await self._store.path(subscription.uid, session.id, limit=frame.limit)
+            reply["snapshot"] = snapshot(session, page)
+        positions = {p.response_id: p for p in frame.responses}
+        # Joining again, it may have missed the ends of answers that it had begun to show.
+        listed = dict.fromkeys([*active, *positions, *subscription.open])
+        # All is read before anything is said: a store that fails must not unsay it.
+        answers = {
+            response_id: await self._prepare(
+                subscription, response_id, positions.get(response_id), asked
+            )
+            for response_id in listed
+            if session_of(response_id) == session.id
+        }
+        self._reply(reply, frame.event_id)
+        for event in missed or ():
+            self._connection.outbox.put(session_event_frame(session, event.offset, event.data))
+        last = missed[-1].offset if missed else session.offset
+        for put_answer in answers.values():
+            put_answer()
+        subscription.end_join(max(last, session.offset))
+        # What was published between attaching and going live is behind the cursors: fetch it.
+        for response_id in active:
+            if response_id in subscription.cursors:
+                self._catch_up.fill_gap(subscription, response_id)
+
+    async def _prepare(
+        self,
+        subscription: Subscription,
+        response_id: str,
+        position: ResponsePosition | None,
+        asked: int,
+    ) -> Callable[[], None]:
+        """One answer's state; one that is no longer known is skipped: its text is a message."""
+        try:
+            await self._fence(response_id, subscription.uid)  # it exists, and is theirs
+            if position is None:
+                return await self._catch_up.prepare(subscription, response_id)
+            return await self._catch_up.prepare(
+                subscription,
+                response_id,
+                position.after_sequence_number,
+                position.fence,
+                asked=asked,
+            )
+        except ResponseNotFound:
+            return lambda: None
+
+    async def _fence(self, response_id: str, uid: str | None) -> int:
+        run = self._runs.local(response_id)
+        if run is not None and uid in (None, run.uid):
+            return run.fence
+        return (await self._store.run(uid, response_id)).fence
+
+    async def _unsubscribe(self, frame: UnsubscribeSession) -> None:
+        check_session_id(frame.session_id)
+        if not await self._leave(frame.session_id):
+            raise ApiError("not_subscribed", "not subscribed to that session", param="session_id")
+        self._reply(
+            {"type": "session.unsubscribed", "session_id": frame.session_id}, frame.event_id
+        )
+
+    async def _update_session(self, frame: UpdateSession) -> None:
+        check_session_id(frame.session_id)
+        check_message_id(frame.head)
+        subscription = self._expect_reply(frame, "session.updated")
+        try:
+            session = await self._store.update_session(
+                self._uid,
+                frame.session_id,
+                title=None if frame.title is None else clean_title(frame.title),
+                settings=None if frame.settings is None else frame.settings.given(),
+                pinned=frame.pinned,
+                head=frame.head,
+                if_revision=frame.if_revision,
+            )
+        except BaseException:
+            if subscription is not None:
+                subscription.expect_reply("session.updated", None)
+            raise
+        updated = await self._hub.publish_updated(session, besides=self._connection)
+        if subscription is None:
+            self._reply(updated, frame.event_id)
+
+    async def _delete_session(self, frame: DeleteSession) -> None:
+        subscription = self._expect_reply(frame, "session.deleted")
+        deleted = await delete_session(
+            self._services, self._uid, frame.session_id, besides=self._connection
+        )
+        if subscription is None:
+            self._reply(deleted, frame.event_id)
+
+    def _expect_reply(self, frame: UpdateSession | DeleteSession, kind: str) -> Subscription | None:
+        """The asker's own subscription, which will bring the reply; None if it has none."""
+        subscription = self._subscriptions.get(frame.session_id)
+        if subscription is None or not subscription.is_own:
+            return None
+        subscription.expect_reply(kind, frame.event_id)
+        return subscription
+
+    def _new_subscription(self, session_id: str, *, observes: bool = False) -> Subscription:
+        self._check_subscriptions()
+        subscription = Subscription(self._connection, session_id, observes=observes)
+        again = SubscribeSession(session_id=session_id, observe=observes)
+        subscription.rejoin = lambda: self._send_state(subscription, again)
+        subscription.on_gone = partial(self._part_with, subscription)
+        subscription.on_idle = partial(self._leave_soon, subscription)
+        return subscription
+
+    def _part_with(self, subscription: Subscription) -> None:
+        """Its session is deleted: it counts no more, and stays for ends that may come late."""
+        if self._subscriptions.get(subscription.session_id) is subscription:
+            del self._subscriptions[subscription.session_id]
+            self._parted.add(subscription)
+
+    def _check_subscriptions(self) -> None:
+        if len(self._subscriptions) >= self._services.limits.max_subscriptions:
+            raise ApiError("too_many_subscriptions", "unsubscribe from another session first")
+
+    async def _join(self, subscription: Subscription) -> None:
+        self._subscriptions[subscription.session_id] = subscription
+        try:
+            await self._hub.join(subscription)
+        except BaseException:
+            await self._leave(subscription.session_id)
+            raise
+
+    async def _leave(self, session_id: str) -> bool:
+        subscription = self._subscriptions.pop(session_id, None)
+        if subscription is None:
+            return False
+        await self._hub.leave(subscription)
+        return subscription.only is None
+
+    def _leave_soon(self, subscription: Subscription) -> None:
+        self._hub.spawn(self._leave_idle(subscription))
+
+    async def _leave_idle(self, subscription: Subscription) -> None:
+        """Nothing can come by it: its session is deleted, or it was there for answers alone."""
+        if subscription in self._parted:
+            self._parted.discard(subscription)
+            await self._hub.leave(subscription)
+        elif self._subscriptions.get(subscription.session_id) is subscription:
+            if subscription.is_idle:
+                await self._leave(subscription.session_id)
+
+    # ---- responses ------------------------------------------------------------------------------
+
+    async def _create_response(self, frame: CreateResponse, asked: int) -> None:
+        check_session_id(frame.session_id)
+        if frame.priority and not self._connection.user.is_admin:
+            raise ApiError("forbidden", "priority needs the role admin", param="priority")
+        subscription = self._subscriptions.get(frame.session_id)
+        if subscription is None or not subscription.is_own:
+            await self._store.session(self._uid, frame.session_id)  # foreign: not found, not this
+            raise ApiError("not_subscribed", "subscribe to the session first", param="session_id")
+        response_id, replayed = await self._services.beginnings.create(
+            self._uid, frame, subscription
+        )
+        self.stops.carry_out_waiting(response_id)
+        if replayed:
+            await self._replay(subscription, frame, response_id, asked)
+
+    async def _replay(
+        self, subscription: Subscription, frame: CreateResponse, response_id: str, asked: int
+    ) -> None:
+        """The same key again: the original `response.created`, then whatever is missing."""
+        events = await self._store.events(response_id)
+        run = self._runs.local(response_id)
+        log = run.events if run is not None else [event for _, event in events]
+        if not log:
+            raise ApiError("response_not_found", "that response is no longer kept")
+        fence = await self._fence(response_id, self._uid)
+        created = {**getattr(log[0], "data", {}), "sequence_number": 1, "fence": fence}
+        self._reply({**created, "replayed": True}, frame.event_id)
+        if response_id not in subscription.cursors:
+            await self._catch_up.attach(subscription, response_id, 1, asked=asked)
+
+    async def _resume(self, frame: ResumeResponse, asked: int) -> None:
+        check_response_id(frame.response_id)
+        session_id = session_of(frame.response_id)
+        subscription = self._subscriptions.get(session_id)
+        uid = self._uid if subscription is None else subscription.uid
+        await self._fence(frame.response_id, uid)  # it exists, and is theirs
+        await self._store.session(uid, session_id)
+        if subscription is None:
+            subscription = self._new_subscription(session_id)
+            subscription.only = set()
+            await self._join(subscription)
+            subscription.end_join(0)
+        if subscription.only is not None:
+            subscription.only.add(frame.response_id)
+        after = frame.after_sequence_number
+        await self._catch_up.attach(
+            subscription, frame.response_id, after, frame.fence, asked=asked
+        )
+
+
+async def delete_session(
+    services: Services,
+    uid: str,
+    session_id: str,
+    *,
+    if_revision: int | None = None,
+    besides: Watcher | None = None,
+) -> dict[str, Any]:
+    """Delete a session for its viewers, its sidebars and the workers that answer in it.
+
+    Returns the frame that tells of it; `besides` gets it only as a viewer. Raises
+    `RevisionConflict` for a session that has changed; it stays, also if it changes at this moment:
+    then its answers end all the same.
+    """
+    check_session_id(session_id)
+    session = await services.store.session(uid, session_id)
+    if if_revision not in (None, session.revision):
+        raise RevisionConflict(session.revision)
+    live = await services.store.live_responses(session_id)
+    owners = set()
+    for response_id in (live.active, *live.queued):
+        if response_id is not None and services.runs.local(response_id) is None:
+            try:
+                owners.add((await services.store.run(None, response_id)).owner)
+            except (ResponseNotFound, RunError):
+                continue
+    await services.store.check_removals(session_id)  # or answers would end for nothing
+    # Told first: an owner that found its run gone without knowing why would call the data lost.
+    for owner in owners:
+        await services.store.publish_control(owner, {"type": "deleted", "session_id": session_id})
+    services.runs.stop_deleted(session_id)
+    deleted = await services.store.delete_session(uid, session_id, if_revision=if_revision)
+    frame = {
+        "type": "session.deleted",
+        "session_id": session_id,
+        "offset": deleted.offset,
+        "by": "user",
+    }
+    services.hub.publish_session(session_id, deleted.offset, frame)
+    await services.hub.tell_user(uid, session_id, frame, besides=besides)
+    return frame
+
+
+def snapshot(session: Session, page: MessagePage) -> dict[str, Any]:
+    """The newest messages, cut from the old end so that the frame stays small.
+
+    The newest is there in any case; without its content, if that alone is more.
+    """
+    about = session.wire()
+    room = min(MAX_SNAPSHOT_BYTES, MAX_REPLY_BYTES - len(orjson.dumps(about)))
+    shown = page.cut(room)
+    return {
+        "session": about,
+        "messages": [
+            message.wire() if message.wire_bytes <= room else message.event_wire()
+            for message in shown.messages
+        ],
+        "has_more": shown.has_more,
+    }

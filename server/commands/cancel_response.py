@@ -1,0 +1,419 @@
+"""Stop: which answers a frame means, and what its sender is told until they have ended."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
+from typing import Any, Protocol
+
+import structlog
+from msgspec.structs import replace
+
+from engine.errors import EngineError
+from server.commands.services import Services
+from server.live.delivery import put_event
+from server.live.response_log import ResponseLog, is_done, read_log
+from server.live.subscription import Subscription, Watcher
+from server.live.told import Stopped
+from server.protocol.client_frames import CancelResponse
+from server.protocol.errors import ApiError, invalid_field
+from server.protocol.frames import is_final
+from server.protocol.store_errors import check_response_id, check_session_id, translate_store_errors
+from server.runs.run import Run
+from server.runs.stop import Stop, StoredStop, cancel_command
+from sessions.background import Background
+from sessions.model.errors import ResponseNotFound, RunEnded, SessionNotFound, StoreUnavailable
+from sessions.model.events import Event
+from sessions.model.ids import session_of
+
+logger = structlog.get_logger("server")
+
+DURABLE_WAIT_SECONDS = 0.05  # before `response.cancelling` goes out as `durable: false`
+REMOTE_POLL_SECONDS = (0.02, 0.05, 0.1)  # then every 0.1 s
+SILENT_OWNER_SECONDS = 2.0
+STORE_RETRY_SECONDS = 0.2
+DELETED_END_SECONDS = 2.0  # for the owner of a deleted answer to tell its end
+
+
+class Asker(Watcher, Protocol):
+    """Who asks for stops: a connection, or one HTTP request."""
+
+    def put_error(self, error: ApiError, event_id: str | None) -> None: ...
+
+
+class Ear(Subscription):
+    """What is published of one answer, told from `listen` on; its end also if that came before.
+
+    The end may overtake the store's reply to the stop that brings it.
+    """
+
+    def __init__(self, watcher: Watcher, response_id: str) -> None:
+        self._heard: set[str] = set()
+        super().__init__(watcher, session_of(response_id), self._heard, is_viewer=False)
+        self._response_id = response_id
+        self._early: tuple[int, int, Sequence[Event]] | None = None
+        self.end_join(0)
+
+    def hears(self, response_id: str) -> bool:
+        return response_id == self._response_id
+
+    def put_events(self, response_id: str, fence: int, first: int, events: Sequence[Event]) -> bool:
+        if self.wants(response_id):
+            return super().put_events(response_id, fence, first, events)
+        if is_done(events[-1]):
+            self._early = fence, first, events
+        return True
+
+    def listen(self) -> None:
+        """From now on tell what is heard. What the connection has stopped must be known by now."""
+        self._heard.add(self._response_id)
+        if self._early is not None:
+            self.put_events(self._response_id, *self._early)
+
+
+class Stops:
+    """The stops of one connection; `subscriptions` are those of its handlers."""
+
+    def __init__(
+        self,
+        connection: Asker,
+        services: Services,
+        subscriptions: Mapping[str, Subscription],
+    ) -> None:
+        self._connection = connection
+        self._told = connection.told
+        self._store = services.store
+        self._hub = services.hub
+        self._runs = services.runs
+        self._takeover = services.takeover
+        self._subscriptions = subscriptions
+        self._background = Background(ApiError, EngineError)
+        self._followed: set[str] = set()  # answers whose end this connection is waiting for
+        self._waiting: dict[int, CancelResponse] = {}  # read, and queued behind earlier frames
+        self._handled: dict[int, set[str]] = {}  # of such a frame, what the reader stopped
+
+    @property
+    def _uid(self) -> str:
+        return self._connection.uid
+
+    def close(self) -> None:
+        """The connection is gone: nobody is told any more. What was stopped stays stopped."""
+        self._background.cancel()
+
+    def close_gates(self, frame: CancelResponse, asked: int) -> None:
+        """Called by the reader, before anything is awaited: stop what this worker produces.
+
+        So these stops wait neither for earlier frames nor for the store. `asked` is the frame's
+        number, from `Told.ask`.
+        """
+        self._handled[asked] = self._close_gates(frame, asked, set())
+        self._waiting[asked] = frame
+
+    def carry_out_waiting(self, response_id: str) -> None:
+        """An answer has just begun: the stops that were read meanwhile close its gate.
+
+        Called before the event loop has looked at a socket again, so not even the first token
+        slips out; the stops are answered when their turn comes.
+        """
+        run = self._runs.local(response_id)
+        for stop in self._waiting.values() if run is not None else ():
+            if run in self._local_runs(stop):
+                self._stop_local(run, replace(stop, seen_sequence_number=None))
+
+    def _close_gates(self, frame: CancelResponse, asked: int, handled: set[str]) -> set[str]:
+        """Stop what this worker produces, besides what was `handled`; all of it together."""
+        runs = [run for run in self._local_runs(frame) if run.response_id not in handled]
+        handled = handled.union(run.response_id for run in runs)
+        frame = _without_seen(frame, handled | self._shown(frame))
+        for run in runs:
+            self._stop_local(run, frame)
+            self._start(self._cancel_one(run.response_id, frame, asked))
+        return handled
+
+    def _shown(self, frame: CancelResponse) -> set[str]:
+        """Answers that the frame may mean, and whose end this connection was not sent yet."""
+        if frame.response_id is not None:
+            return set()
+        sessions = (frame.session_id,) if frame.session_id else self._subscriptions.keys()
+        watched = [self._subscriptions[id] for id in sessions if id in self._subscriptions]
+        return {response_id for s in watched if s.is_own for response_id in s.open}
+
+    def _local_runs(self, frame: CancelResponse) -> list[Run]:
+        """The user's answers on this worker that the frame means."""
+        if frame.response_id is not None:
+            run = self._runs.local(frame.response_id)
+            runs = [] if run is None else [run]
+        elif frame.session_id is not None:
+            runs = self._runs.local_of_session(frame.session_id)
+            if (key := frame.idempotency_key) is not None:
+                runs = [run for run in runs if run.idempotency_key == key]
+        elif frame.idempotency_key is not None:
+            runs = []  # refused later: a key is one of a session
+        else:
+            watched = [s.session_id for s in self._subscriptions.values() if s.is_own]
+            runs = [r for session_id in watched for r in self._runs.local_of_session(session_id)]
+        return [run for run in runs if run.uid == self._uid and not run.done.is_set()]
+
+    def _stop_local(self, run: Run, frame: CancelResponse) -> None:
+        self._runs.stop(run, Stop("user", "client_cancelled", frame.seen_sequence_number))
+
+    async def cancel(self, frame: CancelResponse, asked: int) -> None:
+        """`response.cancel` and `stop`, as far as the reader has not carried them out already."""
+        # What was asked for just before the stop may have begun meanwhile.
+        handled = self._close_gates(frame, asked, self._handled.pop(asked, set()))
+        self._waiting.pop(asked, None)
+        try:
+            targets = await self._targets(frame)
+        except StoreUnavailable:
+            if handled:
+                return  # what runs here is stopped, and the store will be told
+            raise
+        if not targets and not handled and frame.idempotency_key is None:
+            raise ApiError("response_not_found", "nothing is running that could be stopped")
+        frame = _without_seen(frame, handled.union(targets))
+        for response_id in targets:
+            if response_id not in handled:
+                self._start(self._cancel_one(response_id, frame, asked))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        self._background.spawn(work)
+
+    async def _targets(self, frame: CancelResponse) -> list[str]:
+        if frame.response_id is not None:
+            check_response_id(frame.response_id)
+            return [frame.response_id]
+        if frame.session_id is None:
+            if frame.idempotency_key is not None:
+                raise invalid_field("session_id", "idempotency_key needs a session_id")
+            watched = [s.session_id for s in self._subscriptions.values() if s.is_own]
+            return [rid for session_id in watched for rid in await self._live(session_id)]
+        check_session_id(frame.session_id)
+        await self._store.session(self._uid, frame.session_id)
+        if frame.idempotency_key is not None:
+            return await self._cancel_early(frame)
+        return await self._live(frame.session_id)
+
+    async def _live(self, session_id: str) -> list[str]:
+        """Active and queued answers, on whichever worker."""
+        live = await self._store.live_responses(session_id)
+        return [rid for rid in (live.active, *live.queued) if rid is not None]
+
+    async def _cancel_early(self, frame: CancelResponse) -> list[str]:
+        """Stop by key: the response may not exist yet, then the wish waits for it."""
+        assert frame.session_id is not None and frame.idempotency_key is not None
+        known = await self._store.cancel_early(self._uid, frame.session_id, frame.idempotency_key)
+        if known is not None:
+            return [known]
+        self._reply(
+            {
+                "type": "response.cancelling",
+                "response_id": None,
+                "idempotency_key": frame.idempotency_key,
+                "by": "user",
+                "confirmed": False,
+                "durable": True,
+            },
+            frame.event_id,
+        )
+        return []
+
+    async def _cancel_one(self, response_id: str, frame: CancelResponse, asked: int) -> None:
+        is_first = response_id not in self._followed  # the others need not tell the end again
+        self._followed.add(response_id)
+        try:
+            with translate_store_errors():
+                run = self._runs.local(response_id)
+                if run is not None and run.uid == self._uid:
+                    await self._cancel_local(run, frame, asked, follow=is_first)
+                else:
+                    await self._cancel_remote(response_id, frame, asked, follow=is_first)
+        except ApiError as error:
+            self._connection.put_error(error, frame.event_id)
+        except Exception:
+            logger.exception("stop failed", response_id=response_id)
+            failure = ApiError("internal", "an internal error occurred")
+            self._connection.put_error(failure, frame.event_id)
+        finally:
+            if is_first:
+                self._followed.discard(response_id)
+            if response_id not in self._followed:
+                self._told.settle(response_id)
+
+    async def _cancel_local(
+        self, run: Run, frame: CancelResponse, asked: int, *, follow: bool
+    ) -> None:
+        self._stop_local(run, frame)
+        response_id = run.response_id
+        is_noticed = False
+
+        def notice(durable: bool) -> None:
+            nonlocal is_noticed
+            if not is_noticed and not run.done.is_set():
+                is_noticed = True
+                self._reply(cancelling(response_id, durable=durable), frame.event_id, response_id)
+
+        if not run.done.is_set():
+            # What waits to be shown until the lease is renewed would come behind the notice.
+            self._told.stop(
+                response_id, lambda: run.final_text() if is_done(run.events[-1]) else None
+            )
+        timer = asyncio.get_running_loop().call_later(DURABLE_WAIT_SECONDS, notice, False)
+        run.when_stop_is_stored(lambda: notice(True))
+        await run.done.wait()
+        timer.cancel()
+        if not follow:
+            return
+        # Who watches is told it by the subscription, at the latest when it is stored.
+        watching = self._watching(response_id)
+        is_brought = watching is not None and not watching.joining
+        is_told = self._told.has_early_end(response_id)
+        if not is_brought and not is_told and is_done(run.events[-1]):
+            self._put_end(response_id, run.log, asked)
+        await run.settled.wait()  # told before it was stored, it may yet be another worker's
+        if run.is_disowned:
+            async with self._listening(response_id) as ear:
+                ear.listen()
+                await self._follow_to_the_end(response_id, asked)
+        elif is_done(run.events[-1]):
+            self._put_end(response_id, run.log, asked)
+
+    async def _cancel_remote(
+        self, response_id: str, frame: CancelResponse, asked: int, *, follow: bool
+    ) -> None:
+        async with self._listening(response_id) as ear:
+            try:
+                stored = await self._store.request_cancel(
+                    self._uid, response_id, seen=frame.seen_sequence_number
+                )
+            except RunEnded:
+                if follow:
+                    await self._tell_stored_end(response_id, asked)
+                return
+            self._told.stop(response_id)
+            self._reply(cancelling(response_id, durable=True), frame.event_id, response_id)
+            ear.listen()
+            with contextlib.suppress(StoreUnavailable):  # its next append tells the owner as well
+                stop = Stop("user", "client_cancelled", frame.seen_sequence_number)
+                # The first stop counts; which one that was, only the store knows otherwise.
+                known = StoredStop(stop, stored.cancel_at) if stored.first else None
+                command = cancel_command(response_id, known)
+                await self._store.publish_control(stored.owner, command)
+            if follow:
+                await self._follow_to_the_end(response_id, asked)
+
+    @contextlib.asynccontextmanager
+    async def _listening(self, response_id: str) -> AsyncIterator[Ear]:
+        """Hear how the answer ends, by an ear of its own.
+
+        A moment after its end its session may be deleted, and then nothing is stored of it. Another
+        subscription may watch it too, and be replaced meanwhile.
+        """
+        ear = Ear(self._connection, response_id)
+        with contextlib.suppress(SessionNotFound, StoreUnavailable):  # then the log must do
+            await self._hub.join(ear)
+        try:
+            yield ear
+        finally:
+            self._hub.spawn(self._hub.leave(ear))
+
+    async def _tell_stored_end(self, response_id: str, asked: int) -> None:
+        """Losing a race is no error: what has ended already is answered with its end."""
+        while not self._told.has_answered(response_id, asked):
+            try:
+                log = await read_log(self._store, self._uid, response_id)
+                self._put_end(response_id, log, asked)
+                return
+            except StoreUnavailable:
+                await asyncio.sleep(STORE_RETRY_SECONDS)
+
+    async def _follow_to_the_end(self, response_id: str, asked: int) -> None:
+        """Another worker ends it: its asker hears of that, however long the store is away."""
+        # What comes of it from now on would come behind the notice.
+        stopped = self._told.stop(response_id)
+        while not self._told.has_answered(response_id, asked):
+            try:
+                await self._await_remote_end(response_id, stopped.ended)
+                await self._tell_stored_end(response_id, asked)
+            except StoreUnavailable:
+                await asyncio.sleep(STORE_RETRY_SECONDS)
+            except ResponseNotFound:
+                await self._await_deleted_end(response_id, stopped, asked)
+                return
+
+    async def _await_deleted_end(self, response_id: str, stopped: Stopped, asked: int) -> None:
+        """Nothing is stored of it any more: its owner tells those who watch."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DELETED_END_SECONDS):
+                await stopped.ended.wait()
+        if self._told.has_answered(response_id, asked):
+            return
+        # As an older worker publishes it: without the text.
+        watching = self._watching(response_id)
+        if watching is None or not watching.put_heard_end(response_id):
+            raise ResponseNotFound
+
+    async def _await_remote_end(self, response_id: str, ended: asyncio.Event) -> None:
+        """Wait for the owner; if it is silent until its lease ends, end the answer in its place."""
+        started = time.monotonic()
+        told = False
+        waits = list(REMOTE_POLL_SECONDS)
+        while (record := await self._store.run(self._uid, response_id)).is_live:
+            silent = time.monotonic() - started > SILENT_OWNER_SECONDS
+            if silent and not told:
+                told = True
+                left = max(0, record.lease_until - await self._store.now_ms())
+                notice = cancelling(response_id, durable=True)
+                self._reply(
+                    {**notice, "owner": "silent", "lease_ends_in_ms": left}, None, response_id
+                )
+            if silent:
+                await self._takeover.take_over(response_id)  # a no-op until the lease has ended
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(waits.pop(0) if waits else REMOTE_POLL_SECONDS[-1]):
+                    await ended.wait()
+            if ended.is_set():
+                return
+
+    def _watching(self, response_id: str) -> Subscription | None:
+        """The subscription that brings the answer's events."""
+        subscription = self._subscriptions.get(session_of(response_id))
+        watches = subscription is not None and subscription.wants(response_id)
+        return subscription if watches else None
+
+    def _put_end(self, response_id: str, log: ResponseLog, asked: int) -> None:
+        """Queue an answer's end, unless the stop that `asked` for it was answered with it.
+
+        It brings the text where this connection lacks some of it.
+        """
+        if not log.has_ended:
+            raise ResponseNotFound  # its keys have just gone
+        if self._told.has_answered(response_id, asked):
+            return
+        if (subscription := self._watching(response_id)) is not None:
+            subscription.put_end(response_id, log)
+        else:
+            outbox, number = self._connection.outbox, len(log.events)
+            put_event(outbox, response_id, number, log.fence, log.end_with_text)
+            self._told.note_end(response_id, is_final=is_final(log.end.data))
+
+    def _reply(
+        self, frame: dict[str, Any], event_id: str | None, response_id: str | None = None
+    ) -> None:
+        if event_id is not None:
+            frame = {**frame, "event_id": event_id}
+        self._connection.outbox.put(frame, response_id)
+
+
+def _without_seen(frame: CancelResponse, meant: Collection[str]) -> CancelResponse:
+    """What was seen of one answer says nothing about another."""
+    return frame if len(meant) <= 1 else replace(frame, seen_sequence_number=None)
+
+
+def cancelling(response_id: str, *, durable: bool) -> dict[str, Any]:
+    return {
+        "type": "response.cancelling",
+        "response_id": response_id,
+        "by": "user",
+        "confirmed": False,
+        "durable": durable,
+    }

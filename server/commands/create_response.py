@@ -1,0 +1,307 @@
+"""`Beginnings`: what happens between a `response.create` and the run that answers it.
+
+Admission, settings, prompt and the script that stores the beginning come here; what begun answers
+do then is `runs.py`. Nothing is stored of a frame that is refused.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from typing import Any
+
+import orjson
+import structlog
+from msgspec import UnsetType
+
+from engine import AsyncLLM
+from engine.client.requests.core_connection import CoreState
+from engine.errors import EngineDeadError, EngineError, RetryableRequestError
+from server.access.rates import budget_entry
+from server.commands.reply_target import Task, Tasks
+from server.generation.sampling import ModelDefaults, effective_settings
+from server.live.hub import Hub
+from server.live.subscription import Subscription
+from server.protocol.client_frames import CreateResponse
+from server.protocol.errors import ApiError
+from server.protocol.frames import rate_limits_frame
+from server.protocol.titles import TITLE_CHARACTERS, clean_title
+from server.runs.active_limit import ActiveLimit
+from server.runs.run import Run
+from server.runs.runs import Runs
+from sessions.model.errors import (
+    IdempotencyKeyReused,
+    MessageChanged,
+    ResponseInProgress,
+    SessionError,
+)
+from sessions.model.events import ObjectEvent
+from sessions.model.ids import new_response_id
+from sessions.model.quotas import Budget
+from sessions.model.records import UNSET, Message, Session, Unset
+from sessions.model.replies import BegunResponse
+from sessions.store.store import SessionStore
+
+logger = structlog.get_logger("server")
+
+MAX_TRIES = 4  # each means that something else began or ended in the session meanwhile
+ENGINE_GRACE_SECONDS = 2.0  # for a worker that has just started to join the core
+
+
+class Beginnings:
+    """Begins the answers of one worker."""
+
+    def __init__(
+        self,
+        *,
+        store: SessionStore,
+        engine: AsyncLLM,
+        hub: Hub,
+        runs: Runs,
+        replica: str,
+        model: str,
+        defaults: ModelDefaults,
+        limit: ActiveLimit,
+    ) -> None:
+        self._store = store
+        self._engine = engine
+        self._hub = hub
+        self._runs = runs
+        self._replica = replica
+        self._model = model
+        self._defaults = defaults
+        self._limit = limit
+        self._tasks = Tasks(store)
+        self._num_beginning = 0  # admitted, and their runs not started yet
+
+    async def create(
+        self, uid: str, frame: CreateResponse, asker: Subscription
+    ) -> tuple[str, bool]:
+        """Begin an answer, or find the one that this key began before: its id, and True then.
+
+        The viewers' frames go through the hub, the asker's with its `event_id`. Cancelling the
+        caller does not cancel this: what the store has begun must also be produced. Raises
+        `ApiError` and the store's errors; then nothing was stored, but for a `StoreUnavailable`.
+        """
+        return await self._runs.see_through(self._create(uid, frame, asker))
+
+    async def _create(
+        self, uid: str, frame: CreateResponse, asker: Subscription
+    ) -> tuple[str, bool]:
+        session, known = await asyncio.gather(
+            self._store.session(uid, frame.session_id),
+            self._store.known_response(uid, frame.session_id, frame.idempotency_key),
+        )
+        if known is not None:  # before any other refusal: a repeat must find what it began
+            response_id, body_hash = known
+            if body_hash != _body_hash(frame):
+                raise IdempotencyKeyReused(response_id)
+            return response_id, True
+        budget = await self._check_admission(uid)
+        self._num_beginning += 1
+        try:
+            begun = await self._begin(uid, session, frame, asker, budget)
+        finally:
+            self._num_beginning -= 1
+        if budget is not None and not begun[1]:
+            asker.outbox.put(rate_limits_frame(budget_entry(budget)))
+        return begun
+
+    async def _begin(
+        self,
+        uid: str,
+        session: Session,
+        frame: CreateResponse,
+        asker: Subscription,
+        budget: Budget | None,
+    ) -> tuple[str, bool]:
+        """Try until the store takes it; `on_busy: cancel` ends what is in the way."""
+        settings = self._settings(session, frame)
+        for tries_left in reversed(range(MAX_TRIES)):
+            try:
+                task = await self._tasks.of(uid, session, frame)
+                return await self._begin_once(uid, session, frame, settings, task, asker, budget)
+            except ResponseInProgress as busy:
+                if frame.on_busy != "cancel" or not tries_left:
+                    raise
+                await self._runs.supersede(uid, busy.response_id)
+                session = await self._store.session(uid, session.id)
+            except MessageChanged:
+                if not tries_left:
+                    raise
+        raise AssertionError("the last try raises")
+
+    async def _begin_once(
+        self,
+        uid: str,
+        session: Session,
+        frame: CreateResponse,
+        settings: dict[str, Any],
+        task: Task,
+        asker: Subscription,
+        budget: Budget | None,
+    ) -> tuple[str, bool]:
+        prompt = await self._runs.build_prompt(
+            uid, session.id, task.leaf, task.text, settings, task.base
+        )
+        response_id = new_response_id(session.id)
+        replaces = frame.on_busy == "cancel" and session.active_response_id is not None
+        remaining = await self._limit.take(uid, response_id, instead=replaces)
+        run = None
+        try:
+            run, begun = await self._store_beginning(
+                uid, session, frame, settings, task, response_id
+            )
+        finally:
+            if run is None:
+                self._limit.free(uid, response_id)
+        if run is None:
+            return begun.response_id, True
+        is_behind_leaf = run.user_message.parent_id == task.leaf and not begun.queued_behind
+        if is_behind_leaf and prompt.is_settled:
+            run.set_prompt(prompt)  # otherwise the history moved on: built when its turn comes
+        run.tokens_left = None if budget is None else budget.remaining
+        self._runs.add(run)
+        self._announce(run, begun, task, frame, asker)
+        if self._limit.limit:
+            asker.outbox.put(rate_limits_frame(self._limit.entry(remaining)))
+        self._runs.start(run, begun)
+        if begun.title_empty and frame.input is not None:
+            self._runs.spawn(self._set_title(uid, session.id, frame.text))
+        return run.response_id, False
+
+    async def _check_admission(self, uid: str) -> Budget | None:
+        """What is left of the user's tokens, if they are counted. Raises what refuses an answer."""
+        if self._runs.draining:
+            raise ApiError("draining", "this worker is restarting; connect again")
+        budget = await self._store.check_budget(uid)
+        try:
+            if self._engine.core_state is CoreState.CONNECTING:
+                # Another worker may have said that all is ready while we were still joining.
+                with contextlib.suppress(TimeoutError):
+                    await self._engine.wait_ready(ENGINE_GRACE_SECONDS)
+            self._engine.check_admission(self._num_beginning + 1)
+        except (RetryableRequestError, EngineDeadError) as error:
+            raise ApiError("engine_unavailable", "the engine is away; try again shortly") from error
+        except EngineError as error:
+            raise ApiError("queue_full", "too many answers are waiting for the engine") from error
+        return budget
+
+    def _settings(self, session: Session, frame: CreateResponse) -> dict[str, Any]:
+        max_model_len = self._engine.model_config.max_model_len
+        settings = effective_settings(
+            self._defaults, self._model, max_model_len, session.settings, frame.settings.given()
+        )
+        if settings["model"] != self._model:
+            raise ApiError(
+                "model_not_found", "this server does not have that model", param="settings.model"
+            )
+        return settings
+
+    async def _store_beginning(
+        self,
+        uid: str,
+        session: Session,
+        frame: CreateResponse,
+        settings: dict[str, Any],
+        task: Task,
+        response_id: str,
+    ) -> tuple[Run | None, BegunResponse]:
+        """The run that the store has begun, or None and what the same key began before."""
+        now_ms = time.time_ns() // 1_000_000
+        new_question = task.new_question(now_ms)
+        question = new_question or task.question
+        assert question is not None  # a task without a stored question asks a new one
+        answer = task.answer(response_id, question.id, self._model, now_ms)
+        response: dict[str, Any] = {
+            "id": response_id,
+            "session_id": session.id,
+            "message_id": answer.id,
+            "parent_id": question.id,
+            "model": self._model,
+            "settings": settings,
+            "status": "queued",
+            "created_at": now_ms,
+        }
+        if frame.priority:
+            response["priority"] = frame.priority
+        if task.base:
+            response["text_length"] = answer.text_length
+        created = ObjectEvent(
+            {
+                "type": "response.created",
+                "response": response,
+                "idempotency_key": frame.idempotency_key,
+            }
+        )
+        # Claimed first: what the script publishes may be here before its reply is.
+        self._hub.claimed.add(response_id)
+        begun: BegunResponse | None = None
+        try:
+            begun = await self._store.begin_response(
+                uid,
+                session.id,
+                idempotency_key=frame.idempotency_key,
+                body_hash=_body_hash(frame),
+                owner=self._replica,
+                response_id=response_id,
+                user_message=new_question,
+                assistant_message=answer,
+                parent_id=_parent_argument(frame, question),
+                continues=task.version,
+                on_busy="queue" if frame.on_busy == "queue" else "reject",
+                created_event=created.data,
+                model=self._model,
+                settings=settings,
+                seed=settings["seed"],
+            )
+        finally:
+            if begun is None or begun.replayed:
+                self._hub.claimed.discard(response_id)
+        if begun.replayed:
+            return None, begun
+        run = Run(response, answer, uid=uid, fence=begun.fence, created=created, base=task.base)
+        run.lease_until = begun.lease_until
+        run.user_message = question.with_parent(begun.parent_id) if new_question else question
+        return run, begun
+
+    def _announce(
+        self,
+        run: Run,
+        begun: BegunResponse,
+        task: Task,
+        frame: CreateResponse,
+        asker: Subscription,
+    ) -> None:
+        """The messages that are new or written on, response.created, and the sidebars' dot."""
+        verb = "updated" if task.version else "created"
+        messages = [run.message] if task.question else [run.user_message, run.message]
+        for offset, message in enumerate(messages, begun.offset - len(messages) + 1):
+            event = {"type": f"message.{verb}", "message": message.event_wire()}
+            self._hub.publish_session(run.session_id, offset, event)
+        asker.put_created(run.response_id, run.fence, run.events[0], frame.event_id)
+        self._hub.publish_events(run.response_id, run.fence, 1, run.events[:1])
+        self._hub.show_activity(run.uid, run.session_id, active=True)
+        logger.info("response created", session_id=run.session_id, response_id=run.response_id)
+
+    async def _set_title(self, uid: str, session_id: str, text: str) -> None:
+        title = clean_title(text)[:TITLE_CHARACTERS]
+        with contextlib.suppress(SessionError):
+            session = await self._store.update_session(uid, session_id, title=title, by="policy")
+            await self._hub.publish_updated(session, by="policy")
+
+
+def _parent_argument(frame: CreateResponse, question: Message) -> str | Unset | None:
+    """Where `begin_response` puts what it stores: given, or behind the head of that moment."""
+    if frame.input is None:
+        return question.id
+    return UNSET if isinstance(frame.parent_id, UnsetType) else frame.parent_id
+
+
+def _body_hash(frame: CreateResponse) -> str:
+    """Names what was asked for, so that a key used for something else is noticed."""
+    asked: list[Any] = [frame.text, frame.regenerate_of, frame.continue_of]
+    asked += [frame.on_busy, frame.priority]
+    asked += [] if isinstance(frame.parent_id, UnsetType) else [frame.parent_id]
+    body = orjson.dumps([frame.settings.given(), *asked], option=orjson.OPT_SORT_KEYS)
+    return hashlib.sha256(body).hexdigest()[:32]

@@ -1,0 +1,97 @@
+"""What a response answers: a new question, a stored one again, or the rest of a broken answer."""
+
+from dataclasses import dataclass, replace
+
+from msgspec import UnsetType
+
+from server.protocol.client_frames import CreateResponse
+from server.protocol.errors import invalid_field
+from server.protocol.store_errors import check_message_id
+from sessions.model.errors import MessageNotFound, ResponseInProgress
+from sessions.model.ids import new_message_id
+from sessions.model.records import Message, Session
+from sessions.store.store import SessionStore
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One response's task, as the store's messages were when it was read."""
+
+    leaf: str | None  # the newest message before the question
+    text: str  # the question
+    question: Message | None = None  # None: it is stored together with the answer's beginning
+    continued: Message | None = None  # the answer to go on with
+    version: str | None = None  # of `continued`, see `SessionStore.message_version`
+
+    @property
+    def base(self) -> str:
+        """What the answer says already."""
+        return self.continued.text if self.continued else ""
+
+    def new_question(self, now_ms: int) -> Message | None:
+        """The user message to store; None if it is stored already."""
+        if self.question is not None:
+            return None
+        return Message(new_message_id(), self.leaf, "user", self.text, "completed", now_ms)
+
+    def answer(self, response_id: str, question_id: str, model: str, now_ms: int) -> Message:
+        """The message that the response writes, as it is when the response begins."""
+        if self.continued is None:
+            return Message(
+                new_message_id(),
+                question_id,
+                "assistant",
+                "",
+                "in_progress",
+                now_ms,
+                response_id=response_id,
+                model=model,
+            )
+        return replace(
+            self.continued,
+            status="in_progress",
+            response_id=response_id,
+            model=model,
+            usage=None,
+            timings=None,
+            status_details=None,
+        )
+
+
+class Tasks:
+    """Reads from the store what a frame refers to."""
+
+    def __init__(self, store: SessionStore) -> None:
+        self._store = store
+
+    async def of(self, uid: str, session: Session, frame: CreateResponse) -> Task:
+        """Raises `ApiError` for a message that cannot be regenerated or continued, and
+        `ResponseInProgress` for one that is being written."""
+        if frame.input is not None:
+            if isinstance(frame.parent_id, UnsetType):
+                return Task(session.head, frame.text)
+            check_message_id(frame.parent_id)
+            return Task(frame.parent_id, frame.text)
+        param = "regenerate_of" if frame.regenerate_of is not None else "continue_of"
+        message_id: str = getattr(frame, param)
+        check_message_id(message_id)
+        answer, version = await self._store.message_version(uid, session.id, message_id)
+        question = await self._question(uid, session.id, answer)
+        if question is None:
+            raise invalid_field(param, "that message answers no other")
+        if param == "regenerate_of":
+            return Task(question.parent_id, question.text, question)
+        if answer.status == "in_progress":
+            raise ResponseInProgress(answer.response_id or "")
+        if answer.status != "interrupted":
+            raise invalid_field(param, "only an interrupted answer can be continued")
+        return Task(question.parent_id, question.text, question, answer, version)
+
+    async def _question(self, uid: str, session_id: str, answer: Message) -> Message | None:
+        if answer.role != "assistant" or answer.parent_id is None:
+            return None
+        try:
+            question = await self._store.message(uid, session_id, answer.parent_id)
+        except MessageNotFound:
+            return None
+        return question if question.role == "user" else None

@@ -1,0 +1,39 @@
+"""What the doors of one worker (websocket, HTTP) share: made once, passed to them."""
+
+from dataclasses import dataclass
+
+from engine import AsyncLLM
+from server.access.audit import Auditor
+from server.access.identities import Identities
+from server.access.rates import ConnectionCounter
+from server.commands.create_response import Beginnings
+from server.config.limits import Limits
+from server.live.health import Health
+from server.live.hub import Hub
+from server.runs.peers import Peers
+from server.runs.runs import Runs
+from server.runs.takeover import Takeover
+from server.telemetry.metrics import Metrics
+from sessions.store.store import SessionStore
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """One worker's parts."""
+
+    store: SessionStore
+    engine: AsyncLLM
+    hub: Hub
+    runs: Runs
+    beginnings: Beginnings
+    peers: Peers
+    takeover: Takeover
+    health: Health
+    identities: Identities
+    auditor: Auditor
+    metrics: Metrics
+    limits: Limits
+    connections: ConnectionCounter
+    replica: str
+    version: str
+    model: str

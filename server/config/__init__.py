@@ -1,0 +1,1 @@
+"""What an operator can set, and what is passed on to each process."""

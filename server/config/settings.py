@@ -1,0 +1,357 @@
+"""`Settings`: everything an operator can set, by flag or `PARLEY_*`, validated together, once.
+
+An unknown `PARLEY_*` name is refused with the nearest known one, because a setting that is silently
+ignored is worse than none.
+"""
+
+import difflib
+import ipaddress
+import os
+import re
+import secrets
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from server.access.rates import MIN_SECRET_CHARACTERS
+from server.config.intervals import SHORTENED, Intervals
+from server.config.limits import Limits
+from sessions.connection.address import RedisAddress
+from sessions.model.quotas import Quotas
+
+PREFIX = "PARLEY_"
+# The binary of the embedded Redis; the instruction set of the kernels (csrc/cpu/kernels.cpp).
+OTHER_NAMES = ("PARLEY_REDIS_SERVER", "PARLEY_CPU_LEVEL")
+DEMO_PACE = 60.0  # tokens/s of the demo model, which decodes faster than a hand can stop
+EXPOSED_LIMITS = {
+    "max_connections_per_user": 16,
+    "max_connections_per_address": 64,
+    "max_handshakes_per_s": 20,
+    "max_active_responses_per_user": 4,
+}
+EXPOSED_TOKENS_PER_DAY = 200_000
+CHOICES = {
+    "device": ("auto", "cpu", "cuda"),
+    "attn_backend": ("auto", "cpu", "torch", "flash_attn", "varlen", "cuda"),
+    "dtype": ("auto", "float32", "bfloat16", "float16"),
+    "quantize": ("int8",),
+    "kv_cache_dtype": ("auto", "int8"),
+}
+
+
+class ConfigError(Exception):
+    """One line for the operator, naming the setting."""
+
+
+class Settings(BaseSettings):
+    """Field descriptions are the help texts of `parley serve`."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
+    data_dir: Path = Field(Path("data"), description="Sessions and tokens live here.")
+    redis_url: str | None = Field(
+        None, description="An existing Redis ≥ 6.2; without it Parley runs its own."
+    )
+    redis_secret: str | None = Field(
+        None, description="What all servers on one Redis have in common; others are refused."
+    )
+    redis_timeout_seconds: float = Field(
+        1.0, ge=0.1, le=5.0, description="A Redis that answers nothing for so long is away."
+    )
+    model: str = Field(
+        "demo", description="Folder or hub id of a causal language model; `demo` is built in."
+    )
+    workers: int = Field(1, ge=1, le=64, description="Web processes that share one engine.")
+    pace: float | None = Field(
+        None,
+        ge=0,
+        le=100_000,
+        description="Tokens per second of each answer, 0 = as fast as possible. "
+        "[default: 60 for the demo model, otherwise 0]",
+    )
+    max_model_len: int | None = Field(
+        None,
+        ge=16,
+        description="Context in tokens; one that model or memory cannot have is refused. "
+        "[default: what they allow]",
+    )
+    max_num_seqs: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="Answers decoded at once; more wait, or take turns by user. [default: 64]",
+    )
+    max_num_queued_reqs: int = Field(
+        256,
+        ge=0,
+        le=100_000,
+        description="Answers that wait for the engine; one more is refused. 0 = unlimited.",
+    )
+    kv_cache_memory_bytes: int | None = Field(
+        None, ge=1, description="Memory for keys and values. [default: the engine's choice]"
+    )
+    device: str = Field("auto", description="auto, cpu or cuda; auto is the CPU.")
+    attn_backend: str = Field(
+        "auto",
+        description="Which attention computes: cpu or torch, on a GPU flash_attn, varlen, cuda or "
+        "torch. [default: the best that can]",
+    )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="Share of a GPU's memory for weights, keys, values and steps."
+    )
+    dtype: str = Field("auto", description="auto, float32, bfloat16 or float16.")
+    quantize: str | None = Field(None, description="int8: the weights of linear layers in 8 bits.")
+    kv_cache_dtype: str = Field(
+        "auto", description="int8: keys and values in 8 bits, for llama, mistral, qwen2 and qwen3."
+    )
+    token: str | None = Field(
+        None, description="Bearer token of the user `local`; generated into the data directory."
+    )
+    admin_token: str | None = Field(None, description="Bearer token of the admin; likewise.")
+    allowed_origins: str = Field(
+        "", description="Further exact origins for cookies, comma-separated (https://chat.example)."
+    )
+    trusted_proxies: str = Field(
+        "",
+        description="Addresses or networks whose X-Forwarded-For and -Proto are believed, "
+        "comma-separated.",
+    )
+    drain_seconds: float = Field(
+        30.0, ge=0, le=3600, description="How long running answers may finish when Parley stops."
+    )
+    ping_seconds: float = Field(
+        20.0,
+        ge=1,
+        le=300,
+        description="Between two pings of a websocket, and until it is closed without a pong.",
+    )
+    watchdog_seconds: float = Field(
+        30.0,
+        ge=1,
+        le=3600,
+        description="An engine that answers nothing for so long is killed and started again.",
+    )
+    log_level: str = Field("info", description="debug, info, warning or error.")
+    log_format: str = Field(
+        "auto", description="json, text, or auto: text on a terminal, otherwise json."
+    )
+    max_connections: int = Field(
+        10_000, ge=0, description="Websockets of one worker; 0 = unlimited."
+    )
+    max_connections_per_user: int | None = Field(
+        None, ge=0, description="0 = unlimited. [default: 0 on loopback, otherwise 16]"
+    )
+    max_connections_per_address: int | None = Field(
+        None, ge=0, description="0 = unlimited. [default: 0 on loopback, otherwise 64]"
+    )
+    max_handshakes_per_s: int | None = Field(
+        None, ge=0, description="By address; 0 = unlimited. [default: 0 on loopback, otherwise 20]"
+    )
+    max_active_responses_per_user: int | None = Field(
+        None, ge=0, description="0 = unlimited. [default: 0 on loopback, otherwise 4]"
+    )
+    max_tokens_per_day: int | None = Field(
+        None,
+        ge=0,
+        description="Tokens of prompts and answers, by user and day (UTC); 0 = unlimited. "
+        "[default: 0 on loopback, otherwise 200000]",
+    )
+    max_sessions_per_user: int = Field(10_000, ge=0, description="0 = unlimited.")
+    max_messages_per_session: int = Field(20_000, ge=0, description="0 = unlimited.")
+    max_bytes_per_session: int = Field(
+        16 * 1024 * 1024, ge=0, description="Of its messages; 0 = unlimited."
+    )
+    session_idle_days: float = Field(
+        0.0, ge=0, le=3650, description="Sessions unused for so long are deleted; 0 keeps them."
+    )
+    max_answer_seconds: float = Field(
+        300.0, ge=0, le=86_400, description="For writing one answer; 0 = unlimited."
+    )
+    max_messages_per_s: int = Field(
+        20, ge=0, description="Frames of one connection, burst twice that; 0 = unlimited."
+    )
+    hide_observers: bool = Field(
+        False, description="Leave admins who observe a session out of its viewers."
+    )
+    testing: bool = Field(
+        False, description="For tests of Parley: shorter intervals, and nothing else."
+    )
+
+    @field_validator("redis_url")
+    @classmethod
+    def _known_redis(cls, value: str | None) -> str | None:
+        if value is not None:
+            RedisAddress.parse(value)
+        return value
+
+    @field_validator(*CHOICES)
+    @classmethod
+    def _one_of(cls, value: str | None, info: ValidationInfo) -> str | None:
+        choices = CHOICES[info.field_name or ""]
+        if value is not None and value not in choices:
+            raise ValueError(f"must be {' or '.join(choices)}")
+        return value
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _exact_origins(cls, value: str) -> str:
+        for origin in filter(None, map(str.strip, value.split(","))):
+            if re.fullmatch(r"https?://[^/?#@*\s]+", origin, re.IGNORECASE) is None:
+                raise ValueError(f"{origin} is not an origin; one looks like https://chat.example")
+        return value
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _proxy_addresses(cls, value: str) -> str:
+        for address in filter(None, map(str.strip, value.split(","))):
+            try:
+                ipaddress.ip_network(address)
+            except ValueError:
+                raise ValueError(f"{address} is neither an address nor a network") from None
+        return value
+
+    @field_validator("log_format")
+    @classmethod
+    def _known_format(cls, value: str) -> str:
+        if value not in ("auto", "json", "text"):
+            raise ValueError("must be auto, json or text")
+        return value
+
+    @field_validator("log_level")
+    @classmethod
+    def _known_level(cls, value: str) -> str:
+        if value.lower() not in ("debug", "info", "warning", "error"):
+            raise ValueError("must be debug, info, warning or error")
+        return value.lower()
+
+    @model_validator(mode="after")
+    def _check_tokens(self) -> "Settings":
+        for name in ("token", "admin_token"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not value.strip() or not value.isascii():
+                raise ValueError(f"{name}: must be ASCII and not empty")
+            if len(value) < MIN_SECRET_CHARACTERS:
+                raise ValueError(
+                    f"{name}: at least {MIN_SECRET_CHARACTERS} characters; "
+                    "leave it out, and Parley makes one up"
+                )
+        if self.token is not None and self.token == self.admin_token:
+            raise ValueError("admin_token: must differ from token")
+        return self
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def is_demo(self) -> bool:
+        return self.model == "demo"
+
+    @property
+    def effective_log_format(self) -> str:
+        if self.log_format != "auto":
+            return self.log_format
+        return "text" if sys.stderr.isatty() else "json"
+
+    @property
+    def effective_pace(self) -> float:
+        if self.pace is not None:
+            return self.pace
+        return DEMO_PACE if self.is_demo else 0.0
+
+    @property
+    def limits(self) -> Limits:
+        """The limits in force: unlimited on loopback where nothing is set."""
+        chosen = {"max_connections": self.max_connections} | {
+            name: given
+            if (given := getattr(self, name)) is not None
+            else (0 if self.is_loopback else exposed)
+            for name, exposed in EXPOSED_LIMITS.items()
+        }
+        tokens = 0 if self.is_loopback else EXPOSED_TOKENS_PER_DAY
+        if self.max_tokens_per_day is not None:
+            tokens = self.max_tokens_per_day
+        quotas = Quotas(
+            sessions_per_user=self.max_sessions_per_user,
+            messages_per_session=self.max_messages_per_session,
+            bytes_per_session=self.max_bytes_per_session,
+            tokens_per_day=tokens,
+        )
+        return Limits(
+            **chosen,
+            messages_per_s=self.max_messages_per_s,
+            quotas=quotas,
+            session_idle_seconds=self.session_idle_days * 86_400,
+            answer_seconds=self.max_answer_seconds,
+        )
+
+    @property
+    def intervals(self) -> Intervals:
+        """How often and how long, for every process; what an operator has set counts."""
+        chosen = {"drain": "drain_seconds", "ping": "ping_seconds", "watchdog": "watchdog_seconds"}
+        given = {
+            name: getattr(self, setting)
+            for name, setting in chosen.items()
+            if not self.testing or setting in self.model_fields_set
+        }
+        return msgspec.structs.replace(SHORTENED if self.testing else Intervals(), **given)
+
+    @property
+    def proxies(self) -> tuple[str, ...]:
+        return tuple(p.strip() for p in self.trusted_proxies.split(",") if p.strip())
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        return tuple(o.strip().casefold() for o in self.allowed_origins.split(",") if o.strip())
+
+
+def load_settings(
+    flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ
+) -> Settings:
+    """Flags over environment over defaults. Raises `ConfigError` with one line."""
+    known = {PREFIX + name.upper() for name in Settings.model_fields} | set(OTHER_NAMES)
+    for name in environment:
+        if name.startswith(PREFIX) and name not in known:
+            # Without the prefix, which makes all names alike.
+            without = [one.removeprefix(PREFIX) for one in known]
+            near = difflib.get_close_matches(name.removeprefix(PREFIX), without, n=1)
+            hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
+            raise ConfigError(f"unknown setting {name}{hint}")
+    given = {name: value for name, value in flags.items() if value is not None}
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        message = str(first["msg"]).removeprefix("Value error, ")
+        raise ConfigError(f"{where}: {message}" if where else message) from None
+
+
+def read_or_create_secret(path: Path) -> str:
+    """A token that outlives restarts, in a file that only its owner can read.
+
+    One that is too short to be ours, say from a write that was cut off, is made anew.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    with os.fdopen(descriptor, "r+") as file:
+        os.fchmod(file.fileno(), 0o600)  # also where it was there before, with another mode
+        secret = file.read().strip()
+        if len(secret) < MIN_SECRET_CHARACTERS:
+            secret = secrets.token_urlsafe(32)
+            file.seek(0)
+            file.truncate()
+            file.write(secret + "\n")
+        return secret

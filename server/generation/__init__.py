@@ -1,0 +1,1 @@
+"""Between a session and the engine: prompt and parameters there, tokens back."""

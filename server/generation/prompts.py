@@ -1,0 +1,178 @@
+"""A session's history → the token ids of the next prompt, also when the chat outgrew the context.
+
+When everything no longer fits, the oldest whole turns are left out, down to three quarters of the
+room at once: the prompt then starts at the same message for many turns, so the engine's prefix
+cache keeps hitting. Where it starts is found by walking the chat from its beginning with the same
+rule, so every worker finds the same place without having to remember one.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from engine import AsyncLLM
+from engine.errors import (
+    ChatTemplateError,
+    PromptTooLongError,
+    RetryableRequestError,
+    ValidationError,
+)
+from server.protocol.errors import ApiError, invalid_field
+from sessions.model.records import Message
+from sessions.store.store import SessionStore
+
+KEEP_FRACTION = 0.75
+PAGE_SIZE = 200
+MAX_HISTORY_MESSAGES = 2000  # beyond any context in use; bounds the work for one prompt
+MESSAGE_OVERHEAD_TOKENS = 8  # role markers of a chat template; the final count is exact anyway
+MAX_COUNTS = 50_000
+
+ChatMessage = dict[str, str]  # {"role": …, "content": …}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the engine is given, and what of the history is in it."""
+
+    token_ids: list[int]
+    first_message_id: str | None  # the oldest message kept; None when nothing was left out
+    omitted_messages: int
+    is_settled: bool = True  # no answer of the history was still being written
+
+
+class PromptBuilder:
+    """Builds prompts for one worker; remembers how many tokens each stored message has."""
+
+    def __init__(self, store: SessionStore, engine: AsyncLLM) -> None:
+        self._store = store
+        self._engine = engine
+        self._counts: OrderedDict[str, int] = OrderedDict()
+
+    async def build(
+        self,
+        uid: str,
+        session_id: str,
+        leaf: str | None,
+        text: str,
+        base: str = "",
+        *,
+        system: str,
+        max_output_tokens: int,
+    ) -> Prompt:
+        """The prompt of `text` behind the path to `leaf`, with `base` as the answer's beginning.
+
+        Raises `ApiError` `context_length_exceeded` when system text and message alone do not fit,
+        and `invalid_field` when the model's chat template refuses them or cannot be done with them.
+        """
+        max_model_len = self._engine.model_config.max_model_len
+        param = "continue_of" if base else "input"
+        try:
+            alone = await self._render(uid, system, [], text, base, max_length=max_model_len)
+        except PromptTooLongError as error:
+            raise _too_long(f"at least {error.num_tokens}", max_model_len, param) from error
+        if len(alone) >= max_model_len:
+            raise _too_long(f"{len(alone)}", max_model_len, param)
+        # An answer may ask for more than half the context, but not at the cost of all history.
+        reserved = min(max_output_tokens, max_model_len // 2)
+        room = max(max_model_len - reserved, len(alone))
+        path = await self._path(uid, session_id, leaf) if leaf else []
+        history = [message for message in path if message.text]
+        start = await self._start(uid, history, text, len(alone), room)
+        while True:
+            ids = alone
+            if start < len(history):
+                ids = await self._render(uid, system, history[start:], text, base)
+            if len(ids) <= room or start >= len(history):
+                break
+            # The estimate was too low: one more turn goes.
+            start = next(
+                (i for i in range(start + 1, len(history)) if history[i].role == "user"),
+                len(history),
+            )
+        first = history[start].id if 0 < start < len(history) else None
+        return Prompt(ids, first, start, all(m.status != "in_progress" for m in path))
+
+    async def _path(self, uid: str, session_id: str, leaf: str) -> list[Message]:
+        """The path to `leaf`, oldest first, with answers that were stopped before any text."""
+        page = await self._store.path(uid, session_id, leaf=leaf, limit=PAGE_SIZE)
+        messages = list(page.messages)
+        while page.has_more and len(messages) < MAX_HISTORY_MESSAGES:
+            page = await self._store.path(
+                uid, session_id, leaf=leaf, before=messages[0].id, limit=PAGE_SIZE
+            )
+            messages[:0] = page.messages
+        return messages
+
+    async def _start(
+        self, uid: str, history: Sequence[Message], text: str, num_alone: int, room: int
+    ) -> int:
+        """Where the prompt begins, found by asking every question of this chat again in thought.
+
+        Whenever one overflows, whole turns go until `KEEP_FRACTION` is left. The new question is
+        treated like those before it, so the next one finds the same place.
+        """
+        counts = [await self._count(uid, message) for message in history]
+        counts.append(await self._count_text(uid, text))
+        before = list(accumulate(counts, initial=num_alone - counts[-1]))
+        questions = [place for place, m in enumerate(history) if place == 0 or m.role == "user"]
+        questions.append(len(history))
+        kept = 0  # index into `questions`: the oldest one that is still in the prompt
+        for number, place in enumerate(questions):
+            end = before[place + 1] + before[0]
+            if end - before[questions[kept]] > room:
+                while kept < number and end - before[questions[kept]] > room * KEEP_FRACTION:
+                    kept += 1
+        return questions[kept]
+
+    async def _count(self, uid: str, message: Message) -> int:
+        known = self._counts.get(message.id)
+        if known is None or message.status == "in_progress":
+            known = await self._count_text(uid, message.text)
+            self._counts[message.id] = known
+            if len(self._counts) > MAX_COUNTS:
+                self._counts.popitem(last=False)
+        return known
+
+    async def _count_text(self, uid: str, text: str) -> int:
+        tokenizer = self._engine.get_tokenizer()
+        return len(await tokenizer.encode_async(text, owner=uid)) + MESSAGE_OVERHEAD_TOKENS
+
+    async def _render(
+        self,
+        uid: str,
+        system: str,
+        history: Sequence[Message],
+        text: str,
+        base: str,
+        *,
+        max_length: int | None = None,
+    ) -> list[int]:
+        messages: list[ChatMessage] = []
+        if system:
+            messages.append({"role": "system", "content": system})
+        for role, content in [*((m.role, m.text) for m in history), ("user", text)]:
+            if messages and messages[-1]["role"] == role:
+                # Many templates insist on alternating roles; an answer without text leaves a gap.
+                messages[-1]["content"] += "\n\n" + content
+            else:
+                messages.append({"role": role, "content": content})
+        tokenizer = self._engine.get_tokenizer()
+        try:
+            return await tokenizer.apply_chat_template_async(
+                messages, answer=base, owner=uid, max_length=max_length
+            )
+        except PromptTooLongError:
+            raise
+        except ValidationError as error:  # some templates know no system role, for instance
+            param = "settings.system" if system else "input"
+            is_stopped = isinstance(error, ChatTemplateError)
+            verb = "takes too much time or memory over" if is_stopped else "refuses"
+            raise invalid_field(param, f"the model's chat template {verb} this") from error
+        except RetryableRequestError as error:
+            raise ApiError("engine_unavailable", "the prompt was not made; try again") from error
+
+
+def _too_long(num_tokens: str, max_model_len: int, param: str) -> ApiError:
+    message = f"the message has {num_tokens} tokens; the model's context has {max_model_len}"
+    return ApiError("context_length_exceeded", message, param=param)

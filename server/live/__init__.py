@@ -1,0 +1,1 @@
+"""Who watches here, and what they are sent."""

@@ -1,0 +1,206 @@
+"""`CatchUp`: reads from the stored logs what somebody who follows a session here still lacks.
+
+Whoever begins to follow an answer is sent it from a position on, whoever missed something gets just
+that, and whoever was shown what is not stored gets what is. More may come live while a log is read:
+nothing is locked for that, because every `Subscription` counts and drops what it has.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from server.live.response_log import ResponseLog, is_done, read_base, read_log
+from server.live.subscription import Subscription
+from server.protocol.frames import session_event_frame
+from sessions.model.errors import ResponseNotFound, SessionNotFound, StoreUnavailable
+from sessions.model.events import Event
+from sessions.model.ids import session_of
+from sessions.model.records import RunRecord
+from sessions.store.store import SessionStore
+
+if TYPE_CHECKING:
+    from server.live.hub import Hub
+    from server.live.rooms import Room
+
+RETRY_SECONDS = 0.5
+SESSION_LOG = ""  # in the place of a response id: the log of the session itself
+
+
+class CatchUp:
+    """Beside the `Hub` of one worker."""
+
+    def __init__(self, hub: "Hub", store: SessionStore) -> None:
+        self._hub = hub
+        self._store = store
+
+    # ---- one subscription begins to follow an answer --------------------------------------------
+
+    async def attach(
+        self,
+        subscription: Subscription,
+        response_id: str,
+        position: int = 0,
+        fence: int | None = None,
+        *,
+        asked: int = 0,
+    ) -> None:
+        """Send what the subscription lacks of one answer; live events then follow by number.
+
+        A `position` counts only in the log of the `fence` that it was told with; None: in any.
+        `asked` is the number of the request (`Told.ask`), 0 where there was none. Raises
+        `ResponseNotFound`, `StoreUnavailable`.
+        """
+        (await self.prepare(subscription, response_id, position, fence, asked=asked))()
+
+    async def prepare(
+        self,
+        subscription: Subscription,
+        response_id: str,
+        position: int = 0,
+        fence: int | None = None,
+        *,
+        asked: int = 0,
+    ) -> Callable[[], None]:
+        """Read what `attach` sends; what is returned sends it, and cannot fail. Raises likewise."""
+        run = self._hub.local_runs.get(response_id)
+        log = (
+            run.log
+            if run is not None
+            else await read_log(self._store, subscription.uid, response_id)
+        )
+
+        def put() -> None:
+            # It may have begun here, or gone on, meanwhile.
+            present = self._hub.local_runs.get(response_id)
+            now = log if present is None else present.log
+            # What was shown under an older fence may have other numbers than what was stored.
+            is_known = fence in (None, now.fence)
+            subscription.put_log(response_id, now, position if is_known else 0, asked)
+            if present is None and run is not None and run.is_disowned:
+                # Lost since it was read: this may be more than is stored.
+                subscription.doubt(response_id, is_lost=True)
+                self.resend(response_id)
+
+        return put
+
+    def fill_gap(self, subscription: Subscription, response_id: str) -> None:
+        """Send what was published while a subscription that is live now was still joining."""
+        if (run := self._hub.local_runs.get(response_id)) is not None:
+            subscription.catch_up(response_id, run.log)
+        elif (room := self._hub.rooms.get(subscription.session_id)) is not None:
+            self.sync_room(room, response_id)
+
+    # ---- a room lacks something -----------------------------------------------------------------
+
+    def sync_all(self) -> None:
+        """The feed was away: whatever it should have brought is read from the logs."""
+        for room in self._hub.rooms.values():
+            self.sync_room(room, SESSION_LOG)
+            for response_id in {rid for s in room.subscriptions for rid in s.cursors}:
+                if response_id not in self._hub.local_runs:
+                    self.sync_room(room, response_id)
+
+    def sync_room(self, room: "Room", response_id: str) -> None:
+        """Fetch what the room's subscriptions lack of an answer, or of `SESSION_LOG`."""
+        if response_id in room.syncing:
+            room.syncing[response_id] = True  # what is being read may be older than what we heard
+        else:
+            room.syncing[response_id] = False
+            self._hub.spawn(self._run_sync(room, response_id))
+
+    async def _run_sync(self, room: "Room", response_id: str) -> None:
+        try:
+            while room.subscriptions:
+                room.syncing[response_id] = False
+                try:
+                    if response_id == SESSION_LOG:
+                        await self._sync_session(room)
+                    else:
+                        await self._sync_response(room, response_id)
+                except StoreUnavailable:
+                    await asyncio.sleep(RETRY_SECONDS)
+                    continue
+                except SessionNotFound:
+                    await self._hub.losses.look_at(room.session_id)
+                    return
+                except ResponseNotFound:
+                    await self._give_up_end(room, response_id)
+                    return
+                if not room.syncing[response_id]:
+                    return
+        finally:
+            del room.syncing[response_id]
+
+    async def _sync_session(self, room: "Room") -> None:
+        losses = self._hub.losses
+        await losses.verify(room.session_id)  # new events may hide that others were lost
+        epoch = room.epoch
+        events = await self._store.session_events(room.session_id, after=room.offset, epoch=epoch)
+        if events is None:
+            await losses.look_at(room.session_id, lacking=epoch)
+            return
+        session = await self._store.session(None, room.session_id)
+        for event in events:
+            frame = session_event_frame(session, event.offset, event.data)
+            self._hub.put_in_order(room, event.offset, frame)
+
+    async def _sync_response(self, room: "Room", response_id: str) -> None:
+        record = await self._store.run(None, response_id)
+        events = [event for _, event in await self._store.events(response_id)]
+        textless = events
+        if any(one.told.is_silent(response_id) for one in room.subscriptions):
+            textless = await self._with_whole_end(record, events)
+        for subscription in list(room.subscriptions):
+            # Who is joining is sent the end with the state, if there is one.
+            if not subscription.joining and subscription.wants(response_id):
+                is_silent = subscription.told.is_silent(response_id)
+                entries = textless if is_silent else events
+                subscription.put_events(response_id, record.fence, 1, entries)
+                if not record.is_live:
+                    subscription.give_up_end(response_id)
+
+    async def _with_whole_end(self, record: RunRecord, events: list[Event]) -> list[Event]:
+        """For who is sent no text: when they need that of the end, it may be stored no more."""
+        if not events or not is_done(events[-1]):
+            return events
+        log = ResponseLog(record.fence, events, await read_base(self._store, record, events))
+        return [*events[:-1], log.end_with_text]
+
+    # ---- an answer was lost to another worker ---------------------------------------------------
+
+    def resend(self, response_id: str) -> None:
+        """Send the answer as it is stored to those of its room who were shown another one."""
+        if (room := self._hub.rooms.get(session_of(response_id))) is not None:
+            self._hub.spawn(self._resend(room, response_id))
+
+    async def _resend(self, room: "Room", response_id: str) -> None:
+        while room.subscriptions:
+            try:
+                log = await read_log(self._store, None, response_id)
+            except StoreUnavailable:
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            except ResponseNotFound:
+                for subscription in room.subscriptions:
+                    subscription.cursors.pop(response_id, None)
+                await self._give_up_end(room, response_id)
+                return
+            for subscription in room.subscriptions:
+                # Who is joining is sent the log with the state; who joined meanwhile was.
+                is_due = subscription.doubts(response_id) and subscription.wants(response_id)
+                if is_due and not subscription.joining:
+                    subscription.put_log(response_id, log, 0)
+            self.sync_room(room, response_id)  # what came live meanwhile was dropped
+            return
+
+    async def _give_up_end(self, room: "Room", response_id: str) -> None:
+        """The answer is stored nowhere; of a session that is gone, its owner tells the end."""
+        try:
+            await self._store.session(None, room.session_id)
+        except SessionNotFound:
+            await self._hub.losses.look_at(room.session_id)
+            return
+        except StoreUnavailable:
+            pass
+        for subscription in room.subscriptions:
+            subscription.give_up_end(response_id)

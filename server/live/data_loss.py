@@ -1,0 +1,130 @@
+"""`Losses`: what viewers are told when Redis has lost something that it had acknowledged.
+
+A flushed or emptied Redis has lost sessions whole: their viewers get `session.deleted`. A replica
+that was promoted, or an append-only file with a torn end, has lost the last writes of some: such a
+session gets a new epoch, so that no position of the lost history is ever continued in the new one,
+and its viewers get `session.subscribed` once more, with `recovered: false` and a snapshot.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from server.live.subscription import Subscription
+from sessions.model.errors import SessionNotFound, StoreUnavailable
+from sessions.model.ids import session_of
+from sessions.model.records import Session
+from sessions.store.store import SessionStore
+
+if TYPE_CHECKING:
+    from server.live.hub import Hub
+    from server.live.rooms import Room
+
+logger = structlog.get_logger("server")
+
+RETRY_SECONDS = 0.2
+
+
+class Losses:
+    """Compares what this worker has shown with what the store has."""
+
+    def __init__(self, hub: "Hub", store: SessionStore) -> None:
+        self._hub = hub
+        self._store = store
+
+    def look_at_all(self) -> None:
+        """The store was emptied. Whoever runs an answer tells its session's viewers itself."""
+        busy = {session_of(response_id) for response_id in self._hub.local_runs}
+        for session_id in set(self._hub.rooms) - busy:
+            self._hub.spawn(self.look_at(session_id))
+
+    async def verify(self, session_id: str) -> bool:
+        """Give a session that began on another Redis a new epoch; False if that cannot be stored.
+
+        Then Redis takes no writes, and positions under the present epoch prove nothing. Raises
+        `SessionNotFound`.
+        """
+        try:
+            await self._store.verify_epoch(session_id)
+        except StoreUnavailable:
+            return False
+        return True
+
+    async def renew(self, session_id: str) -> None:
+        """Begin a new epoch: the log of one of the session's answers went back in time."""
+        while True:
+            try:
+                session = await self._store.session(None, session_id)
+                await self._store.renew_epoch(session_id, session.epoch)
+                return
+            except StoreUnavailable:
+                await asyncio.sleep(RETRY_SECONDS)
+            except SessionNotFound:
+                return  # the answer finds out by itself
+
+    async def look_at(self, session_id: str, *, lacking: str | None = None) -> None:
+        """Tell the session's viewers here what has become of it.
+
+        `lacking`: the epoch of which they lack events that the log does not have.
+        """
+        room = self._hub.rooms.get(session_id)
+        while room is not None and self._hub.rooms.get(session_id) is room:
+            shown = room.offset
+            try:
+                session = await self._store.session(None, session_id)
+                if session.epoch == room.epoch and session.offset < shown:
+                    await self._store.renew_epoch(session_id, room.epoch)
+                    session = await self._store.session(None, session_id)
+                if session.epoch != room.epoch or lacking == room.epoch:
+                    self._rejoin_all(room, session)
+                return
+            except StoreUnavailable:
+                await asyncio.sleep(RETRY_SECONDS)
+            except SessionNotFound:
+                await self._tell_gone(room)
+                return
+
+    def _rejoin_all(self, room: "Room", session: Session) -> None:
+        logger.warning("session log does not go on", session_id=session.id)
+        room.epoch, room.offset = session.epoch, session.offset
+        room.early.clear()
+        for subscription in room.subscriptions:
+            if subscription.rejoin is not None and subscription.only is None:
+                subscription.forget_ends()
+                subscription.begin_join()
+                self._hub.spawn(self._rejoin(room, subscription))
+
+    async def _rejoin(self, room: "Room", subscription: Subscription) -> None:
+        assert subscription.rejoin is not None
+        async with subscription.sending:  # one state behind the other
+            while subscription in room.subscriptions:
+                try:
+                    await subscription.rejoin()
+                except StoreUnavailable:
+                    await asyncio.sleep(RETRY_SECONDS)
+                    continue
+                except SessionNotFound:
+                    # Nothing would end the join, and the news may have been dropped before it.
+                    frame = await self._gone(room)
+                    offset = max(room.offset, subscription.offset + 1)
+                    subscription.put_session_event(offset, {**frame, "offset": offset})
+                    subscription.end_join(subscription.offset)
+                return
+
+    async def _tell_gone(self, room: "Room") -> None:
+        """The session is not there any more, and whoever deleted it was not heard."""
+        frame = await self._gone(room)
+        self._hub.publish_session(room.session_id, room.offset + 1, frame)
+
+    async def _gone(self, room: "Room") -> dict[str, Any]:
+        try:
+            was_deleted = await self._store.was_deleted(room.session_id)
+        except StoreUnavailable:
+            was_deleted = False
+        return {
+            "type": "session.deleted",
+            "session_id": room.session_id,
+            "offset": room.offset + 1,
+            "by": "user" if was_deleted else "store_lost",
+        }

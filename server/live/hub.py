@@ -1,0 +1,348 @@
+"""`Hub`: who on this worker watches which session; what happens there goes to their outboxes.
+
+A room is a session with at least one viewer here. Answers that this worker runs are fed to it from
+memory; everything else comes through the session's channel in Redis. Both may bring the same event,
+or one may be late, so each subscription counts: it drops what it has, and `CatchUp` fetches what it
+lacks from the log. That is what makes "nothing lost, nothing doubled" one rule in one place.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import Any
+from weakref import WeakValueDictionary
+
+from engine.errors import EngineError
+from server.live.catch_up import SESSION_LOG, CatchUp
+from server.live.data_loss import Losses
+from server.live.response_log import ResponseLog
+from server.live.rooms import LocalRun, Room
+from server.live.subscription import Subscription, Watcher
+from server.live.viewers import Viewers
+from server.protocol.errors import ApiError
+from server.protocol.frames import created_frame
+from sessions.background import Background
+from sessions.connection.feed import LiveFeed
+from sessions.model.errors import StoreUnavailable
+from sessions.model.events import (
+    Event,
+    LiveFrame,
+    LivePayload,
+    LiveResponseEvents,
+    LiveSessionEvents,
+)
+from sessions.model.ids import session_of
+from sessions.model.keys import Keys
+from sessions.model.records import Session
+from sessions.store.store import SessionStore
+
+
+class Hub:
+    """All rooms and users of one worker."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        feed: LiveFeed,
+        keys: Keys,
+        replica: str,
+        *,
+        hides_observers: bool = False,
+    ) -> None:
+        """`hides_observers`: admins who observe are no viewers."""
+        self._store = store
+        self._feed = feed
+        self._keys = keys
+        self._replica = replica
+        self._hides_observers = hides_observers
+        self._background = Background(ApiError, EngineError)
+        self._opening = WeakValueDictionary[str, asyncio.Lock]()  # kept by who holds or awaits
+        self.rooms: dict[str, Room] = {}
+        self.watchers: dict[str, set[Watcher]] = {}  # by user
+        self._heard: set[str] = set()  # users whose channel is subscribed
+        self.local_runs: dict[str, LocalRun] = {}  # by response id
+        self.claimed: set[str] = set()  # answers that this worker tells about, before and after
+        self.catch_up = CatchUp(self, store)
+        self.losses = Losses(self, store)
+        self.viewers = Viewers(store, replica, local=self._num_viewers, tell=self._show_viewers)
+        feed.on_resync(self.catch_up.sync_all)
+
+    @property
+    def hears_others(self) -> bool:
+        """Whether what other workers publish arrives here."""
+        return self._feed.is_connected
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something that nobody waits for; `close` cancels what is left."""
+        self._background.spawn(work)
+
+    async def close(self) -> None:
+        await self._background.close()
+
+    # ---- connections and their user-wide frames -------------------------------------------------
+
+    async def add_watcher(self, watcher: Watcher) -> None:
+        """From now on the connection gets its user's session.* frames."""
+        uid = watcher.uid
+        self.watchers.setdefault(uid, set()).add(watcher)
+        if uid not in self._heard:  # not only the first: it may fail, and what then of the others?
+            await self._feed.subscribe(self._keys.user_channel(uid), self._on_user_frame)
+            self._heard.add(uid)
+
+    async def remove_watcher(self, watcher: Watcher) -> None:
+        uid = watcher.uid
+        watchers = self.watchers.get(uid, set())
+        watchers.discard(watcher)
+        if not watchers and self.watchers.pop(uid, None) is not None:
+            self._heard.discard(uid)
+            await self._feed.unsubscribe(self._keys.user_channel(uid))
+
+    def broadcast(self, frame: dict[str, Any]) -> None:
+        """Queue a frame for every connection of this worker."""
+        for watchers in self.watchers.values():
+            for watcher in watchers:
+                watcher.outbox.put(frame)
+
+    async def tell_user(
+        self, uid: str, session_id: str, frame: dict[str, Any], *, besides: Watcher | None = None
+    ) -> None:
+        """Send a session.* frame to all of the user's connections that do not watch the session."""
+        self._put_user_frame(uid, session_id, frame, besides)
+        envelope = {"origin": self._replica, "uid": uid, "session_id": session_id, "frame": frame}
+        with contextlib.suppress(StoreUnavailable):  # a sidebar elsewhere is late, nothing is lost
+            await self._store.publish_user(uid, envelope)
+
+    async def publish_created(
+        self, session: Session, besides: Watcher | None = None
+    ) -> dict[str, Any]:
+        """`session.created` to the sidebars; returns the frame."""
+        frame = created_frame(session)
+        await self.tell_user(session.uid, session.id, frame, besides=besides)
+        return frame
+
+    async def publish_updated(
+        self, session: Session, by: str = "user", besides: Watcher | None = None
+    ) -> dict[str, Any]:
+        """`session.updated` to the viewers and the sidebars; returns the frame."""
+        frame = {
+            "type": "session.updated",
+            "session_id": session.id,
+            "session": session.wire(),
+            "by": by,
+            "offset": session.offset,
+        }
+        self.publish_session(session.id, session.offset, frame)
+        await self.tell_user(session.uid, session.id, frame, besides=besides)
+        return frame
+
+    def show_activity(
+        self, uid: str, session_id: str, *, active: bool, status: str | None = None
+    ) -> None:
+        """Light or put out the session's dot in the user's sidebars."""
+        frame = {"type": "session.activity", "session_id": session_id, "active": active}
+        if status is not None:
+            frame["status"] = status
+        self.spawn(self.tell_user(uid, session_id, frame))
+
+    def _put_user_frame(
+        self, uid: str, session_id: str, frame: dict[str, Any], besides: Watcher | None = None
+    ) -> None:
+        room = self.rooms.get(session_id)
+        viewers = {s.watcher for s in room.subscriptions if s.only is None} if room else set()
+        everywhere = frame["type"] == "session.activity"
+        is_end = frame["type"] == "session.deleted"
+        for watcher in self.watchers.get(uid, ()):
+            if is_end and watcher.told.is_gone(session_id):
+                continue  # a viewer until it was told
+            if watcher is not besides and (everywhere or watcher not in viewers):
+                watcher.outbox.put(frame)
+
+    def _on_user_frame(self, payload: LivePayload) -> None:
+        if isinstance(payload, LiveFrame) and payload.data["origin"] != self._replica:
+            data = payload.data
+            self._put_user_frame(data["uid"], data["session_id"], data["frame"])
+
+    # ---- joining and leaving --------------------------------------------------------------------
+
+    async def join(self, subscription: Subscription) -> None:
+        """Enter the room; the caller reads its snapshot next and then calls `end_join`."""
+        session_id = subscription.session_id
+        lock = self._opening.setdefault(session_id, asyncio.Lock())
+        async with lock:
+            if (room := self.rooms.get(session_id)) is None:
+                # Subscribe first, read then: an event between the two would be lost otherwise.
+                channel = self._keys.session_channel(session_id)
+                await self._feed.subscribe(channel, self._on_live)
+                try:
+                    session = await self._store.session(None, session_id)
+                except BaseException:
+                    await self._feed.unsubscribe(channel)
+                    raise
+                room = self.rooms[session_id] = Room(session_id, session.epoch, session.offset)
+            room.subscriptions.add(subscription)
+            subscription.outbox.withholds = self._withholds
+        if subscription.is_viewer:
+            await self.viewers.announce(session_id)
+
+    async def leave(self, subscription: Subscription) -> None:
+        session_id = subscription.session_id
+        room = self.rooms.get(session_id)
+        if room is None:
+            return
+        room.subscriptions.discard(subscription)
+        lock = self._opening.setdefault(session_id, asyncio.Lock())
+        async with lock:
+            if not room.subscriptions and self.rooms.get(session_id) is room:
+                del self.rooms[session_id]
+                await self._feed.unsubscribe(self._keys.session_channel(session_id))
+        if subscription.is_viewer:
+            self.spawn(self.viewers.announce(session_id))
+
+    def _num_viewers(self, session_id: str) -> int:
+        room = self.rooms.get(session_id)
+        subscriptions = room.subscriptions if room else ()
+        hides = self._hides_observers
+        return len({s.watcher for s in subscriptions if s.is_viewer and not (hides and s.observes)})
+
+    def _show_viewers(self, session_id: str, total: int) -> None:
+        room = self.rooms.get(session_id)
+        frame = {"type": "viewer.changed", "session_id": session_id, "viewers": total}
+        for subscription in room.subscriptions if room else ():
+            if not subscription.joining and subscription.only is None:
+                subscription.outbox.put(frame)
+
+    # ---- answers --------------------------------------------------------------------------------
+
+    def publish_events(self, response_id: str, fence: int, first: int, events: list[Event]) -> None:
+        """Entries of an answer's log: from the run itself, or from another worker's."""
+        room = self.rooms.get(session_of(response_id))
+        if room is None:
+            return
+        for subscription in room.subscriptions:
+            if not subscription.hears(response_id):
+                continue
+            if not subscription.put_events(response_id, fence, first, events):
+                self.catch_up.sync_room(room, response_id)
+
+    def show_again(self, response_id: str, log: ResponseLog) -> None:
+        """An answer of this worker is still its own: its viewers get what they had to wait for."""
+        room = self.rooms.get(session_of(response_id))
+        for subscription in room.subscriptions if room else ():
+            if not subscription.joining and subscription.wants(response_id):
+                subscription.catch_up(response_id, log)
+
+    def tell_end_again(self, response_id: str, log: ResponseLog) -> None:
+        """The end of an answer of this worker was told before it was stored, and now it is.
+
+        It may be another one: a stop that only the store had heard of has come first.
+        """
+        room = self.rooms.get(session_of(response_id))
+        for subscription in room.subscriptions if room else ():
+            if not subscription.joining and subscription.wants(response_id):
+                subscription.put_end_again(response_id, log)
+
+    def _withholds(self, response_id: str) -> bool:
+        """Asked for each entry just before it is sent: whether the answer may be another's by now.
+
+        The queue may be slow, or this process was stopped: what was in time then, is late now.
+        """
+        run = self.local_runs.get(response_id)
+        if run is None or not run.must_be_silent():
+            return False
+        run.is_held = True
+        room = self.rooms.get(session_of(response_id))
+        for subscription in room.subscriptions if room else ():
+            if subscription.outbox.withhold(response_id):
+                subscription.doubt(response_id)
+        return True
+
+    def disown(self, response_id: str) -> None:
+        """An answer of this worker is another's now: its viewers get the log's text instead."""
+        self.claimed.discard(response_id)
+        self.local_runs.pop(response_id, None)
+        room = self.rooms.get(session_of(response_id))
+        for subscription in room.subscriptions if room else ():
+            subscription.doubt(response_id, is_lost=True)
+        self.catch_up.resend(response_id)
+
+    def put_unnumbered(self, response_id: str, frame: dict[str, Any]) -> None:
+        """A frame about an answer that is not in its log, such as `response.queued`."""
+        room = self.rooms.get(session_of(response_id))
+        for subscription in room.subscriptions if room else ():
+            if not subscription.joining and subscription.wants(response_id):
+                subscription.outbox.put(frame, response_id)
+
+    def tell_viewers(self, frame: dict[str, Any]) -> None:
+        """Send an unnumbered frame about an answer to its viewers on every worker."""
+        response_id: str = frame["response_id"]
+        self.put_unnumbered(response_id, frame)
+        self.spawn(self._publish_frame(session_of(response_id), frame))
+
+    async def _publish_frame(self, session_id: str, frame: dict[str, Any]) -> None:
+        with contextlib.suppress(StoreUnavailable):  # nobody is told twice, and nothing is lost
+            envelope = {"origin": self._replica, "frame": frame}
+            await self._store.publish_session_frame(session_id, envelope)
+
+    # ---- session events -------------------------------------------------------------------------
+
+    def publish_session(self, session_id: str, offset: int, frame: dict[str, Any]) -> None:
+        """A session event that this worker caused, as its frame."""
+        if (room := self.rooms.get(session_id)) is not None:
+            self.put_in_order(room, offset, {**frame, "session_id": session_id, "offset": offset})
+
+    def put_in_order(self, room: Room, offset: int, frame: dict[str, Any]) -> None:
+        """Send a session event, as its frame, behind all that come before it; fetch what lacks."""
+        if offset <= room.offset:
+            return
+        room.early[offset] = frame
+        while (due := room.early.pop(room.offset + 1, None)) is not None:
+            room.offset += 1
+            for subscription in room.subscriptions:
+                subscription.put_session_event(room.offset, due)
+                if (awaited := subscription.awaited) is not None and awaited not in self.claimed:
+                    self.catch_up.sync_room(room, awaited)
+                is_sent_away = subscription.is_viewer and not subscription.observes
+                if due["type"] == "session.evicted" and is_sent_away:
+                    subscription.watcher.evict(due["reason"])
+        if room.early:
+            self.catch_up.sync_room(room, SESSION_LOG)
+
+    # ---- what other workers publish -------------------------------------------------------------
+
+    def _on_live(self, payload: LivePayload) -> None:
+        if isinstance(payload, LiveResponseEvents):
+            if payload.response_id not in self.claimed:
+                self.publish_events(
+                    payload.response_id, payload.fence, payload.first, list(payload.events)
+                )
+        elif isinstance(payload, LiveSessionEvents):
+            self._on_live_session_events(payload)
+        elif payload.data["origin"] != self._replica:
+            frame = payload.data["frame"]
+            if frame["type"] == "viewer.changed":
+                self.viewers.take(frame["session_id"], frame["viewers"])
+            else:
+                self.put_unnumbered(frame["response_id"], frame)
+
+    def _on_live_session_events(self, payload: LiveSessionEvents) -> None:
+        room = self.rooms.get(payload.session_id)
+        if room is None:
+            return
+        if payload.epoch != room.epoch:
+            self.spawn(self.losses.look_at(room.session_id))
+            return
+        first = payload.offset - len(payload.events) + 1
+        for offset, data in enumerate(payload.events, first):
+            if offset <= room.offset or self._is_own(data):
+                continue
+            if data["type"] in ("session.created", "session.updated"):
+                # The frame holds the whole session: read it.
+                self.catch_up.sync_room(room, SESSION_LOG)
+                return
+            self.put_in_order(
+                room, offset, {**data, "session_id": room.session_id, "offset": offset}
+            )
+
+    def _is_own(self, data: dict[str, Any]) -> bool:
+        """An event that its producer here is about to publish, in its place among the others."""
+        return data.get("message", {}).get("response_id") in self.claimed

@@ -1,0 +1,411 @@
+"""`Subscription`: what one connection watches of one session, and how far it was sent.
+
+The same event may come from memory, from Redis, from the log, twice or late. A subscription counts:
+it drops what it has sent, and says when it lacks something.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from server.live.delivery import (
+    MAX_BURST_BYTES,
+    MAX_REPLAY_CHARACTERS,
+    put_event,
+    put_snapshot,
+    replay_bytes,
+    replay_frames,
+)
+from server.live.outbox import Outbox
+from server.live.response_log import ResponseLog, is_done, is_whole_end, text_of
+from server.live.told import Told
+from server.protocol.frames import is_final
+from sessions.model.events import Event, ObjectEvent, TextEvent
+
+DOUBTED = -1  # a cursor: what was sent may not be what is stored, so a whole log must come next
+LAST_ENDS_SECONDS = 5.0  # for the ends of a deleted session's answers to come, before it is told
+
+
+class Watcher(Protocol):
+    """A connection, as the hub sees it."""
+
+    uid: str
+    outbox: Outbox
+    told: Told
+
+    def evict(self, reason: str) -> None:
+        """An admin sends the viewers of its session away."""
+
+
+class Subscription:
+    """One connection watching one session.
+
+    While it is joining, session events are held back and answers skipped: the snapshot that ends
+    the join contains them. Later, what ends a message waits for the `response.done` of its answer,
+    if that was begun here, and what ends the session for those of all its answers. `only` restricts
+    a subscription without the session's own events to the answers that were asked for by
+    `response.resume`.
+    """
+
+    def __init__(
+        self,
+        watcher: Watcher,
+        session_id: str,
+        only: set[str] | None = None,
+        *,
+        observes: bool = False,
+        is_viewer: bool = True,
+    ) -> None:
+        """`is_viewer` is False for one that only listens for an end, and counts for nobody."""
+        self.watcher = watcher
+        self.session_id = session_id
+        self.only = only
+        self.is_viewer = is_viewer
+        self.observes = observes  # somebody else's session: it may be read and nothing more
+        self.offset = 0
+        self.sending = asyncio.Lock()  # held by whoever sends the session's whole state
+        self._num_joins = 1  # whole states that must still be sent
+        self.rejoin: Callable[[], Awaitable[None]] | None = None  # send the whole state again
+        self.on_gone: Callable[[], object] = lambda: None  # the session is deleted, and that told
+        self.on_idle: Callable[[], object] = lambda: None  # and the last answer here has ended
+        self.cursors: dict[str, int] = {}  # response id → last number that was queued
+        self._open: set[str] = set()  # answers of which something was queued, and no end yet
+        self._replies: dict[str, str] = {}  # frame type → event id of the request it answers
+        self._held: list[tuple[int, dict[str, Any]]] = []
+        self._is_gone = False  # `session.deleted` has come: nothing of the session follows
+        self._last_call: asyncio.TimerHandle | None = None  # then no end is waited for any more
+        self._is_last_call = False
+        self.is_over = False  # and has been sent
+
+    @property
+    def told(self) -> Told:
+        return self.watcher.told
+
+    @property
+    def outbox(self) -> Outbox:
+        return self.watcher.outbox
+
+    @property
+    def uid(self) -> str | None:
+        """Whose objects may be read for it; None: anybody's."""
+        return None if self.observes else self.watcher.uid
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this is a subscription to a session of the connection's user."""
+        return self.only is None and not self.observes
+
+    def wants(self, response_id: str) -> bool:
+        return self.only is None or response_id in self.only
+
+    def hears(self, response_id: str) -> bool:
+        """Whether entries of that answer are put here as they come."""
+        return not self.joining and self.wants(response_id)
+
+    @property
+    def joining(self) -> bool:
+        return self._num_joins > 0
+
+    @property
+    def open(self) -> list[str]:
+        """Answers whose end must still come by here."""
+        return [response_id for response_id in self._open if not self._ends_by_itself(response_id)]
+
+    def _ends_by_itself(self, response_id: str) -> bool:
+        """Whether whoever stopped it from here has heard its end, and sends it."""
+        stopped = self.told.stopped(response_id)
+        is_heard = stopped is not None and stopped.ended.is_set()
+        return is_heard and not self.told.has_early_end(response_id)
+
+    def expect_reply(self, kind: str, event_id: str | None) -> None:
+        """The next session event of this kind answers a request of this connection."""
+        self._replies.pop(kind, None)
+        if event_id is not None:
+            self._replies[kind] = event_id
+
+    def put_session_event(self, offset: int, frame: dict[str, Any]) -> None:
+        is_last = frame["type"] == "session.deleted"
+        if self._is_gone or (self.only is not None and not is_last):
+            return
+        self._is_gone = is_last
+        self._held.append((offset, frame))
+        self._send_held()
+
+    @property
+    def awaited(self) -> str | None:
+        """The answer whose end must be sent before the next session event, and is in the log."""
+        if self.joining or not self._held:
+            return None
+        _, frame = self._held[0]
+        message = frame.get("message", {})
+        is_end = frame["type"] == "message.updated" and message.get("status") != "in_progress"
+        response_id: str | None = message.get("response_id")
+        return response_id if is_end and response_id in self._open else None
+
+    def _awaits_last_ends(self) -> bool:
+        """Whether answers of a deleted session have not ended here yet: their owner says how."""
+        if self._is_last_call or self._held[0][1]["type"] != "session.deleted":
+            return False
+        if all(map(self.told.has_early_end, self._open)):
+            return False
+        if self._last_call is None:
+            loop = asyncio.get_running_loop()
+            self._last_call = loop.call_later(LAST_ENDS_SECONDS, self._wait_no_longer)
+        return True
+
+    def _wait_no_longer(self) -> None:
+        self._is_last_call = True
+        self._send_held()
+
+    def _send_held(self) -> None:
+        while self._held and not self.joining and self.awaited is None:
+            if self._awaits_last_ends():
+                return
+            offset, frame = self._held.pop(0)
+            is_last = frame["type"] == "session.deleted"
+            if offset > self.offset or is_last:
+                self.offset = offset
+                if (event_id := self._replies.pop(frame["type"], None)) is not None:
+                    frame = {**frame, "event_id": event_id}
+                if self.only is None:
+                    self.outbox.put(frame)
+            if is_last:
+                self._tell_gone()
+
+    def _tell_gone(self) -> None:
+        """The session counts no more, but an end that comes late is told all the same."""
+        if self._last_call is not None:
+            self._last_call.cancel()
+        if self.only is None:
+            self.told.note_gone(self.session_id)
+        self.is_over = True
+        self.on_gone()
+        if self.is_idle:
+            self.on_idle()
+
+    def close(self, response_id: str) -> None:
+        """The end of an answer was sent, or will never be: what waits for it goes."""
+        self._open.discard(response_id)
+        self._send_held()
+        if self.only is not None:
+            self.only.discard(response_id)
+        if self.is_idle:
+            self.on_idle()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing can come by here any more."""
+        return (self.is_over and not self._open) or (self.only is not None and not self.only)
+
+    def give_up_end(self, response_id: str) -> None:
+        """The log has no end of that answer, so nobody here needs to wait for it.
+
+        Where it was stopped from here, or an end was told early, somebody else brings the end.
+        """
+        told = self.told
+        is_another_s = told.stopped(response_id) is not None or told.has_early_end(response_id)
+        if not is_another_s and not self.doubts(response_id):
+            self.close(response_id)
+
+    def lacks_text(self, response_id: str, log: ResponseLog) -> bool:
+        """Whether text of the log was left out here, or has not come yet."""
+        stopped = self.told.stopped(response_id)
+        has_skipped = stopped is not None and stopped.has_skipped
+        if has_skipped or self.told.has_end(response_id) or self.doubts(response_id):
+            return True
+        cursor = self.cursors.get(response_id, 0)
+        return any(isinstance(event, TextEvent) for event in log.events[cursor:])
+
+    def put_end(self, response_id: str, log: ResponseLog) -> None:
+        """Queue the end of an answer, with its text if not all of that was sent here."""
+        end = log.end_with_text if self.lacks_text(response_id, log) else log.end
+        self._put_end(response_id, len(log.events), log.fence, end)
+
+    def put_end_again(self, response_id: str, log: ResponseLog) -> None:
+        """Queue the end as it is stored, if it was told here before that was certain."""
+        if self.told.has_early_end(response_id):
+            self.put_end(response_id, log)
+
+    def put_heard_end(self, response_id: str) -> bool:
+        """Queue the end of a stopped answer as it came by; False if none has.
+
+        This is for answers that are stored nowhere any more.
+        """
+        stopped = self.told.stopped(response_id)
+        if stopped is None or stopped.end is None:
+            self.close(response_id)
+            return False
+        self._put_end(response_id, *stopped.end)
+        return True
+
+    def _put_end(self, response_id: str, number: int, fence: int, end: ObjectEvent) -> None:
+        self.cursors[response_id] = number
+        put_event(self.outbox, response_id, number, fence, end)
+        self._note_end(response_id, end)
+
+    def _note_end(self, response_id: str, end: ObjectEvent) -> None:
+        """An end was queued. The answer stays open while another one must follow."""
+        self.told.note_end(response_id, is_final=is_final(end.data))
+        if is_final(end.data):
+            self.close(response_id)
+        else:
+            self._open.add(response_id)
+
+    def begin_join(self) -> None:
+        """The state is about to be sent again: hold session events back, and skip answers."""
+        self._num_joins += 1
+        if not self._is_gone:
+            self._held.clear()
+
+    def end_join(self, offset: int) -> None:
+        """The snapshot up to `offset` was queued: send what came meanwhile, and go live.
+
+        Unless another state must be sent, because this one was lost while it was read.
+        """
+        self._num_joins -= 1
+        self.offset = offset
+        self._send_held()
+
+    def forget_ends(self) -> None:
+        """What was told of the session may be lost: answers that had ended may go on."""
+        self.told.forget(self.session_id)
+
+    def put_events(self, response_id: str, fence: int, first: int, events: Sequence[Event]) -> bool:
+        """Queue entries `first`, `first` + 1, … that are new; False if some before are missing.
+
+        An end that brings its text needs none before it.
+        """
+        cursor = self.cursors.get(response_id, 0)
+        if cursor == DOUBTED or first > cursor + 1:
+            number = first + len(events) - 1
+            if number > cursor and is_whole_end(events[-1]):
+                self.cursors[response_id] = number
+                self._put_event(response_id, fence, number, events[-1])
+                return True
+            return cursor == DOUBTED
+        number = max(first, cursor + 1)
+        new = events[number - first :]
+        if replay_bytes(new) > MAX_BURST_BYTES and not self.told.is_silent(response_id):
+            entries = new[:-1] if is_done(new[-1]) else new
+            self._put_replay(response_id, fence, number, entries)
+            number, new = number + len(entries), new[len(entries) :]
+        for place, event in enumerate(new, number):
+            self.cursors[response_id] = place
+            self._put_event(response_id, fence, place, event)
+        return True
+
+    def _put_replay(
+        self, response_id: str, fence: int, first: int, entries: Sequence[Event]
+    ) -> None:
+        """Queue more entries at once than a reader could be blamed for."""
+        self.cursors[response_id] = first + len(entries) - 1
+        self._open.add(response_id)
+        frames = replay_frames(response_id, fence, first, entries)
+        self.outbox.put_replay(response_id, frames, replay_bytes(entries))
+
+    def _put_event(self, response_id: str, fence: int, number: int, event: Event) -> None:
+        end = event if isinstance(event, ObjectEvent) and is_done(event) else None
+        if self.told.has_answered(response_id):
+            if end is not None:
+                self.close(response_id)
+            return
+        if end is None:
+            self._open.add(response_id)
+        stopped = self.told.stopped(response_id)
+        if stopped is None:
+            if end is not None or not self.told.is_silent(response_id):
+                put_event(self.outbox, response_id, number, fence, event)
+            if end is not None:
+                self._note_end(response_id, end)
+        elif end is None:
+            stopped.has_skipped |= isinstance(event, TextEvent)
+        elif (text := end.data.get("text", stopped.text())) is not None:
+            whole = ObjectEvent({**end.data, "text": text}) if stopped.has_skipped else end
+            self._put_end(response_id, number, fence, whole)
+        else:
+            stopped.end = number, fence, end
+            stopped.ended.set()
+
+    def put_created(
+        self, response_id: str, fence: int, created: Event, event_id: str | None
+    ) -> None:
+        """`response.created` for the asking connection: a direct reply, with its event id."""
+        if self.only is not None:
+            self.only.add(response_id)
+        data = getattr(created, "data", {})
+        reply = ObjectEvent(data if event_id is None else {**data, "event_id": event_id})
+        self.put_events(response_id, fence, 1, [reply])
+
+    def doubt(self, response_id: str, *, is_lost: bool = False) -> None:
+        """Somebody else may own an answer that was shown from memory: say nothing of it.
+
+        `put_log` ends that. `is_lost`: somebody does, and an end that was told here is not its end.
+        """
+        self.outbox.withhold(response_id)
+        if response_id in self.cursors:
+            self.cursors[response_id] = DOUBTED
+            self.told.take_back(response_id)
+            if is_lost:
+                self._open.add(response_id)
+        if is_lost and (stopped := self.told.stopped(response_id)) is not None:
+            stopped.text, stopped.end = lambda: None, None
+            stopped.ended.clear()
+
+    def doubts(self, response_id: str) -> bool:
+        """Whether only a whole log of that answer may be sent next."""
+        return self.cursors.get(response_id) == DOUBTED
+
+    def catch_up(self, response_id: str, log: ResponseLog) -> None:
+        """Queue what is missing of an answer that may be shown."""
+        if self.doubts(response_id):
+            self.put_log(response_id, log, 0)
+        else:
+            self.put_events(response_id, log.fence, 1, log.events)
+
+    def put_log(
+        self, response_id: str, log: ResponseLog, position: int = 0, asked: int = 0
+    ) -> None:
+        """Queue a log for somebody who has everything up to entry `position`.
+
+        A position that is not in the log, or far behind, is answered with a snapshot. The end is
+        sent again to who has it: no answer at all would leave them waiting. Where text must not be
+        sent any more, the end alone is the answer, to the request `asked` if it has none yet.
+        """
+        if self.told.is_silent(response_id):
+            self._put_silent(response_id, log, asked)
+            return
+        if not log.has_ended:
+            self._open.add(response_id)
+        if position == len(log.events):
+            position -= log.has_ended
+        if self._may_replay(log, position):
+            self.cursors[response_id] = position
+        else:
+            number = len(log.events) - log.has_ended
+            self.cursors[response_id] = number
+            self._open.add(response_id)
+            put_snapshot(self.outbox, response_id, number, log.fence, log.text(number))
+        self.put_events(response_id, log.fence, 1, log.events)
+
+    def _may_replay(self, log: ResponseLog, position: int) -> bool:
+        """Whether what is behind `position` is sent entry by entry: it is known, and no more."""
+        if not 0 < position <= len(log.events):
+            return False
+        missing = log.events[position:]
+        return len(text_of(missing)) <= MAX_REPLAY_CHARACTERS and self.outbox.has_room_for_replay(
+            replay_bytes(missing)
+        )
+
+    def _put_silent(self, response_id: str, log: ResponseLog, asked: int) -> None:
+        """Of a log that brings no text: its end, which says what the text is."""
+        told = self.told
+        if (stopped := told.stopped(response_id)) is not None:
+            stopped.has_skipped = True
+        if told.has_answered(response_id, asked):
+            self.cursors[response_id] = len(log.events)
+            self.close(response_id)
+        elif log.has_ended and (is_final(log.end.data) or not told.has_early_end(response_id)):
+            self.put_end(response_id, log)
+        else:
+            self.cursors[response_id] = len(log.events)
+            self._open.add(response_id)

@@ -1,0 +1,348 @@
+"""The frames of `chat.v1`, inbound: what a client may send, parsed and validated; no I/O.
+
+`parse` turns the text of one websocket message into one of the structs below or raises
+`ApiError`. Unknown fields are ignored at the top level of a frame and refused inside `settings`.
+Outbound frames are built in `frames.py`.
+"""
+
+import json
+import math
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+import orjson
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from server.protocol.errors import ApiError, invalid_field
+
+# A text of `protocol.MAX_INPUT_BYTES` fits however JSON writes what is not ASCII: \u00e9 and \u20ac
+# are 6 bytes for 2 and 3.
+MAX_MESSAGE_BYTES = 512 * 1024
+
+
+MAX_DEPTH = 32
+MAX_INTEGER = 2**53  # beyond it JavaScript cannot count
+MAX_INPUT_BYTES = 128 * 1024
+MAX_SYSTEM_BYTES = 32 * 1024
+MAX_LOGPROBS = 5
+MAX_STOP_AFTER_SECONDS = 24 * 3600
+MAX_PRIORITY = 1000
+MAX_ECHO_CHARACTERS = 64  # of a client's own words in an error message
+MAX_MESSAGE_CHARACTERS = MAX_ECHO_CHARACTERS + 32
+
+# Ids are checked by shape here, so that a malformed one never reaches Redis; see
+# sessions/model/ids.py.
+Text = Annotated[str, Meta(max_length=64)]
+Title = Annotated[str, Meta(max_length=200)]
+IdempotencyKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,128}\Z")]
+Count = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
+
+
+class StopAfter(Struct, forbid_unknown_fields=True, frozen=True):
+    """Stop an answer that nobody has watched for so many seconds."""
+
+    stop_after_s: Annotated[int, Meta(ge=1, le=MAX_STOP_AFTER_SECONDS)]
+
+
+class Settings(Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
+    """Sampling and prompt settings: the session's, overridden by a response's. None: not set."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+    system: Annotated[str, Meta(max_length=MAX_SYSTEM_BYTES)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1000)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1, le=16384)] | None = None
+    seed: Annotated[int, Meta(ge=0, le=MAX_INTEGER)] | UnsetType | None = UNSET  # None: draw one
+    stop: (
+        Annotated[list[Annotated[str, Meta(min_length=1, max_length=64)]], Meta(max_length=4)]
+        | None
+    ) = None
+    repetition_penalty: Annotated[float, Meta(ge=0.1, le=10)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    on_no_viewers: Literal["continue"] | StopAfter | None = None
+
+    def given(self) -> dict[str, Any]:
+        """What is set, as it is stored."""
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
+
+
+class InputText(Struct, frozen=True):
+    type: Literal["input_text"]
+    text: str
+
+
+class LogPosition(Struct, frozen=True):
+    epoch: Text
+    offset: Count
+
+
+class ResponsePosition(Struct, frozen=True):
+    response_id: str
+    fence: Count
+    after_sequence_number: Count
+
+
+class Frame(Struct, frozen=True, kw_only=True):
+    """Every frame may carry an `event_id`, echoed in direct replies and errors."""
+
+    event_id: Text | None = None
+
+
+class CreateSession(Frame, frozen=True, kw_only=True):
+    idempotency_key: IdempotencyKey
+    title: Title = ""
+    settings: Settings = Settings()
+
+
+class SubscribeSession(Frame, frozen=True, kw_only=True):
+    session_id: str
+    after: LogPosition | None = None
+    responses: Annotated[list[ResponsePosition], Meta(max_length=64)] = []
+    limit: Annotated[int, Meta(ge=1, le=200)] = 50
+    observe: bool = False
+
+
+class UnsubscribeSession(Frame, frozen=True, kw_only=True):
+    session_id: str
+
+
+class UpdateSession(Frame, frozen=True, kw_only=True):
+    session_id: str
+    title: Title | None = None
+    settings: Settings | None = None
+    pinned: bool | None = None
+    head: str | None = None
+    if_revision: Count | None = None
+
+
+class DeleteSession(Frame, frozen=True, kw_only=True):
+    session_id: str
+
+
+class CreateResponse(Frame, frozen=True, kw_only=True):
+    session_id: str
+    idempotency_key: IdempotencyKey
+    input: str | list[InputText] | None = None
+    regenerate_of: str | None = None
+    continue_of: str | None = None
+    parent_id: str | UnsetType | None = UNSET  # None: before every other message
+    settings: Settings = Settings()
+    on_busy: Literal["reject", "queue", "cancel"] = "reject"
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+
+    @property
+    def text(self) -> str:
+        """The new message as one string; empty without `input`."""
+        if isinstance(self.input, list):
+            return "".join(part.text for part in self.input)
+        return self.input or ""
+
+
+class CancelResponse(Frame, frozen=True, kw_only=True):
+    """`response.cancel` and its alias `stop`; naming nothing means what this connection watches."""
+
+    response_id: str | None = None
+    session_id: str | None = None
+    idempotency_key: IdempotencyKey | None = None
+    seen_sequence_number: Count | None = None
+    reason: Annotated[str, Meta(max_length=200)] | None = None
+
+
+class ResumeResponse(Frame, frozen=True, kw_only=True):
+    response_id: str
+    fence: Count
+    after_sequence_number: Count
+
+
+class ClientState(Frame, frozen=True, kw_only=True):
+    visible: bool
+
+
+class Ping(Frame, frozen=True, kw_only=True):
+    t: Annotated[int, Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)] = 0
+
+
+ClientFrame = (
+    CreateSession
+    | SubscribeSession
+    | UnsubscribeSession
+    | UpdateSession
+    | DeleteSession
+    | CreateResponse
+    | CancelResponse
+    | ResumeResponse
+    | ClientState
+    | Ping
+)
+
+TYPES: dict[str, type[Frame]] = {
+    "session.create": CreateSession,
+    "session.subscribe": SubscribeSession,
+    "session.unsubscribe": UnsubscribeSession,
+    "session.update": UpdateSession,
+    "session.delete": DeleteSession,
+    "response.create": CreateResponse,
+    "response.cancel": CancelResponse,
+    "stop": CancelResponse,
+    "response.resume": ResumeResponse,
+    "client.state": ClientState,
+    "ping": Ping,
+}
+# What a response answers: each frame has exactly one of these.
+PURPOSES = ("input", "regenerate_of", "continue_of")
+
+_decode = msgspec.json.Decoder().decode
+# Strings are skipped whole; what is left are brackets and numbers. Possessive quantifiers keep it
+# linear, and `"?` lets a string that never ends swallow the rest instead of being tried at each
+# quote.
+_SCAN = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]|-?[0-9][0-9.eE+-]*', re.DOTALL)
+
+
+class FrameError(ApiError):
+    """An `ApiError` of a frame, with the frame's `event_id` where it could be read."""
+
+    def __init__(self, error: ApiError, event_id: str | None) -> None:
+        super().__init__(error.code, error.message, param=error.param)
+        self.event_id = event_id
+
+
+def parse(text: str) -> ClientFrame:
+    """Turn one text message into a frame. Raises `FrameError` with a stable code."""
+    body = decode_object(text)
+    event_id = body.get("event_id")
+    if not isinstance(event_id, str) or len(event_id) > MAX_ECHO_CHARACTERS:
+        event_id = None
+    try:
+        return convert(body)
+    except ApiError as error:
+        raise FrameError(error, event_id) from None
+
+
+def decode_object(text: str) -> dict[str, Any]:
+    """JSON text → its object. Raises `ApiError` `invalid_json`, in linear time."""
+    _check_numbers_and_depth(text)
+    try:
+        body = _decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise ApiError("invalid_json", "this is not valid JSON") from error
+    if not isinstance(body, dict):
+        raise ApiError("invalid_json", "a frame is one JSON object")
+    return body
+
+
+def convert(body: dict[str, Any]) -> ClientFrame:
+    """A decoded object → its frame. Raises `ApiError`: unknown_type, invalid_field, …"""
+    name = body.get("type")
+    kind = TYPES.get(name) if isinstance(name, str) else None
+    if kind is None:
+        shown = json.dumps(name)[:MAX_ECHO_CHARACTERS] if "type" in body else "missing"
+        raise ApiError("unknown_type", f"unknown frame type: {shown}", param="type")
+    if kind in (CreateSession, CreateResponse) and body.get("idempotency_key") is None:
+        raise ApiError(
+            "idempotency_key_required", f"{name} needs an idempotency_key", param="idempotency_key"
+        )
+    frame: Any = to_struct(body, kind)
+    check_system(getattr(frame, "settings", None))
+    if isinstance(frame, CreateResponse):
+        check_purpose(frame)
+    return frame  # type: ignore[no-any-return]  # one of TYPES' values
+
+
+def to_struct(body: Any, kind: type[Any], *, strict: bool = True) -> Any:
+    """Validate decoded JSON as `kind`. Raises `ApiError` `invalid_field` with its path.
+
+    Not `strict`: numbers and booleans may come as strings, as in a query.
+    """
+    try:
+        return msgspec.convert(body, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        raise field_error(error) from None
+
+
+def with_integers(value: Any) -> Any:
+    """Decoded JSON with 2 for 2.0, which is an integer to JSON Schema."""
+    if isinstance(value, dict):
+        return {name: with_integers(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [with_integers(each) for each in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) <= MAX_INTEGER:
+        return int(value)
+    return value
+
+
+def field_error(error: msgspec.ValidationError) -> ApiError:
+    """`invalid_field` with the path of the field."""
+    text = str(error)  # `message - at `$.path``; a client's own words may be in the message
+    message, found, path = text.rpartition(" - at `")
+    if not found:
+        message, path = text, ""
+    param = path.removeprefix("$").removeprefix(".").rstrip("`")
+    if not param and (named := re.search(r"field `(\w+)`", message)):
+        param = named[1]
+    return invalid_field(param, message[:MAX_MESSAGE_CHARACTERS])
+
+
+def check_system(settings: Settings | None) -> None:
+    """Raise `ApiError` for a system prompt that is too long in bytes, or in the JSON of lists."""
+    system = settings.system if settings is not None else None
+    if system is None:
+        return
+    if len(system.encode()) > MAX_SYSTEM_BYTES:
+        raise invalid_field("settings.system", f"system is longer than {MAX_SYSTEM_BYTES} bytes")
+    if len(orjson.dumps(system)) > 2 * MAX_SYSTEM_BYTES:
+        problem = f"system is longer than {2 * MAX_SYSTEM_BYTES} bytes with its escapes"
+        raise invalid_field("settings.system", problem)
+
+
+def check_purpose(frame: CreateResponse) -> None:
+    """Raise `ApiError` unless the frame says one thing that can be answered."""
+    given = [name for name in PURPOSES if getattr(frame, name) is not None]
+    if len(given) != 1:
+        raise invalid_field(
+            given[-1] if given else "input", f"exactly one of {', '.join(PURPOSES)} is needed"
+        )
+    if frame.input is not None:
+        _check_input(frame.text)
+    elif frame.parent_id is not UNSET:
+        raise invalid_field("parent_id", f"{given[0]} says already where the answer goes")
+
+
+def _check_input(text: str) -> None:
+    if len(text.encode()) > MAX_INPUT_BYTES:
+        raise ApiError(
+            "message_too_large", f"input is longer than {MAX_INPUT_BYTES} bytes", param="input"
+        )
+    if not text.strip():
+        raise invalid_field("input", "input is empty")
+
+
+def _check_numbers_and_depth(text: str) -> None:
+    """Refuse what a JSON parser would accept and our clients cannot hold, before any parsing."""
+    depth = 0
+    for match in _SCAN.finditer(text):
+        token = match[0]
+        if token[0] == '"':
+            continue
+        if token in "[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise ApiError("invalid_json", f"nested deeper than {MAX_DEPTH}")
+        elif token in "]}":
+            depth -= 1
+        elif not _is_countable(token):
+            raise ApiError("invalid_json", "a number is out of range")
+
+
+def _is_countable(number: str) -> bool:
+    if number.lstrip("-").isdigit():
+        return len(number) <= 17 and abs(int(number)) <= MAX_INTEGER
+    try:
+        return math.isfinite(float(number))
+    except ValueError:
+        return True  # not a number at all: the parser says so

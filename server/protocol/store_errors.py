@@ -1,0 +1,69 @@
+"""The store's refusals → the protocol's: one table, used by every door."""
+
+import contextlib
+from collections.abc import Iterator
+
+from server.protocol.errors import ApiError
+from sessions.model import errors, ids
+
+_CODES: dict[type[Exception], tuple[str, str, str | None]] = {
+    errors.SessionNotFound: ("session_not_found", "no such session", "session_id"),
+    errors.MessageNotFound: ("message_not_found", "no such message", None),
+    errors.ResponseNotFound: ("response_not_found", "no such response", "response_id"),
+    errors.ShareNotFound: ("not_found", "there is nothing at this address", None),
+    errors.UserNotFound: ("not_found", "no such user", None),
+    errors.UserGone: ("forbidden", "an admin has disabled or removed this user", None),
+    errors.InvalidCursor: ("invalid_field", "this is not a cursor of ours", "cursor"),
+    errors.ResponseInProgress: (
+        "response_in_progress",
+        "an answer is being written in this session",
+        None,
+    ),
+    errors.QueueFull: ("queue_full", "too many messages wait in this session", None),
+    errors.SessionLocked: ("session_locked", "this session is locked", None),
+    errors.IdempotencyKeyReused: (
+        "idempotency_key_reused",
+        "this key was used for another request",
+        "idempotency_key",
+    ),
+    errors.MessageChanged: ("revision_conflict", "the message was changed meanwhile", None),
+    errors.RevisionConflict: ("revision_conflict", "the session was changed meanwhile", None),
+    errors.StoreUnavailable: (
+        "store_unavailable",
+        "the session store does not answer; whether this was stored is not known",
+        None,
+    ),
+}
+
+
+@contextlib.contextmanager
+def translate_store_errors(*, only_reads: bool = False) -> Iterator[None]:
+    """Turn the store's exceptions into `ApiError`s. `only_reads`: nothing was to be stored."""
+    try:
+        yield
+    except errors.QuotaExceeded as error:
+        message = f"no more than {error.limit:,} {error.what}"
+        raise ApiError("quota_exceeded", message, retry_after_ms=error.retry_after_ms) from error
+    except errors.SessionError as error:
+        if type(error) not in _CODES:
+            raise
+        code, message, param = _CODES[type(error)]
+        if only_reads and code == "store_unavailable":
+            message = "the session store does not answer"
+        raise ApiError(code, message, param=param) from error
+
+
+def check_session_id(session_id: str) -> None:
+    """A malformed id is answered like an unknown one, and never reaches Redis."""
+    if not ids.is_session_id(session_id):
+        raise errors.SessionNotFound
+
+
+def check_message_id(message_id: str | None) -> None:
+    if message_id is not None and not ids.is_message_id(message_id):
+        raise errors.MessageNotFound
+
+
+def check_response_id(response_id: str) -> None:
+    if not ids.is_response_id(response_id):
+        raise errors.ResponseNotFound

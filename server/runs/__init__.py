@@ -1,0 +1,1 @@
+"""An answer while this worker produces it."""

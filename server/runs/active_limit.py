@@ -1,0 +1,63 @@
+"""`ActiveLimit`: how many answers of one user may run at once, counted over all workers."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from server.live.hub import Hub
+from server.protocol.errors import ApiError
+from server.runs.run import Run
+from sessions.model.errors import NoSlot, StoreUnavailable
+from sessions.store.store import SessionStore
+
+RENEW_SECONDS = 10.0  # the store forgets a slot after 30 s
+
+
+class ActiveLimit:
+    """Does nothing at all, and asks nobody, when `limit` is 0."""
+
+    def __init__(self, store: SessionStore, hub: Hub, limit: int) -> None:
+        self._store = store
+        self._hub = hub
+        self.limit = limit
+
+    async def take(self, uid: str, response_id: str, *, instead: bool = False) -> int:
+        """Count an answer that is about to begin; returns how many more may.
+
+        `instead`: it replaces one that runs. Raises `ApiError` `rate_limited`.
+        """
+        if not self.limit:
+            return 0
+        try:
+            count = await self._store.take_slot(uid, response_id, self.limit + instead)
+        except NoSlot as full:
+            raise ApiError(
+                "rate_limited", f"{full.count} answers are running already", retry_after_ms=1000
+            ) from full
+        return max(0, self.limit - count)
+
+    def free(self, uid: str, response_id: str) -> None:
+        """The answer has ended, or never began."""
+        if self.limit:
+            self._hub.spawn(self._free(uid, response_id))
+
+    async def _free(self, uid: str, response_id: str) -> None:
+        with contextlib.suppress(StoreUnavailable):  # then it expires
+            await self._store.free_slot(uid, response_id)
+
+    async def renew_forever(self, runs: Callable[[], Iterable[Run]]) -> None:
+        """Keep the slots of the answers that this worker produces."""
+        while self.limit:
+            await asyncio.sleep(RENEW_SECONDS)
+            renewals = [self._store.renew_slot(run.uid, run.response_id) for run in runs()]
+            await asyncio.gather(*renewals, return_exceptions=True)
+
+    def entry(self, remaining: int) -> dict[str, Any]:
+        """What is left, as `rate_limits.updated` says it."""
+        return {
+            "name": "responses",
+            "limit": self.limit,
+            "remaining": remaining,
+            "reset_seconds": 0,
+        }

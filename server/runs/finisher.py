@@ -1,0 +1,237 @@
+"""`Finisher`: makes one answer terminal, once, in the store and for its viewers.
+
+What is stored and what is told is the same end. Redis being away delays nothing but `durable`,
+unless another worker could take the answer over meanwhile: then its viewers wait for the store.
+"""
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+
+from server.generation.queue_estimate import QueueEstimate
+from server.live.hub import Hub
+from server.live.response_log import is_done
+from server.runs.log_writer import STORE_RETRY_SECONDS, LogWriter
+from server.runs.publisher import Speaker
+from server.runs.run import STATUS_TO_MESSAGE_STATUS, End, Run
+from server.runs.stop import Stop, cancel_command
+from server.telemetry.metrics import Metrics
+from sessions.model.errors import (
+    CancelPending,
+    ResponseNotFound,
+    RunEnded,
+    RunGone,
+    RunLost,
+    SequenceGap,
+    StoreUnavailable,
+)
+from sessions.model.events import ObjectEvent
+from sessions.model.records import Message
+from sessions.model.replies import Finished
+from sessions.store.store import SessionStore
+
+logger = structlog.get_logger("server")
+
+# When others are told of an end that is stored nowhere, one behind the other.
+LAST_END_AFTER_SECONDS = (0.0, 1.0, 2.0)
+# Moments of the timeline that are this worker's to tell: a stop may come before the log says so.
+OWN_MOMENTS = frozenset(("started_at", "first_token_at", "aborted_at"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """An end with what is stored and told of it."""
+
+    end: End
+    message: Message
+    done: dict[str, Any]  # `response.done`
+
+
+class Finisher:
+    """Ends one run, which its engine has left. `run.done` is set when `response.done` was told."""
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        store: SessionStore,
+        hub: Hub,
+        metrics: Metrics,
+        queue: QueueEstimate,
+        writer: LogWriter,
+        speaker: Speaker,
+    ) -> None:
+        self._run = run
+        self._store = store
+        self._hub = hub
+        self._metrics = metrics
+        self._queue = queue
+        self._writer = writer
+        self._speaker = speaker
+
+    async def finish(self, end: End) -> Finished | None:
+        """Make the answer terminal, once; tell the viewers at once even while the store is away.
+
+        None if somebody else ends it: then it was lost, or is handed over.
+        """
+        try:
+            return await self._finish(end)
+        finally:
+            self._run.settled.set()
+
+    async def _finish(self, end: End) -> Finished | None:
+        run = self._run
+        if run.is_leaving:
+            await self._writer.hand_over()
+            return None
+        run.is_ending = True  # what is stored and what is told must be the same end
+        run.timeline.done = time.monotonic()
+        since = run.timeline.scheduled or run.timeline.created
+        self._queue.finished(run.response_id, run.timeline.done - since)
+        run.timeline.note("done_at")
+        ending = self._ending(end)  # once: what is told is what is stored, to each moment
+        while True:
+            try:
+                finished = await self._store_end(ending)
+                break
+            except StoreUnavailable:
+                if not run.done.is_set() and not self._speaker.must_be_silent():
+                    self._publish_done(ending, durable=False)
+                await asyncio.sleep(STORE_RETRY_SECONDS)
+            except CancelPending as pending:
+                run.stopping = Stop(pending.by, pending.reason, pending.seen)
+                run.timeline.note("cancel_at")
+                ending = self._ending(run.end("abort", None, end.engine))
+            except SequenceGap as gap:
+                if not self._writer.settle_at(gap.sequence_number) and not self._writer.rewind(gap):
+                    self._finish_lost(gap)
+                    return None
+            except (RunLost, RunEnded, RunGone) as error:
+                self._finish_lost(error)
+                return None
+        self._settle(ending, durable=True)
+        frame = {"type": "message.updated", "message": ending.message.event_wire()}
+        self._hub.publish_session(run.session_id, finished.offset, frame)
+        return finished
+
+    async def _store_end(self, ending: _Ending) -> Finished:
+        run, end = self._run, ending.end
+        message, done = ending.message, ObjectEvent(ending.done)
+        # Events that the viewers have and the log has not go along; `done` itself is not in them.
+        pending = [e for e in run.events[run.num_stored :] if not is_done(e)]
+        stop = run.stopping
+        # Whoever stopped it at another worker was sent no more text, and may find no log any more.
+        whole = ObjectEvent({**ending.done, "text": message.text}) if stop is not None else None
+        return await self._store.finish_response(
+            run.response_id,
+            fence=run.fence,
+            first=run.num_stored + 1,
+            status=end.status,
+            reason=end.reason,
+            engine=end.engine,
+            message=message,
+            text_length=message.text_length,
+            input_tokens=run.num_prompt_tokens,
+            output_tokens=len(run.token_ids),
+            events=[*pending, done],
+            token_ids=run.token_ids[run.num_tokens_stored :],
+            fields={name: at for name, at in run.timeline.at.items() if name in OWN_MOMENTS},
+            seen=None if stop is None else stop.seen,
+            published_end=whole,
+        )
+
+    def _publish_done(self, ending: _Ending, *, durable: bool) -> None:
+        run, end = self._run, ending.end
+        self._speaker.publish([run.add_object({**ending.done, "durable": durable})])
+        run.status = end.status
+        run.done.set()
+        if run.stopping is not None:
+            self._metrics.observe_stop(time.monotonic() - run.stopping.at, run.num_discarded)
+        logger.info(
+            "response done", status=end.status, reason=end.reason, engine=end.engine, **run.ids
+        )
+
+    def _settle(self, ending: _Ending, *, durable: bool) -> None:
+        """The end is certain: tell it, once more to those who were told before it was.
+
+        What they were told may be another end. A stop that others had stored by then, and had
+        promised to its asker, counts.
+        """
+        run, end = self._run, ending.end
+        self._metrics.count_response(end.status, end.reason)
+        if not run.done.is_set():
+            self._speaker.speak_again()
+            self._publish_done(ending, durable=durable)
+            return
+        if run.status != end.status:
+            logger.warning("end was told and is another", status=end.status, **run.ids)
+        run.status = end.status
+        run.replace_end({**ending.done, "durable": durable})
+        self._speaker.speak_again()
+        self._hub.tell_end_again(run.response_id, run.log)
+
+    def _finish_lost(self, error: Exception) -> None:
+        """The run is somebody else's, or its session is gone: end it for the viewers here."""
+        run = self._run
+        self._speaker.lose(error)
+        deleted = run.is_deleted
+        if isinstance(error, RunGone | SequenceGap):
+            if deleted:
+                end = End("cancelled", "session_deleted", "released", "user")
+            else:
+                end = End("failed", "store_lost", "released")
+            self._settle(self._ending(end), durable=deleted)
+            self._hub.spawn(self._tell_others_of_the_end())
+            if not deleted:
+                self._hub.spawn(self._hub.losses.look_at(run.session_id))
+        elif isinstance(error, RunLost | RunEnded):
+            run.is_disowned = True
+            self._hub.disown(run.response_id)  # what is shown here may be more than was stored
+            if run.stopping is not None and not run.stop_is_stored:
+                self._hub.spawn(self._pass_on(run.stopping))
+        run.done.set()
+
+    async def _tell_others_of_the_end(self) -> None:
+        """Viewers at other workers hear through Redis, and there is no log any more.
+
+        So the end brings the text, for whoever lacks some. It is said more than once: what was lost
+        may have gone with Redis itself, and then others find back to it at another moment.
+        """
+        run = self._run
+        for seconds in LAST_END_AFTER_SECONDS:
+            await asyncio.sleep(seconds)
+            with contextlib.suppress(StoreUnavailable):
+                await self._store.publish_events(
+                    run.response_id,
+                    fence=run.fence,
+                    first=run.sequence_number,
+                    events=[run.log.end_with_text],
+                )
+
+    async def _pass_on(self, stop: Stop) -> None:
+        """A stop that could not be stored here is the next owner's to carry out."""
+        if stop.by == "policy":
+            return
+        response_id = self._run.response_id
+        with contextlib.suppress(StoreUnavailable, RunEnded, ResponseNotFound):
+            asked = await self._store.request_cancel(
+                None, response_id, by=stop.by, reason=stop.reason, seen=stop.seen
+            )
+            await self._store.publish_control(asked.owner, cancel_command(response_id))
+
+    def _ending(self, end: End) -> _Ending:
+        run = self._run
+        message = replace(
+            run.message,
+            text=run.final_text(),
+            text_length=-1,
+            status=STATUS_TO_MESSAGE_STATUS[end.status],
+            usage=run.usage(),
+            timings=run.timeline.wire(len(run.token_ids)),
+            status_details={"reason": end.reason},
+        )
+        return _Ending(end, message, run.done_data(end, message.text_length, durable=True))

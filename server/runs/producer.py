@@ -1,0 +1,304 @@
+"""`Producer`: carries one answer from the engine to its viewers and into the store.
+
+Two tasks: one takes outputs from the engine and numbers events, which reach this worker's viewers
+at once through the `Speaker`; the other is the `LogWriter`. The engine waits for neither sockets
+nor Redis. What comes behind the engine's last output is the `Finisher`'s.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import structlog
+
+from engine import AsyncLLM, EngineDeadError, RequestOutput, RequestProgress, SamplingParams
+from engine.errors import EngineError, ValidationError
+from server.config.intervals import Intervals
+from server.generation.logprobs import token_logprobs
+from server.generation.queue_estimate import QueueEstimate
+from server.live.hub import Hub
+from server.protocol.frames import queued_frame
+from server.runs.finisher import Finisher
+from server.runs.log_writer import LogWriter
+from server.runs.publisher import Speaker
+from server.runs.run import End, Run
+from server.runs.stop import Stop, StoredStop
+from server.telemetry.metrics import Metrics
+from sessions.background import start
+from sessions.model.errors import ResponseNotFound, StoreUnavailable
+from sessions.model.replies import Finished
+from sessions.store.store import SessionStore
+
+logger = structlog.get_logger("server")
+
+FLUSH_SECONDS = 0.025  # between two text events of one answer; the first goes at once
+QUEUE_FRAME_SECONDS = 0.5  # `response.queued` is sent at most twice a second
+ENGINE_WAIT_SECONDS = 60.0  # of an answer whose turn comes while there is no engine core
+
+
+class Producer:
+    """Runs one answer. `run.done` is set when `response.done` was published."""
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        store: SessionStore,
+        engine: AsyncLLM,
+        hub: Hub,
+        metrics: Metrics,
+        intervals: Intervals,
+        has_peers: Callable[[], bool] = lambda: False,
+        queue: QueueEstimate | None = None,
+        cache_salt: str = "",
+        max_seconds: float = 0.0,
+    ) -> None:
+        self._run = run
+        self._cache_salt = cache_salt  # one for each user
+        self._max_seconds = max_seconds  # for writing the answer, over all its owners; 0: no limit
+        self._store = store
+        self._engine = engine
+        self._hub = hub
+        self._metrics = metrics
+        self._intervals = intervals
+        self._queue = queue or QueueEstimate()
+        self._speaker = Speaker(run, hub=hub, intervals=intervals, has_peers=has_peers)
+        self._writer = LogWriter(
+            run,
+            store=store,
+            intervals=intervals,
+            speaker=self._speaker,
+            on_stop=self.stop_as_stored,
+            on_loss=self._lose,
+        )
+        self._finisher = Finisher(
+            run,
+            store=store,
+            hub=hub,
+            metrics=metrics,
+            queue=self._queue,
+            writer=self._writer,
+            speaker=self._speaker,
+        )
+        self._last_queue_frame = 0.0
+        self._last_text_at: float | None = None
+
+    def writing(self) -> AbstractAsyncContextManager[None]:
+        """Keep the lease and store what comes during a block; `finish` comes behind it."""
+        return self._writer.running()
+
+    async def hold(self) -> None:
+        """Wait for the answer's turn, until it is promoted or stopped."""
+        while not self._run.promoted.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._intervals.promotion):
+                    await self._run.promoted.wait()
+            await self._look_for_promotion()
+
+    async def _look_for_promotion(self) -> None:
+        """The message that promotes may be lost: the store knows whose turn it is."""
+        run = self._run
+        with contextlib.suppress(StoreUnavailable):
+            live = await self._store.live_responses(run.session_id)
+            if live.active == run.response_id or run.lost:
+                run.promoted.set()
+
+    # ---- from the engine ------------------------------------------------------------------------
+
+    async def generate(self, token_ids: list[int], params: SamplingParams) -> End:
+        """Take the engine's outputs until its last one; never raises for what the engine does.
+
+        An answer that has token ids already goes on behind them.
+        """
+        run = self._run
+        if run.stopping is not None:  # stopped before the engine heard of it
+            return run.end("abort", None, "released")
+        await self.wait_for_engine()
+        if run.stopping is not None:
+            return run.end("abort", None, "released")
+        run.num_prompt_tokens = len(token_ids)
+        if run.token_ids and not self._take_up(token_ids, params):
+            return End("incomplete", "owner_lost", "released")
+        finish_reason, stop_reason, confirmed = "error", None, True
+        try:
+            outputs = self._engine.generate(
+                {"prompt_token_ids": token_ids, "cache_salt": self._cache_salt},
+                params,
+                run.response_id,
+                resume_token_ids=list(run.token_ids),
+                priority=run.response.get("priority", 0),
+                is_admitted=True,  # the answer was promised: a queue that is full by now takes it
+                on_progress=self._on_progress,
+            )
+            async for output in outputs:
+                self._take(output)
+                if output.finished:
+                    answer = output.outputs[0]
+                    finish_reason = answer.finish_reason or "error"
+                    stop_reason = answer.stop_reason
+                    confirmed = output.metrics is None or output.metrics.core_confirmed
+                    if output.error is not None:
+                        logger.warning("engine error", code=output.error.code, **run.ids)
+                elif not run.stop_asked.is_set():
+                    await self._flush_window()
+        except (EngineError, ValidationError) as error:
+            # Not in a core, or in one that is dead and holds no blocks: released in any case.
+            logger.warning(
+                "generation failed",
+                error=type(error).__name__,
+                dead=isinstance(error, EngineDeadError),
+                **run.ids,
+            )
+        if run.stopping is not None and confirmed:
+            run.timeline.note("aborted_at")
+        return run.end(finish_reason, stop_reason, "released" if confirmed else "unknown")
+
+    def _take_up(self, token_ids: list[int], params: SamplingParams) -> bool:
+        """Show what another worker's tokens say beyond its text; False if they say another text."""
+        run = self._run
+        decided = run.base + self._engine.resumed_text(token_ids, params, run.token_ids)
+        known = run.text()
+        if not decided.startswith(known):
+            logger.error("stored tokens do not spell the stored text", **run.ids)
+            return False
+        self._add_text(decided[len(known) :], [])
+        return True
+
+    async def wait_for_engine(self) -> None:
+        """An answer that was promised waits for a core that restarts, until somebody stops it."""
+        if self._engine.is_ready:
+            return
+        waits = [
+            start(self._engine.wait_ready(ENGINE_WAIT_SECONDS)),
+            start(self._run.stop_asked.wait()),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    def _take(self, output: RequestOutput) -> None:
+        """Number the new text of one output and show it to the viewers."""
+        run = self._run
+        answer = output.outputs[0] if output.outputs else None
+        self._note_cached(output.num_cached_tokens)
+        if answer is None or not answer.token_ids:
+            if answer is not None and answer.text:
+                self._add_text(answer.text, [])
+            return
+        self._start()
+        now = time.monotonic()
+        if run.timeline.first_token is None:
+            run.timeline.first_token = now
+            run.timeline.note("first_token_at")
+            self._metrics.observe_first_token(now - run.timeline.created)
+        run.timeline.last_token = now
+        logprobs = token_logprobs(answer.logprobs, answer.token_ids)
+        self._add_text(answer.text, answer.token_ids, logprobs)
+        self._check_deadline(now)
+
+    def _check_deadline(self, now: float) -> None:
+        """An answer that takes too long keeps what it has, and may be continued."""
+        run = self._run
+        begun = run.timeline.scheduled
+        if not self._max_seconds or begun is None or now - begun < self._max_seconds:
+            return
+        if run.stop(Stop("policy", "deadline")):
+            self._hub.spawn(self._engine.abort(run.response_id))
+
+    def _add_text(
+        self, text: str, token_ids: list[int], logprobs: Sequence[dict[str, Any]] = ()
+    ) -> None:
+        event = self._run.add_text(text, token_ids, logprobs)
+        if event is not None:
+            now = time.monotonic()
+            if self._last_text_at is not None:
+                self._metrics.observe_inter_event(now - self._last_text_at)
+            self._last_text_at = now
+            self._speaker.publish([event])
+
+    def _note_cached(self, num_tokens: int | None) -> None:
+        """What another core finds in its cache later is no part of the prompt's price."""
+        if num_tokens is not None and not self._run.is_started:
+            self._run.num_cached_tokens = num_tokens
+
+    def _on_progress(self, progress: RequestProgress) -> None:
+        run = self._run
+        self._note_cached(progress.num_cached_tokens)
+        if progress.scheduled:
+            self._start()
+        elif progress.queue_position is not None and run.stopping is None:
+            self._queue.moved(run.response_id, progress.queue_position)
+            self.show_queued("engine", progress.queue_position, progress.num_tokens_ahead)
+
+    def show_queued(self, reason: str, position: int, ahead_tokens: int | None = None) -> None:
+        """Tell the viewers what the answer waits for; not numbered, at most twice a second."""
+        now = time.monotonic()
+        if now - self._last_queue_frame >= QUEUE_FRAME_SECONDS:
+            self._last_queue_frame = now
+            response_id = self._run.response_id
+            eta_ms = self._queue.wait_ms(reason, position)
+            frame = queued_frame(
+                response_id, reason, position, ahead_tokens=ahead_tokens, eta_ms=eta_ms
+            )
+            self._hub.put_unnumbered(response_id, frame)
+
+    def _start(self) -> None:
+        """`response.in_progress`, once."""
+        run = self._run
+        if run.is_started or run.stopping is not None:
+            return
+        run.timeline.scheduled = time.monotonic()
+        run.timeline.note("started_at")
+        self._queue.started(run.response_id)
+        event = run.add_object(
+            {
+                "type": "response.in_progress",
+                "response_id": run.response_id,
+                "omitted_messages": run.prompt.omitted_messages if run.prompt else 0,
+                "prompt_tokens": run.num_prompt_tokens,
+                "cached_tokens": run.num_cached_tokens,
+                "queue_ms": round((run.timeline.scheduled - run.timeline.created) * 1000),
+            }
+        )
+        self._speaker.publish([event])
+
+    async def _flush_window(self) -> None:
+        """Let the next outputs merge for a moment; a stop ends the wait."""
+        try:
+            async with asyncio.timeout(FLUSH_SECONDS):
+                await self._run.stop_asked.wait()
+        except TimeoutError:
+            pass
+
+    async def stop_as_stored(self, told: StoredStop | None = None) -> None:
+        """A stop reached the store through another worker: the owner hears of it here.
+
+        Who tells of it may have `told` everything; otherwise the store is asked.
+        """
+        run = self._run
+        if told is None:
+            try:
+                record = await self._store.run(None, run.response_id)
+            except (StoreUnavailable, ResponseNotFound):
+                return  # the next append says so again
+            stop = Stop(record.cancel_by, record.cancel_reason, record.seen_sequence_number)
+            told = StoredStop(stop, record.cancel_at)
+        if run.stop(told.stop):
+            run.timeline.note("cancel_at", told.at_ms)
+            run.mark_stop_stored()
+            await self._engine.abort(run.response_id)
+
+    def _lose(self, error: Exception) -> None:
+        """What the engine would still say is nobody's to hear."""
+        self._speaker.lose(error)
+        self._hub.spawn(self._engine.abort(self._run.response_id))
+
+    async def finish(self, end: End) -> Finished | None:
+        """Make the answer terminal, as `Finisher.finish` does."""
+        return await self._finisher.finish(end)

@@ -1,0 +1,267 @@
+"""`Run`: one answer as the worker that produces it holds it in memory. No I/O, no tasks.
+
+A run numbers its events, knows its text, and has the gate that a stop closes: once `stop` was
+called, `add_text` refuses, whoever calls it.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.generation.prompts import Prompt
+from server.live.response_log import ResponseLog, text_of
+from server.runs.stop import Stop
+from server.runs.timeline import Timeline, _now_ms
+from sessions.model.events import Event, ObjectEvent, TextEvent
+from sessions.model.records import Message, MessageStatus, RunRecord, utf16_length
+
+# The engine's finish reason → (status of the response, reason), where no stop was asked for.
+FINISH_TO_STATUS = {
+    "stop": ("completed", "eos"),
+    "length": ("incomplete", "max_output_tokens"),
+    "abort": ("failed", "engine_error"),
+    "error": ("failed", "engine_error"),
+}
+STOP_TO_STATUS = {"server_shutdown": "incomplete", "deadline": "incomplete"}  # else cancelled
+STATUS_TO_MESSAGE_STATUS: dict[str, MessageStatus] = {
+    "completed": "completed",
+    "cancelled": "interrupted",
+    "incomplete": "interrupted",
+    "failed": "failed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How the answer ended, before the store has confirmed it."""
+
+    status: str
+    reason: str
+    engine: str  # released, unknown
+    by: str | None = None
+
+
+class Run:
+    """One answer in the making. `events[n - 1]` is entry number `n` of its log."""
+
+    def __init__(
+        self,
+        response: dict[str, Any],
+        message: Message,
+        *,
+        uid: str,
+        fence: int,
+        created: ObjectEvent,
+        base: str = "",
+    ) -> None:
+        self.response = response  # the protocol's object, as in response.created
+        self.message = message  # the assistant message as it was when the run began
+        self.base = base  # the text that it had then, behind which this run writes
+        self.uid = uid
+        self.fence = fence
+        self.events: list[Event] = [created]
+        self.user_message = message  # replaced by the beginner of the run
+        self.status = "in_progress"  # terminal once `response.done` was published
+        self.lease_until = 0  # by Redis' clock, milliseconds since 1970
+        self.renewed_at = time.monotonic()  # when the last renewal that succeeded was sent
+        self.must_be_silent: Callable[[], bool] = lambda: False  # it may be another's by now
+        self.is_held = False  # nothing more is shown until the lease is renewed
+        self.num_stored = 1  # entries in Redis: `begin_response` writes the first
+        self.text_length = utf16_length(base)  # UTF-16 code units of the message's text
+        self.token_ids: list[int] = []
+        self._logprobs: list[dict[str, Any]] = []  # those that no event has yet
+        self.num_tokens_stored = 0
+        self.num_discarded = 0  # tokens decoded after the gate had closed
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self.prompt: Prompt | None = None
+        self.prompt_from: str | None = None
+        self.model_fingerprint = ""
+        self.tokens_left: int | None = None  # that its user may still use; None: unlimited
+        self.is_short_of_tokens = False  # it may be shorter than was asked for
+        self.known_prompt_hash = ""  # of an answer that another worker had begun
+        self.stopping: Stop | None = None
+        self.is_deleted = False  # its session is gone, and that was somebody's wish
+        self.is_leaving = False  # it is handed over: another worker will end it
+        self.lost = False  # another worker owns it, or its session is gone: say nothing more
+        self.is_disowned = False  # lost to another worker, which will end it or has
+        self.is_ending = False  # its end is on the way to the store: too late for a stop
+        self.timeline = Timeline()
+        self.changed = asyncio.Event()  # there is something to append
+        self.stop_asked = asyncio.Event()  # wakes the loop that waits for its flush window
+        self.stop_is_stored = False  # then not even this worker's death can undo the stop
+        self._when_stop_is_stored: list[Callable[[], None]] = []
+        self.promoted = asyncio.Event()  # its turn has come among the session's responses
+        self.done = asyncio.Event()  # `response.done` was published
+        self.settled = asyncio.Event()  # its end is stored, or somebody else's
+
+    @property
+    def response_id(self) -> str:
+        return str(self.response["id"])
+
+    @property
+    def session_id(self) -> str:
+        return str(self.response["session_id"])
+
+    @property
+    def ids(self) -> dict[str, str]:
+        """What each line of our own log says of which answer it is about."""
+        return {"session_id": self.session_id, "response_id": self.response_id}
+
+    @property
+    def idempotency_key(self) -> str | None:
+        """Of the frame that began the answer."""
+        first = self.events[0]
+        return first.data.get("idempotency_key") if isinstance(first, ObjectEvent) else None
+
+    @property
+    def sequence_number(self) -> int:
+        return len(self.events)
+
+    @property
+    def log(self) -> ResponseLog:
+        return ResponseLog(self.fence, self.events, self.base)
+
+    @property
+    def is_started(self) -> bool:
+        """Whether `response.in_progress` is in the log."""
+        return self.timeline.scheduled is not None
+
+    def set_prompt(self, prompt: Prompt) -> None:
+        self.prompt = prompt
+        self.prompt_from = prompt.first_message_id
+
+    def stop(self, stop: Stop) -> bool:
+        """Close the gate, at once and for good; False if it was closed before."""
+        if self.stopping is not None or self.is_ending or self.done.is_set():
+            return False
+        self.stopping = stop
+        self.stop_asked.set()
+        self.promoted.set()
+        return True
+
+    def when_stop_is_stored(self, callback: Callable[[], None]) -> None:
+        """Call back at that very moment: what the callback queues goes before `response.done`."""
+        if self.stop_is_stored:
+            callback()
+        else:
+            self._when_stop_is_stored.append(callback)
+
+    def mark_stop_stored(self) -> None:
+        self.stop_is_stored = True
+        callbacks, self._when_stop_is_stored = self._when_stop_is_stored, []
+        for callback in callbacks:
+            callback()
+
+    def restore(self, events: Sequence[Event], token_ids: Sequence[int], record: RunRecord) -> None:
+        """Take up what another worker had stored of this answer."""
+        self.events = list(events)
+        self.num_stored = len(events)
+        self.text_length = record.text_length
+        self.token_ids = list(token_ids)
+        self.num_tokens_stored = len(token_ids)
+        self.known_prompt_hash = record.extra.get("prompt_hash", "")
+        for event in events:
+            if isinstance(event, ObjectEvent) and event.data["type"] == "response.in_progress":
+                self.num_prompt_tokens = event.data["prompt_tokens"]
+                self.num_cached_tokens = event.data["cached_tokens"]
+        self._restore_timeline(record)
+
+    def _restore_timeline(self, record: RunRecord) -> None:
+        """Moments by Redis' clock, which is taken for ours until it replies again."""
+        timeline = self.timeline
+        now, now_ms = time.monotonic(), _now_ms()
+        for name in ("created_at", "started_at", "first_token_at", "cancel_at"):
+            if (at_ms := getattr(record, name)) is not None:
+                timeline.note(name, at_ms)
+        ago = {name: now - (now_ms - at_ms) / 1000 for name, at_ms in timeline.at.items()}
+        timeline.created = ago["created_at"]
+        timeline.scheduled = ago.get("started_at")
+        timeline.first_token = ago.get("first_token_at")
+
+    def add_text(
+        self, delta: str, token_ids: Sequence[int], logprobs: Sequence[dict[str, Any]] = ()
+    ) -> TextEvent | None:
+        """Number new text; None when there is none, or when the gate is closed."""
+        if self.stopping is not None or self.lost:
+            self.num_discarded += len(token_ids)
+            return None
+        self.token_ids.extend(token_ids)
+        self._logprobs += logprobs  # of tokens that are only a part of a character, too
+        if not delta:
+            return None
+        event = TextEvent(self.text_length, delta, logprobs=tuple(self._logprobs))
+        self._logprobs = []
+        self.events.append(event)
+        self.text_length += utf16_length(delta)
+        self.changed.set()
+        return event
+
+    def add_object(self, data: dict[str, Any]) -> ObjectEvent:
+        """Number any other entry."""
+        event = ObjectEvent(data)
+        self.events.append(event)
+        self.changed.set()
+        return event
+
+    def replace_end(self, data: dict[str, Any]) -> None:
+        """The last entry was told before it was stored, and this is what is stored."""
+        self.events[-1] = ObjectEvent(data)
+
+    def text(self, until: int | None = None) -> str:
+        """The message's text as of entry `until` (default: all of them)."""
+        return self.base + text_of(self.events[:until])
+
+    def final_text(self) -> str:
+        """What is kept: cut at what the stopping user had seen, unless that is beyond the log."""
+        seen = self.stopping.seen if self.stopping else None
+        return self.text(seen if seen is not None and seen <= self.sequence_number else None)
+
+    def within_budget(self, max_tokens: int) -> int:
+        """So many tokens at most, and one at least: what the prompt leaves of the user's day."""
+        if self.tokens_left is None or self.prompt is None:
+            return max_tokens
+        left = max(1, self.tokens_left - len(self.prompt.token_ids))
+        self.is_short_of_tokens = left < max_tokens
+        return min(max_tokens, left)
+
+    def end(self, finish_reason: str, stop_reason: object, engine: str) -> End:
+        """The engine's finish reason → how the response ends."""
+        if self.stopping is not None:
+            status = STOP_TO_STATUS.get(self.stopping.reason, "cancelled")
+            return End(status, self.stopping.reason, engine, self.stopping.by)
+        status, reason = FINISH_TO_STATUS[finish_reason]
+        if finish_reason == "stop" and isinstance(stop_reason, str):
+            reason = "stop"
+        if reason == "max_output_tokens" and self.is_short_of_tokens:
+            reason = "quota"
+        return End(status, reason, engine)
+
+    def done_data(self, end: End, text_length: int, durable: bool) -> dict[str, Any]:
+        """The `response.done` entry."""
+        details: dict[str, Any] = {"reason": end.reason}
+        if end.by is not None:
+            details["by"] = end.by
+        response = {
+            **self.response,
+            "status": end.status,
+            "status_details": details,
+            "usage": self.usage(),
+            "timings": self.timeline.wire(len(self.token_ids)),
+            "text_length": text_length,
+        }
+        return {
+            "type": "response.done",
+            "response": response,
+            "engine": end.engine,
+            "durable": durable,
+        }
+
+    def usage(self) -> dict[str, int]:
+        return {
+            "input_tokens": self.num_prompt_tokens,
+            "cached_tokens": self.num_cached_tokens,
+            "output_tokens": len(self.token_ids),
+        }

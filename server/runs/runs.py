@@ -1,0 +1,383 @@
+"""`Runs`: the answers that this worker produces, from their beginning to their end.
+
+This is the one place where a session meets the engine. A run belongs to the worker that accepted
+its `response.create`; sockets are only viewers, so closing them ends nothing.
+"""
+
+import asyncio
+import contextlib
+import hmac
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import structlog
+
+from engine import AsyncLLM
+from engine.client.requests.core_connection import CoreState
+from engine.errors import EngineError
+from server.config.intervals import Intervals
+from server.generation.fingerprint import prompt_hash
+from server.generation.prompts import Prompt, PromptBuilder
+from server.generation.queue_estimate import QueueEstimate
+from server.generation.sampling import sampling_params
+from server.live.hub import Hub
+from server.protocol.errors import ApiError
+from server.protocol.frames import queued_frame
+from server.runs.active_limit import ActiveLimit
+from server.runs.finisher import Finisher
+from server.runs.log_writer import STORE_RETRY_SECONDS, LogWriter
+from server.runs.producer import Producer
+from server.runs.publisher import Speaker
+from server.runs.run import End, Run
+from server.runs.stop import Stop, StoredStop, cancel_command
+from server.telemetry.metrics import Metrics
+from sessions.background import Background
+from sessions.model.errors import ResponseNotFound, RunEnded, SessionError, StoreUnavailable
+from sessions.model.replies import BegunResponse, Finished
+from sessions.store.store import SessionStore
+
+logger = structlog.get_logger("server")
+
+T = TypeVar("T")
+
+REMOTE_POLL_SECONDS = 0.1  # while another worker ends the answer that ours replaces
+PAUSE_REASONS = {CoreState.DEAD: "engine_restart", CoreState.STALLED: "engine"}
+DRAIN_GRACE_SECONDS = 2.0  # for the ends of what is cut off
+
+
+class Runs:
+    """The answers of one worker."""
+
+    def __init__(
+        self,
+        *,
+        store: SessionStore,
+        engine: AsyncLLM,
+        hub: Hub,
+        metrics: Metrics,
+        intervals: Intervals,
+        limit: ActiveLimit,
+        model_fingerprint: str = "",
+        has_peers: Callable[[], bool] = lambda: False,
+        cache_secret: str = "",
+        answer_seconds: float = 0.0,
+    ) -> None:
+        self._cache_secret = cache_secret.encode()
+        self._answer_seconds = answer_seconds
+        self._store = store
+        self._engine = engine
+        self._hub = hub
+        self._metrics = metrics
+        self._intervals = intervals
+        self._has_peers = has_peers
+        self._limit = limit
+        self.model_fingerprint = model_fingerprint
+        self._prompts = PromptBuilder(store, engine)
+        self._queue = QueueEstimate()
+        self._runs: dict[str, Run] = {}
+        self._background = Background(ApiError, EngineError)
+        self.draining = False
+
+    @property
+    def num_active(self) -> int:
+        return len(self._runs)
+
+    def local(self, response_id: str) -> Run | None:
+        """The run if this worker produces it."""
+        return self._runs.get(response_id)
+
+    def all(self) -> list[Run]:
+        """The answers that this worker produces now."""
+        return list(self._runs.values())
+
+    def leases(self) -> dict[str, int]:
+        """Response id → `lease_until` of every own run whose lease is still renewed.
+
+        One that ends may have left the index already, and must not be entered again.
+        """
+        return {
+            run.response_id: run.lease_until for run in self._runs.values() if not run.is_ending
+        }
+
+    def local_of_session(self, session_id: str) -> list[Run]:
+        return [run for run in self._runs.values() if run.session_id == session_id]
+
+    def add(self, run: Run) -> None:
+        """From now on the answer is this worker's, and its viewers here are fed from memory."""
+        self._runs[run.response_id] = run
+        self._hub.local_runs[run.response_id] = run
+
+    def start(self, run: Run, begun: BegunResponse) -> None:
+        """Produce an answer that was added and announced."""
+        run.timeline.set_clock(begun.now_ms)
+        run.timeline.note("created_at", begun.now_ms)
+        if begun.cancel:  # a stop was waiting for this answer's key
+            run.stop(Stop())
+            run.mark_stop_stored()
+        self.spawn(self._run(run, begun.queued_behind))
+
+    async def go_on(self, run: Run) -> None:
+        """Produce the rest of an answer that another worker had begun."""
+        self.add(run)
+        self._hub.publish_events(run.response_id, run.fence, 1, run.events)
+        self._hub.tell_viewers(queued_frame(run.response_id, "takeover"))
+        self.spawn(self._go_on(run))
+
+    async def _go_on(self, run: Run) -> None:
+        position = 0
+        if not run.is_started:
+            while True:
+                try:
+                    live = await self._store.live_responses(run.session_id)
+                    break
+                except StoreUnavailable:
+                    await asyncio.sleep(STORE_RETRY_SECONDS)
+            if run.response_id in live.queued:
+                position = live.queued.index(run.response_id) + 1
+        await self._run(run, position)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something that nobody waits for but `wait_idle`; `close` cancels it."""
+        self._background.spawn(work)
+
+    async def see_through(self, work: Coroutine[Any, Any, T]) -> T:
+        """Likewise, but wait for it. It goes on if the caller is cancelled."""
+        return await self._background.see_through(work)
+
+    async def build_prompt(
+        self,
+        uid: str,
+        session_id: str,
+        leaf: str | None,
+        text: str,
+        settings: dict[str, Any],
+        base: str = "",
+    ) -> Prompt:
+        return await self._prompts.build(
+            uid,
+            session_id,
+            leaf,
+            text,
+            base,
+            system=settings.get("system") or "",
+            max_output_tokens=settings["max_output_tokens"],
+        )
+
+    # ---- run ------------------------------------------------------------------------------------
+
+    async def _run(self, run: Run, queued_behind: int) -> None:
+        producer = self._producer(run)
+        run.model_fingerprint = self.model_fingerprint
+        try:
+            try:
+                async with producer.writing():
+                    if queued_behind:
+                        producer.show_queued("session", queued_behind)
+                        await producer.hold()
+                    end = await self._generate(run, producer)
+            except ApiError as error:  # what it was to answer makes no prompt by now
+                logger.warning("no prompt", response_id=run.response_id, code=error.code)
+                end = End("failed", "engine_error", "released")
+            except Exception:
+                logger.exception("run failed", response_id=run.response_id)
+                end = End("failed", "engine_error", "unknown")
+            finished = await producer.finish(end)
+        except Exception:
+            # Whoever has its lease next ends it, if need be without what cannot be stored.
+            logger.exception("run cannot be ended", response_id=run.response_id)
+            finished = None
+            run.is_disowned = True
+            self._hub.disown(run.response_id)
+            run.done.set()
+        finally:
+            self._forget(run)
+        await self._promote_next(finished)
+
+    async def _generate(self, run: Run, producer: Producer) -> End:
+        """From the prompt to the engine's last output."""
+        settings = run.response["settings"]
+        if run.prompt is None and run.stopping is None:
+            await producer.wait_for_engine()  # it knows how long a prompt may be
+        while run.prompt is None and run.stopping is None:
+            await self._read_prompt(run)
+        if run.prompt is None:
+            return run.end("abort", None, "released")
+        token_ids = run.prompt.token_ids
+        if run.known_prompt_hash not in ("", prompt_hash(token_ids)):
+            return End("incomplete", "owner_lost", "unknown")
+        room = self._engine.model_config.max_model_len - len(token_ids)
+        max_tokens = run.within_budget(min(settings["max_output_tokens"], room))
+        params = sampling_params(settings, max_tokens, self._engine.get_tokenizer().chat_stop)
+        return await producer.generate(token_ids, params)
+
+    async def _read_prompt(self, run: Run) -> None:
+        """An answer that was promised waits for a store that is away, until somebody stops it."""
+        asked, settings = run.user_message, run.response["settings"]
+        try:
+            run.set_prompt(
+                await self.build_prompt(
+                    run.uid, run.session_id, asked.parent_id, asked.text, settings, run.base
+                )
+            )
+        except StoreUnavailable:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STORE_RETRY_SECONDS):
+                    await run.stop_asked.wait()
+
+    async def finish(self, run: Run, end: End) -> None:
+        """End a run that was taken over: it produces nothing more, only its end is missing."""
+        speaker = Speaker(run, hub=self._hub, intervals=self._intervals, has_peers=self._has_peers)
+        writer = LogWriter(run, store=self._store, intervals=self._intervals, speaker=speaker)
+        finisher = Finisher(
+            run,
+            store=self._store,
+            hub=self._hub,
+            metrics=self._metrics,
+            queue=self._queue,
+            writer=writer,
+            speaker=speaker,
+        )
+        finished = await finisher.finish(end)
+        self._limit.free(run.uid, run.response_id)
+        self._hub.show_activity(run.uid, run.session_id, active=False, status=run.status)
+        await self._promote_next(finished)
+
+    def _producer(self, run: Run) -> Producer:
+        return Producer(
+            run,
+            store=self._store,
+            engine=self._engine,
+            hub=self._hub,
+            metrics=self._metrics,
+            intervals=self._intervals,
+            has_peers=self._has_peers,
+            queue=self._queue,
+            cache_salt=self._cache_salt(run.uid),
+            max_seconds=self._answer_seconds,
+        )
+
+    def _cache_salt(self, uid: str) -> str:
+        """Users share no prefix: how soon a first token comes must not say what others asked.
+
+        The engine also shares its time by it, as one salt is one user.
+        """
+        return hmac.digest(self._cache_secret, uid.encode(), "sha256").hex()
+
+    def _forget(self, run: Run) -> None:
+        self._runs.pop(run.response_id, None)
+        self._hub.local_runs.pop(run.response_id, None)
+        self._hub.claimed.discard(run.response_id)
+        if run.is_leaving:
+            return
+        self._limit.free(run.uid, run.response_id)
+        self._hub.show_activity(run.uid, run.session_id, active=False, status=run.status)
+
+    async def _promote_next(self, finished: Finished | None) -> None:
+        """The session's next answer may start, wherever its owner is."""
+        if finished is None or finished.next_response_id is None:
+            return
+        response_id = finished.next_response_id
+        if response_id in self._runs:
+            self.promote(response_id)
+            return
+        with contextlib.suppress(StoreUnavailable, ResponseNotFound):
+            record = await self._store.run(None, response_id)
+            command = {"type": "promote", "response_id": response_id}
+            await self._store.publish_control(record.owner, command)
+
+    # ---- stop -----------------------------------------------------------------------------------
+
+    def stop(self, run: Run, stop: Stop) -> None:
+        """Stop an own answer: the gate closes before this returns; a second stop changes nothing.
+
+        `run.stop_is_stored` becomes True once the wish is in the store.
+        """
+        if run.stop(stop):
+            self._hub.spawn(self._engine.abort(run.response_id))
+        elif not run.is_leaving and not run.lost:  # else it is the next owner's to carry out
+            return
+        self.spawn(self._store_stop(run, stop))
+
+    async def _store_stop(self, run: Run, stop: Stop) -> None:
+        try:
+            asked = await self._store.request_cancel(
+                None, run.response_id, by=stop.by, reason=stop.reason, seen=stop.seen
+            )
+            run.timeline.note("cancel_at", asked.cancel_at)
+            if run.is_leaving or run.lost:
+                command = {"type": "cancel", "response_id": run.response_id}
+                await self._store.publish_control(asked.owner, command)
+        except RunEnded as ended:
+            if ended.status != "cancelled":
+                return
+        except SessionError:
+            return  # the end itself will be stored, or the run is lost anyway
+        run.mark_stop_stored()
+
+    async def supersede(self, uid: str, response_id: str) -> None:
+        """End the active answer to make room for the next one."""
+        if (run := self._runs.get(response_id)) is not None:
+            self.stop(run, Stop("user", "superseded"))
+            await run.done.wait()
+            return
+        with contextlib.suppress(RunEnded, ResponseNotFound):
+            asked = await self._store.request_cancel(uid, response_id, reason="superseded")
+            await self._store.publish_control(asked.owner, cancel_command(response_id))
+            while True:
+                if not (await self._store.run(uid, response_id)).is_live:
+                    return
+                await asyncio.sleep(REMOTE_POLL_SECONDS)
+
+    async def stop_as_stored(self, response_id: str, told: StoredStop | None) -> None:
+        """Another worker stored a stop of an own answer, and may have told us which."""
+        if (run := self._runs.get(response_id)) is not None:
+            await self._producer(run).stop_as_stored(told)
+
+    def promote(self, response_id: str) -> None:
+        """An own answer's turn has come."""
+        if (run := self._runs.get(response_id)) is not None:
+            run.promoted.set()
+
+    def stop_deleted(self, session_id: str) -> None:
+        """The session is gone: its answers end, and there is nothing to store."""
+        for run in self.local_of_session(session_id):
+            run.is_deleted = True
+            if run.stop(Stop("user", "session_deleted")):
+                self._hub.spawn(self._engine.abort(run.response_id))
+
+    # ---- the engine core ------------------------------------------------------------------------
+
+    def tell_core_state(self, state: CoreState) -> None:
+        """Tell the viewers of what the core has why it pauses."""
+        reason = PAUSE_REASONS.get(state)
+        for run in self._runs.values() if reason else ():
+            if run.prompt is not None and run.stopping is None and not run.is_ending:
+                self._hub.tell_viewers(queued_frame(run.response_id, str(reason)))
+
+    # ---- the worker ends ------------------------------------------------------------------------
+
+    async def wait_idle(self, seconds: float) -> None:
+        """Return when nothing runs any more, or after so long."""
+        await self._background.wait(seconds)
+
+    async def leave(self, successor: str | None, *, or_nobody: bool) -> None:
+        """Hand over what still runs, or end it as `incomplete` if there is nobody to go on.
+
+        With `or_nobody` it is left to whoever comes.
+        """
+        left = []
+        for run in list(self._runs.values()):
+            if run.stop(Stop("policy", "server_shutdown")):
+                run.is_leaving = successor is not None or or_nobody
+                left.append(run.response_id)
+                self._hub.spawn(self._engine.abort(run.response_id))
+        await self.wait_idle(DRAIN_GRACE_SECONDS)
+        if successor is None:
+            return
+        for response_id in left:
+            command = {"type": "take_over", "response_id": response_id}
+            with contextlib.suppress(StoreUnavailable):  # its sweeper finds them as well
+                await self._store.publish_control(successor, command)
+
+    async def close(self) -> None:
+        await self._background.close()

@@ -1,0 +1,39 @@
+"""`Stop`: a wish to end an answer, as it is held, stored, and sent to the owner of the answer."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Somebody's wish to end the answer."""
+
+    by: str = "user"  # user, admin, policy
+    reason: str = "client_cancelled"
+    seen: int | None = None  # the last number that the asker had seen: the text is cut there
+    at: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStop:
+    """The stop that an answer's run hash holds, since `at_ms` by Redis' clock."""
+
+    stop: Stop
+    at_ms: int | None
+
+    @classmethod
+    def told(cls, command: dict[str, Any]) -> "StoredStop | None":
+        """What a `cancel_command` says of it."""
+        if (stop := command.get("stop")) is None:
+            return None
+        return cls(Stop(stop["by"], stop["reason"], stop["seen"]), stop["at_ms"])
+
+
+def cancel_command(response_id: str, stored: StoredStop | None = None) -> dict[str, Any]:
+    """Tells an owner of a stop; without `stored` it must ask the store which one."""
+    command: dict[str, Any] = {"type": "cancel", "response_id": response_id}
+    if stored is not None:
+        by, reason, seen = stored.stop.by, stored.stop.reason, stored.stop.seen
+        command["stop"] = {"by": by, "reason": reason, "seen": seen, "at_ms": stored.at_ms}
+    return command

@@ -1,0 +1,105 @@
+"""`CoreKeeper`: one engine core after another, for the supervisor.
+
+A core that dies is replaced after a while, one that hangs is killed first. Loading a model takes
+its time, so it is waited for in a thread. All methods belong to the supervisor's own thread.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+
+from engine.client.launcher import CoreProcess
+from engine.client.probe import CoreProbe
+from engine.config import EngineConfig
+from engine.errors import EngineStartError, UnsupportedModelError
+from server.supervisor.backoff import Restarts
+
+logger = structlog.get_logger("server")
+
+
+class CoreKeeper:
+    """`wake` is called from another thread when a core has started or failed to."""
+
+    def __init__(
+        self, config: EngineConfig, *, watchdog_seconds: float, wake: Callable[[], None]
+    ) -> None:
+        self.start_error: str | None = None  # why the last start failed
+        self.is_refusal = False  # for the model's sake: the reason stands for itself
+        self.due: float | None = None  # time.monotonic() of the next start
+        self._config = config
+        self._watchdog_seconds = watchdog_seconds
+        self._wake = wake
+        self._restarts = Restarts()
+        self._core: CoreProcess | None = None
+        self._starting: threading.Thread | None = None
+        self._ready_at: float | None = None
+        self._probe: CoreProbe | None = None  # of a core that is ready
+
+    @property
+    def is_starting(self) -> bool:
+        return self._ready_at is None and self.start_error is None
+
+    def start(self) -> None:
+        """Start a core and return; the rest goes on while it loads."""
+        self.due = self.start_error = self._ready_at = None
+        core = self._core = CoreProcess(self._config)
+
+        def wait() -> None:
+            try:
+                core.wait_ready()
+                self._ready_at = time.monotonic()
+            except EngineStartError as error:
+                self.is_refusal = isinstance(error, UnsupportedModelError)
+                self.start_error = error.reason
+            self._wake()
+
+        self._starting = threading.Thread(target=wait, name="core-start", daemon=True)
+        self._starting.start()
+
+    def watch(self) -> bool:
+        """Replace what died or hangs. False when too many starts in a row have failed."""
+        core = self._core
+        if core is not None:
+            if core.is_ready:
+                self._kill_if_hanging(core)
+            if core.poll() is not None and not self._plan_restart(core):
+                return False
+        if self.due is not None and time.monotonic() >= self.due:
+            self.start()
+        return True
+
+    def stop(self) -> None:
+        self._close_probe()
+        if self._core is not None:
+            self._core.terminate()
+
+    def _kill_if_hanging(self, core: CoreProcess) -> None:
+        if self._probe is None:
+            self._probe = CoreProbe(self._config.address)
+        if self._probe.look() >= self._watchdog_seconds:
+            logger.error("core hangs", silent_for_seconds=self._watchdog_seconds)
+            core.process.kill()
+            core.wait()
+
+    def _plan_restart(self, core: CoreProcess) -> bool:
+        self._close_probe()
+        if self._starting is not None:
+            self._starting.join()  # it says whether the core was ever ready
+        ready_at = self._ready_at
+        seconds = None if ready_at is None else time.monotonic() - ready_at
+        delay = self._restarts.delay_after(seconds)
+        core.terminate()
+        self._core = None
+        if delay is None:
+            return False
+        self.due = time.monotonic() + delay
+        reason = {} if self.start_error is None else {"error": self.start_error}
+        logger.error("core died", status=core.poll(), restart_in_seconds=delay, **reason)
+        return True
+
+    def _close_probe(self) -> None:
+        if self._probe is not None:
+            self._probe.close()
+            self._probe = None

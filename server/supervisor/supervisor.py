@@ -1,0 +1,408 @@
+"""`parley serve`: starts Redis, the engine core and the web workers, and restarts what dies.
+
+A plain loop in the main thread, woken by signals: Redis must be forked from here (it dies with the
+thread that forked it), and nothing else competes for attention. The children hold pipes to this
+process, so a `kill -9` of it leaves nothing behind.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+import structlog
+from rich.console import Console
+from rich.markup import escape
+
+from engine import AsyncEngineArgs, demo_model
+from engine.client.download import resolve_model
+from engine.client.launcher import PrivateDirectory
+from engine.client.text.tokenizer_folder import try_chat_template
+from engine.errors import DownloadError, RetryableRequestError, ValidationError
+from server.config.settings import Settings, read_or_create_secret
+from server.config.worker import WorkerConfig
+from server.supervisor.backoff import MAX_FAILED_STARTS
+from server.supervisor.core import CoreKeeper
+from server.supervisor.workers import StartError, WorkerKeeper
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.model.errors import EmbeddedRedisError, StoreRefused, StoreUnavailable
+from sessions.store.store import SessionStore
+
+logger = structlog.get_logger("server")
+
+TICK_SECONDS = 0.5
+SEND_BUFFER_BYTES = 64 * 1024
+UNSENT_BYTES = 4096  # that the kernel keeps beyond what is on its way: more waits in the outbox
+# A peer that acknowledges or takes nothing for so long is gone. A reader that is only slow is told
+# by close 4008 before that, after 15 s.
+UNACKED_MS = 30_000
+BACKLOG = 1024
+STOP_GRACE_SECONDS = 5.0
+# For what blocks the main thread when a signal comes before we serve; then the process is ended.
+START_GRACE_SECONDS = 20.0
+EXIT_REFUSED = 2
+LAST_WORDS_SECONDS = 0.5  # for the workers to end the answers of an engine that is gone for good
+
+
+class Supervisor:
+    """Owns every child. `run` blocks until a signal, and returns the exit code."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._data = settings.data_dir.absolute()
+        self._redis: EmbeddedRedis | None = None
+        self._directory = PrivateDirectory()
+        self._core: CoreKeeper | None = None
+        self._workers: WorkerKeeper | None = None
+        is_json = settings.effective_log_format == "json"
+        self._console = None if is_json else Console(stderr=True, highlight=False, soft_wrap=True)
+        self._signals = 0
+        self._listener: socket.socket | None = None
+        self._announced = ""
+        self._wake_read, self._wake_write = os.pipe()
+
+    def run(self) -> int:
+        try:
+            with self._catch_signals():
+                self._start()
+                return self._watch()
+        except (StartError, EmbeddedRedisError, DownloadError) as error:
+            text = f"[bold red]parley:[/] {escape(str(error))}"
+            self._tell(text, "not started", "error", error=str(error))
+            return EXIT_REFUSED
+        finally:
+            self._stop()
+
+    def _tell(self, text: str, event: str, level: str = "info", **fields: object) -> None:
+        """Tell the operator: in words on a terminal, as an event where the log is JSON."""
+        if self._console is None:
+            getattr(logger, level)(event, **fields)
+        else:
+            self._console.print(text)
+
+    # ---- start ----------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._prepare_data_dir()
+        self._listener = self._listen()
+        folder = self._model_folder()
+        self._try_chat_template(folder)
+        redis_url = self._start_redis()
+        self._workers = WorkerKeeper(self._worker_config(redis_url, folder))
+        engine_config = AsyncEngineArgs(
+            model=str(folder),
+            served_model_name=self._model_name(),
+            pace=self._settings.effective_pace,
+            max_model_len=self._settings.max_model_len,
+            max_num_seqs=self._settings.max_num_seqs,
+            kv_cache_memory_bytes=self._settings.kv_cache_memory_bytes,
+            device=self._settings.device,
+            attn_backend=self._settings.attn_backend,
+            gpu_memory_utilization=self._settings.gpu_memory_utilization,
+            dtype=self._settings.dtype,
+            quantization=self._settings.quantize,
+            kv_cache_dtype=self._settings.kv_cache_dtype,
+            scheduling_policy="priority",  # by arrival, as long as nobody asks for another one
+            log_level=self._settings.log_level.upper(),
+        ).create_engine_config(self._directory.address, model=str(folder))
+        self._core = CoreKeeper(
+            msgspec.structs.replace(engine_config, log_format=self._settings.effective_log_format),
+            watchdog_seconds=self._settings.intervals.watchdog,
+            wake=lambda: self._wake(b"c"),
+        )
+        name = self._model_name()
+        loading = f"[dim]·[/] loading the model [bold]{name}[/] …"
+        self._tell(loading, "loading the model", model=name)
+        self._core.start()
+        for _ in range(self._settings.workers):
+            self._workers.start()
+        self._await_core(self._core, self._workers)
+        self._workers.await_ready(self._raise_if_interrupted)
+        self._announce(self._workers.config.token)
+
+    def _prepare_data_dir(self) -> None:
+        try:
+            self._data.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._data.chmod(0o700)
+        except OSError as error:
+            raise StartError(f"cannot use the data directory {self._data}: {error}") from None
+
+    def _listen(self) -> socket.socket:
+        host, port = self._settings.host, self._settings.port
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Inherited by accepted sockets: a reader that stopped is found, and little waits for
+            # it.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKED_MS)
+            listener.bind((host, port))
+            listener.listen(BACKLOG)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise StartError(f"cannot listen on {host}:{port}: {reason}") from None
+        return listener
+
+    def _model_folder(self) -> Path:
+        if self._settings.is_demo:
+            return demo_model()
+        return Path(resolve_model(self._settings.model))
+
+    def _try_chat_template(self, folder: Path) -> None:
+        """Refuse in one line a template that would hold up or break every answer."""
+        try:
+            try_chat_template(folder)
+        except (ValidationError, RetryableRequestError) as error:  # of it, or of a killed renderer
+            raise StartError(str(error)) from None
+        self._raise_if_interrupted()
+
+    def _model_name(self) -> str:
+        if self._settings.is_demo:
+            return "parley-demo"
+        return Path(self._settings.model).name if self._is_folder() else self._settings.model
+
+    def _is_folder(self) -> bool:
+        return Path(self._settings.model).exists()
+
+    def _start_redis(self) -> str:
+        if self._settings.redis_url is not None:
+            self._check_redis(self._settings.redis_url)
+            return self._settings.redis_url
+        binary = os.environ.get("PARLEY_REDIS_SERVER") or None
+        self._redis = EmbeddedRedis(self._data / "redis", binary=binary)
+        self._redis.start()
+        folder = str(self._data / "redis")
+        self._tell(f"[dim]·[/] Redis is up, in {folder}", "redis is up", folder=folder)
+        return self._redis.url
+
+    def _check_redis(self, url: str) -> None:
+        """Refuse in one line what every worker would refuse; wait for what is only away."""
+        try:
+            asyncio.run(_verify(url, self._settings))
+        except StoreRefused as error:
+            raise StartError(str(error)) from None
+        except StoreUnavailable as error:
+            self._tell(
+                f"[bold yellow]![/] {escape(str(error))}; serving begins when it is back",
+                "redis is away, serving begins when it is back",
+                "warning",
+                error=str(error),
+            )
+
+    def _worker_config(self, redis_url: str, folder: Path) -> WorkerConfig:
+        assert self._listener is not None
+        settings = self._settings
+        return WorkerConfig(
+            replica="",
+            listen_fd=self._listener.fileno(),
+            redis_url=redis_url,
+            redis_secret=settings.redis_secret,
+            redis_timeout_seconds=settings.redis_timeout_seconds,
+            engine_address=self._directory.address,
+            max_num_queued_reqs=settings.max_num_queued_reqs or None,
+            model_folder=str(folder),
+            model_name=self._model_name(),
+            token=settings.token or read_or_create_secret(self._data / "token"),
+            admin_token=settings.admin_token or read_or_create_secret(self._data / "admin-token"),
+            limits=settings.limits,
+            allowed_origins=settings.origins,
+            trusted_proxies=settings.proxies,
+            check_host=settings.is_loopback,
+            hides_observers=settings.hide_observers,
+            server_started_at=time.time_ns() // 1_000_000,
+            intervals=settings.intervals,
+            log_level=settings.log_level,
+            log_format=settings.effective_log_format,
+        )
+
+    def _await_core(self, core: CoreKeeper, workers: WorkerKeeper) -> None:
+        while core.is_starting:
+            self._sleep()
+            self._raise_if_interrupted()
+            workers.look()  # one that cannot serve this model says so long before the core
+        if core.start_error is not None:
+            what = "" if core.is_refusal else "the engine did not start: "
+            raise StartError(f"{what}{core.start_error}")
+
+    def _raise_if_interrupted(self) -> None:
+        if self._signals:
+            raise StartError("interrupted")
+
+    def _announce(self, token: str) -> None:
+        url = base_url(self._settings.host, self._port)
+        self._announced = json.dumps({"url": url, "pid": os.getpid()})
+        (self._data / "server.json").write_text(self._announced)
+        name, pace = self._model_name(), self._settings.effective_pace
+        ready = f"[dim]·[/] model [bold]{name}[/] is ready{self._pace_note()}"
+        self._tell(ready, "the model is ready", model=name, pace=pace)
+        try:
+            login = request_login_url(url, token)
+        except StartError:
+            if self._redis is not None:
+                raise
+            waits = "\n  [bold yellow]Parley waits for Redis.[/] Then: `parley login`\n"
+            self._tell(waits, "parley waits for redis", "warning", url=url)
+            return
+        self._tell(
+            f"\n  [bold green]Parley is running.[/] Open  [bold]{login}[/]\n"
+            "  [dim]The link works once; `parley login` prints another. Ctrl-C stops.[/]\n",
+            "parley is running",
+            url=url,
+            login_url=login,
+        )
+
+    def _pace_note(self) -> str:
+        pace = self._settings.effective_pace
+        if not pace:
+            return ""
+        return f", paced to {pace:g} tokens/s per answer (--pace 0 turns that off)"
+
+    @property
+    def _port(self) -> int:
+        assert self._listener is not None
+        return int(self._listener.getsockname()[1])
+
+    # ---- watch ----------------------------------------------------------------------------------
+
+    def _watch(self) -> int:
+        assert self._core is not None and self._workers is not None
+        while not self._signals:
+            self._sleep()
+            self._watch_redis(self._workers)
+            self._workers.watch()
+            if not self._core.watch():
+                failed = f"the engine failed to start {MAX_FAILED_STARTS} times in a row"
+                why = str(self._core.start_error)
+                text = f"[bold red]parley:[/] {failed}: {escape(why)}"
+                self._tell(text, failed, "error", error=why)
+                self._workers.tell("engine_gone")
+                # They do not answer; what is said within this time reaches the clients.
+                time.sleep(LAST_WORDS_SECONDS)
+                return 1
+        return 0
+
+    def _sleep(self) -> None:
+        due = [it.due for it in (self._core, self._workers) if it is not None]
+        left = min([TICK_SECONDS, *(at - time.monotonic() for at in due if at is not None)])
+        if select.select([self._wake_read], [], [], max(0.0, left))[0]:
+            os.read(self._wake_read, 4096)
+
+    def _watch_redis(self, workers: WorkerKeeper) -> None:
+        if self._redis is not None and (status := self._redis.poll()) is not None:
+            logger.error("redis died", status=status)
+            workers.tell("store_exited")
+            try:
+                self._redis.start()
+                logger.warning("redis is up again")
+            except EmbeddedRedisError as error:
+                logger.error("redis did not start", error=str(error))
+
+    # ---- stop -----------------------------------------------------------------------------------
+
+    def _catch_signals(self) -> "_Signals":
+        return _Signals(self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGCHLD:
+            self._signals += 1
+            if not self._announced:
+                self._limit_start()
+        self._wake(b"s")
+
+    def _limit_start(self) -> None:
+        """A start that hangs ends, too. What it has started sees that we are gone."""
+
+        def end() -> None:
+            if not self._announced:
+                self._directory.remove()
+                os._exit(EXIT_REFUSED)
+
+        timer = threading.Timer(START_GRACE_SECONDS, end)
+        timer.daemon = True
+        timer.start()
+
+    def _wake(self, cause: bytes) -> None:
+        os.write(self._wake_write, cause)
+
+    def _stop(self) -> None:
+        """Workers first, so that answers can finish; a second signal makes it quick."""
+        if self._workers is not None:
+            if self._workers.is_alive and self._announced:
+                self._tell(
+                    "[dim]·[/] stopping: running answers may finish (Ctrl-C again: at once)",
+                    "stopping, running answers may finish",
+                )
+            first = self._signals
+            drain = self._settings.intervals.drain if self._announced else 0.0
+            self._workers.stop(
+                drain + STOP_GRACE_SECONDS,
+                is_hurried=lambda: self._signals > first,
+            )
+        if self._core is not None:
+            self._core.stop()
+        if self._redis is not None:
+            self._redis.stop()
+        self._directory.remove()
+        if self._listener is not None:
+            self._listener.close()
+        self._retract()
+
+    def _retract(self) -> None:
+        """Remove `server.json`, but not another server's on the same data directory."""
+        file = self._data / "server.json"
+        with contextlib.suppress(OSError):
+            if file.read_text() == self._announced:
+                file.unlink()
+
+
+class _Signals:
+    """Handlers for the time of a `with` block; the loop looks at what they counted."""
+
+    NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+
+    def __init__(self, handler: "signal._HANDLER") -> None:
+        self._handler = handler
+
+    def __enter__(self) -> None:
+        for number in self.NUMBERS:
+            signal.signal(number, self._handler)
+
+    def __exit__(self, *_: object) -> None:
+        """They stay: a second Ctrl-C during the stop is counted, too."""
+
+
+def base_url(host: str, port: int) -> str:
+    """Where clients on this machine connect."""
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def request_login_url(url: str, token: str) -> str:
+    """Ask the running server for a one-time login URL. Raises `StartError`."""
+    request = urllib.request.Request(
+        f"{url}/v1/login-codes", method="POST", headers={"Authorization": f"Bearer {token}"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return url + str(json.load(answer)["path"])
+    except (OSError, ValueError, KeyError) as error:
+        raise StartError(f"no login code from {url}: {error}") from None
+
+
+async def _verify(url: str, settings: Settings) -> None:
+    store = await SessionStore.open(
+        url, secret=settings.redis_secret, timeout_seconds=settings.redis_timeout_seconds
+    )
+    await store.close()

@@ -1,0 +1,188 @@
+"""`WorkerKeeper`: starts the web workers, replaces those that die, and tells the rest.
+
+Each gets its configuration as the first line of its stdin and commands as the next ones; it says
+that it serves, or why it cannot, with a line on stdout. When the pipe ends, so does the worker.
+"""
+
+import json
+import os
+import secrets
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import structlog
+
+from server.config.worker import EXIT_REFUSED, WorkerConfig
+
+logger = structlog.get_logger("server")
+
+RESTART_SECONDS = 0.2
+READY_SECONDS = 60.0
+MAX_EXITED = 64
+
+
+class StartError(Exception):
+    """One line for the operator."""
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """A web worker and the pipe that commands go through."""
+
+    replica: str
+    process: subprocess.Popen[bytes]
+    is_ready: bool = False  # as far as `look` knows
+
+    @property
+    def stdout(self) -> IO[bytes]:
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    def look(self) -> str | None:
+        """Read whether it serves, if it has said so; else why it cannot, empty if it just ended."""
+        if self.is_ready or not select.select([self.stdout], [], [], 0)[0]:
+            return None
+        try:
+            report = json.loads(self.stdout.readline())
+        except ValueError:  # nothing, or not by us
+            report = {}
+        self.is_ready = bool(report.get("ready"))
+        return None if self.is_ready else str(report.get("error", ""))
+
+    def tell(self, command: dict[str, Any]) -> None:
+        try:
+            stdin = self.process.stdin
+            assert stdin is not None
+            stdin.write(json.dumps(command).encode() + b"\n")
+            stdin.flush()
+        except (BrokenPipeError, ValueError):
+            pass  # it is dying, and will be noticed
+
+
+class WorkerKeeper:
+    """`config` is that of all workers, but for `replica` and `exited`."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.config = config
+        self._workers: list[WorkerProcess] = []
+        self._starts: list[float] = []  # when the next ones are due
+        # Replicas whose runs nobody may have adopted yet; without it, their leases end anyway.
+        self._exited: deque[str] = deque(maxlen=MAX_EXITED)
+
+    @property
+    def due(self) -> float | None:
+        """When `watch` has something to start (`time.monotonic()`)."""
+        return min(self._starts, default=None)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether any worker runs."""
+        return any(worker.process.poll() is None for worker in self._workers)
+
+    def start(self) -> None:
+        """Start one more."""
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "server.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=(self.config.listen_fd,),
+            start_new_session=True,  # Ctrl-C is for us; the workers are told when it is their turn
+            env={**os.environ, "PYTHONPATH": _python_path()},
+        )
+        # Readable for an operator, and never the same twice.
+        replica = f"{socket.gethostname()[:24]}-{process.pid}-{secrets.token_hex(3)}"
+        worker = WorkerProcess(replica, process)
+        config = msgspec.structs.replace(self.config, replica=replica, exited=tuple(self._exited))
+        worker.tell(msgspec.to_builtins(config))
+        self._workers.append(worker)
+
+    def look(self) -> bool:
+        """Whether all of them serve. Raises `StartError` if one of them cannot."""
+        for worker in self._workers:
+            if (problem := worker.look()) is not None:
+                status = worker.process.poll()
+                ended = "a web worker did not start" + (f" (exit {status})" if status else "")
+                raise StartError(problem or ended)
+        return all(worker.is_ready for worker in self._workers)
+
+    def await_ready(self, raise_if_interrupted: Callable[[], None]) -> None:
+        """Wait until all of them serve. Raises `StartError` if one does not."""
+        deadline = time.monotonic() + READY_SECONDS
+        while not self.look():
+            raise_if_interrupted()
+            if time.monotonic() >= deadline:
+                raise StartError(f"a web worker did not start within {READY_SECONDS:g} s")
+            silent = [worker.stdout for worker in self._workers if not worker.is_ready]
+            select.select(silent, [], [], 0.1)
+        self._exited.clear()
+
+    def tell(self, what: str) -> None:
+        """Send all of them this command."""
+        for worker in self._workers:
+            worker.tell({"type": what})
+
+    def watch(self) -> None:
+        """Notice who died, tell the others, and start what is due.
+
+        Raises `StartError` if one ended because the session store must not be used.
+        """
+        for worker in list(self._workers):
+            if (status := worker.process.poll()) is not None:
+                self._workers.remove(worker)
+                self._bury(worker, status)
+        now = time.monotonic()
+        for due in [at for at in self._starts if at <= now]:
+            self._starts.remove(due)
+            self.start()
+
+    def _bury(self, worker: WorkerProcess, status: int) -> None:
+        reason = {"error": problem} if (problem := worker.look()) else {}
+        _close_pipes(worker.process)
+        if status == 0:
+            logger.info("worker left", replica=worker.replica)
+        else:
+            logger.error("worker died", replica=worker.replica, status=status, **reason)
+        if status == EXIT_REFUSED:
+            raise StartError("the session store is not usable any more (see above)")
+        # waitpid is the proof that it writes nothing any more: its runs may be taken over at once.
+        self._exited.append(worker.replica)
+        for other in self._workers:
+            other.tell({"type": "exited", "replica": worker.replica})
+        self._starts.append(time.monotonic() + RESTART_SECONDS)
+
+    def stop(self, seconds: float, *, is_hurried: Callable[[], bool]) -> None:
+        """Let them finish for so long, or until somebody is in a hurry; then kill them."""
+        for worker in self._workers:
+            worker.process.terminate()
+        deadline = time.monotonic() + seconds
+        while self.is_alive and time.monotonic() <= deadline and not is_hurried():
+            time.sleep(0.05)  # processes end without an event that a plain loop could wait for
+        for worker in self._workers:
+            worker.process.kill()
+            worker.process.wait()
+            _close_pipes(worker.process)
+
+
+def _python_path() -> str:
+    root = str(Path(__file__).resolve().parents[2])
+    known = os.environ.get("PYTHONPATH")
+    return f"{root}{os.pathsep}{known}" if known else root
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    pipes: tuple[IO[bytes] | None, ...] = (process.stdin, process.stdout)
+    for pipe in pipes:
+        if pipe is not None:
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                pass

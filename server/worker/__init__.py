@@ -1,0 +1,1 @@
+"""One web process (`python -m server.worker`): wiring, orders, uvicorn's protocols."""

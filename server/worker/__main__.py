@@ -1,0 +1,161 @@
+"""One web process: `python -m server.worker`, started by the supervisor, never by hand.
+
+Its configuration is the first line on stdin, and the rest of stdin is its tie to the supervisor:
+each further line is a command, and the end of the stream means that the supervisor is gone. It
+prints one line: {"ready": true} when it serves, or {"ready": false, "error": "one line"} when it
+cannot, because of the model. That it ends when it should is the business of `tether.py`.
+"""
+
+import asyncio
+import gc
+import json
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import structlog
+import uvloop
+
+from engine import AsyncLLM, UnsupportedModelError
+from server.config.worker import EXIT_MODEL, EXIT_REFUSED, WorkerConfig
+from server.telemetry.logs import configure_logs
+from server.worker.app import AppConfig, Worker
+from server.worker.tether import Tether, leave
+from server.worker.uvicorn_server import Server, uvicorn_config
+from sessions.background import start
+from sessions.model.errors import StoreRefused, StoreUnavailable
+from sessions.store.store import SessionStore
+
+logger = structlog.get_logger("server")
+
+YOUNG_OBJECTS = 10_000  # more of them are looked through for garbage; Python's own is 700
+
+
+async def run(config: WorkerConfig, tether: Tether) -> int:
+    """Serve until told to stop. Returns the exit code."""
+    commands = await _open_stdin()
+    store = _store(config)
+    try:
+        await store.verify()
+    except StoreRefused as error:
+        return _refuse(error)
+    except StoreUnavailable as error:  # it may be starting, too: `Health` tries again
+        logger.warning("store unavailable", error=str(error))
+    try:
+        engine = AsyncLLM.connect(
+            config.engine_address,
+            model=config.model_folder,
+            served_model_name=config.model_name,
+            max_num_queued_reqs=config.max_num_queued_reqs,
+            on_core_state=lambda state, _: worker.runs.tell_core_state(state),
+        )
+    except UnsupportedModelError as error:
+        print(json.dumps({"ready": False, "error": str(error)}), flush=True)
+        await store.close()
+        return EXIT_MODEL
+    worker = Worker(_app_config(config), store, engine)
+    server = Server(uvicorn_config(worker.app, config.intervals.ping, config.trusted_proxies))
+    listener = socket.socket(fileno=config.listen_fd)
+    serving = start(server.serve(sockets=[listener]))
+    hurry = asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if worker.stop_asked.is_set() else worker.stop_asked).set()
+
+    loop = asyncio.get_running_loop()
+    await server.ready.wait()
+    tether.serve_with(on_signal, loop, config.intervals.drain)
+    _settle_heap()
+    print('{"ready": true}', flush=True)
+    for replica in config.exited:
+        worker.hub.spawn(worker.takeover.adopt(replica))
+    orphaned = await _obey(commands, worker, serving)
+    tether.expect_end(config.intervals.drain)
+    for open_server in server.servers:
+        open_server.close()  # nobody new; who is here is told and waited for
+    await worker.drain(0.0 if orphaned else config.intervals.drain, hurry, is_crash=orphaned)
+    server.should_exit = True
+    await serving
+    engine.shutdown()
+    return 0 if worker.refusal is None else _refuse(worker.refusal)
+
+
+async def _obey(
+    commands: AsyncIterator[bytes], worker: Worker, serving: asyncio.Task[None]
+) -> bool:
+    """Carry out the supervisor's commands until it says stop; True if it died instead."""
+
+    async def read() -> None:
+        async for line in commands:
+            worker.hub.spawn(worker.obey(msgspec.json.decode(line)))
+
+    reading = start(read())
+    stopping = start(worker.stop_asked.wait())
+    await asyncio.wait({reading, stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
+    orphaned = reading.done() and not worker.stop_asked.is_set()
+    for task in (reading, stopping):
+        task.cancel()
+    return orphaned
+
+
+async def _open_stdin() -> AsyncIterator[bytes]:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
+    return reader
+
+
+def _settle_heap() -> None:
+    """Spare what is loaded by now from garbage collection, which else halts all for 0.1 s."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, 10, 10)
+
+
+def _store(config: WorkerConfig) -> SessionStore:
+    return SessionStore.connect(
+        config.redis_url,
+        secret=config.redis_secret,
+        timeout_seconds=config.redis_timeout_seconds,
+        lease_seconds=config.intervals.lease,
+        idle_seconds=config.limits.session_idle_seconds,
+        quotas=config.limits.quotas,
+    )
+
+
+def _refuse(error: StoreRefused) -> int:
+    logger.error("the session store must not be used", error=str(error))
+    return EXIT_REFUSED
+
+
+def _app_config(config: WorkerConfig) -> AppConfig:
+    return AppConfig(
+        replica=config.replica,
+        model=config.model_name,
+        model_folder=Path(config.model_folder),
+        token=config.token,
+        admin_token=config.admin_token,
+        limits=config.limits,
+        allowed_origins=config.allowed_origins,
+        check_host=config.check_host,
+        hides_observers=config.hides_observers,
+        server_started_at=config.server_started_at,
+        intervals=config.intervals,
+    )
+
+
+def main() -> NoReturn:
+    tether = Tether()
+    config = msgspec.json.decode(sys.stdin.buffer.raw.readline(), type=WorkerConfig)  # type: ignore[union-attr]
+    configure_logs(config.log_level, config.log_format, config.replica)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        status = runner.run(run(config, tether))
+    leave(status)
+
+
+if __name__ == "__main__":
+    main()

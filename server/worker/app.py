@@ -1,0 +1,457 @@
+"""The Starlette application of one worker: routes, and what starts and ends with it."""
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+import time
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.types import ASGIApp
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from engine import AsyncLLM
+from server import __version__
+from server.access.audit import Auditor
+from server.access.auth import BEARER_SUBPROTOCOL, Authenticator, Origins, address_of
+from server.access.identities import BUILT_IN, Identities, UserDisabled
+from server.access.rates import ConnectionCounter
+from server.api.rest.event_stream import HttpViewer
+from server.api.rest.operation import Doors
+from server.api.rest.pages import Static
+from server.api.websocket.connection import Connection
+from server.commands.create_response import Beginnings
+from server.commands.services import Services
+from server.config.intervals import Intervals
+from server.config.limits import Limits
+from server.generation.fingerprint import model_fingerprint
+from server.generation.sampling import ModelDefaults
+from server.live.health import Health
+from server.live.hub import Hub
+from server.protocol.close_codes import CloseCode, refusal_of
+from server.protocol.errors import ApiError
+from server.protocol.frames import PROTOCOL
+from server.protocol.http_errors import error_response
+from server.runs.abandonment import Abandonment
+from server.runs.active_limit import ActiveLimit
+from server.runs.peers import Figures, Peers
+from server.runs.runs import Runs
+from server.runs.stop import StoredStop
+from server.runs.takeover import Takeover
+from server.telemetry.metrics import Metrics, StoreCollector
+from server.telemetry.stats import Recorder
+from server.worker.middleware import Guard
+from server.worker.routes import routes
+from sessions.background import Background, start
+from sessions.connection.feed import LiveFeed
+from sessions.directory.audit import AuditLog
+from sessions.directory.credentials import Credentials
+from sessions.directory.replicas import Replicas
+from sessions.directory.samples import Samples
+from sessions.directory.users import Users
+from sessions.indexes.sweep import IndexSweep
+from sessions.model.errors import StoreRefused, StoreUnavailable
+from sessions.model.events import LiveFrame, LivePayload
+from sessions.store.store import SessionStore
+
+logger = structlog.get_logger("server")
+
+STATIC = Path(__file__).resolve().parents[2] / "static"
+TOO_MANY_CONNECTIONS = "too_many_connections;retry_after_ms=5000"
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+
+
+@dataclass(frozen=True, slots=True)
+class AppConfig:
+    """What one worker must know of its surroundings."""
+
+    replica: str
+    model: str  # the name clients see
+    model_folder: Path
+    token: str
+    admin_token: str
+    limits: Limits
+    intervals: Intervals
+    allowed_origins: tuple[str, ...] = ()
+    check_host: bool = True
+    hides_observers: bool = False
+    server_started_at: int = 0  # the supervisor, ms since 1970
+
+
+class Worker:
+    """One worker's parts, wired. `app` is what uvicorn serves.
+
+    Each is made from those before it: what is heard and told (feed, hub, health), the other workers
+    (peers, recorder), who makes answers (active_limit, runs, abandonment, beginnings), who takes
+    over those of the dead (takeover), who may come in (identities), and the doors (services, app).
+    """
+
+    def __init__(self, config: AppConfig, store: SessionStore, engine: AsyncLLM) -> None:
+        self.config = config
+        self._started_at = time.time_ns() // 1_000_000
+        self.metrics = Metrics()
+        self.metrics.registry.register(StoreCollector(lambda: store.client.num_calls))
+        self.store = store
+        self.engine = engine
+        self.feed = LiveFeed(store.client, store.keys)
+        hides = config.hides_observers
+        self.hub = Hub(store, self.feed, store.keys, config.replica, hides_observers=hides)
+        self.health = Health(
+            store,
+            engine,
+            self.hub,
+            self.metrics,
+            config.intervals,
+            self._on_refused,
+            on_change=lambda: self.peers.beat_soon(),
+        )
+        self.refusal: StoreRefused | None = None  # why this worker stops, if that is why
+        self.stop_asked = asyncio.Event()
+        self.peers = Peers(
+            Replicas(
+                store.client,
+                store.keys,
+                life_seconds=config.intervals.heartbeat_life,
+                late_seconds=config.intervals.heartbeat_late,
+            ),
+            config.replica,
+            self._figures,
+            interval_seconds=config.intervals.heartbeat,
+        )
+        samples = Samples(store.client, store.keys)
+        self.recorder = Recorder(samples, self.metrics, engine, self._figures, config.replica)
+        max_active = config.limits.max_active_responses_per_user
+        self.active_limit = ActiveLimit(store, self.hub, max_active)
+        self.runs = Runs(
+            limit=self.active_limit,
+            store=store,
+            engine=engine,
+            hub=self.hub,
+            metrics=self.metrics,
+            intervals=config.intervals,
+            model_fingerprint=model_fingerprint(config.model_folder),
+            has_peers=self.peers.are_known,
+            cache_secret=config.token,
+            answer_seconds=config.limits.answer_seconds,
+        )
+        self.abandonment = Abandonment(store, self.hub, self.runs)
+        self.beginnings = Beginnings(
+            store=store,
+            engine=engine,
+            hub=self.hub,
+            runs=self.runs,
+            replica=config.replica,
+            model=config.model,
+            defaults=ModelDefaults.read(config.model_folder),
+            limit=self.active_limit,
+        )
+        self.takeover = Takeover(
+            store=store,
+            hub=self.hub,
+            metrics=self.metrics,
+            runs=self.runs,
+            peers=self.peers,
+            replica=config.replica,
+            model=config.model,
+            intervals=config.intervals,
+            index_sweep=IndexSweep(
+                store.client,
+                store.keys,
+                idle_seconds=config.limits.session_idle_seconds,
+                uids=BUILT_IN,
+            ),
+        )
+        credentials = Credentials(store.client, store.keys)
+        self.identities = Identities(
+            credentials,
+            Users(store.client, store.keys),
+            token=config.token,
+            admin_token=config.admin_token,
+        )
+        self.feed.on_resync(self.identities.on_resync)
+        self.services = Services(
+            store=store,
+            engine=engine,
+            hub=self.hub,
+            runs=self.runs,
+            beginnings=self.beginnings,
+            peers=self.peers,
+            takeover=self.takeover,
+            health=self.health,
+            identities=self.identities,
+            auditor=Auditor(AuditLog(store.client, store.keys)),
+            metrics=self.metrics,
+            limits=config.limits,
+            connections=ConnectionCounter(config.limits),
+            replica=config.replica,
+            version=__version__,
+            model=config.model,
+        )
+        self.origins = Origins(config.allowed_origins)
+        self.authenticator = Authenticator(self.identities, origins=self.origins)
+        self.streams: set[HttpViewer] = set()
+        doors = Doors(
+            self.services, self.authenticator, credentials, self.health, STATIC, self.streams, {}
+        )
+        self.connections: set[Connection] = set()
+        self.app = self._build(doors)
+
+    def _build(self, doors: Doors) -> ASGIApp:
+        index = STATIC / "index.html"
+        guard = Middleware(
+            Guard,
+            hosts=(*LOOPBACK_HOSTS, *self.origins.hosts) if self.config.check_host else None,
+            index=index.read_bytes() if index.exists() else b"",
+            count_error=self.metrics.count_error,
+        )
+        return Starlette(
+            routes=[
+                *routes(doors),
+                WebSocketRoute("/v1/ws", self.websocket),
+                Route("/v1/ws", upgrade_required, methods=["GET"]),
+                Mount("/static", Static(directory=STATIC)),
+            ],
+            lifespan=self._lifespan,
+            # Inside of Starlette, whose own handler would answer for what nobody has caught.
+            middleware=[guard],
+            exception_handlers={HTTPException: http_error},
+        )
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        await self.feed.start()
+        background = Background()
+        for work in (
+            self.health.watch_forever(),
+            self.peers.beat_forever(),
+            self.recorder.record_forever(),
+            self.takeover.sweep_forever(),
+            self._listen_to_control(),
+            self.hub.viewers.refresh_forever(),
+            self.abandonment.sweep_forever(),
+            self.active_limit.renew_forever(self.runs.all),
+            self.identities.watch_forever(),
+        ):
+            background.spawn(work)
+        try:
+            yield
+        finally:
+            await background.close()
+            await self.runs.close()
+            await self.hub.close()
+            await self.feed.close()
+            await self.store.close()
+
+    def _on_refused(self, error: StoreRefused) -> None:
+        self.refusal = error
+        self.stop_asked.set()
+
+    async def _listen_to_control(self) -> None:
+        """Commands to this worker, and to all; the feed outlives an outage by itself."""
+        keys = self.store.keys
+        while True:
+            try:
+                await self.feed.subscribe(keys.system_channel, self.identities.on_announcement)
+                await self.feed.subscribe(
+                    keys.control_channel(self.config.replica), self._on_control
+                )
+                return
+            except StoreUnavailable:
+                await asyncio.sleep(1.0)
+
+    def _on_control(self, payload: LivePayload) -> None:
+        if isinstance(payload, LiveFrame):
+            self.hub.spawn(self.obey(payload.data))
+
+    async def obey(self, command: dict[str, Any]) -> None:
+        """Carry out a command of another worker, or of the supervisor."""
+        match command:
+            case {"type": "cancel", "response_id": str(response_id)}:
+                await self.runs.stop_as_stored(response_id, StoredStop.told(command))
+            case {"type": "promote", "response_id": str(response_id)}:
+                self.runs.promote(response_id)
+            case {"type": "deleted", "session_id": str(session_id)}:
+                self.runs.stop_deleted(session_id)
+            case {"type": "exited", "replica": str(replica)}:
+                await self.takeover.adopt(replica)
+            case {"type": "take_over", "response_id": str(response_id)}:
+                with contextlib.suppress(StoreUnavailable):  # the next sweep finds it
+                    await self.takeover.take_over(response_id)
+            case {"type": "drain"}:
+                self.stop_asked.set()
+            case {"type": "engine_gone"}:
+                self.engine.shutdown()  # there will be no other: every open answer fails
+            case {"type": "store_exited"}:
+                self.health.store_exited()
+
+    def _figures(self) -> Figures:
+        """What this worker says of itself in its sign of life."""
+        stats = self.engine.stats
+        return {
+            "version": __version__,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "model": self.config.model,
+            "model_fingerprint": self.runs.model_fingerprint,
+            "started_at": self._started_at,
+            "server_started_at": self.config.server_started_at,
+            "draining": int(self.runs.draining),
+            "connections": len(self.connections),
+            "active_responses": self.runs.num_active,
+            "queued_responses": sum(run.status == "queued" for run in self.runs.all()),
+            "engine": self.health.state["engine"],
+            "engine_since": self.health.since["engine"],
+            "engine_running": stats.num_running if stats else 0,
+            "engine_waiting": stats.num_waiting if stats else 0,
+            "kv_blocks_total": stats.num_blocks_total if stats else 0,
+            "kv_blocks_free": stats.num_blocks_free if stats else 0,
+        }
+
+    async def drain(self, seconds: float, hurry: asyncio.Event, *, is_crash: bool) -> None:
+        """Tell clients to come back elsewhere, let answers finish, close every socket with 1012.
+
+        What is not done in time, or when `hurry` is set, goes on at another worker. Where there is
+        none, it ends as `incomplete`; unless it is a crash: then the next start goes on with it.
+        """
+        self.runs.draining = True
+        await self._tell_peers()
+        wait_ms = random.randint(100, 2000)
+        self.hub.broadcast({"type": "connection.draining", "reconnect_after_ms": wait_ms})
+        await first_of(self.runs.wait_idle(seconds), hurry.wait())
+        await self._tell_peers()
+        successor = self.peers.successor(self.runs.model_fingerprint)
+        await self.runs.leave(successor, or_nobody=is_crash)
+        with contextlib.suppress(StoreUnavailable):
+            await self.peers.forget(self.config.replica)
+        viewers: list[Connection | HttpViewer] = [*self.connections, *self.streams]
+        for viewer in viewers:
+            viewer.close_soon()
+        for _ in range(40):
+            if not self.connections and not self.streams:
+                return
+            await asyncio.sleep(0.05)
+
+    async def _tell_peers(self) -> None:
+        """That this worker leaves; and hear who does not."""
+        with contextlib.suppress(StoreUnavailable):
+            await self.peers.beat()
+
+    # ---- the websocket door ---------------------------------------------------------------------
+
+    async def websocket(self, websocket: WebSocket) -> None:
+        """The outermost handler: an exception behind it would break the socket off."""
+        try:
+            await self._open(websocket)
+        except (WebSocketDisconnect, OSError):
+            pass  # the client left during the handshake
+        except Exception:
+            logger.exception("connection failed")
+            with contextlib.suppress(RuntimeError, OSError):
+                if websocket.application_state is WebSocketState.CONNECTING:
+                    await websocket.accept(PROTOCOL)
+                await websocket.close(CloseCode.INTERNAL)
+
+    async def _open(self, websocket: WebSocket) -> None:
+        """Negotiate, authenticate, count; then the connection takes over."""
+        offered = websocket.scope.get("subprotocols", [])
+        ours = [p for p in offered if not p.startswith(BEARER_SUBPROTOCOL)]
+        if PROTOCOL not in ours:
+            await self._refuse_protocol(websocket, ours, bool(offered))
+            return
+        address = address_of(websocket)
+        counter = self.services.connections
+        if not counter.allow_handshake(address):
+            await self._accept_and_close(websocket, CloseCode.TOO_MANY, TOO_MANY_CONNECTIONS)
+            return
+        try:
+            if not self.store.is_verified:
+                raise StoreUnavailable
+            user = await self.authenticator.user(websocket)
+        except ApiError as error:
+            await self._refuse(websocket, error)
+            return
+        except StoreUnavailable:
+            await self._accept_and_close(
+                websocket, CloseCode.TRY_LATER, "store_unavailable;retry_after_ms=1000"
+            )
+            return
+        if not counter.enter(user.uid, address):
+            await self._accept_and_close(websocket, CloseCode.TOO_MANY, TOO_MANY_CONNECTIONS)
+            return
+        try:
+            await websocket.accept(
+                PROTOCOL, headers=self.authenticator.renamed_cookie(websocket, user)
+            )
+            connection = Connection(websocket, user, self.services)
+            self.connections.add(connection)
+            self.metrics.connections.inc()
+            try:
+                with self.identities.holding(user, connection.refuse):
+                    await connection.serve()
+            finally:
+                self.connections.discard(connection)
+                self.metrics.connections.dec()
+        finally:
+            counter.leave(user.uid, address)
+
+    async def _refuse_protocol(
+        self, websocket: WebSocket, ours: list[str], offered_any: bool
+    ) -> None:
+        """Chromium reports 1006 unless one of its offers is selected before the close."""
+        if offered_any and not ours:
+            await websocket.send_denial_response(Response(status_code=400))
+            return
+        await websocket.accept(ours[0] if ours else None)
+        await websocket.close(CloseCode.NO_COMMON_PROTOCOL, f"supported: {PROTOCOL}")
+
+    async def _refuse(self, websocket: WebSocket, error: ApiError) -> None:
+        if error.code == "forbidden" and not isinstance(error, UserDisabled):
+            # A cookie from a foreign page: refused before the upgrade.
+            await websocket.send_denial_response(error_response(error))
+        else:
+            closing = refusal_of(error)
+            await self._accept_and_close(websocket, closing.code, closing.reason)
+
+    async def _accept_and_close(self, websocket: WebSocket, code: CloseCode, reason: str) -> None:
+        self.metrics.count_close(int(code))
+        await websocket.accept(PROTOCOL)
+        await websocket.close(int(code), reason)
+
+
+async def first_of(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Return when one is done; the others are cancelled."""
+    tasks = [start(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def upgrade_required(request: Request) -> Response:
+    """The websocket's address without a handshake."""
+    return Response(
+        status_code=426, headers={"Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    )
+
+
+async def http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own refusals in our shape."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        answer = error_response(ApiError("method_not_allowed", "that method is not allowed here"))
+        answer.headers.update(error.headers or {})
+        return answer
+    return error_response(ApiError("not_found", "there is nothing at this address"))

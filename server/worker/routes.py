@@ -1,0 +1,53 @@
+"""Every HTTP operation of a worker; each noun declares its own."""
+
+from starlette.routing import Route
+
+from server.api.admin.actions import Admin
+from server.api.admin.sessions import AdminSessionOperations
+from server.api.admin.users import AdminUserOperations
+from server.api.admin.workers import AdminReplicaOperations
+from server.api.login.operations import LoginOperations
+from server.api.rest.copies import CopyOperations
+from server.api.rest.credentials import CredentialOperations
+from server.api.rest.messages import MessageOperations
+from server.api.rest.openapi import openapi
+from server.api.rest.operation import Doors, Operation, routes_of
+from server.api.rest.ops import Ops
+from server.api.rest.pages import Pages
+from server.api.rest.responses import ResponseOperations
+from server.api.rest.sessions import SessionOperations
+from server.api.rest.shares import ShareOperations
+from server.commands.services import Services
+
+
+def operations(doors: Doors) -> list[Operation]:
+    """What can be done over HTTP, beside the websocket and the static files."""
+    listed: list[Operation] = []
+    listed += [
+        *Pages(doors).operations(),
+        *LoginOperations(doors).operations(),
+        *Ops(doors, lambda: openapi(listed)).operations(),
+        *CredentialOperations(doors).operations(),
+        *SessionOperations(doors).operations(),
+        *MessageOperations(doors).operations(),
+        *ResponseOperations(doors).operations(),
+        *CopyOperations(doors).operations(),
+        *ShareOperations(doors).operations(),
+        *admin_operations(doors.services),
+    ]
+    return listed
+
+
+def admin_operations(services: Services) -> list[Operation]:
+    """What an admin can do beyond that, under `/v1/admin`."""
+    admin = Admin(services)
+    return [
+        *AdminSessionOperations(admin, services.store).operations(),
+        *AdminUserOperations(admin, services.store).operations(),
+        *AdminReplicaOperations(admin, services.store).operations(),
+    ]
+
+
+def routes(doors: Doors) -> list[Route]:
+    """The routes of all operations."""
+    return routes_of(operations(doors), doors)

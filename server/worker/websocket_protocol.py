@@ -1,0 +1,309 @@
+"""uvicorn's websocket protocol class, made to answer everything.
+
+What the application cannot see or cannot do is here: a handshake that does not parse, frames that
+come before it is answered, a close frame that must arrive, a message that does not end.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Generator, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.datastructures import Headers
+from websockets.exceptions import InvalidState, ProtocolError
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Request, Response
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+from websockets.streams import StreamReader
+from websockets.typing import LoggerLike
+
+from server.access.rates import TokenBucket
+from server.protocol.close_codes import CloseCode, CloseConnection
+from server.worker.lingering import BAD_REQUEST, Lingering
+
+UNRULY = (
+    CloseCode.BAD_FRAMES,
+    CloseCode.NO_FIRST_FRAME,
+    CloseCode.SLOW_CONSUMER,
+    CloseCode.TOO_MANY,
+)
+MESSAGE_SECONDS = 30.0  # from the first byte of a websocket message to its last
+IDLE_FRAMES_PER_S = 50  # pings, pongs and small fragments of one websocket; burst twice that
+SMALL_FRAGMENT_BYTES = 1024
+MAX_FRAMES_AFTER_CLOSE = 256  # then the client's own close frame is not looked for any more
+WEBSOCKET_PIECE_BYTES = 4 * 1024
+CLOSE_INVALID_TEXT = 1007
+FINAL_TEXT = 0x80 | Opcode.TEXT
+
+
+class FrameReader(StreamReader):
+    """websockets', which tells whether a part of a frame has come."""
+
+    is_in_frame = False
+
+    def at_eof(self) -> Generator[None, None, bool]:
+        """Called between two frames."""
+        self.is_in_frame = False
+        has_ended = yield from super().at_eof()
+        self.is_in_frame = not has_ended
+        return has_ended
+
+
+class Framing(ServerProtocol):
+    """websockets' parser, without words in its refusals, and with a limit for idle frames.
+
+    The application chooses whom it talks to, and counts messages. Pings, pongs and fragments never
+    reach it, so they are counted here: a fragment that is not small costs its sender enough.
+    """
+
+    def __init__(self, *, max_size: int | None, logger: LoggerLike) -> None:
+        super().__init__(max_size=max_size, logger=logger)
+        self.num_ended = 0  # messages, and control frames between two of them
+        self._num_after_close = 0
+        self._idle_frames = TokenBucket(IDLE_FRAMES_PER_S)
+        self.reader = self._frames = FrameReader()
+        self.parser = self.parse()
+        next(self.parser)
+
+    @property
+    def is_message_open(self) -> bool:
+        """Whether a message, or a frame, has begun and not ended."""
+        return self._frames.is_in_frame or self.current_size is not None
+
+    def recv_frame(self, frame: Frame) -> None:
+        is_small_part = not frame.fin and len(frame.data) < SMALL_FRAGMENT_BYTES
+        is_idle = frame.opcode in (Opcode.PING, Opcode.PONG) or is_small_part
+        if is_idle and not self._idle_frames.take():
+            self.refuse(CloseCode.TOO_MANY, "rate_limited;retry_after_ms=5000")
+            raise ProtocolError("too many idle frames")  # so that parsing stops here
+        self._num_after_close += self.state is State.CLOSING
+        if self._num_after_close > MAX_FRAMES_AFTER_CLOSE:
+            raise ProtocolError("too many frames after our close frame")
+        if frame.opcode is Opcode.CLOSE:
+            self.current_size = None  # RFC 6455 §5.4: also between two fragments
+        super().recv_frame(frame)
+        if self.current_size is None:
+            self.num_ended += 1
+
+    def refuse(self, code: CloseCode, reason: str) -> None:
+        """End the connection as for a frame that is wrong."""
+        self.fail(code, reason)
+        self.parser_exc = CloseConnection(code, reason)
+
+    def reject(self, status: int, text: str) -> Response:
+        response = super().reject(status, "")
+        if status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UPGRADE_REQUIRED):
+            response.headers["Sec-WebSocket-Version"] = "13"
+        return response
+
+    def process_origin(self, headers: Headers) -> None:
+        return None
+
+    def process_subprotocol(self, headers: Headers) -> None:
+        return None
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's, with an answer to everything, and the transport within reach.
+
+    A jammed socket must be cut, not closed. And a client must learn what it did wrong: uvicorn
+    leaves a handshake that cannot be parsed without an answer, cannot refuse a frame before the
+    handshake is answered, and closes behind an error at once, where unread bytes turn the close
+    into a reset that destroys the close frame on its way.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.conn = self._framing = Framing(max_size=self.config.ws_max_size, logger=self.logger)
+        self._unread = bytearray()  # came, and is not parsed yet
+        self._within_reach: dict[str, Any] = {"write": self.write_frame}
+        self._lingering: Lingering | None = None
+        self._message_timer: asyncio.TimerHandle | None = None
+        self._num_ended = 0  # when the timer was started
+
+    # uvicorn narrows the transport of asyncio.Protocol, and so must what overrides it.
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # What the kernel does not take waits in the outbox, where text is merged.
+        transport.set_write_buffer_limits(high=0)
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingering is not None:
+            self._lingering.swallow(len(data))
+            return
+        if self.transport.is_closing():
+            return
+        self._unread += data
+        if self.handshake_initiated and not self.handshake_complete:
+            self.transport.pause_reading()
+            return
+        self._read()
+        if not self.handshake_initiated:  # the whole head was in `data`: it is not one
+            self._refuse_handshake()
+
+    def _read(self) -> None:
+        """Parse what is there, until a message waits for the application, or nobody reads on."""
+        while self._unread and not (
+            self.read_paused or self._is_lingering or self.transport.is_closing()
+        ):
+            if self.handshake_initiated and not self.handshake_complete:
+                break
+            piece = bytes(self._unread[:WEBSOCKET_PIECE_BYTES])
+            del self._unread[:WEBSOCKET_PIECE_BYTES]
+            super().data_received(piece)
+        self._await_message()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._cancel_message_timer()
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        scope = getattr(self, "scope", None)
+        if scope is not None:
+            self._within_reach["transport"] = self.transport
+            scope["extensions"]["parley.transport"] = self._within_reach
+
+    def write_frame(self, payload: bytes) -> bool:
+        """Send a text frame past all layers; False, and nothing is sent, if it cannot leave now."""
+        if (
+            not self.writable.is_set()
+            or self.close_sent
+            or self.conn.state is not State.OPEN
+            or self.transport.is_closing()
+        ):
+            return False
+        self.transport.write(text_head(len(payload)) + payload)
+        return True
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if not self.handshake_complete and self.transport.is_closing():
+            self.handshake_complete = self.disconnected = True  # nobody is there to be answered
+        if message["type"] == "websocket.accept":
+            del self.request, self.response  # 4 KiB that nobody reads any more
+        if (
+            message["type"] == "websocket.close"
+            and message.get("code") in UNRULY
+            and self.close_sent
+        ):
+            self._linger()  # it may send for ever, and parsing that would hold up everybody
+        if message["type"] == "websocket.accept" and self._unread and not self.close_sent:
+            self.transport.resume_reading()
+            self._read()
+        elif message["type"] == "websocket.close":
+            self._read()  # the client's own close frame may be there
+
+    async def receive(self) -> Any:
+        was_paused = self.read_paused
+        message = await super().receive()
+        if was_paused and not self.read_paused:  # what came meanwhile may be the rest
+            self._cancel_message_timer()
+            self._read()
+        return message
+
+    def send_receive_event_to_app(self) -> None:
+        if self.curr_msg_data_type == "text" and not _is_utf8(self.frames):
+            # uvicorn would log a traceback, as often as a client likes.
+            self.frames = []
+            # With the client's own close in one packet, that was answered already.
+            with contextlib.suppress(InvalidState):
+                self.conn.send_close(CLOSE_INVALID_TEXT)
+                self.handle_parser_exception()
+            return
+        super().send_receive_event_to_app()
+
+    def handle_ping(self) -> None:
+        if not self._is_lingering:  # it came in one packet with what we closed for
+            super().handle_ping()
+
+    def handle_close(self, event: Frame) -> None:
+        """uvicorn closes at once: with unread bytes that is a reset, which destroys our answer."""
+        if self._is_lingering or self.transport.is_closing():
+            return
+        if not self.close_sent:
+            close = self.conn.close_rcvd
+            assert close is not None
+            self.queue.put_nowait(
+                {"type": "websocket.disconnect", "code": close.code, "reason": close.reason}
+            )
+            self.transport.write(b"".join(self.conn.data_to_send()))
+        self._linger()
+
+    def handle_parser_exception(self) -> None:
+        """The close frame of an error is in `conn`: send it, then read until the client closes."""
+        close = self.conn.close_sent
+        assert close is not None
+        self._within_reach.setdefault("closed_with", close.code)
+        self.queue.put_nowait(
+            {"type": "websocket.disconnect", "code": close.code, "reason": close.reason}
+        )
+        self.close_sent = True
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self._linger()
+
+    def keepalive_timeout(self) -> None:
+        self._within_reach.setdefault("closed_with", int(CloseCode.INTERNAL))
+        super().keepalive_timeout()
+
+    @property
+    def _is_lingering(self) -> bool:
+        return self._lingering is not None
+
+    def _linger(self) -> None:
+        """Our close frame is out."""
+        self._cancel_message_timer()
+        if self.close_timer is not None:
+            self.close_timer.cancel()
+        self._lingering = Lingering(self.loop, self.transport)
+        self.close_timer = self._lingering.timer
+
+    def _await_message(self) -> None:
+        """Give the message that is on its way now, whether as one frame or many, a deadline."""
+        if self._message_timer is not None and (
+            self._framing.num_ended != self._num_ended or not self._framing.is_message_open
+        ):
+            self._cancel_message_timer()
+        if self._message_timer is None and self._framing.is_message_open:
+            self._num_ended = self._framing.num_ended
+            self._message_timer = self.loop.call_later(MESSAGE_SECONDS, self._give_up_message)
+
+    def _give_up_message(self) -> None:
+        self._message_timer = None
+        if self._is_lingering or self.transport.is_closing():
+            return
+        if self.read_paused:  # the rest may be there: we have not looked
+            self._await_message()
+        else:
+            self._framing.refuse(CloseCode.BAD_FRAMES, "message_timeout")
+            self.handle_parser_exception()
+
+    def _cancel_message_timer(self) -> None:
+        if self._message_timer is not None:
+            self._message_timer.cancel()
+            self._message_timer = None
+
+    def _refuse_handshake(self) -> None:
+        self.handshake_complete = self.close_sent = True
+        self.transport.write(b"".join(self.conn.data_to_send()) or BAD_REQUEST)
+        self.transport.close()
+
+
+def _is_utf8(parts: Sequence[bytes]) -> bool:
+    try:
+        b"".join(parts).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def text_head(size: int) -> bytes:
+    """What stands in front of so many bytes of text that are one frame of the server's."""
+    if size < 126:
+        return bytes((FINAL_TEXT, size))
+    if size < 1 << 16:
+        return bytes((FINAL_TEXT, 126)) + size.to_bytes(2)
+    return bytes((FINAL_TEXT, 127)) + size.to_bytes(8)
