@@ -2,9 +2,9 @@
 
 import { render } from "preact";
 
-import { App } from "./app.js";
-import { html } from "./html.js";
 import { Page } from "./page.js";
+import { App } from "./shell/app.js";
+import { html } from "./widgets/html.js";
 
 const page = new Page();
 window.parley = { stats: page.chat.stats };

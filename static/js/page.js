@@ -6,15 +6,15 @@
 
 import { signal } from "@preact/signals";
 
-import * as api from "./api.js";
-import { Banner } from "./banner.js";
-import { Chat } from "./chat.js";
-import { Outbox } from "./outbox.js";
-import { errorText } from "./protocol.js";
-import { Removals, UNDO_MS } from "./removals.js";
-import { Socket } from "./socket.js";
-import { Store } from "./storage.js";
-import { Transcript } from "./view.js";
+import * as api from "./connection/api.js";
+import { Outbox } from "./connection/outbox.js";
+import { errorText } from "./connection/protocol.js";
+import { Socket } from "./connection/socket.js";
+import { Store } from "./connection/storage.js";
+import { Banner } from "./state/banner.js";
+import { Chat } from "./state/chat.js";
+import { Removals, UNDO_MS } from "./state/removals.js";
+import { Transcript } from "./transcript/transcript.js";
 
 const DRAFT_PREFIX = "parley.draft.";
 const NEW_DRAFT = DRAFT_PREFIX + "new"; // of the new chat

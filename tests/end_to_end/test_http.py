@@ -226,7 +226,7 @@ async def test_a_message_that_is_not_there_is_not_found(server: Server) -> None:
 
 
 async def test_every_answer_carries_the_security_headers(server: Server) -> None:
-    static = "/static/js/app.js"
+    static = "/static/js/shell/app.js"
     for path in ("/", "/healthz", "/v1/sessions", "/metrics", "/nothing", "/login?code=x", static):
         answer = await get(server, path)
         assert answer.header("x-content-type-options") == "nosniff", path
@@ -257,7 +257,7 @@ async def test_the_policy_allows_exactly_the_inline_script_of_the_page(server: S
 # ---- refusals -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", sorted({path for _, path in ROUTES} | {"/static/js/app.js"}))
+@pytest.mark.parametrize("path", sorted({path for _, path in ROUTES} | {"/static/js/shell/app.js"}))
 async def test_b39_other_methods_are_refused_with_those_allowed(server: Server, path: str) -> None:
     allowed = {method for method, known in ROUTES if known == path} or {"GET", "HEAD"}
     for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "FOO"):

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Store } from "../../static/js/storage.js";
+import { Store } from "../../static/js/connection/storage.js";
 import {
   assistantMessage,
   created,

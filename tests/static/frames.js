@@ -1,10 +1,10 @@
 /** Frames as the server sends them, and a chat whose sent frames and changes are recorded. */
 
-import { Chat } from "../../static/js/chat.js";
-import { Message } from "../../static/js/message.js";
-import { Outbox } from "../../static/js/outbox.js";
-import { Run } from "../../static/js/run.js";
-import { Store } from "../../static/js/storage.js";
+import { Outbox } from "../../static/js/connection/outbox.js";
+import { Store } from "../../static/js/connection/storage.js";
+import { Chat } from "../../static/js/state/chat.js";
+import { Message } from "../../static/js/state/message.js";
+import { Run } from "../../static/js/state/run.js";
 
 export const SESSION = "ses_A";
 export const RESPONSE = "resp_R";

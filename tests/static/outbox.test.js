@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Outbox } from "../../static/js/outbox.js";
-import { Store } from "../../static/js/storage.js";
+import { Outbox } from "../../static/js/connection/outbox.js";
+import { Store } from "../../static/js/connection/storage.js";
 
 const SESSION = "ses_A";
 

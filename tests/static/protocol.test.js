@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { closePolicy, contentText, endText, errorText, newKey, reasonText } from "../../static/js/protocol.js";
+import { closePolicy, contentText, endText, errorText, newKey, reasonText } from "../../static/js/connection/protocol.js";
 
 test("an error says what happened and what to do", () => {
   assert.match(errorText({ code: "message_too_large" }), /too long\. Shorten it/);

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { mock, test } from "node:test";
 
-import { Socket } from "../../static/js/socket.js";
+import { Socket } from "../../static/js/connection/socket.js";
 
 /** A socket on fake websockets and a fake clock; `random` always draws the longest wait. */
 function newSocket(t, { random = () => 1 } = {}) {

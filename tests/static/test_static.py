@@ -15,7 +15,7 @@ import pytest
 
 TESTS = Path(__file__).resolve().parent
 STATIC = TESTS.parents[1] / "static"
-MODULES = sorted((STATIC / "js").glob("*.js"))
+MODULES = sorted((STATIC / "js").rglob("*.js"))
 
 NODE_NEEDED = (20, 19)  # from here on .js files with `import` are taken as modules without a flag
 
@@ -109,13 +109,13 @@ def test_vendored_files_name_no_source_map() -> None:
         assert "sourceMappingURL" not in path.read_text(), path.name
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(STATIC / "js")))
 def test_modules_make_nodes_and_never_markup(path: Path) -> None:
     found = FORBIDDEN.search(path.read_text())
     assert found is None, f"{path.name} contains {found and found.group()}"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(STATIC / "js")))
 def test_modules_import_what_exists(path: Path) -> None:
     imports = re.findall(r'(?:from|import) "([^"]+)";', path.read_text())
     names = json.loads(import_map())["imports"]

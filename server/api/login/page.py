@@ -71,7 +71,7 @@ def _page(title: str, body: str, *, has_script: bool = False) -> str:
 <meta name="theme-color" content="#fdfdfc" media="(prefers-color-scheme: light)">
 <meta name="theme-color" content="#15191c" media="(prefers-color-scheme: dark)">
 <link rel="icon" href="/static/favicon.svg" type="image/svg+xml">
-<script src="/static/js/theme-first.js"></script>
+<script src="/static/js/widgets/theme-first.js"></script>
 <link rel="stylesheet" href="/static/css/reset.css">
 <link rel="stylesheet" href="/static/css/colors.css">
 <link rel="stylesheet" href="/static/css/layout.css">{script}

@@ -3,7 +3,7 @@
  * and the place in the session's log (`epoch`, `offset`) from which a reconnect goes on.
  */
 
-import { contentText } from "./protocol.js";
+import { contentText } from "../connection/protocol.js";
 import { Message } from "./message.js";
 import { Run } from "./run.js";
 

@@ -6,11 +6,11 @@
 
 import { computed, signal } from "@preact/signals";
 
-import { AdminApi, Refused } from "./admin-api.js";
-import { Workers, lossTrouble } from "./admin-health.js";
-import { Watch } from "./admin-watch.js";
-import { sentence } from "./admin-words.js";
-import { Store } from "./storage.js";
+import { Store } from "../connection/storage.js";
+import { AdminApi, Refused } from "./api.js";
+import { Workers, lossTrouble } from "./health.js";
+import { Watch } from "./watch.js";
+import { sentence } from "./words.js";
 
 const TOKEN = "parley.admin-token";
 const REFRESH_MS = 1000;

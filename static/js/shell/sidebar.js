@@ -3,9 +3,9 @@
 import { useLayoutEffect, useRef } from "preact/hooks";
 import { signal } from "@preact/signals";
 
-import { html } from "./html.js";
-import { Bin, Close, Mark, More, Pencil, Plus } from "./icons.js";
-import { ThemeSwitch } from "./theme.js";
+import { html } from "../widgets/html.js";
+import { Bin, Close, Mark, More, Pencil, Plus } from "../widgets/icons.js";
+import { ThemeSwitch } from "../widgets/theme.js";
 
 const DAY_MS = 86_400_000;
 

@@ -5,7 +5,7 @@
 
 import { copyButton } from "./copy.js";
 
-const WORKER_URL = "/static/js/highlight-worker.js";
+const WORKER_URL = "/static/js/transcript/highlight-worker.js";
 const LONGEST_HIGHLIGHT = 50_000; // characters; beyond it plain text is good enough
 
 /** Dress a bare `<pre><code class="language-x">` as a figure with a caption. */

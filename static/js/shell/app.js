@@ -3,9 +3,9 @@
 import { useEffect, useRef } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 
+import { html } from "../widgets/html.js";
+import { Down, Mark, Menu, Plus } from "../widgets/icons.js";
 import { Composer } from "./composer.js";
-import { html } from "./html.js";
-import { Down, Mark, Menu, Plus } from "./icons.js";
 import { BannerPlace, SignedOut, Spoken, Toasts } from "./notices.js";
 import { Sidebar } from "./sidebar.js";
 

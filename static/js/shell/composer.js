@@ -3,9 +3,9 @@
 import { useEffect, useRef } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 
-import { html } from "./html.js";
-import { Send, Stop } from "./icons.js";
-import { errorText } from "./protocol.js";
+import { errorText } from "../connection/protocol.js";
+import { html } from "../widgets/html.js";
+import { Send, Stop } from "../widgets/icons.js";
 
 const GROWS_BY_ITSELF = CSS.supports("field-sizing", "content");
 

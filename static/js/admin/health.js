@@ -3,8 +3,8 @@
  * silent, and whether what is shown is old. Rules and words only; nothing here is drawn or asked for.
  */
 
-import { Refused } from "./admin-api.js";
-import { clock, duration, sentence, shortReplica } from "./admin-words.js";
+import { Refused } from "./api.js";
+import { clock, duration, sentence, shortReplica } from "./words.js";
 
 const MAX_NAMED = 3; // workers in one sentence
 

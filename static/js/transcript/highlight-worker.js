@@ -4,7 +4,7 @@
  * never parses markup; null for a language we do not have.
  */
 
-import highlight from "../vendor/highlightjs-cdn-assets-11.12.0/core.js";
+import highlight from "../../vendor/highlightjs-cdn-assets-11.12.0/core.js";
 
 const LANGUAGES = new Set(
   "bash c cpp css diff go java javascript json markdown python rust sql typescript xml yaml".split(" "),
@@ -40,7 +40,7 @@ async function tree({ language, text }) {
   const name = ALIASES[language.toLowerCase()] ?? language.toLowerCase();
   if (!LANGUAGES.has(name)) return null;
   if (!highlight.getLanguage(name)) {
-    const folder = "../vendor/highlightjs-cdn-assets-11.12.0/languages";
+    const folder = "../../vendor/highlightjs-cdn-assets-11.12.0/languages";
     const module = await import(`${folder}/${name}.js`);
     highlight.registerLanguage(name, module.default);
   }

@@ -1,7 +1,7 @@
 /** What the page has to say beside the conversation: banner, toasts, the sign-in card, the spoken line. */
 
-import { html } from "./html.js";
-import { Mark } from "./icons.js";
+import { html } from "../widgets/html.js";
+import { Mark } from "../widgets/icons.js";
 
 export function BannerPlace({ page }) {
   const banner = page.banner.shown.value;

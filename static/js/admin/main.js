@@ -2,9 +2,9 @@
 
 import { render } from "preact";
 
-import { AdminPage } from "./admin-page.js";
-import { AdminApp } from "./admin-view.js";
-import { html } from "./html.js";
+import { html } from "../widgets/html.js";
+import { AdminPage } from "./page.js";
+import { AdminApp } from "./view.js";
 
 const page = new AdminPage();
 window.parleyAdmin = { page };

@@ -3,9 +3,9 @@
  * then gets the line that says how it went.
  */
 
+import { endText, reasonText } from "../connection/protocol.js";
 import { copyButton } from "./copy.js";
 import { Markdown } from "./markdown.js";
-import { endText, reasonText } from "./protocol.js";
 
 const QUEUE_TEXTS = {
   engine: "Waiting in line",

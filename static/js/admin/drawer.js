@@ -2,12 +2,12 @@
 
 import { useEffect, useRef } from "preact/hooks";
 
-import { EvictDialog, State, titleOf } from "./admin-view.js";
-import { duration, shortReplica } from "./admin-words.js";
-import { html } from "./html.js";
-import { Close } from "./icons.js";
-import { endText, reasonText } from "./protocol.js";
-import { Scroll } from "./scroll.js";
+import { endText, reasonText } from "../connection/protocol.js";
+import { Scroll } from "../transcript/scroll.js";
+import { html } from "../widgets/html.js";
+import { Close } from "../widgets/icons.js";
+import { EvictDialog, State, titleOf } from "./parts.js";
+import { duration, shortReplica } from "./words.js";
 
 const MOMENTS = [
   ["created_at", "asked"],

@@ -40,7 +40,7 @@ export class Chat {
   /**
    * @param {object} parts
    * @param {(frame: object) => void} parts.send does nothing while there is no connection
-   * @param {import("./outbox.js").Outbox} parts.outbox
+   * @param {import("../connection/outbox.js").Outbox} parts.outbox
    * @param {(sessionId: string) => void} parts.refetch read stored messages over HTTP, then call `settle`
    * @param {(ms: number, act: () => void) => void} parts.later call `act` when the time is over
    * @param {(change: Change) => void} parts.onchange

@@ -3,7 +3,7 @@
  * `frozenAt` hides what lies behind the point where the user pressed Stop, until the end settles it.
  */
 
-import { contentText } from "./protocol.js";
+import { contentText } from "../connection/protocol.js";
 
 export class Message {
   /** @param {object} wire the `message` object of the protocol */

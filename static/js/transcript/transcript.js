@@ -19,7 +19,7 @@ export class Transcript {
   #calm = matchMedia("(prefers-reduced-motion: reduce)");
 
   /**
-   * @param {import("./chat.js").Chat} chat
+   * @param {import("../state/chat.js").Chat} chat
    * @param {HTMLElement} scroller @param {HTMLElement} log holds the messages and nothing else
    * @param {() => void} onscroll the reader went up, or came back
    */
