@@ -139,7 +139,7 @@ def test_every_close_code_is_described(code: CloseCode) -> None:
 
 
 def test_no_metric_of_ours_is_missing() -> None:
-    source = (ROOT / "server" / "metrics.py").read_text()
+    source = (ROOT / "server" / "telemetry" / "metrics.py").read_text()
     described = set(METRIC.findall(OPERATIONS))
     for name in re.findall(r'"(parley_[a-z_]+)"', source):
         if name != "parley_":

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from server.access.rates import MIN_SECRET_CHARACTERS
+from server.config.limits import MIN_SECRET_CHARACTERS
 from server.protocol.errors import ApiError
 
 logger = structlog.get_logger("server")

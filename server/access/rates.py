@@ -12,7 +12,6 @@ from server.protocol.errors import ApiError
 from sessions.model.quotas import Budget
 
 BURST_SECONDS = 2  # a bucket holds what two seconds bring
-MIN_SECRET_CHARACTERS = 24  # of every secret that lets somebody in, an operator's own included
 PLACE_RETRY_MS = 2000  # for one who finds no place
 
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from sessions.model.quotas import Quotas
 
+MIN_SECRET_CHARACTERS = 24  # of every secret that lets somebody in, an operator's own included
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

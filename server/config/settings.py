@@ -18,9 +18,8 @@ import msgspec
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from server.access.rates import MIN_SECRET_CHARACTERS
 from server.config.intervals import SHORTENED, Intervals
-from server.config.limits import Limits
+from server.config.limits import MIN_SECRET_CHARACTERS, Limits
 from sessions.connection.address import RedisAddress
 from sessions.model.quotas import Quotas
 

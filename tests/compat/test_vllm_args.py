@@ -6,5 +6,5 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_names_and_defaults_are_those_of_the_real_package(source: Path) -> None:
-    written = (ROOT / "engine" / "vllm_args.py").read_text()
+    written = (ROOT / "engine" / "client" / "vllm_args.py").read_text()
     assert written == vllm_args.text(source), "python -m tests.compat.vllm_args makes it anew"

@@ -11,11 +11,11 @@ from torch.nn import functional
 
 from engine.core.attention.backends import OpsAttention
 from engine.core.attention.paged import StepContext, attach_layers, paged_attention_forward
-from engine.core.models.checkpoint import UnsupportedModelError
 from engine.core.ops import library as ops
 from engine.core.scheduling.sequence import ScheduledSequence, Sequence
 from engine.core.tensors.batch import build_batch
 from engine.core.tensors.kv_cache import allocate_cache
+from engine.errors import UnsupportedModelError
 from engine.sampling_params import SamplingParams
 
 

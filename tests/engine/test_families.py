@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from engine.core.models.checkpoint import UnsupportedModelError
+from engine.errors import UnsupportedModelError
 from tests.built_kernels import needs_kernels
 from tests.engine.family_models import NotBuilt, build_family
 from tests.engine.greedy_oracle import NUM_TOKENS, Reference, make_prompts

@@ -10,7 +10,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.config import EngineConfig
 from engine.core.models import loader
-from engine.core.models.checkpoint import UnsupportedModelError
 from engine.core.models.fused import support
 from engine.core.models.fused.decoder import FusedDecoder, fuse
 from engine.core.models.linear import PackedLinear
@@ -18,6 +17,7 @@ from engine.core.models.loader import LoadedModel, load_model
 from engine.core.ops import library as ops
 from engine.core.runner.model_runner import ModelRunner
 from engine.core.tensors.batch import Batch
+from engine.errors import UnsupportedModelError
 from tests.built_kernels import needs_kernels
 from tests.engine.stepped_engine import SteppedEngine
 from tests.tiny_model import build_tiny_model

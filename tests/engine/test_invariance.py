@@ -19,13 +19,13 @@ from torch.nn import functional
 
 from engine import demo_model
 from engine.config import EngineConfig
-from engine.core.models.checkpoint import UnsupportedModelError
 from engine.core.models.linear import PackedLinear
 from engine.core.models.loader import LoadedModel, load_model
 from engine.core.ops import library as ops
 from engine.core.runner.invariance import Layer, RowProbe
 from engine.core.runner.model_runner import ModelRunner
 from engine.core.tensors.batch import Batch
+from engine.errors import UnsupportedModelError
 from tests.built_kernels import needs_kernels
 from tests.engine.stepped_engine import Logprobs, SteppedEngine
 from tests.tiny_model import build_tiny_model

@@ -13,8 +13,8 @@ from transformers import PretrainedConfig
 from engine.config import EngineConfig
 from engine.core.attention import paged as attention
 from engine.core.models import loader
-from engine.core.models.checkpoint import UnsupportedModelError
 from engine.core.ops import library as ops
+from engine.errors import UnsupportedModelError
 from tests.tiny_model import build_tiny_model
 
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from engine.config import EngineConfig
-from engine.core.models.checkpoint import UnsupportedModelError
 from engine.core.models.fused.decoder import FusedDecoder
 from engine.core.models.loader import load_model
 from engine.core.ops import library as ops
@@ -22,6 +21,7 @@ from engine.core.runner.invariance import RowInvariance
 from engine.core.runner.model_runner import ModelRunner
 from engine.core.scheduling.sequence import ScheduledSequence, Sequence
 from engine.core.tensors.batch import Batch, build_batch
+from engine.errors import UnsupportedModelError
 from engine.sampling_params import SamplingParams
 from tests.built_kernels import needs_kernels
 from tests.engine.greedy_oracle import (

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 from server.access.login_throttle import MAX_FAILURES, WINDOW_SECONDS, FailedAttempts
-from server.access.rates import MIN_SECRET_CHARACTERS
+from server.config.limits import MIN_SECRET_CHARACTERS
 from server.protocol.errors import ApiError
 from sessions.model.errors import StoreUnavailable
 

@@ -20,9 +20,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from engine.core.attention.backends import AttentionBackend
 from engine.core.attention.scores import Scores
-from engine.core.models.checkpoint import UnsupportedModelError
 from engine.core.ops.library import Ops
 from engine.core.tensors.batch import Batch
+from engine.errors import UnsupportedModelError
 
 NAME = "parley_paged"
 LAYER_ATTRIBUTE = "parley_layer"

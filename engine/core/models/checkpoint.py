@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.models.weight_headers import INDEX, StoredTensor, num_stored_layers, read_headers
-from engine.errors import UnsupportedModelError as UnsupportedModelError
+from engine.errors import UnsupportedModelError
 from engine.folder.model_config import (
     check_config,
     check_token_ids,

@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.core.models.checkpoint import Checkpoint, UnsupportedModelError
+from engine.core.models.checkpoint import Checkpoint
+from engine.errors import UnsupportedModelError
 from engine.folder.model_files import wrong
 
 # A model may have more numbers than its weights: those that are tied, or missing and named later.

@@ -23,14 +23,14 @@ from engine.core.attention.backends import UNIT_TOKENS, AttentionBackend
 from engine.core.attention.choice import AttentionNeeds, choose_attention
 from engine.core.attention.paged import PagedLayer, StepContext
 from engine.core.models import experts, linear, trial, weight_files
-from engine.core.models.checkpoint import Checkpoint, UnsupportedModelError, check_folder
+from engine.core.models.checkpoint import Checkpoint, check_folder
 from engine.core.models.fused import support
 from engine.core.models.fused.decoder import FusedDecoder, fuse
 from engine.core.models.fused.gpu_decoder import GpuDecoder, fuse_for_gpu
 from engine.core.models.fused.shape import DecoderShape
 from engine.core.models.implied_shapes import check_names, check_size, mismatch
 from engine.core.ops.library import Ops
-from engine.errors import refuse
+from engine.errors import UnsupportedModelError, refuse
 from engine.folder.model_files import describe, reading
 
 logger = logging.getLogger(__name__)

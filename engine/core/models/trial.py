@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from engine.core.attention.paged import PagedLayer
-from engine.core.models.checkpoint import UnsupportedModelError
+from engine.errors import UnsupportedModelError
 from engine.folder.model_files import describe
 
 NUM_TOKENS = 7  # no layer's width, and no number of experts

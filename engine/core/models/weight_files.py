@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from engine.core.models.checkpoint import Checkpoint, UnsupportedModelError
+from engine.core.models.checkpoint import Checkpoint
+from engine.errors import UnsupportedModelError
 
 FLOATS = frozenset(("F64", "F32", "F16", "BF16"))  # as safetensors names them
 

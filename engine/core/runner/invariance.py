@@ -26,10 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from engine.config import EngineConfig
-from engine.core.models.checkpoint import UnsupportedModelError
 from engine.core.models.loader import LoadedModel
 from engine.core.scheduling.sequence import ScheduledSequence, Sequence
 from engine.core.tensors.batch import Batch, build_batch, round_up
+from engine.errors import UnsupportedModelError
 from engine.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)

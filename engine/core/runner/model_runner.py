@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from engine.config import EngineConfig
-from engine.core.models.checkpoint import UnsupportedModelError
 from engine.core.models.fused.gpu_decoder import GpuDecoder
 from engine.core.models.loader import LoadedModel
 from engine.core.runner.answer_trial import check_answers, trial_parts
@@ -28,6 +27,7 @@ from engine.core.scheduling.sequence import ScheduledSequence, Tokens
 from engine.core.tensors.batch import Batch, BatchMemory, build_batch
 from engine.core.tensors.kv_cache import allocate_cache
 from engine.core.tensors.transfers import Download, Upload
+from engine.errors import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 

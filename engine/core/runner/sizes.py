@@ -8,10 +8,9 @@ import msgspec
 import torch
 
 from engine.config import EngineConfig
-from engine.core.models.checkpoint import UnsupportedModelError
 from engine.core.models.loader import LoadedModel
 from engine.core.runner import system_memory
-from engine.errors import refuse
+from engine.errors import UnsupportedModelError, refuse
 
 logger = logging.getLogger(__name__)
 

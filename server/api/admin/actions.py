@@ -11,7 +11,7 @@ from typing import Any
 
 from server.access.audit import Actor
 from server.access.identities import BUILT_IN
-from server.api.websocket.handlers import delete_session
+from server.commands.delete_session import delete_session
 from server.commands.services import Services
 from server.runs.stop import Stop
 from sessions.directory.credentials import Credentials

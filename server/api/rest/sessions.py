@@ -17,7 +17,7 @@ from server.api.rest.operation import (
     body_of,
     json_response,
 )
-from server.api.websocket.handlers import delete_session
+from server.commands.delete_session import delete_session
 from server.protocol.client_frames import MAX_INTEGER, CreateSession, UpdateSession, convert
 from server.protocol.errors import ApiError, invalid_field
 from server.protocol.server_frames import SessionObject

@@ -9,8 +9,9 @@ import orjson
 import structlog
 
 from server.commands.cancel_response import Stops
+from server.commands.delete_session import delete_session
 from server.commands.services import Services
-from server.live.subscription import Subscription, Watcher
+from server.live.subscription import Subscription
 from server.protocol.client_frames import (
     CancelResponse,
     ClientFrame,
@@ -32,7 +33,7 @@ from server.protocol.store_errors import (
     translate_store_errors,
 )
 from server.protocol.titles import clean_title
-from sessions.model.errors import ResponseNotFound, RevisionConflict, RunError
+from sessions.model.errors import ResponseNotFound
 from sessions.model.ids import session_of
 from sessions.model.records import Session
 from sessions.model.replies import MessagePage
@@ -370,49 +371,6 @@ class Handlers:
         await self._catch_up.attach(
             subscription, frame.response_id, after, frame.fence, asked=asked
         )
-
-
-async def delete_session(
-    services: Services,
-    uid: str,
-    session_id: str,
-    *,
-    if_revision: int | None = None,
-    besides: Watcher | None = None,
-) -> dict[str, Any]:
-    """Delete a session for its viewers, its sidebars and the workers that answer in it.
-
-    Returns the frame that tells of it; `besides` gets it only as a viewer. Raises
-    `RevisionConflict` for a session that has changed; it stays, also if it changes at this moment:
-    then its answers end all the same.
-    """
-    check_session_id(session_id)
-    session = await services.store.session(uid, session_id)
-    if if_revision not in (None, session.revision):
-        raise RevisionConflict(session.revision)
-    live = await services.store.live_responses(session_id)
-    owners = set()
-    for response_id in (live.active, *live.queued):
-        if response_id is not None and services.runs.local(response_id) is None:
-            try:
-                owners.add((await services.store.run(None, response_id)).owner)
-            except (ResponseNotFound, RunError):
-                continue
-    await services.store.check_removals(session_id)  # or answers would end for nothing
-    # Told first: an owner that found its run gone without knowing why would call the data lost.
-    for owner in owners:
-        await services.store.publish_control(owner, {"type": "deleted", "session_id": session_id})
-    services.runs.stop_deleted(session_id)
-    deleted = await services.store.delete_session(uid, session_id, if_revision=if_revision)
-    frame = {
-        "type": "session.deleted",
-        "session_id": session_id,
-        "offset": deleted.offset,
-        "by": "user",
-    }
-    services.hub.publish_session(session_id, deleted.offset, frame)
-    await services.hub.tell_user(uid, session_id, frame, besides=besides)
-    return frame
 
 
 def snapshot(session: Session, page: MessagePage) -> dict[str, Any]:
