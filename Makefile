@@ -25,8 +25,9 @@ test-slow: setup ## the long runs, hours; PART=engine for one part (CONTRIBUTING
 test-gpu: setup  ## the kernels of csrc/cuda, the engine and every architecture, on a GPU
 	@PARLEY_TEST_DEVICE=cuda $(BIN)/python -m pytest tests/test_cuda_kernels.py \
 		tests/csrc/test_cuda_attention.py tests/csrc/test_cuda_rows.py tests/csrc/test_penalties.py \
-		tests/engine/test_token_choice.py tests/engine/test_cuda_attention.py \
-		tests/engine/test_gpu_decoder.py tests/engine/test_devices.py tests/engine/test_bfloat16.py
+		tests/engine/core/ops/test_sampling_reference.py tests/engine/core/attention/test_cuda.py \
+		tests/engine/core/models/fused/test_gpu_decoder.py tests/engine/core/models/test_devices.py \
+		tests/engine/core/runner/test_bfloat16.py
 
 check: setup     ## ruff, mypy --strict, the direction of imports
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

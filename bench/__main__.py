@@ -22,7 +22,7 @@ from bench.report import RESULTS, machine, percentile
 from bench.servers import running_server
 from bench.transformers_peer import TransformersPeer
 from engine import demo_model
-from tests.end_to_end.harness import Server
+from tests.end_to_end.site.harness import Server
 
 LOADS = (1, 8, 16)
 

@@ -12,7 +12,7 @@ from bench.report import Figure, percentile, report
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.directory.listing import Listing
 from sessions.store.store import SessionStore
-from tests.sessions.many_sessions import store_many_sessions
+from tests.sessions.helpers.many_sessions import store_many_sessions
 
 PAGE = 50
 MAX_MS = 10.0

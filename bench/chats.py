@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.end_to_end.harness import Client, Server
+from tests.end_to_end.site.harness import Client, Server
 
 PROMPT = "Please tell me a very long story."
 

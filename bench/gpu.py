@@ -33,7 +33,7 @@ from bench.peers.models import SHAPES, Checkpoint, Shape, config_of, make_withou
 from bench.report import RESULTS, machine
 from engine import AsyncEngineArgs, AsyncLLM, RequestOutputKind, SamplingParams
 from engine.core.scheduling.sequence import SampledToken, ScheduledSequence, Tokens
-from tests.engine.stepped_engine import SteppedEngine
+from tests.engine.helpers.stepped_engine import SteppedEngine
 
 GPU_SHAPES = {
     "tiny": SHAPES["tiny"],

@@ -17,7 +17,7 @@ from bench.report import Figure, report
 from bench.servers import running_server, user_tokens
 from bench.socket_client import BenchSocket, random_key
 from engine import demo_model
-from tests.end_to_end.harness import Server
+from tests.end_to_end.site.harness import Server
 
 NUM_ATTACKERS = 4
 LONG = "Why did the grey cat go to the sea? " * 3400  # 120 KB

@@ -23,8 +23,8 @@ from bench.report import Figure, latencies, report
 from bench.servers import ReplayServer, running_server, user_tokens
 from bench.socket_client import BenchSocket
 from server.runs.producer import FLUSH_SECONDS
-from tests.end_to_end.harness import Server
-from tests.tiny_model import oracle_word
+from tests.end_to_end.site.harness import Server
+from tests.helpers.tiny_model import oracle_word
 
 SCHEDULE = Path(__file__).parent / "schedules" / "decode_64.json"
 WORD = len(oracle_word(0))

@@ -14,8 +14,8 @@ import uvloop
 from bench.report import Figure, latencies, percentile, report
 from bench.servers import running_server
 from bench.socket_client import BenchSocket
-from tests.end_to_end.harness import Server
-from tests.tiny_model import oracle_answer, oracle_word
+from tests.end_to_end.site.harness import Server
+from tests.helpers.tiny_model import oracle_answer, oracle_word
 
 MAX_MS = 50.0
 

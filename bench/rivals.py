@@ -30,11 +30,11 @@ from bench.servers import running_server, user_tokens
 from bench.socket_client import BenchSocket
 from engine import AsyncEngineArgs, AsyncLLM, RequestOutputKind, SamplingParams
 from server.supervisor.supervisor import request_login_url
-from tests.end_to_end.client_model import utf16_prefix
-from tests.end_to_end.fault_proxy import FaultProxy
-from tests.end_to_end.harness import Client, Server
-from tests.end_to_end.owned_answer import begin, owner_and_other
-from tests.tiny_model import build_oracle_model, oracle_answer, oracle_word
+from tests.end_to_end.clients.client_model import utf16_prefix
+from tests.end_to_end.site.fault_proxy import FaultProxy
+from tests.end_to_end.site.harness import Client, Server
+from tests.end_to_end.site.owned_answer import begin, owner_and_other
+from tests.helpers.tiny_model import build_oracle_model, oracle_answer, oracle_word
 
 NUM_LAYERS, MLP_WIDTH = 40, 2816  # with 17,000 words of width 256: 96 million weights
 LOADS = (8, 16)  # chats at once

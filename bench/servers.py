@@ -8,8 +8,8 @@ from pathlib import Path
 from sessions.directory.credentials import Credentials
 from sessions.directory.users import Users
 from sessions.store.store import SessionStore
-from tests.end_to_end.harness import Server
-from tests.tiny_model import build_oracle_model
+from tests.end_to_end.site.harness import Server
+from tests.helpers.tiny_model import build_oracle_model
 
 
 class ReplayServer(Server):

@@ -15,7 +15,7 @@ from rich.progress import track
 from bench.report import Figure, latencies, report
 from bench.servers import running_server, user_tokens
 from bench.socket_client import BenchSocket
-from tests.end_to_end.harness import Server
+from tests.end_to_end.site.harness import Server
 
 PER_ADDRESS = 1000
 MAX_KIB = 40.0

@@ -27,7 +27,7 @@ from bench.peers.parley import Parley
 from bench.report import machine
 from engine.core.runner import model_runner
 from engine.core.tensors.batch import build_batch
-from tests.engine.stepped_engine import SteppedEngine
+from tests.engine.helpers.stepped_engine import SteppedEngine
 
 FORMATS = {
     "bf16": {"dtype": "bfloat16"},

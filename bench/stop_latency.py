@@ -20,7 +20,7 @@ from bench.servers import running_server
 from bench.socket_client import BenchSocket
 from engine import demo_model
 from server.config.settings import DEMO_PACE
-from tests.end_to_end.harness import Server
+from tests.end_to_end.site.harness import Server
 
 PROMPT = "Please tell me a very long story."
 MAX_BEHIND_STEP_MS = 10.0

@@ -17,7 +17,7 @@ from rich.progress import track
 
 from bench.report import Figure, report
 from bench.servers import running_server, user_tokens
-from tests.end_to_end.harness import Server
+from tests.end_to_end.site.harness import Server
 
 MARGIN = 3.0  # standard errors of the figure itself, where time tells nothing
 Request = tuple[str, str]  # path and token

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tests.cuda_kernels import elsewhere
+from tests.helpers.cuda_kernels import elsewhere
 
 CPU = torch.device("cpu")
 

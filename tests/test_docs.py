@@ -23,8 +23,8 @@ from server.protocol.client_frames import TYPES
 from server.protocol.client_frames import Settings as ResponseSettings
 from server.protocol.close_codes import CloseCode
 from server.protocol.errors import CODES
+from tests.helpers.root import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 # A page that is being written is not in git yet, and one in .venv is not ours.
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text()

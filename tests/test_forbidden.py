@@ -4,7 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.helpers.root import ROOT
+
 PACKAGES = ("server", "sessions", "engine", "csrc")
 MODULES = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 CALLS = {"torch.load", "yaml.load", "yaml.unsafe_load", "eval", "exec", "compile", "os.system"}

@@ -5,17 +5,16 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-from tests.running_time import running_time
+from tests.helpers.root import ROOT
+from tests.helpers.running_time import running_time
 
-ROOT = Path(__file__).resolve().parent.parent
 STOPPED_SECONDS = 0.5
 
 # Reads both clocks, is stopped and continued from outside, and reads them again.
 CHILD = """
 import os, signal, time
-from tests.running_time import running_time
+from tests.helpers.running_time import running_time
 began, ran = time.monotonic(), running_time()
 os.kill(os.getpid(), signal.SIGSTOP)
 while time.monotonic() - began < 2 * {stopped}:

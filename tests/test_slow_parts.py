@@ -8,19 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.root import ROOT
 from tests.slow_parts import PARTS, part_of
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize(
     ("path", "parameters", "part"),
     [
-        ("engine/test_scheduler.py", "", "engine"),
-        ("engine/test_levels.py", "avx2]", "levels"),
+        ("engine/core/scheduling/test_scheduler.py", "", "engine"),
+        ("engine/core/ops/test_levels.py", "avx2]", "levels"),
         ("fuzz/test_fuzz.py", "http]", "fuzz-http"),
-        ("end_to_end/test_floods.py", "pings]", "floods"),
-        ("end_to_end/test_crowds.py", "", "end-to-end"),
+        ("end_to_end/security/test_floods.py", "pings]", "floods"),
+        ("end_to_end/chat/test_crowds.py", "", "end-to-end"),
     ],
 )
 def test_a_part_is_a_folder_or_what_takes_long_in_it(path: str, parameters: str, part: str) -> None:

@@ -27,7 +27,7 @@ from bench.servers import running_server, user_tokens
 from bench.socket_client import ANSWER_SECONDS, BenchSocket, random_key
 from engine import AsyncLLM, CoreState, RequestOutputKind, SamplingParams
 from engine.client.requests.inputs import TokensPrompt
-from tests.end_to_end.harness import Server
+from tests.end_to_end.site.harness import Server
 
 FLUSH_SECONDS = 0.001  # for a frame to leave before its connection is given up
 DELTA, DONE = "response.output_text.delta", "response.done"

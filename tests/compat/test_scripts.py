@@ -18,7 +18,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.tiny_model import build_tiny_model
+from tests.helpers.tiny_model import build_tiny_model
 
 SECONDS = 120
 HERE = Path(__file__).parent

@@ -1,8 +1,7 @@
 from pathlib import Path
 
 from tests.compat import vllm_args
-
-ROOT = Path(__file__).parents[2]
+from tests.helpers.root import ROOT
 
 
 def test_names_and_defaults_are_those_of_the_real_package(source: Path) -> None:

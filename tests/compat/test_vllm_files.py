@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_model import build_oracle_model
+from tests.helpers.tiny_model import build_oracle_model
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from engine.core.ops.reference import paged_attention_reference, store_kv_reference
 from engine.core.ops.row_reference import decode_attention_reference
-from tests.cuda_kernels import needs_cuda_kernels
+from tests.helpers.cuda_kernels import needs_cuda_kernels
 
 pytestmark = needs_cuda_kernels
 

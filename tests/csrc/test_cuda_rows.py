@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from engine.core.ops import row_reference as row_ops
-from tests.cuda_kernels import needs_cuda_kernels
+from tests.helpers.cuda_kernels import needs_cuda_kernels
 
 pytestmark = needs_cuda_kernels
 

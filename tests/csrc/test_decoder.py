@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.core.ops import library as ops
 from engine.core.ops.packing import PackedWeight, join_gate_up
 from engine.core.tensors.kv_cache import allocate_cache, stack_layers
-from tests.built_kernels import needs_kernels
+from tests.helpers.built_kernels import needs_kernels
 
 BLOCK_SIZE = 16
 TABLE_BLOCKS = 80  # of a sequence: two stretches of keys, and several spans

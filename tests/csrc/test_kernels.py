@@ -7,7 +7,7 @@ from torch import Tensor
 from engine.core.ops import library as ops
 from engine.core.ops.packing import PackedWeight
 from engine.core.tensors.kv_cache import allocate_cache
-from tests.built_kernels import needs_kernels
+from tests.helpers.built_kernels import needs_kernels
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 160

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from engine.core.ops import library as ops
 from engine.core.ops.reference import Penalize, penalize_reference
-from tests.built_kernels import needs_kernels
-from tests.cuda_kernels import needs_cuda_kernels
+from tests.helpers.built_kernels import needs_kernels
+from tests.helpers.cuda_kernels import needs_cuda_kernels
 
 pytestmark = needs_kernels
 BOTH = pytest.mark.parametrize(

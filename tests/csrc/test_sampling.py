@@ -1,9 +1,9 @@
-"""choose_tokens where memory is short. What it chooses: tests/engine/test_token_choice.py."""
+"""`choose_tokens` where memory is short. What it chooses: test_sampling_reference.py."""
 
 import subprocess
 import sys
 
-from tests.built_kernels import needs_kernels
+from tests.helpers.built_kernels import needs_kernels
 
 pytestmark = needs_kernels
 

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.built_kernels import needs_kernels
+from tests.helpers.built_kernels import needs_kernels
 
 pytestmark = needs_kernels
 

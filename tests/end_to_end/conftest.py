@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.bystander import streaming_bystander
-from tests.end_to_end.harness import TESTING, Client, Server, open_servers
-from tests.end_to_end.http_client import Http, admin_token
-from tests.end_to_end.planted_histories import World
-from tests.end_to_end.wiring import two_workers_serve
-from tests.tiny_model import build_oracle_model
+from tests.end_to_end.clients.http_client import Http, admin_token
+from tests.end_to_end.oracle.planted_histories import World
+from tests.end_to_end.site.bystander import streaming_bystander
+from tests.end_to_end.site.harness import TESTING, Client, Server, open_servers
+from tests.end_to_end.site.wiring import two_workers_serve
+from tests.helpers.tiny_model import build_oracle_model
 
 FAILED = pytest.StashKey[bool]()
 

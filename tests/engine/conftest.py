@@ -13,9 +13,9 @@ from engine.client.launcher import PrivateDirectory
 from engine.client.requests import core_client as client
 from engine.client.text.tokenizer import Tokenizer
 from engine.core.scheduling.scheduler import Scheduler
-from tests.engine.scripted_core import ScriptedCore
-from tests.engine.small_tokenizers import BUILDERS, DECODERS, build_chatml
-from tests.patience import PATIENCE
+from tests.engine.helpers.scripted_core import ScriptedCore
+from tests.engine.helpers.small_tokenizers import BUILDERS, DECODERS, build_chatml
+from tests.helpers.patience import PATIENCE
 
 # How long an example takes says how busy the machine is; a failing one is printed to be repeated.
 settings.register_profile("engine", deadline=None, print_blob=True)

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 from engine.core.io_thread import ClientGone, ClientSilent
 from engine.core.scheduling.sequence import ScheduledSequence, Tokens
 from engine.ipc import StepOutputs, Utility, UtilityReply
-from tests.engine.fakes import EOS, VOCAB_SIZE, FakeModel, SteppedCore
+from tests.engine.helpers.fakes import EOS, VOCAB_SIZE, FakeModel, SteppedCore
 
 NUM_CLIENTS = 3
 MAX_DRAIN_STEPS = 3000

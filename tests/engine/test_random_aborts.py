@@ -22,8 +22,8 @@ from engine.core.scheduling.scheduler import Scheduler
 from engine.core.scheduling.sequence import ScheduledSequence, Tokens
 from engine.core.step_loop import EngineCore
 from engine.ipc import Abort, AddRequest, CoreMessage, SequenceOutput, StepOutputs
-from tests.engine.fakes import make_request
-from tests.tiny_model import build_tiny_model
+from tests.engine.helpers.fakes import make_request
+from tests.helpers.tiny_model import build_tiny_model
 
 NUM_ABORTS = 1000
 NUM_BYSTANDERS = 40

@@ -24,9 +24,9 @@ from engine import (
     SamplingParams,
     UnsupportedModelError,
 )
-from tests.patience import PATIENCE
-from tests.running_time import running_time
-from tests.tiny_model import build_oracle_model, build_tiny_model, oracle_answer
+from tests.helpers.patience import PATIENCE
+from tests.helpers.running_time import running_time
+from tests.helpers.tiny_model import build_oracle_model, build_tiny_model, oracle_answer
 
 DELTA = RequestOutputKind.DELTA
 FIRST = 41  # the last token of the oracle's prompt

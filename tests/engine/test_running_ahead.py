@@ -13,7 +13,7 @@ from engine.core.scheduling.sequence import (
     Tokens,
 )
 from engine.ipc import Utility, UtilityReply
-from tests.engine.fakes import EOS, FakeModel, SteppedCore
+from tests.engine.helpers.fakes import EOS, FakeModel, SteppedCore
 
 
 class Device(FakeModel):

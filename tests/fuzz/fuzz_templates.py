@@ -30,7 +30,7 @@ from engine.client.templates.chat_template import ChatTemplate, Message
 from engine.client.templates.child import MEMORY_BYTES
 from engine.client.text.tokenizer import Tokenizer
 from engine.errors import ValidationError
-from tests.engine.small_tokenizers import build_chatml
+from tests.engine.helpers.small_tokenizers import build_chatml
 from tests.fuzz import driver
 from tests.fuzz.damage import damaged
 from tests.fuzz.driver import Finding, Target, drive

@@ -13,12 +13,12 @@ import pytest
 from engine.client.templates.chat_template import ChatTemplate
 from server.access.rates import TokenBucket
 from server.worker import bounded_h11, http_protocol, websocket_protocol
-from tests.end_to_end.raw import request
+from tests.end_to_end.clients.raw import request
 from tests.fuzz import driver, fuzz_http
 from tests.fuzz.__main__ import TARGETS
 from tests.fuzz.driver import Target, drive
 from tests.fuzz.site import Site, serving
-from tests.patience import PATIENCE
+from tests.helpers.patience import PATIENCE
 
 SECONDS = 2.0
 LONG_SECONDS = 20 * 60.0

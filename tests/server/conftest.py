@@ -10,10 +10,10 @@ from server.live.hub import Hub
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.connection.feed import LiveFeed
 from sessions.store.store import SessionStore
-from tests.redis_server import fresh_prefix, redis_binaries, running_redis
-from tests.server.answering import Answering
-from tests.server.watching import SilentFeed
-from tests.sessions.chat import Chat
+from tests.helpers.redis_server import fresh_prefix, redis_binaries, running_redis
+from tests.server.helpers.answering import Answering
+from tests.server.helpers.watching import SilentFeed
+from tests.sessions.helpers.chat import Chat
 
 BINARIES = redis_binaries()
 

@@ -12,9 +12,9 @@ import pytest
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.connection.rights import acl_rule
 from sessions.store.store import SessionStore
-from tests.redis_server import fresh_prefix, redis_binaries, running_redis
-from tests.redis_topology import RedisCluster, running_cluster
-from tests.sessions.chat import Chat
+from tests.helpers.redis_server import fresh_prefix, redis_binaries, running_redis
+from tests.helpers.redis_topology import RedisCluster, running_cluster
+from tests.sessions.helpers.chat import Chat
 
 BINARIES = redis_binaries()
 # The oldest that is supported; what it does, later ones and a cluster do in `make test-slow`.

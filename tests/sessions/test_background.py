@@ -5,15 +5,13 @@ import asyncio
 import gc
 import logging
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sessions.background import Background, start
 from sessions.model.errors import SessionNotFound
-
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.helpers.root import ROOT
 
 
 class Refusal(Exception):

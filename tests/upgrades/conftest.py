@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_model import build_oracle_model
+from tests.helpers.tiny_model import build_oracle_model
 
 
 @pytest.fixture(scope="session")

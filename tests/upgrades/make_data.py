@@ -17,11 +17,11 @@ from typing import Any
 
 import redis
 
-from tests.end_to_end.harness import Client, Server
-from tests.end_to_end.http_client import Http, admin_token, fresh_key
-from tests.end_to_end.raw import log_in, login_path
-from tests.redis_topology import wait_for
-from tests.tiny_model import build_oracle_model, oracle_word
+from tests.end_to_end.clients.http_client import Http, admin_token, fresh_key
+from tests.end_to_end.clients.raw import log_in, login_path
+from tests.end_to_end.site.harness import Client, Server
+from tests.helpers.redis_topology import wait_for
+from tests.helpers.tiny_model import build_oracle_model, oracle_word
 
 GREEDY = {"temperature": 0, "max_output_tokens": 12}
 LONG = {"temperature": 0, "max_output_tokens": 900}  # its text is stored compressed

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.harness import ROOT
+from tests.helpers.root import ROOT
 
 OLDER = {"0.1.0": "f11b3be"}  # version → commit
 

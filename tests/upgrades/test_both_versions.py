@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.deaths import everything_is_killed
-from tests.end_to_end.harness import TESTING, Client, Server
-from tests.redis_server import running_redis
-from tests.tiny_model import oracle_answer, oracle_word
+from tests.end_to_end.site.deaths import everything_is_killed
+from tests.end_to_end.site.harness import TESTING, Client, Server
+from tests.helpers.redis_server import running_redis
+from tests.helpers.tiny_model import oracle_answer, oracle_word
 from tests.upgrades.older_tree import OLDER, extract
 
 pytestmark = pytest.mark.slow

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.harness import Client, Server
-from tests.patience import PATIENCE
-from tests.tiny_model import oracle_word
+from tests.end_to_end.site.harness import Client, Server
+from tests.helpers.patience import PATIENCE
+from tests.helpers.tiny_model import oracle_word
 from tests.upgrades.older_data import restore
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end import test_examples as examples_of_today
-from tests.end_to_end.harness import Server
+from tests.end_to_end.chat import test_examples as examples_of_today
+from tests.end_to_end.site.harness import Server
 from tests.upgrades.older_tree import OLDER, extract
 
 # Of today's tests those that look at what an example is for; how long a client waits may change.

@@ -1,0 +1,76 @@
+"""A program in a terminal, whose keys a test presses and whose screen it reads."""
+
+import asyncio
+import fcntl
+import os
+import pty
+import re
+import struct
+import sys
+import termios
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tests.end_to_end.site.harness import Server
+from tests.helpers.patience import PATIENCE
+from tests.helpers.root import ROOT
+
+# Ctrl-C in a terminal reaches the programs whose controlling terminal it is.
+TAKE_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def environment(server: Server) -> dict[str, str]:
+    """That of an operator on the server's machine."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("PARLEY_")}
+    return {**inherited, "PARLEY_DATA_DIR": str(server.data_dir), "TERM": "xterm"}
+
+
+class Terminal:
+    """A program in a terminal of 40 lines and 200 columns."""
+
+    def __init__(self, primary: int) -> None:
+        self._primary = primary
+        self.shown = ""
+
+    def press(self, keys: str) -> None:
+        os.write(self._primary, keys.encode())
+
+    async def shows(self, pattern: str) -> None:
+        """Wait until this appears in what was written after the last match."""
+        async with asyncio.timeout(PATIENCE):
+            while (found := re.search(pattern, self.shown)) is None:
+                self.shown += await asyncio.to_thread(self._read)
+        self.shown = self.shown[found.end() :]
+
+    def _read(self) -> str:
+        return os.read(self._primary, 65536).decode(errors="replace")
+
+
+@asynccontextmanager
+async def terminal(server: Server, *words: str) -> AsyncIterator[Terminal]:
+    """`parley …`, which must end well by itself."""
+    primary, secondary = pty.openpty()
+    fcntl.ioctl(secondary, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 200, 0, 0))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", TAKE_TERMINAL, "-m", "server", *words),
+        cwd=ROOT,
+        env=environment(server),
+        stdin=secondary,
+        stdout=secondary,
+        stderr=secondary,
+        start_new_session=True,
+    )
+    os.close(secondary)
+    try:
+        yield Terminal(primary)
+        async with asyncio.timeout(PATIENCE):
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        os.close(primary)

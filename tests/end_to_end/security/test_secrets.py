@@ -1,0 +1,69 @@
+"""What must not be found anywhere: credentials in any store or log, users' words in any log."""
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from redis import Redis
+
+from tests.end_to_end.clients.http_client import Http, admin_token
+from tests.end_to_end.clients.raw import RawSocket, ask, request, submit_login, upgrade
+from tests.end_to_end.site.harness import Client, Server
+
+SETTINGS = {"max_output_tokens": 4}
+
+
+async def test_p7_p27_no_credential_is_stored_or_logged_and_no_log_holds_a_users_words(
+    new_server: Callable[..., Server],
+) -> None:
+    server = new_server(PARLEY_WORKERS="2", PARLEY_LOG_LEVEL="debug")
+    words = "canary" + os.urandom(16).hex()
+    guessed = "canary" + os.urandom(16).hex()
+    credentials = [server.token, admin_token(server), guessed]
+    async with Http(server, admin_token(server)) as admin:
+        body = {"name": "Ada", "roles": ["user", "admin"], "scopes": ["admin"]}
+        user = (await admin.post("/v1/admin/users", body)).json()
+        credentials.append(user["token"])
+    async with Http(server, user["token"]) as http:
+        code = (await http.post("/v1/login-codes")).json()
+        ticket = (await http.post("/v1/ws-ticket")).json()["ticket"]
+        await ask(server, request(server, path=code["path"]))
+        login = await submit_login(server, code["path"])
+        cookie = (login.header("set-cookie") or "").partition(";")[0].partition("=")[2]
+        credentials += [code["code"], ticket, cookie]
+        async with RawSocket(server) as socket:
+            path = f"/v1/ws?ticket={ticket}"
+            await socket.ask(upgrade(server, {"Authorization": None}, path=path))
+            await socket.next("connection.ready")
+    wrong = [("Authorization", f"Bearer {guessed}"), ("Cookie", f"parley={guessed}")]
+    for path in ("/v1/sessions", "/v1/admin/sessions", f"/login?code={guessed}"):
+        assert (await ask(server, request(server, path=path, headers=wrong))).status == 401
+    async with Client(server, token=user["token"]) as client:
+        session_id = await client.new_session()
+        response_id = await client.ask(session_id, words, settings={**SETTINGS, "system": words})
+        await client.done(response_id)
+        await client.send_frame({"type": words, "event_id": "e1"})
+        await client.next("error")
+        await client.reply("session.update", session_id=session_id, title=words)
+        # A worker that dies, and a core that dies, say more than others.
+        second = await client.ask(session_id, words, settings={"max_output_tokens": 200})
+        await client.deltas(second, 1)
+        server.kill_child("engine.core")
+        await client.done(second)
+    metrics = [(await asyncio.to_thread(server.get, "/metrics"))[1] for _ in range(8)]
+    with Redis.from_url(server.redis_url) as redis:
+        slow = str(redis.slowlog_get(1000)).encode()
+        names = b"\n".join(redis.keys())
+    assert server.stop() == 0
+    logs = server.log(None).encode() + (server.data_dir / "redis" / "redis.log").read_bytes()
+    append_only = b"".join(
+        path.read_bytes()
+        for path in (server.data_dir / "redis").rglob("*")
+        if path.is_file() and path.name != "redis.log"
+    )
+    assert words.encode() in append_only  # it is not compressed, and holds every command
+    for credential in credentials:
+        for place in (names, append_only, logs, slow, *metrics):
+            assert credential.encode() not in place
+    for place in (logs, slow, *metrics):
+        assert words.encode() not in place

@@ -1,0 +1,178 @@
+"""Every causal language model that transformers knows: the same text as there, or one true line.
+
+The wide run is slow; a few families that have been wrong, or refused for nothing, are always tried.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from engine.errors import UnsupportedModelError
+from tests.engine.helpers.family_models import NotBuilt, build_family
+from tests.engine.helpers.greedy_oracle import NUM_TOKENS, Reference, make_prompts
+from tests.engine.helpers.stepped_engine import SteppedEngine
+from tests.helpers.built_kernels import needs_kernels
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MAX_DIFFERENCE = 5e-5  # of logits; some families multiply them
+EQUAL = frozenset(
+    """
+    afmoe apertus arcee aria_text axk1 beam biogpt bitnet cohere cohere2 cohere2_moe
+    cohere_compass_text ctrl cwm dbrx deepseek_v2 deepseek_v3 dots1 ernie4_5 ernie4_5_moe exaone4
+    exaone_moe flex_olmo flint fuyu gemma gemma2 gemma3 gemma3_text gemma4 gemma4_text
+    gemma4_unified gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite got_ocr2 gpt-sw3 gpt2
+    gpt_bigcode gpt_neox gpt_oss granite granite_swa granitemoe granitemoe_swa granitemoeshared
+    helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax internlm3 iquestcoder jais2 jetmoe
+    kolibri1 laguna llama longcat_flash mellum mimo_v2_flash minicpm3 minimax_m2 minimax_m3_vl_text
+    ministral ministral3 mistral mixtral modernbert-decoder moshi moss_transcribe_diarize nanochat
+    nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phi4_multimodal phimoe qwen2 qwen2_moe
+    qwen3 qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma whisper youtu
+    """.split()
+)
+# Whose configurations want more than small numbers, or parts that are not installed.
+NOT_BUILT = frozenset(
+    """
+    blt dots3_note gemma3n gemma4_assistant gemma4_unified_assistant git musicgen
+    musicgen_melody qwen4_exp qwen4_exp_text zamba zamba2
+    """.split()
+)
+ALWAYS_TRIED = (
+    *("ctrl", "gemma4", "gemma4_unified", "got_ocr2", "longcat_flash", "moss_transcribe_diarize"),
+    *("phi4_multimodal", "mpt", "bert", "blenderbot-small", "diffllama"),
+)
+_FULL = ["full_attention"] * 4
+_ROPE = {"rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+_LONG: dict[str, Any] = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+VARIANTS: dict[str, tuple[str, dict[str, Any], str | None]] = {  # fields, and why it is refused
+    "gemma3 in both directions": (
+        "gemma3_text",
+        {"use_bidirectional_attention": True},
+        "both directions",
+    ),
+    "llama that is not causal": ("llama", {"is_causal": False}, "both directions"),
+    "bert as a decoder": ("bert", {"is_decoder": True}, None),
+    "deepseek_v32 without its index": (
+        "deepseek_v32",
+        {"layer_types": _FULL},
+        "needs a mask, a cache or an input .* DeepseekV32",
+    ),
+    "llama4 without chunks": ("llama4_text", {"layer_types": _FULL}, "does not keep to the pos"),
+    "llama4 without chunks and temperature": (
+        "llama4_text",
+        {"layer_types": _FULL, "attn_temperature_tuning": False},
+        None,
+    ),
+    "qwen3_next with attention alone": ("qwen3_next", {"layer_types": _FULL}, None),
+    "granitemoehybrid with attention alone": (
+        "granitemoehybrid",
+        {"layer_types": _FULL},
+        None,
+    ),
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}, None),
+    "llama with dynamic rope": (
+        "llama",
+        {"rope_parameters": _ROPE | {"rope_type": "dynamic"}},
+        None,
+    ),
+    "phi3 with longrope": (
+        "phi3",
+        {"rope_parameters": _ROPE | _LONG | {"rope_type": "longrope"}},
+        None,
+    ),
+    "qwen3 with yarn": ("qwen3", {"rope_parameters": _ROPE | {"rope_type": "yarn"}}, None),
+}
+
+
+def check_equal(folder: Path, **settings: Any) -> None:
+    """Chunks of five tokens beside decodes; the reference is transformers without a cache."""
+    engine = SteppedEngine(folder, keeps_logits=True, max_num_batched_tokens=5, **settings)
+    prompts = make_prompts()
+    for number, prompt in enumerate(prompts):
+        engine.add(str(number), prompt)
+    engine.run()
+    reference = Reference(folder)
+    for number, prompt in enumerate(prompts):
+        name = str(number)
+        difference = reference.check(prompt, engine.tokens[name], engine.logits[name])
+        assert difference <= MAX_DIFFERENCE
+
+
+def check_family(folder: Path, model_type: str) -> None:
+    try:
+        build_family(folder, model_type)
+    except NotBuilt as reason:
+        assert model_type in NOT_BUILT, reason
+        pytest.skip(str(reason))
+    if model_type in EQUAL:
+        check_equal(folder)
+        return
+    with pytest.raises(UnsupportedModelError) as error:
+        SteppedEngine(folder)
+    print(error.value)  # pytest -rP
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize("model_type", ALWAYS_TRIED)
+def test_a_family_that_loads_gives_the_text_of_transformers(
+    model_type: str, tmp_path: Path
+) -> None:
+    check_family(tmp_path / model_type, model_type)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model_type", sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *EQUAL} - {*ALWAYS_TRIED})
+)
+def test_every_family_gives_the_text_of_transformers_or_is_refused_in_one_line(
+    model_type: str, tmp_path: Path
+) -> None:
+    check_family(tmp_path / model_type, model_type)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_what_a_config_changes_of_a_family_is_seen(name: str, tmp_path: Path) -> None:
+    model_type, fields, refusal = VARIANTS[name]
+    build_family(tmp_path / model_type, model_type, **fields)
+    if refusal is None:
+        check_equal(tmp_path / model_type)
+        return
+    with pytest.raises(UnsupportedModelError, match=refusal):
+        SteppedEngine(tmp_path / model_type)
+
+
+@needs_kernels
+def test_a_router_that_reads_a_weight_in_8_bits_reads_numbers(tmp_path: Path) -> None:
+    folder = build_family(tmp_path / "longcat_flash", "longcat_flash")
+    prompt = make_prompts()[2]
+    logits = []
+    for quantization in ("int8", "int8", None):
+        engine = SteppedEngine(folder, keeps_logits=True, quantization=quantization)
+        engine.add("a", prompt, max_tokens=1)
+        engine.run()
+        logits.append(engine.logits["a"][0])
+    assert torch.equal(logits[0], logits[1])
+    assert (logits[0] - logits[2]).std() < 0.3 * logits[2].std()
+
+
+@pytest.mark.parametrize("model_type", ["longcat_flash", "gemma4", "gemma4_unified"])
+def test_an_answer_is_that_of_generate(model_type: str, tmp_path: Path) -> None:
+    folder = build_family(tmp_path / model_type, model_type)
+    engine = SteppedEngine(folder)
+    prompts = make_prompts()
+    for number, prompt in enumerate(prompts):
+        engine.add(str(number), prompt)
+    engine.run()
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    generate: Callable[..., torch.Tensor] = model.generate
+    for number, prompt in enumerate(prompts):
+        expected = generate(
+            torch.tensor([prompt]), max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None
+        )
+        assert engine.tokens[str(number)] == expected[0, len(prompt) :].tolist()

@@ -1,0 +1,97 @@
+"""Runner and scheduler on a real model, stepped by hand: no process, no socket, no clock."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.config import EngineConfig
+from engine.core.attention.backends import UNIT_TOKENS
+from engine.core.models.loader import choose_device, load_model
+from engine.core.ops import library as ops
+from engine.core.runner.model_runner import ModelRunner
+from engine.core.scheduling.block_manager import BlockManager
+from engine.core.scheduling.scheduler import Scheduler
+from engine.core.scheduling.sequence import ScheduledSequence, Tokens
+from engine.ipc import SequenceOutput
+from tests.engine.helpers.fakes import make_request
+
+Logprobs = list[list[tuple[int, float, int]]]
+
+
+class SteppedEngine:
+    """What `engine.core` puts together, for one client called "me".
+
+    `logits[id]` is kept, a row of [vocab] per token of the answer, if `keeps_logits`. With
+    `runs_ahead` each step is started before the last one has ended.
+    """
+
+    def __init__(
+        self, folder: Path, *, keeps_logits: bool = False, runs_ahead: bool = False, **settings: Any
+    ) -> None:
+        config = EngineConfig(model=str(folder), address="", served_model_name="", **settings)
+        chosen = ops.choose(config.attn_backend, choose_device(config.device))
+        self.runner = ModelRunner(load_model(config, chosen), config)
+        resolved = self.runner.config
+        assert resolved.num_blocks is not None
+        blocks = BlockManager(
+            resolved.num_blocks, resolved.block_size, resolved.enable_prefix_caching, UNIT_TOKENS
+        )
+        self.scheduler = Scheduler(self.runner.config, blocks, self.runner.loaded.vocab_size)
+        self.runs_ahead = runs_ahead
+        self._in_flight: tuple[list[ScheduledSequence], Callable[[], Tokens]] | None = None
+        self.tokens: dict[str, list[int]] = {}
+        self.logprobs: dict[str, Logprobs] = {}
+        self.logits: dict[str, list[torch.Tensor]] = {}
+        self.ends: dict[str, SequenceOutput] = {}
+        if keeps_logits:
+            self._keep_logits()
+
+    def add(self, request_id: str, prompt: list[int], **params: Any) -> None:
+        params = {"max_tokens": 24, "ignore_eos": True} | params
+        self.scheduler.add("me", make_request(request_id, prompt=prompt, **params), 0.0)
+
+    def step(self) -> None:
+        scheduled = self.scheduler.schedule(0.0)
+        wait = self.runner.launch(scheduled) if scheduled else None
+        self._end_step()
+        if wait is not None:
+            self._in_flight = (scheduled, wait)
+            if self.runs_ahead and not any(
+                item.is_sampled and item.sequence.waits_for_tokens for item in scheduled
+            ):
+                self.scheduler.anticipate(scheduled)
+            else:
+                self._end_step()
+        for output in self.scheduler.take_outputs().get("me", []):
+            self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+            self.logprobs.setdefault(output.request_id, []).extend(output.logprobs or [])
+            if output.finish_reason is not None:
+                self.ends[output.request_id] = output
+
+    def run(self) -> None:
+        """Step until all is answered; then every block must be free."""
+        while self.scheduler.sequences or self._in_flight:
+            self.step()
+        self.scheduler.check_integrity()
+        assert self.scheduler.blocks.num_free == self.scheduler.blocks.num_blocks
+
+    def _end_step(self) -> None:
+        step, self._in_flight = self._in_flight, None
+        if step is not None:
+            scheduled, wait = step
+            self.scheduler.update(scheduled, wait(), 0.0)
+
+    def _keep_logits(self) -> None:
+        sampler = self.runner._sampler
+        sample = sampler.sample
+
+        def kept(logits: torch.Tensor, sequences: Any, *others: Any) -> Any:
+            for row, sequence in zip(logits, sequences, strict=True):
+                rows = self.logits.setdefault(sequence.request_id, [])
+                del rows[sequence.num_output_tokens :]  # which a preemption made unknown again
+                rows.append(row.clone())
+            return sample(logits, sequences, *others)
+
+        vars(sampler).update(sample=kept)

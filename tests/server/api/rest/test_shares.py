@@ -1,0 +1,93 @@
+"""Share links for anybody: how often and how much at once, and what a reader holds."""
+
+import asyncio
+import contextlib
+import zlib
+from collections.abc import AsyncIterator
+from typing import Any
+from unittest.mock import AsyncMock, MagicMock
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
+from starlette.testclient import TestClient
+from starlette.types import Message
+
+from server.access.rates import Places
+from server.api.rest import shares as rest_shares
+from server.api.rest.operation import Doors, routes_of
+from server.api.rest.shares import HeldStream, ShareOperations
+from sessions.store.shares import Share
+from tests.helpers.patience import PATIENCE
+
+LINE = b'{"role":"user","content":[{"type":"text","text":"<b>"}],"status":"failed"}'
+SHARE = Share("shr_x", "<i>", 7, zlib.compress(LINE + b"\n" + LINE + b"\n"), "ada")
+
+
+@pytest.fixture
+def client() -> TestClient:
+    doors: Any = Doors(*(MagicMock() for _ in Doors._fields))
+    doors.services.store.share = AsyncMock(return_value=SHARE)
+    doors.authenticator.identities.is_known = AsyncMock(return_value=True)
+    shares = ShareOperations(doors)
+    return TestClient(Starlette(routes=routes_of(shares.operations(), doors)))
+
+
+def test_programs_get_json_and_browsers_escaped_text(client: TestClient) -> None:
+    body = client.get("/s/x").json()
+    assert (body["id"], body["title"], body["shared_at"]) == ("shr_x", "<i>", 7)
+    assert [message["content"][0]["text"] for message in body["messages"]] == ["<b>"] * 2
+    page = client.get("/s/x", headers={"Accept": "text/html"}).text
+    assert page.count("&lt;b&gt;") == 2 and page.count("<h2>user (failed)</h2>") == 2
+    assert "<b>" not in page and "<i>" not in page
+    assert page.endswith("</main>\n</html>\n")
+
+
+def test_an_address_reads_so_often(client: TestClient) -> None:
+    answers = [client.get("/s/x") for _ in range(50)]  # a burst of two seconds
+    statuses = [answer.status_code for answer in answers]
+    assert statuses[:20] == [200] * 20 and 429 in statuses
+    refused = answers[statuses.index(429)]
+    assert refused.json()["error"]["code"] == "rate_limited"
+    assert refused.headers["retry-after"] == "1"
+
+
+async def read(places: Places, how: str) -> None:
+    """Have a place and read a stream that never ends, until it does."""
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x"
+
+    async def receive() -> Message:
+        if how != "leaves":
+            await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    with contextlib.ExitStack() as place:
+        place.enter_context(places.one("somewhere"))
+        stream = HeldStream(endless(), place=place.pop_all())
+    await stream({"type": "http"}, receive, send)
+
+
+async def test_who_reads_too_slowly_is_cut_and_the_place_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rest_shares, "READ_SECONDS", 0.05)
+    places = Places("readers", per_owner=1, in_all=1)
+    with pytest.raises(ClientDisconnect):
+        await read(places, "waits")
+    with places.one("somewhere"):
+        pass
+
+
+async def test_who_leaves_gives_the_place_back() -> None:
+    places = Places("readers", per_owner=1, in_all=1)
+    async with asyncio.timeout(PATIENCE):
+        await read(places, "leaves")
+    with places.one("somewhere"):
+        pass

@@ -1,0 +1,137 @@
+"""One answer in the making at a worker, with an engine that says what the test lets it say."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
+
+from engine import AsyncLLM, CompletionOutput, RequestOutput, SamplingParams
+from engine.errors import RetryableRequestError
+from server.config.intervals import Intervals
+from server.live.hub import Hub
+from server.live.subscription import Subscription
+from server.runs.producer import Producer
+from server.runs.run import Run
+from server.telemetry.metrics import Metrics
+from sessions.connection.feed import LiveFeed
+from sessions.model.events import ObjectEvent, TextEvent
+from sessions.store.store import SessionStore
+from tests.helpers.patience import PATIENCE
+from tests.server.helpers.watching import SilentFeed, Viewer
+from tests.sessions.helpers.chat import CREATED, Chat
+
+PARAMS = SamplingParams(max_tokens=100)
+MAX_SECONDS = 300.0
+
+
+def output(rid: str, text: str, finish_reason: str | None = None) -> RequestOutput:
+    answer = CompletionOutput(
+        index=0,
+        text=text,
+        token_ids=[1] if text else [],
+        finish_reason=cast("Any", finish_reason),
+    )
+    finished = finish_reason is not None
+    return RequestOutput(rid, None, None, None, [answer], finished)
+
+
+class Engine:
+    """Says what the test lets it say; an abort ends it."""
+
+    def __init__(self) -> None:
+        self._outputs: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
+        self.prompts: list[Any] = []
+        self.ready = asyncio.Event()
+        self.ready.set()
+
+    @property
+    def is_ready(self) -> bool:
+        return self.ready.is_set()
+
+    async def wait_ready(self, timeout: float) -> None:
+        async with asyncio.timeout(timeout):
+            await self.ready.wait()
+
+    def say(self, *outputs: RequestOutput | Exception) -> None:
+        for each in outputs:
+            self._outputs.put_nowait(each)
+
+    async def generate(
+        self, prompt: Any, params: Any, request_id: str, **_: Any
+    ) -> AsyncIterator[RequestOutput]:
+        if not self.is_ready:
+            raise RetryableRequestError("no core")
+        self.prompts.append(prompt)
+        finished = False
+        while not finished:
+            said = await self._outputs.get()
+            if isinstance(said, Exception):
+                raise said
+            finished = said.finished
+            yield said
+
+    async def abort(self, request_id: str) -> None:
+        self.say(output(request_id, "", "abort"))
+
+
+class Answering:
+    """One begun answer, its producer, and somebody who watches."""
+
+    def __init__(self, store: SessionStore, chat: Chat) -> None:
+        self.store, self.chat = store, chat
+        self.engine = Engine()
+        self.viewer = Viewer()
+        self.intervals = Intervals()
+        self.has_peers = False
+
+    async def begin(self) -> "Answering":
+        self.hub = Hub(self.store, cast("LiveFeed", SilentFeed()), self.store.keys, "w1")
+        begun = await self.chat.begin()
+        self.rid = begun.response_id
+        response = {"id": self.rid, "session_id": self.chat.session_id, "settings": {}}
+        message = self.chat.messages[self.rid]
+        created = ObjectEvent(dict(CREATED))
+        self.run = Run(response, message, uid="alice", fence=1, created=created)
+        self.hub.local_runs[self.rid] = cast("Any", self.run)
+        subscription = Subscription(self.viewer, self.chat.session_id)
+        await self.hub.join(subscription)
+        subscription.end_join(begun.offset)
+        subscription.put_events(self.rid, 1, 1, self.run.events)
+        self.producer = Producer(
+            self.run,
+            store=self.store,
+            engine=cast("AsyncLLM", self.engine),
+            hub=self.hub,
+            metrics=Metrics(),
+            intervals=self.intervals,
+            has_peers=lambda: self.has_peers,
+            max_seconds=MAX_SECONDS,
+        )
+        return self
+
+    def start(self) -> asyncio.Task[Any]:
+        return asyncio.create_task(self._produce())
+
+    async def _produce(self) -> Any:
+        async with self.producer.writing():
+            end = await self.producer.generate([1, 2, 3], PARAMS)
+        return await self.producer.finish(end)
+
+    async def text_comes(self) -> None:
+        while (await self.viewer.next())["type"] != "response.output_text.delta":
+            pass
+
+    async def stored(self) -> tuple[list[str], str]:
+        """The texts in the log, and that of the message."""
+        events = [event for _, event in await self.store.events(self.rid)]
+        message_id = self.run.message.id
+        message = await self.store.message("alice", self.chat.session_id, message_id)
+        return [e.delta for e in events if isinstance(e, TextEvent)], message.text
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """For what only a look can tell."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.005)

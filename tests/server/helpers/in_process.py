@@ -1,0 +1,362 @@
+"""Whole workers in this process: real Redis, real sockets' code without sockets, a scripted engine.
+
+What a real engine and network decide by chance, dice decide here: before each step everybody gives
+way a random number of times, so that thousands of orders of the same few steps can be tried in
+seconds. `ScriptedEngine` counts like the oracle model of tests/helpers/tiny_model.py.
+"""
+
+import asyncio
+import contextlib
+import json
+import random
+import re
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self, cast
+
+import msgspec
+import orjson
+from starlette.types import ASGIApp, Message
+
+from engine import AsyncLLM, CompletionOutput, RequestOutput
+from engine.client.requests.core_connection import CoreState
+from engine.outputs import RequestProgress
+from server.config.intervals import SHORTENED, Intervals
+from server.config.limits import Limits
+from server.worker.app import AppConfig, Worker
+from sessions.store.store import SessionStore
+from tests.end_to_end.clients.client import ChatClient
+from tests.end_to_end.clients.client_model import Frame
+from tests.end_to_end.oracle.history import History
+from tests.end_to_end.oracle.stored_state import Stored, read_store
+from tests.helpers.patience import PATIENCE
+from tests.helpers.tiny_model import oracle_word
+
+TOKEN = "in-process-token-of-the-tests"
+PHASES = ("queued", "prefill", "first", "mid", "last", "ended")
+# No stall of the machine ends a lease: whose answer is taken over waits for no phase any more.
+PATIENT = msgspec.structs.replace(SHORTENED, lease=60.0, silence=48.0, heartbeat_life=60.0)
+
+
+class Dice:
+    """Random choices from a seed that a failing test prints."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.random = random.Random(seed)
+
+    async def give_way(self) -> None:
+        """Let others run, for a random while."""
+        for _ in range(self.random.choice((0, 0, 1, 1, 2, 3, 5, 8, 20))):
+            await asyncio.sleep(0)
+        if self.random.random() < 0.1:
+            await asyncio.sleep(self.random.random() * 0.003)
+
+
+class Request:
+    """One request at the scripted engine. Phases are reached in order and may be held."""
+
+    def __init__(self) -> None:
+        self.reached = {phase: asyncio.Event() for phase in PHASES}
+        self.is_held: set[str] = set()
+        self.held_at: str | None = None  # the phase that it really waits in, at this moment
+        self.released = asyncio.Event()
+        self.aborted = asyncio.Event()
+
+    async def at(self, phase: str, dice: Dice) -> None:
+        self.reached[phase].set()
+        if phase in self.is_held:
+            waits = [asyncio.ensure_future(e.wait()) for e in (self.released, self.aborted)]
+            self.held_at = phase
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            self.held_at = None
+            for wait in waits:
+                wait.cancel()
+        await dice.give_way()
+
+
+class ScriptedEngine:
+    """What the server asks of `AsyncLLM`. All workers share one, as they share a core."""
+
+    def __init__(self, dice: Dice) -> None:
+        self._dice = dice
+        self.requests: dict[str, Request] = defaultdict(Request)
+        self.num_requests = 0
+        self.num_running = 0
+        self.core_state = CoreState.READY
+        self.is_ready = True
+        self.stats = None
+        self.model_config = SimpleNamespace(max_model_len=32_768)
+        self.chat_stop = ()
+
+    def get_tokenizer(self) -> Self:
+        return self
+
+    async def encode_async(self, text: str, owner: str = "") -> list[int]:
+        return [int(number) for number in re.findall(r"t(\d{5}) ?", text)] or [0]
+
+    async def apply_chat_template_async(
+        self, messages: Sequence[dict[str, str]], answer: str = "", **options: object
+    ) -> list[int]:
+        return await self.encode_async(messages[-1]["content"] + answer)
+
+    def resumed_text(self, prompt: Any, params: Any, token_ids: Sequence[int]) -> str:
+        return "".join(map(oracle_word, token_ids))
+
+    async def wait_ready(self, timeout: float) -> None:
+        pass
+
+    def check_admission(self, num_requests: int) -> None:
+        pass
+
+    async def metrics(self) -> dict[str, float]:
+        return defaultdict(float)
+
+    async def abort(self, response_id: str) -> None:
+        await self._dice.give_way()
+        self.requests[response_id].aborted.set()
+
+    async def generate(
+        self,
+        prompt: dict[str, list[int]],
+        params: Any,
+        response_id: str,
+        *,
+        resume_token_ids: Sequence[int] = (),
+        on_progress: Callable[[RequestProgress], None],
+        **_: Any,
+    ) -> AsyncIterator[RequestOutput]:
+        request, dice = self.requests[response_id], self._dice
+        self.num_requests += 1
+        self.num_running += 1
+        token = [*prompt["prompt_token_ids"], *resume_token_ids][-1]
+        num_left = params.max_tokens - len(resume_token_ids)
+        try:
+            await request.at("queued", dice)
+            on_progress(RequestProgress(0, 1, 0, 0, scheduled=False))
+            await request.at("prefill", dice)
+            if num_left <= 0:
+                yield _output(response_id, "", [], "length")
+                return
+            on_progress(RequestProgress(None, 1, 0, 1, scheduled=True))
+            for number in range(num_left):
+                is_last = number == num_left - 1
+                phase = "first" if number == 0 else "last" if is_last else "mid"
+                await request.at(phase, dice)
+                # A core that was told to stop may have decoded another token by then.
+                if request.aborted.is_set() and dice.random.random() < 0.7:
+                    yield _output(response_id, "", [], "abort")
+                    return
+                token += 1
+                yield _output(
+                    response_id, oracle_word(token), [token], "length" if is_last else None
+                )
+        finally:
+            self.num_running -= 1
+            request.reached["ended"].set()
+
+
+def _output(
+    response_id: str, text: str, token_ids: list[int], finish_reason: str | None
+) -> RequestOutput:
+    answer = CompletionOutput(
+        index=0, text=text, token_ids=token_ids, finish_reason=cast("Any", finish_reason)
+    )
+    return RequestOutput(response_id, None, None, None, [answer], finish_reason is not None)
+
+
+class HesitantStore(SessionStore):
+    """A store whose every call gives way before and behind it, as real ones do under load."""
+
+    dice: Dice
+
+    def hesitate(self, dice: Dice) -> None:
+        script, call = self.client.script, self.client.call
+
+        async def hesitant_script(*arguments: Any, **options: Any) -> Any:
+            await dice.give_way()
+            try:
+                return await script(*arguments, **options)
+            finally:
+                await dice.give_way()
+
+        async def hesitant_call(*arguments: Any, **options: Any) -> Any:
+            await dice.give_way()
+            return await call(*arguments, **options)
+
+        self.client.script = hesitant_script  # type: ignore[method-assign]
+        self.client.call = hesitant_call  # type: ignore[method-assign]
+
+
+@contextlib.asynccontextmanager
+async def running_workers(
+    url: str,
+    prefix: str,
+    folder: Path,
+    engine: ScriptedEngine,
+    dice: Dice,
+    count: int,
+    intervals: Intervals = SHORTENED,
+) -> AsyncIterator[list[Worker]]:
+    """So many workers on one Redis and one engine; `folder` stands for the checkpoint."""
+    async with contextlib.AsyncExitStack() as stack:
+        workers = []
+        for number in range(count):
+            store = await HesitantStore.open(url, prefix=prefix, lease_seconds=intervals.lease)
+            store.hesitate(dice)
+            config = AppConfig(
+                replica=f"w{number}",
+                model="oracle",
+                model_folder=folder,
+                token=TOKEN,
+                admin_token="admin-" + TOKEN,
+                limits=Limits(messages_per_s=0),
+                intervals=intervals,
+                check_host=False,
+            )
+            worker = Worker(config, store, cast("AsyncLLM", engine))
+            await stack.enter_async_context(_lifespan(worker.app))
+            workers.append(worker)
+        yield workers
+
+
+def patient_history(url: str, prefix: str) -> History:
+    """Judges what patient workers under this prefix do; other tests may share their Redis."""
+
+    def read() -> Stored:
+        stored = read_store(url, prefix)
+        stored.foreign_keys.clear()
+        stored.is_served = False  # so patient, that nobody cleans an index up before the check
+        return stored
+
+    return History(read)
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: ASGIApp) -> AsyncIterator[None]:
+    to_app: asyncio.Queue[Message] = asyncio.Queue()
+    from_app: asyncio.Queue[Message] = asyncio.Queue()
+    task = asyncio.create_task(_run(app, {"type": "lifespan"}, to_app.get, from_app.put))
+    for event in ("startup", "shutdown"):
+        if event == "shutdown":
+            yield
+        await to_app.put({"type": f"lifespan.{event}"})
+        answer = await from_app.get()
+        assert answer["type"] == f"lifespan.{event}.complete", answer
+    await task
+
+
+async def _run(app: ASGIApp, scope: Any, receive: Any, send: Any) -> None:
+    await app(scope, receive, send)
+
+
+class LocalClient(ChatClient):
+    """A client of one of these workers. Use as an async context manager."""
+
+    def __init__(self, worker: Worker, history: History) -> None:
+        super().__init__(history)
+        self._worker = worker
+        self._requests: asyncio.Queue[Message] = asyncio.Queue()
+        self._accepted = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        scope = {
+            "type": "websocket",
+            "path": "/v1/ws",
+            "raw_path": b"/v1/ws",
+            "query_string": b"",
+            "headers": [(b"host", b"localhost"), (b"authorization", f"Bearer {TOKEN}".encode())],
+            "subprotocols": ["chat.v1"],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 80),
+            "scheme": "ws",
+            "extensions": {},
+        }
+        self.open_record()
+        self._requests.put_nowait({"type": "websocket.connect"})
+        self._task = asyncio.create_task(
+            _run(self._worker.app, scope, self._requests.get, self._send_from_app)
+        )
+        await self._accepted.wait()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.cut()
+        await self._task
+        if self.close_code is None:
+            await self.end(0)
+        if self.broken is not None:
+            raise self.broken
+
+    def cut(self) -> None:
+        """Lose the connection without a close frame."""
+        self._requests.put_nowait({"type": "websocket.disconnect", "code": 1006})
+
+    async def _send_from_app(self, message: Message) -> None:
+        if message["type"] == "websocket.accept":
+            self._accepted.set()
+        elif message["type"] == "websocket.close":
+            await self.end(message["code"])
+        elif self.close_code is None and self.broken is None:
+            try:
+                await self.take(json.loads(message["text"]))
+            except AssertionError as broken:
+                self.broken = broken
+
+    async def _transmit(self, text: str) -> None:
+        self._requests.put_nowait({"type": "websocket.receive", "text": text})
+
+
+class Http:
+    """One HTTP request to a worker of this process; `frames` are those of its answer so far.
+
+    `status` and `headers` are there once it is `answered`.
+    """
+
+    def __init__(self, worker: Worker, method: str, path: str, query: str = "") -> None:
+        self.frames: list[Frame] = []
+        self._requests: asyncio.Queue[Message] = asyncio.Queue()
+        self._requests.put_nowait({"type": "http.request", "body": b"{}", "more_body": False})
+        self._arrived = asyncio.Condition()
+        self._rest = b""
+        headers = {
+            "host": "localhost",
+            "authorization": f"Bearer {TOKEN}",
+            "content-type": "application/json",
+        }
+        scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 80),
+            "scheme": "http",
+        }
+        self.answered = asyncio.ensure_future(worker.app(scope, self._requests.get, self._take))
+
+    async def _take(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], dict(message["headers"])
+        *events, self._rest = (self._rest + message.get("body", b"")).split(b"\n\n")
+        async with self._arrived:
+            for event in events:
+                data = [line for line in event.split(b"\n") if line.startswith(b"data: ")]
+                self.frames += [orjson.loads(line.removeprefix(b"data: ")) for line in data]
+            self._arrived.notify_all()
+
+    async def first(self, kind: str) -> Frame:
+        """The first frame of that type, when it has come."""
+        async with asyncio.timeout(PATIENCE), self._arrived:
+            await self._arrived.wait_for(lambda: any(f["type"] == kind for f in self.frames))
+        return next(frame for frame in self.frames if frame["type"] == kind)
+
+    async def body(self) -> Any:
+        """A whole answer that is no stream."""
+        await asyncio.wait_for(self.answered, PATIENCE)
+        return orjson.loads(self._rest)

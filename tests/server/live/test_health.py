@@ -1,0 +1,135 @@
+"""Whether Redis can be used: it answers, takes writes, and is what it was when it was checked."""
+
+from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from engine.client.requests.core_connection import CoreState
+from server.config.intervals import Intervals
+from server.live.health import Health
+from server.live.hub import Hub
+from server.telemetry.metrics import Metrics
+from sessions.connection.client import RedisClient
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.model.errors import StoreRefused
+from sessions.store.store import SessionStore
+from tests.helpers.redis_server import redis_binaries, running_redis
+from tests.server.helpers.watching import SilentFeed
+
+ENGINE: Any = SimpleNamespace(core_state=CoreState.READY)
+AT_ONCE = Intervals(settings=0.0)
+
+
+@pytest.fixture
+def own_redis() -> Iterator[EmbeddedRedis]:
+    """A server that the test may fill, flush or misconfigure."""
+    with running_redis(list(redis_binaries().values())[-1]) as redis:
+        yield redis
+
+
+@pytest.fixture
+async def store(own_redis: EmbeddedRedis) -> AsyncIterator[SessionStore]:
+    store = await SessionStore.open(own_redis.url)
+    yield store
+    await store.close()
+
+
+def health_of(store: SessionStore, **options: Any) -> Health:
+    hub = Hub(store, SilentFeed(), store.keys, "w1")  # type: ignore[arg-type]
+    return Health(store, ENGINE, hub, Metrics(), AT_ONCE, **options)
+
+
+async def test_a_redis_that_takes_no_writes_is_unavailable_until_it_does(
+    store: SessionStore,
+) -> None:
+    health = health_of(store)
+    await health.check()
+    assert health.problems == {}
+    await store.client.call("CONFIG", "SET", "maxmemory", "1")
+    health._wrote_at = float("-inf")  # the next trial write is due
+    await health.check()
+    assert health.problems == {"store": "unavailable"}
+    await store.client.call("CONFIG", "SET", "maxmemory", "0")
+    await health.check()
+    assert health.problems == {}
+
+
+async def test_a_start_is_logged_as_connected_and_only_what_was_lost_as_restored(
+    store: SessionStore,
+) -> None:
+    with capture_logs() as logs:
+        health = health_of(store)
+        await health.check()
+        health.store_exited()
+        await health.check()
+    assert [(line["event"], line.get("engine"), line.get("store")) for line in logs] == [
+        ("connected", "ok", None),
+        ("connection degraded", None, "unavailable"),
+        ("connection restored", None, "ok"),
+    ]
+
+
+async def test_a_fault_that_loses_data_is_a_problem_and_a_full_memory_is_not(
+    store: SessionStore,
+) -> None:
+    health = health_of(store)
+    await store.client.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    await health.check()
+    assert health.problems == {"redis": "maxmemory-policy is allkeys-lru and must be noeviction"}
+    await store.client.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    used = bytes(await store.client.call("INFO", "memory")).split(b"used_memory:")[1].split()[0]
+    await store.client.call("CONFIG", "SET", "maxmemory", int(int(used) * 1.15))
+    await health.check()
+    assert [fault.loses_data for fault in health.faults] == [False]
+    assert health.problems == {}
+
+
+async def test_a_store_that_was_away_at_the_start_is_checked_when_it_is_back(
+    own_redis: EmbeddedRedis,
+) -> None:
+    store = SessionStore.connect(own_redis.url)
+    own_redis.stop()
+    health = health_of(store)
+    await health.check()
+    assert health.problems == {"store": "unavailable"}
+    own_redis.start()
+    await health.check()
+    assert health.problems == {} and store.is_verified
+    await store.close()
+
+
+async def test_a_store_that_comes_back_unusable_is_refused(own_redis: EmbeddedRedis) -> None:
+    client = RedisClient(own_redis.url)
+    await client.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    await client.close()
+    refusals: list[StoreRefused] = []
+    store = SessionStore.connect(own_redis.url)
+    await health_of(store, on_refused=refusals.append).check()
+    assert len(refusals) == 1 and not store.is_verified
+    await store.close()
+
+
+async def test_flushed_data_makes_the_hub_look_at_every_room(
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    health, looks = health_of(store), []
+    monkeypatch.setattr(health._hub.losses, "look_at_all", lambda: looks.append(1))
+    await health.check()
+    await store.client.call("FLUSHALL")
+    await health.check()
+    await health.check()
+    assert looks == [1]
+
+
+async def test_each_change_is_told_with_its_moment(store: SessionStore) -> None:
+    changes: list[None] = []
+    health = health_of(store, on_change=lambda: changes.append(None))
+    health.since["engine"] = 0
+    await health.check()
+    since = health.since["engine"]
+    assert len(changes) == 1 and since > 0
+    await health.check()
+    assert len(changes) == 1 and health.since["engine"] == since

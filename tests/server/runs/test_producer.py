@@ -1,0 +1,151 @@
+"""`Producer`: from the engine's outputs to what is shown and stored."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from engine.errors import EngineDeadError
+from server.runs import producer as producer_module
+from server.runs.stop import Stop
+from sessions.model.errors import StoreUnavailable
+from tests.server.helpers.answering import MAX_SECONDS, Answering, output
+
+
+async def test_an_answer_is_shown_stored_and_ended_once(answering: Answering) -> None:
+    answering.engine.say(
+        output(answering.rid, "one "),
+        output(answering.rid, "two "),
+        output(answering.rid, "", "stop"),
+    )
+    await answering.start()
+    frames = await answering.viewer.sent()
+    done = [frame for frame in frames if frame["type"] == "response.done"]
+    assert [frame["response"]["status"] for frame in done] == ["completed"]
+    assert done[0]["durable"] is True
+    texts, message = await answering.stored()
+    assert "".join(texts) == message == "one two "
+    record = await answering.store.run("alice", answering.rid)
+    assert (record.status, record.num_tokens) == ("completed", 2)
+
+
+async def test_a_stop_keeps_what_was_shown_and_discards_what_comes(answering: Answering) -> None:
+    producing = answering.start()
+    answering.engine.say(output(answering.rid, "kept "))
+    await answering.text_comes()
+    answering.run.stop(Stop())
+    answering.engine.say(output(answering.rid, "late "), output(answering.rid, "", "abort"))
+    await producing
+    (done,) = (f for f in await answering.viewer.sent() if f["type"] == "response.done")
+    assert (done["response"]["status"], done["response"]["text_length"]) == ("cancelled", 5)
+    assert await answering.stored() == (["kept "], "kept ")
+
+
+async def test_p17_an_answer_that_takes_too_long_ends_with_what_it_has(
+    answering: Answering,
+) -> None:
+    producing = answering.start()
+    answering.engine.say(output(answering.rid, "in time, "))
+    await answering.text_comes()
+    scheduled = answering.run.timeline.scheduled
+    assert scheduled is not None
+    answering.run.timeline.scheduled = scheduled - MAX_SECONDS
+    answering.engine.say(output(answering.rid, "the last "))  # the producer aborts then
+    await producing
+    (done,) = (f for f in await answering.viewer.sent() if f["type"] == "response.done")
+    assert done["response"]["status"] == "incomplete"
+    assert done["response"]["status_details"] == {"reason": "deadline", "by": "policy"}
+    assert (await answering.stored())[1] == "in time, the last "
+
+
+async def test_an_answer_stopped_before_it_began_never_reaches_the_engine(
+    answering: Answering,
+) -> None:
+    answering.run.stop(Stop())
+    await answering.start()
+    assert answering.engine.prompts == []
+    assert (await answering.stored())[1] == ""
+
+
+async def test_a_dead_engine_ends_the_answer_with_what_there_is(answering: Answering) -> None:
+    answering.engine.say(output(answering.rid, "half "), EngineDeadError())
+    await answering.start()
+    (done,) = (f for f in await answering.viewer.sent() if f["type"] == "response.done")
+    assert done["response"]["status"] == "failed"
+    assert done["response"]["status_details"]["reason"] == "engine_error"
+    assert (await answering.stored())[1] == "half "
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_an_append_whose_reply_was_lost_is_stored_once(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    lost, again = asyncio.Event(), asyncio.Event()
+    append = answering.store.append
+
+    async def lose_the_first_reply(response_id: str, **arguments: Any) -> Any:
+        reply = await append(response_id, **arguments)
+        if not lost.is_set() and arguments["events"]:
+            lost.set()
+            raise StoreUnavailable
+        again.set()
+        return reply
+
+    monkeypatch.setattr(answering.store, "append", lose_the_first_reply)
+    producing = answering.start()
+    answering.engine.say(output(answering.rid, "one "))
+    await lost.wait()
+    answering.engine.say(output(answering.rid, "two "))
+    if not ends:
+        await again.wait()
+    answering.engine.say(output(answering.rid, "", "stop"))
+    await producing
+    assert answering.run.status == "completed"
+    assert await answering.stored() == (["one ", "two "], "one two ")
+    record = await answering.store.run("alice", answering.rid)
+    assert (record.num_tokens, record.text_length) == (2, 8)
+
+
+async def test_queue_positions_are_told_at_most_twice_a_second(answering: Answering) -> None:
+    progress = SimpleNamespace(scheduled=False, num_cached_tokens=0, num_tokens_ahead=70)
+    for position in range(10):
+        progress.queue_position = position
+        answering.producer._on_progress(cast("Any", progress))
+    queued = [f for f in await answering.viewer.sent() if f["type"] == "response.queued"]
+    assert [frame["position"] for frame in queued] == [0]
+    assert queued[0]["ahead_tokens"] == 70
+    assert "eta_ms" not in queued[0]  # nothing is known of this queue yet
+
+
+async def test_an_answer_whose_turn_comes_while_the_core_restarts_waits(
+    answering: Answering,
+) -> None:
+    answering.engine.ready.clear()
+    producing = answering.start()
+    await asyncio.sleep(0)
+    answering.engine.say(output(answering.rid, "late "), output(answering.rid, "", "stop"))
+    answering.engine.ready.set()
+    await producing
+    assert (await answering.stored())[1] == "late "
+    assert answering.run.status == "completed"
+
+
+async def test_an_answer_that_waits_for_the_core_can_be_stopped(answering: Answering) -> None:
+    answering.engine.ready.clear()
+    producing = answering.start()
+    await asyncio.sleep(0)
+    answering.run.stop(Stop())
+    await producing
+    assert answering.run.status == "cancelled"
+    assert answering.engine.prompts == []
+
+
+async def test_an_answer_does_not_wait_for_the_core_for_ever(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_module, "ENGINE_WAIT_SECONDS", 0.01)
+    answering.engine.ready.clear()
+    await answering.start()
+    (done,) = (f for f in await answering.viewer.sent() if f["type"] == "response.done")
+    assert done["response"]["status_details"] == {"reason": "engine_error"}

@@ -1,0 +1,89 @@
+"""Logs: a stream that takes no more of them is no reason to stop."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.patience import PATIENCE
+from tests.helpers.root import ROOT
+
+SPEAK = """
+from server.telemetry.logs import configure_logs
+configure_logs("info", "json", "worker-1")
+import logging, structlog
+from rich.console import Console
+for number in range(1000):
+    structlog.get_logger("server").info("response created", number=number)
+logging.getLogger("uvicorn").warning("of a library")
+Console(stderr=True).print("stopping")
+print("serves on")
+"""
+
+
+@pytest.fixture(params=["reader gone", "disk full"])
+def broken_stream(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A descriptor that takes nothing."""
+    if request.param == "disk full":
+        descriptor = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, descriptor = os.pipe()
+        os.close(reader)
+    yield descriptor
+    os.close(descriptor)
+
+
+def test_s7_a_log_that_takes_nothing_stops_nothing(broken_stream: int) -> None:
+    command = [sys.executable, "-c", SPEAK]
+    done = subprocess.run(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=broken_stream, timeout=PATIENCE
+    )
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["event"] == "serves on"
+
+
+def test_what_is_logged_comes_at_once_and_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("wb") as log:
+        subprocess.run(
+            [sys.executable, "-c", SPEAK],
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+            timeout=PATIENCE,
+            check=True,
+        )
+    lines = path.read_text().splitlines()
+    assert len(lines) == 1003
+    assert json.loads(lines[-1])["event"] == "serves on"
+    assert '"number": 999' in lines[999]
+
+
+FAIL = """
+import sys
+from server.telemetry.logs import configure_logs
+configure_logs("info", sys.argv[1], "worker-1")
+import structlog
+def fail(words):
+    raise ValueError("the reason")
+try:
+    fail("what a user wrote")
+except ValueError:
+    structlog.get_logger("server").exception("run failed")
+"""
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_an_exception_is_logged_with_its_place_and_no_local_variables(log_format: str) -> None:
+    command = [sys.executable, "-c", FAIL, log_format]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
+    assert "run failed" in done.stderr
+    assert "the reason" in done.stderr
+    assert '"fail"' in done.stderr or "in fail" in done.stderr
+    assert "a user wrote" not in done.stderr.replace('fail("what a user wrote")', "")

@@ -1,0 +1,120 @@
+"""What `/metrics` says, in the text format, under the promised names."""
+
+import re
+from typing import Any
+
+import pytest
+
+from engine.core.metrics import CoreMetrics
+from server.telemetry.metrics import Metrics, StoreCollector
+from tests.engine.helpers.fakes import make_scheduler
+from tests.helpers.root import ROOT
+
+ENGINE: dict[str, Any] = {
+    "num_running": 2,
+    "num_waiting": 1,
+    "num_blocks_total": 100,
+    "num_blocks_free": 73,
+    "requests_total": 9,
+    "prompt_tokens_total": 500,
+    "batch_invariant": 1,
+    "row_multiple": 4,
+    "attention": "paged",
+    "step_seconds": {"buckets": [(0.001, 4), (0.01, 6), (float("inf"), 7)], "sum": 0.5, "count": 7},
+}
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+def values(metrics: Metrics) -> dict[str, float]:
+    lines = metrics.render().decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
+
+
+def test_the_engines_figures_have_the_names_that_scripts_know(metrics: Metrics) -> None:
+    metrics.engine.values = ENGINE
+    found = values(metrics)
+    assert found["parley_kv_blocks"] == 100
+    assert found["parley_kv_blocks_free"] == 73
+    assert found["parley_requests_running"] == 2
+    assert found["parley_requests_waiting"] == 1
+    assert found["parley_prompt_tokens_total"] == 500
+    assert found["parley_engine_batch_invariant"] == 1
+    assert found["parley_engine_row_multiple"] == 4
+
+
+def test_histograms_texts_and_counters_are_rendered_as_what_they_are(metrics: Metrics) -> None:
+    metrics.engine.values = ENGINE
+    text = metrics.render().decode()
+    assert "# TYPE parley_step_seconds histogram" in text
+    assert "# TYPE parley_prompt_tokens_total counter" in text
+    assert "# TYPE parley_kv_blocks gauge" in text
+    found = values(metrics)
+    assert found['parley_step_seconds_bucket{le="0.01"}'] == 6
+    assert found['parley_step_seconds_bucket{le="+Inf"}'] == found["parley_step_seconds_count"] == 7
+    assert found['parley_attention_info{value="paged"}'] == 1
+
+
+def test_without_a_core_there_are_no_figures_of_it(metrics: Metrics) -> None:
+    assert "parley_kv_blocks_free" not in values(metrics)
+    assert values(metrics)["parley_connections"] == 0
+
+
+def test_what_is_counted_is_shown(metrics: Metrics) -> None:
+    metrics.count_response("cancelled", "client_cancelled")
+    metrics.count_error("invalid_json")
+    metrics.count_error("invalid_json")
+    metrics.count_close(4400)
+    metrics.observe_stop(0.02, num_discarded=3)
+    metrics.observe_first_token(0.3)
+    metrics.observe_inter_event(0.004)
+    found = values(metrics)
+    assert found['parley_responses_total{reason="client_cancelled",status="cancelled"}'] == 1
+    assert found['parley_errors_total{code="invalid_json"}'] == 2
+    assert found['parley_closes_total{code="4400"}'] == 1
+    assert found["parley_tokens_discarded_after_stop_total"] == 3
+    assert found["parley_stop_seconds_count"] == 1
+    assert found['parley_time_to_first_token_seconds_bucket{le="0.5"}'] == 1
+    assert found['parley_inter_token_seconds_bucket{le="0.005"}'] == 1
+
+
+def test_workers_do_not_share_figures() -> None:
+    first, second = Metrics(), Metrics()
+    first.count_close(1000)
+    assert 'parley_closes_total{code="1000"}' not in values(second)
+
+
+def exported() -> dict[str, str]:
+    """Every name that a worker with an engine exports, with its type."""
+    metrics = Metrics()
+    metrics.registry.register(StoreCollector(lambda: 0))
+    metrics.engine.values = CoreMetrics("model", "cpu").snapshot(make_scheduler())
+    lines = [line.split() for line in metrics.render().decode().splitlines()]
+    return {words[2]: words[3] for words in lines if words[:2] == ["#", "TYPE"]}
+
+
+def test_l3_names_are_as_promtool_wants_them() -> None:
+    for name, kind in exported().items():
+        words = name.split("_")
+        assert re.fullmatch("parley(_[a-z]+)+", name), name
+        assert name.endswith("_total") == (kind == "counter"), (name, kind)
+        assert name.endswith("_seconds") or kind != "histogram", name
+        assert not {"gauge", "counter", "histogram", "bucket", "sum", "count"} & set(words), name
+        units = {"ms", "milliseconds", "minutes", "hours", "kb", "mb", "kilobytes", "percent"}
+        assert not units & set(words), name  # base units only: seconds, bytes, ratios
+
+
+def test_l3_the_docs_list_exactly_the_exported_names() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    section = page.partition("\n## Metrics\n")[2].partition("\n## ")[0]
+    rows = [line.split("|") for line in section.splitlines() if line.startswith("| `parley_")]
+    listed = {
+        name: row[2].strip().partition(",")[0]
+        for row in rows
+        for name in re.findall("`(parley_[a-z_]+)`", row[1])
+    }
+    assert listed == exported()

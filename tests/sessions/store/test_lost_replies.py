@@ -1,0 +1,215 @@
+"""A reply lost on the way: the script was applied, the connection broke, the call is sent again.
+
+Every method must answer as if nothing had happened, and nothing may be stored twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio.connection import AbstractConnection
+
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.model.errors import RevisionConflict, RunGone, RunLost, SessionNotFound
+from sessions.store.copies import PART_MESSAGES, Draft
+from sessions.store.store import SessionStore
+from tests.sessions.helpers.chat import Chat, user_message
+
+
+class LossyProxy:
+    """Stands before Redis; after `lose_next()` it drops a connection instead of its next reply."""
+
+    def __init__(self, path: str, redis_path: str) -> None:
+        self.url = f"unix://{path}"
+        self.num_lost = 0
+        self._path, self._redis_path = path, redis_path
+        self._loses = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def lose_next(self) -> None:
+        self._loses = True
+
+    async def __aenter__(self) -> LossyProxy:
+        self._server = await asyncio.start_unix_server(self._serve, self._path)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        redis_reader, redis_writer = await asyncio.open_unix_connection(self._redis_path)
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        upwards = asyncio.create_task(self._pass_on(reader, redis_writer))
+        try:
+            while data := await redis_reader.read(65536):
+                if self._loses:
+                    self._loses = False
+                    self.num_lost += 1
+                    break
+                writer.write(data)
+                await writer.drain()
+        finally:
+            upwards.cancel()
+            for end in (writer, redis_writer):
+                end.close()
+            await asyncio.gather(upwards, return_exceptions=True)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        finally:  # a client that goes away with unread replies resets the connection
+            writer.close()
+
+
+@pytest.fixture
+async def proxy(redis_server: EmbeddedRedis, tmp_path: Path) -> AsyncIterator[LossyProxy]:
+    async with LossyProxy(str(tmp_path / "p"), redis_server.socket_path) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def lossy(proxy: LossyProxy, prefix: str) -> AsyncIterator[SessionStore]:
+    """A store whose next reply can be lost."""
+    store = await SessionStore.open(proxy.url, prefix=prefix)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def lossy_chat(lossy: SessionStore) -> Chat:
+    return await Chat.create(lossy)
+
+
+async def test_create_session(lossy: SessionStore, proxy: LossyProxy) -> None:
+    proxy.lose_next()
+    created = await lossy.create_session("alice", idempotency_key="k")
+    assert proxy.num_lost == 1
+    assert not created.replayed and created.session.offset == 1
+
+
+async def test_update_session(lossy_chat: Chat, proxy: LossyProxy) -> None:
+    store, session_id = lossy_chat.store, lossy_chat.session_id
+    proxy.lose_next()
+    session = await store.update_session("alice", session_id, title="new", if_revision=1)
+    assert proxy.num_lost == 1
+    assert (session.title, session.revision, session.offset) == ("new", 2, 2)
+    with pytest.raises(RevisionConflict):
+        await store.update_session("alice", session_id, title="newer", if_revision=1)
+
+
+async def test_update_session_behind_the_updates_of_others(
+    lossy_chat: Chat, chat: Chat, proxy: LossyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repeat that comes late neither undoes what others have changed nor is logged again."""
+    other, session_id = chat.store, lossy_chat.session_id
+    connected = lossy_chat.store.client._link._connected
+
+    async def slowly() -> AbstractConnection:
+        if proxy.num_lost:
+            await other.update_session("alice", session_id, title="theirs")
+            monkeypatch.undo()
+        return await connected()
+
+    monkeypatch.setattr(lossy_chat.store.client._link, "_connected", slowly)
+    proxy.lose_next()
+    session = await lossy_chat.store.update_session("alice", session_id, title="mine")
+    assert proxy.num_lost == 1
+    assert (session.title, session.revision, session.offset) == ("theirs", 3, 3)
+
+
+async def test_delete_session(lossy_chat: Chat, proxy: LossyProxy) -> None:
+    proxy.lose_next()
+    deleted = await lossy_chat.store.delete_session("alice", lossy_chat.session_id)
+    assert proxy.num_lost == 1
+    assert deleted.offset == 2
+    assert (await lossy_chat.store.sessions("alice")).sessions == ()
+    with pytest.raises(SessionNotFound):
+        await lossy_chat.store.delete_session("alice", lossy_chat.session_id)
+
+
+async def test_begin_response(lossy_chat: Chat, proxy: LossyProxy) -> None:
+    proxy.lose_next()
+    begun = await lossy_chat.begin()
+    assert proxy.num_lost == 1
+    assert (begun.replayed, begun.fence, begun.offset) == (False, 1, 3)
+    session = await lossy_chat.store.session("alice", lossy_chat.session_id)
+    assert (session.message_count, session.offset) == (2, 3)
+    assert len(await lossy_chat.store.events(begun.response_id)) == 1
+
+
+async def test_append_and_finish(lossy_chat: Chat, proxy: LossyProxy) -> None:
+    rid = (await lossy_chat.begin()).response_id
+    queued = (await lossy_chat.begin(on_busy="queue")).response_id
+    proxy.lose_next()
+    assert (await lossy_chat.append(rid, 2, "a", "b")).repeated
+    proxy.lose_next()
+    finished = await lossy_chat.finish(rid, 4)
+    assert proxy.num_lost == 2
+    assert finished.repeated and finished.next_response_id == queued
+    assert [number for number, _ in await lossy_chat.store.events(rid)] == [1, 2, 3, 4]
+    assert await lossy_chat.store.token_ids(rid) == [0, 1]
+    session = await lossy_chat.store.session("alice", lossy_chat.session_id)
+    assert (session.output_tokens, session.active_response_id) == (5, queued)
+
+
+async def test_reap(lossy_chat: Chat, proxy: LossyProxy) -> None:
+    rid = (await lossy_chat.begin()).response_id
+    proxy.lose_next()
+    reaped = await lossy_chat.store.reap(rid, new_owner="w2", exited_owner="w1")
+    assert proxy.num_lost == 1
+    assert (reaped.fence, reaped.old_owner) == (2, "w1")
+    with pytest.raises(RunLost):
+        await lossy_chat.append(rid, 2, "x")
+
+
+async def test_request_cancel_and_cancel_early(lossy_chat: Chat, proxy: LossyProxy) -> None:
+    rid = (await lossy_chat.begin(idempotency_key="k")).response_id
+    proxy.lose_next()
+    assert (await lossy_chat.store.request_cancel("alice", rid, seen=1)).owner == "w1"
+    proxy.lose_next()
+    known = await lossy_chat.store.cancel_early("alice", lossy_chat.session_id, "k")
+    assert (known, proxy.num_lost) == (rid, 2)
+
+
+async def test_data_lost_by_redis_is_not_created_again_half(chat: Chat) -> None:
+    rid = (await chat.begin()).response_id
+    await chat.store.client.call("DEL", chat.store.keys.session(chat.session_id, "m"))
+    before = await chat.keys()
+    with pytest.raises(RunGone):
+        await chat.finish(rid, 2)
+    assert await chat.keys() == before
+
+
+async def test_import_and_fork(
+    lossy: SessionStore, proxy: LossyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = [user_message(f"{number}", None) for number in range(PART_MESSAGES + 1)]
+    messages = [
+        replace(message, parent_id=messages[place - 1].id if place else None)
+        for place, message in enumerate(messages)
+    ]
+    script = lossy.client.script
+
+    async def lose_each(name: str, *arguments: Any) -> Any:
+        proxy.lose_next()
+        return await script(name, *arguments)
+
+    monkeypatch.setattr(lossy.client, "script", lose_each)
+    head = messages[-1].id
+    made = await lossy.import_session("alice", Draft("", "", {}, messages, head))
+    forked = await lossy.fork_session("alice", made.session.id, head)
+    assert proxy.num_lost >= 12  # reserve twice, begin, two parts to write; two to read
+    for copy in (made, forked):
+        assert not copy.replayed and copy.session.offset == 1
+        read = lossy.messages_of("alice", copy.session.id, whole_tree=True)
+        assert [m.text async for m in read] == [m.text for m in messages]
