@@ -235,7 +235,7 @@ class Beginnings:
             }
         )
         # Claimed first: what the script publishes may be here before its reply is.
-        self._hub.claimed.add(response_id)
+        self._hub.rooms.claim(response_id)
         begun: BegunResponse | None = None
         try:
             begun = await self._store.begin_response(
@@ -257,7 +257,7 @@ class Beginnings:
             )
         finally:
             if begun is None or begun.replayed:
-                self._hub.claimed.discard(response_id)
+                self._hub.rooms.unclaim(response_id)
         if begun.replayed:
             return None, begun
         run = Run(response, answer, uid=uid, fence=begun.fence, created=created, base=task.base)

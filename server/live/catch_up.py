@@ -7,20 +7,17 @@ nothing is locked for that, because every `Subscription` counts and drops what i
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
+from server.live.data_loss import DataLoss
 from server.live.response_log import ResponseLog, is_done, read_base, read_log
+from server.live.rooms import Room, Rooms
 from server.live.subscription import Subscription
 from server.protocol.frames import session_event_frame
 from sessions.model.errors import ResponseNotFound, SessionNotFound, StoreUnavailable
 from sessions.model.events import Event
-from sessions.model.ids import session_of
 from sessions.model.records import RunRecord
 from sessions.store.store import SessionStore
-
-if TYPE_CHECKING:
-    from server.live.hub import Hub
-    from server.live.rooms import Room
 
 RETRY_SECONDS = 0.5
 SESSION_LOG = ""  # in the place of a response id: the log of the session itself
@@ -29,9 +26,18 @@ SESSION_LOG = ""  # in the place of a response id: the log of the session itself
 class CatchUp:
     """Beside the `Hub` of one worker."""
 
-    def __init__(self, hub: "Hub", store: SessionStore) -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        rooms: Rooms,
+        data_loss: DataLoss,
+        store: SessionStore,
+        put_in_order: Callable[[Room, int, dict[str, Any]], None],
+    ) -> None:
+        """`put_in_order` takes a session event with its offset; see `Hub`."""
+        self._rooms = rooms
+        self._data_loss = data_loss
         self._store = store
+        self._put_in_order = put_in_order
 
     # ---- one subscription begins to follow an answer --------------------------------------------
 
@@ -62,7 +68,7 @@ class CatchUp:
         asked: int = 0,
     ) -> Callable[[], None]:
         """Read what `attach` sends; what is returned sends it, and cannot fail. Raises likewise."""
-        run = self._hub.local_runs.get(response_id)
+        run = self._rooms.run(response_id)
         log = (
             run.log
             if run is not None
@@ -71,7 +77,7 @@ class CatchUp:
 
         def put() -> None:
             # It may have begun here, or gone on, meanwhile.
-            present = self._hub.local_runs.get(response_id)
+            present = self._rooms.run(response_id)
             now = log if present is None else present.log
             # What was shown under an older fence may have other numbers than what was stored.
             is_known = fence in (None, now.fence)
@@ -85,30 +91,30 @@ class CatchUp:
 
     def fill_gap(self, subscription: Subscription, response_id: str) -> None:
         """Send what was published while a subscription that is live now was still joining."""
-        if (run := self._hub.local_runs.get(response_id)) is not None:
+        if (run := self._rooms.run(response_id)) is not None:
             subscription.catch_up(response_id, run.log)
-        elif (room := self._hub.rooms.get(subscription.session_id)) is not None:
+        elif (room := self._rooms.get(subscription.session_id)) is not None:
             self.sync_room(room, response_id)
 
     # ---- a room lacks something -----------------------------------------------------------------
 
     def sync_all(self) -> None:
         """The feed was away: whatever it should have brought is read from the logs."""
-        for room in self._hub.rooms.values():
+        for room in self._rooms.values():
             self.sync_room(room, SESSION_LOG)
             for response_id in {rid for s in room.subscriptions for rid in s.cursors}:
-                if response_id not in self._hub.local_runs:
+                if self._rooms.run(response_id) is None:
                     self.sync_room(room, response_id)
 
-    def sync_room(self, room: "Room", response_id: str) -> None:
+    def sync_room(self, room: Room, response_id: str) -> None:
         """Fetch what the room's subscriptions lack of an answer, or of `SESSION_LOG`."""
         if response_id in room.syncing:
             room.syncing[response_id] = True  # what is being read may be older than what we heard
         else:
             room.syncing[response_id] = False
-            self._hub.spawn(self._run_sync(room, response_id))
+            self._rooms.spawn(self._run_sync(room, response_id))
 
-    async def _run_sync(self, room: "Room", response_id: str) -> None:
+    async def _run_sync(self, room: Room, response_id: str) -> None:
         try:
             while room.subscriptions:
                 room.syncing[response_id] = False
@@ -121,7 +127,7 @@ class CatchUp:
                     await asyncio.sleep(RETRY_SECONDS)
                     continue
                 except SessionNotFound:
-                    await self._hub.losses.look_at(room.session_id)
+                    await self._data_loss.look_at(room.session_id)
                     return
                 except ResponseNotFound:
                     await self._give_up_end(room, response_id)
@@ -131,20 +137,19 @@ class CatchUp:
         finally:
             del room.syncing[response_id]
 
-    async def _sync_session(self, room: "Room") -> None:
-        losses = self._hub.losses
-        await losses.verify(room.session_id)  # new events may hide that others were lost
+    async def _sync_session(self, room: Room) -> None:
+        await self._data_loss.verify(room.session_id)  # new events may hide that others were lost
         epoch = room.epoch
         events = await self._store.session_events(room.session_id, after=room.offset, epoch=epoch)
         if events is None:
-            await losses.look_at(room.session_id, lacking=epoch)
+            await self._data_loss.look_at(room.session_id, lacking=epoch)
             return
         session = await self._store.session(None, room.session_id)
         for event in events:
             frame = session_event_frame(session, event.offset, event.data)
-            self._hub.put_in_order(room, event.offset, frame)
+            self._put_in_order(room, event.offset, frame)
 
-    async def _sync_response(self, room: "Room", response_id: str) -> None:
+    async def _sync_response(self, room: Room, response_id: str) -> None:
         record = await self._store.run(None, response_id)
         events = [event for _, event in await self._store.events(response_id)]
         textless = events
@@ -170,10 +175,10 @@ class CatchUp:
 
     def resend(self, response_id: str) -> None:
         """Send the answer as it is stored to those of its room who were shown another one."""
-        if (room := self._hub.rooms.get(session_of(response_id))) is not None:
-            self._hub.spawn(self._resend(room, response_id))
+        if (room := self._rooms.of_response(response_id)) is not None:
+            self._rooms.spawn(self._resend(room, response_id))
 
-    async def _resend(self, room: "Room", response_id: str) -> None:
+    async def _resend(self, room: Room, response_id: str) -> None:
         while room.subscriptions:
             try:
                 log = await read_log(self._store, None, response_id)
@@ -193,12 +198,12 @@ class CatchUp:
             self.sync_room(room, response_id)  # what came live meanwhile was dropped
             return
 
-    async def _give_up_end(self, room: "Room", response_id: str) -> None:
+    async def _give_up_end(self, room: Room, response_id: str) -> None:
         """The answer is stored nowhere; of a session that is gone, its owner tells the end."""
         try:
             await self._store.session(None, room.session_id)
         except SessionNotFound:
-            await self._hub.losses.look_at(room.session_id)
+            await self._data_loss.look_at(room.session_id)
             return
         except StoreUnavailable:
             pass

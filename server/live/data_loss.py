@@ -1,4 +1,4 @@
-"""`Losses`: what viewers are told when Redis has lost something that it had acknowledged.
+"""`DataLoss`: what viewers are told when Redis has lost something that it had acknowledged.
 
 A flushed or emptied Redis has lost sessions whole: their viewers get `session.deleted`. A replica
 that was promoted, or an append-only file with a torn end, has lost the last writes of some: such a
@@ -7,37 +7,40 @@ and its viewers get `session.subscribed` once more, with `recovered: false` and 
 """
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import structlog
 
+from server.live.rooms import Room, Rooms
 from server.live.subscription import Subscription
 from sessions.model.errors import SessionNotFound, StoreUnavailable
-from sessions.model.ids import session_of
 from sessions.model.records import Session
 from sessions.store.store import SessionStore
-
-if TYPE_CHECKING:
-    from server.live.hub import Hub
-    from server.live.rooms import Room
 
 logger = structlog.get_logger("server")
 
 RETRY_SECONDS = 0.2
 
 
-class Losses:
+class DataLoss:
     """Compares what this worker has shown with what the store has."""
 
-    def __init__(self, hub: "Hub", store: SessionStore) -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        rooms: Rooms,
+        store: SessionStore,
+        publish_session: Callable[[str, int, dict[str, Any]], None],
+    ) -> None:
+        """`publish_session` takes a session's id and an event with its offset; see `Hub`."""
+        self._rooms = rooms
         self._store = store
+        self._publish_session = publish_session
 
     def look_at_all(self) -> None:
         """The store was emptied. Whoever runs an answer tells its session's viewers itself."""
-        busy = {session_of(response_id) for response_id in self._hub.local_runs}
-        for session_id in set(self._hub.rooms) - busy:
-            self._hub.spawn(self.look_at(session_id))
+        for session_id in self._rooms.unanswered():
+            self._rooms.spawn(self.look_at(session_id))
 
     async def verify(self, session_id: str) -> bool:
         """Give a session that began on another Redis a new epoch; False if that cannot be stored.
@@ -68,8 +71,8 @@ class Losses:
 
         `lacking`: the epoch of which they lack events that the log does not have.
         """
-        room = self._hub.rooms.get(session_id)
-        while room is not None and self._hub.rooms.get(session_id) is room:
+        room = self._rooms.get(session_id)
+        while room is not None and self._rooms.get(session_id) is room:
             shown = room.offset
             try:
                 session = await self._store.session(None, session_id)
@@ -85,7 +88,7 @@ class Losses:
                 await self._tell_gone(room)
                 return
 
-    def _rejoin_all(self, room: "Room", session: Session) -> None:
+    def _rejoin_all(self, room: Room, session: Session) -> None:
         logger.warning("session log does not go on", session_id=session.id)
         room.epoch, room.offset = session.epoch, session.offset
         room.early.clear()
@@ -93,9 +96,9 @@ class Losses:
             if subscription.rejoin is not None and subscription.only is None:
                 subscription.forget_ends()
                 subscription.begin_join()
-                self._hub.spawn(self._rejoin(room, subscription))
+                self._rooms.spawn(self._rejoin(room, subscription))
 
-    async def _rejoin(self, room: "Room", subscription: Subscription) -> None:
+    async def _rejoin(self, room: Room, subscription: Subscription) -> None:
         assert subscription.rejoin is not None
         async with subscription.sending:  # one state behind the other
             while subscription in room.subscriptions:
@@ -112,12 +115,12 @@ class Losses:
                     subscription.end_join(subscription.offset)
                 return
 
-    async def _tell_gone(self, room: "Room") -> None:
+    async def _tell_gone(self, room: Room) -> None:
         """The session is not there any more, and whoever deleted it was not heard."""
         frame = await self._gone(room)
-        self._hub.publish_session(room.session_id, room.offset + 1, frame)
+        self._publish_session(room.session_id, room.offset + 1, frame)
 
-    async def _gone(self, room: "Room") -> dict[str, Any]:
+    async def _gone(self, room: Room) -> dict[str, Any]:
         try:
             was_deleted = await self._store.was_deleted(room.session_id)
         except StoreUnavailable:

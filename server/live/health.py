@@ -99,7 +99,7 @@ class Health:
             await self._store.verify()
         if not await self._store.ping():
             logger.error("redis lost its data")
-            self._hub.losses.look_at_all()
+            self._hub.data_loss.look_at_all()
         now = time.monotonic()
         if self.state["store"] != "ok" or now - self._wrote_at >= WRITE_SECONDS:
             await self._store.check_writes()

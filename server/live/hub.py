@@ -12,16 +12,13 @@ from collections.abc import Coroutine
 from typing import Any
 from weakref import WeakValueDictionary
 
-from engine.errors import EngineError
 from server.live.catch_up import SESSION_LOG, CatchUp
-from server.live.data_loss import Losses
+from server.live.data_loss import DataLoss
 from server.live.response_log import ResponseLog
-from server.live.rooms import LocalRun, Room
+from server.live.rooms import Room, Rooms
 from server.live.subscription import Subscription, Watcher
 from server.live.viewers import Viewers
-from server.protocol.errors import ApiError
 from server.protocol.frames import created_frame
-from sessions.background import Background
 from sessions.connection.feed import LiveFeed
 from sessions.model.errors import StoreUnavailable
 from sessions.model.events import (
@@ -55,15 +52,12 @@ class Hub:
         self._keys = keys
         self._replica = replica
         self._hides_observers = hides_observers
-        self._background = Background(ApiError, EngineError)
         self._opening = WeakValueDictionary[str, asyncio.Lock]()  # kept by who holds or awaits
-        self.rooms: dict[str, Room] = {}
+        self.rooms = Rooms()
         self.watchers: dict[str, set[Watcher]] = {}  # by user
         self._heard: set[str] = set()  # users whose channel is subscribed
-        self.local_runs: dict[str, LocalRun] = {}  # by response id
-        self.claimed: set[str] = set()  # answers that this worker tells about, before and after
-        self.catch_up = CatchUp(self, store)
-        self.losses = Losses(self, store)
+        self.data_loss = DataLoss(self.rooms, store, self.publish_session)
+        self.catch_up = CatchUp(self.rooms, self.data_loss, store, self.put_in_order)
         self.viewers = Viewers(store, replica, local=self._num_viewers, tell=self._show_viewers)
         feed.on_resync(self.catch_up.sync_all)
 
@@ -74,10 +68,10 @@ class Hub:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something that nobody waits for; `close` cancels what is left."""
-        self._background.spawn(work)
+        self.rooms.spawn(work)
 
     async def close(self) -> None:
-        await self._background.close()
+        await self.rooms.end_tasks()
 
     # ---- connections and their user-wide frames -------------------------------------------------
 
@@ -178,7 +172,7 @@ class Hub:
                 except BaseException:
                     await self._feed.unsubscribe(channel)
                     raise
-                room = self.rooms[session_id] = Room(session_id, session.epoch, session.offset)
+                room = self.rooms.open(session_id, session.epoch, session.offset)
             room.subscriptions.add(subscription)
             subscription.outbox.withholds = self._withholds
         if subscription.is_viewer:
@@ -193,7 +187,7 @@ class Hub:
         lock = self._opening.setdefault(session_id, asyncio.Lock())
         async with lock:
             if not room.subscriptions and self.rooms.get(session_id) is room:
-                del self.rooms[session_id]
+                self.rooms.close(room)
                 await self._feed.unsubscribe(self._keys.session_channel(session_id))
         if subscription.is_viewer:
             self.spawn(self.viewers.announce(session_id))
@@ -215,7 +209,7 @@ class Hub:
 
     def publish_events(self, response_id: str, fence: int, first: int, events: list[Event]) -> None:
         """Entries of an answer's log: from the run itself, or from another worker's."""
-        room = self.rooms.get(session_of(response_id))
+        room = self.rooms.of_response(response_id)
         if room is None:
             return
         for subscription in room.subscriptions:
@@ -226,7 +220,7 @@ class Hub:
 
     def show_again(self, response_id: str, log: ResponseLog) -> None:
         """An answer of this worker is still its own: its viewers get what they had to wait for."""
-        room = self.rooms.get(session_of(response_id))
+        room = self.rooms.of_response(response_id)
         for subscription in room.subscriptions if room else ():
             if not subscription.joining and subscription.wants(response_id):
                 subscription.catch_up(response_id, log)
@@ -236,7 +230,7 @@ class Hub:
 
         It may be another one: a stop that only the store had heard of has come first.
         """
-        room = self.rooms.get(session_of(response_id))
+        room = self.rooms.of_response(response_id)
         for subscription in room.subscriptions if room else ():
             if not subscription.joining and subscription.wants(response_id):
                 subscription.put_end_again(response_id, log)
@@ -246,11 +240,11 @@ class Hub:
 
         The queue may be slow, or this process was stopped: what was in time then, is late now.
         """
-        run = self.local_runs.get(response_id)
+        run = self.rooms.run(response_id)
         if run is None or not run.must_be_silent():
             return False
         run.is_held = True
-        room = self.rooms.get(session_of(response_id))
+        room = self.rooms.of_response(response_id)
         for subscription in room.subscriptions if room else ():
             if subscription.outbox.withhold(response_id):
                 subscription.doubt(response_id)
@@ -258,16 +252,15 @@ class Hub:
 
     def disown(self, response_id: str) -> None:
         """An answer of this worker is another's now: its viewers get the log's text instead."""
-        self.claimed.discard(response_id)
-        self.local_runs.pop(response_id, None)
-        room = self.rooms.get(session_of(response_id))
+        self.rooms.release(response_id)
+        room = self.rooms.of_response(response_id)
         for subscription in room.subscriptions if room else ():
             subscription.doubt(response_id, is_lost=True)
         self.catch_up.resend(response_id)
 
     def put_unnumbered(self, response_id: str, frame: dict[str, Any]) -> None:
         """A frame about an answer that is not in its log, such as `response.queued`."""
-        room = self.rooms.get(session_of(response_id))
+        room = self.rooms.of_response(response_id)
         for subscription in room.subscriptions if room else ():
             if not subscription.joining and subscription.wants(response_id):
                 subscription.outbox.put(frame, response_id)
@@ -299,7 +292,9 @@ class Hub:
             room.offset += 1
             for subscription in room.subscriptions:
                 subscription.put_session_event(room.offset, due)
-                if (awaited := subscription.awaited) is not None and awaited not in self.claimed:
+                if (awaited := subscription.awaited) is not None and not self.rooms.is_claimed(
+                    awaited
+                ):
                     self.catch_up.sync_room(room, awaited)
                 is_sent_away = subscription.is_viewer and not subscription.observes
                 if due["type"] == "session.evicted" and is_sent_away:
@@ -311,7 +306,7 @@ class Hub:
 
     def _on_live(self, payload: LivePayload) -> None:
         if isinstance(payload, LiveResponseEvents):
-            if payload.response_id not in self.claimed:
+            if not self.rooms.is_claimed(payload.response_id):
                 self.publish_events(
                     payload.response_id, payload.fence, payload.first, list(payload.events)
                 )
@@ -329,7 +324,7 @@ class Hub:
         if room is None:
             return
         if payload.epoch != room.epoch:
-            self.spawn(self.losses.look_at(room.session_id))
+            self.spawn(self.data_loss.look_at(room.session_id))
             return
         first = payload.offset - len(payload.events) + 1
         for offset, data in enumerate(payload.events, first):
@@ -345,4 +340,4 @@ class Hub:
 
     def _is_own(self, data: dict[str, Any]) -> bool:
         """An event that its producer here is about to publish, in its place among the others."""
-        return data.get("message", {}).get("response_id") in self.claimed
+        return self.rooms.is_claimed(data.get("message", {}).get("response_id"))

@@ -1,10 +1,19 @@
-"""`Room`: a session with viewers on this worker. `LocalRun`: an answer that it produces itself."""
+"""`Rooms`: which sessions are watched on this worker, and which answers it tells of itself.
 
-from collections.abc import Callable
+A room is a session with at least one viewer here. The answers that this worker produces, or is
+about to, are beside them, because what others publish of those is dropped. Only the methods of
+`Rooms` change either; everybody may read.
+"""
+
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, Protocol
 
+from engine.errors import EngineError
 from server.live.response_log import ResponseLog
 from server.live.subscription import Subscription
+from server.protocol.errors import ApiError
+from sessions.background import Background
+from sessions.model.ids import session_of
 
 
 class LocalRun(Protocol):
@@ -32,3 +41,72 @@ class Room:
         self.early: dict[int, dict[str, Any]] = {}  # events that came before their predecessors
         # Logs that are being read (`CatchUp.sync_room`) → whether that was asked for once more.
         self.syncing: dict[str, bool] = {}
+
+
+class Rooms(Mapping[str, Room]):
+    """The rooms by session id, to read; and the answers of this worker."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[str, Room] = {}
+        self._runs: dict[str, LocalRun] = {}  # by response id
+        self._claimed: set[str] = set()  # response ids
+        self._background = Background(ApiError, EngineError)
+
+    def __getitem__(self, session_id: str) -> Room:
+        return self._rooms[session_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rooms)
+
+    def __len__(self) -> int:
+        return len(self._rooms)
+
+    def of_response(self, response_id: str) -> Room | None:
+        """The room of the session that the answer belongs to."""
+        return self._rooms.get(session_of(response_id))
+
+    def open(self, session_id: str, epoch: str, offset: int) -> Room:
+        """A new room, for a session whose last event has this offset."""
+        room = self._rooms[session_id] = Room(session_id, epoch, offset)
+        return room
+
+    def close(self, room: Room) -> None:
+        del self._rooms[room.session_id]
+
+    # ---- the answers of this worker -------------------------------------------------------------
+
+    def claim(self, response_id: str) -> None:
+        """This worker tells of the answer from now on, before there is a run as after its end."""
+        self._claimed.add(response_id)
+
+    def unclaim(self, response_id: str) -> None:
+        """The answer was not begun here after all."""
+        self._claimed.discard(response_id)
+
+    def add_run(self, response_id: str, run: LocalRun) -> None:
+        self._runs[response_id] = run
+
+    def release(self, response_id: str) -> None:
+        """The answer has ended, or is another worker's: what others publish of it counts again."""
+        self.unclaim(response_id)
+        self._runs.pop(response_id, None)
+
+    def is_claimed(self, response_id: str | None) -> bool:
+        return response_id in self._claimed
+
+    def run(self, response_id: str) -> LocalRun | None:
+        """The answer, if this worker produces it."""
+        return self._runs.get(response_id)
+
+    def unanswered(self) -> set[str]:
+        """Sessions that are watched here, and in which this worker produces no answer."""
+        return self._rooms.keys() - {session_of(response_id) for response_id in self._runs}
+
+    # ---- tasks ----------------------------------------------------------------------------------
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something that nobody waits for; `end_tasks` cancels what is left."""
+        self._background.spawn(work)
+
+    async def end_tasks(self) -> None:
+        await self._background.close()

@@ -187,7 +187,7 @@ class Finisher:
             self._settle(self._ending(end), durable=deleted)
             self._hub.spawn(self._tell_others_of_the_end())
             if not deleted:
-                self._hub.spawn(self._hub.losses.look_at(run.session_id))
+                self._hub.spawn(self._hub.data_loss.look_at(run.session_id))
         elif isinstance(error, RunLost | RunEnded):
             run.is_disowned = True
             self._hub.disown(run.response_id)  # what is shown here may be more than was stored

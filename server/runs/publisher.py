@@ -70,4 +70,4 @@ class Speaker:
     def tell_rewound(self) -> None:
         """The log went back in time, behind what was shown: whoever watches begins anew."""
         logger.warning("redis lost its last writes, which are written again", **self._run.ids)
-        self._hub.spawn(self._hub.losses.renew(self._run.session_id))
+        self._hub.spawn(self._hub.data_loss.renew(self._run.session_id))

@@ -105,7 +105,7 @@ class Runs:
     def add(self, run: Run) -> None:
         """From now on the answer is this worker's, and its viewers here are fed from memory."""
         self._runs[run.response_id] = run
-        self._hub.local_runs[run.response_id] = run
+        self._hub.rooms.add_run(run.response_id, run)
 
     def start(self, run: Run, begun: BegunResponse) -> None:
         """Produce an answer that was added and announced."""
@@ -265,8 +265,7 @@ class Runs:
 
     def _forget(self, run: Run) -> None:
         self._runs.pop(run.response_id, None)
-        self._hub.local_runs.pop(run.response_id, None)
-        self._hub.claimed.discard(run.response_id)
+        self._hub.rooms.release(run.response_id)
         if run.is_leaving:
             return
         self._limit.free(run.uid, run.response_id)

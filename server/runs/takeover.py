@@ -113,7 +113,7 @@ class Takeover:
             response_id, new_owner=self._replica, exited_owner=exited_owner
         )
         self._metrics.count_reaped()
-        self._hub.claimed.add(response_id)
+        self._hub.rooms.claim(response_id)
         goes_on = False
         try:
             goes_on = await self._resume(response_id, reaped)
@@ -126,7 +126,7 @@ class Takeover:
             await self._give_up(response_id, reaped)
         finally:
             if not goes_on:
-                self._hub.claimed.discard(response_id)
+                self._hub.rooms.unclaim(response_id)
 
     async def _resume(self, response_id: str, reaped: Reaped) -> bool:
         """Go on with what was reaped, or end it with all that is stored of it: False."""

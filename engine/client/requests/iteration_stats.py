@@ -6,12 +6,10 @@ the event loop was late, because outputs that wait are joined. Times are seconds
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from engine.client.requests.request_state import RequestState
 from engine.outputs import FinishReason
-
-if TYPE_CHECKING:
-    from engine.client.requests.request_state import RequestState
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class IterationStats:
     max_num_generation_tokens_iter: list[int] = field(default_factory=list)  # of ended requests
     n_params_iter: list[int] = field(default_factory=list)  # likewise
 
-    def add_tokens(self, state: "RequestState", num_new: int, since: float) -> None:
+    def add_tokens(self, state: RequestState, num_new: int, since: float) -> None:
         """So many new tokens of an answer, whose last ones came at `since`; 0: they are its first.
 
         Both times are monotonic.
@@ -63,7 +61,7 @@ class IterationStats:
                 self.iteration_timestamp - state.metrics.arrival_time
             )
 
-    def add_end(self, state: "RequestState", reason: FinishReason) -> None:
+    def add_end(self, state: RequestState, reason: FinishReason) -> None:
         """An answer has ended, which is no more among those of its parent."""
         metrics, num_tokens = state.metrics, len(state.token_ids)
         first, last = metrics.first_token_ts, state.last_token_ts
@@ -88,6 +86,6 @@ class IterationStats:
         if state.parent is None:
             self.max_num_generation_tokens_iter.append(num_tokens)
             self.n_params_iter.append(1)
-        elif not state.parent.children:
+        elif not state.parent.open_ids:
             self.max_num_generation_tokens_iter.append(state.parent.max_num_tokens)
             self.n_params_iter.append(state.parent.params.n)

@@ -54,7 +54,7 @@ class OutputProcessor:
             self.request_states[state.internal_id] = state
             if state.parent is not None:
                 self.parent_requests[state.parent.internal_id] = state.parent
-                state.parent.children[state.internal_id] = state
+                state.parent.open_ids[state.internal_id] = None
 
     def find(self, request_id: Any, *, internal: bool = False) -> list[RequestState]:
         """The open answers to a request; none if nobody has this id, or it was aborted."""
@@ -62,7 +62,7 @@ class OutputProcessor:
         if not internal:
             key = self._external_to_internal.get(key, "")
         if parent := self.parent_requests.get(key):
-            return list(parent.children.values())
+            return [self.request_states[child_id] for child_id in parent.open_ids]
         state = self.request_states.get(key)
         return [] if state is None else [state]
 
@@ -108,8 +108,8 @@ class OutputProcessor:
         del self.request_states[state.internal_id]
         self.request_states[internal_id] = state
         if state.parent is not None:
-            del state.parent.children[state.internal_id]
-            state.parent.children[internal_id] = state
+            del state.parent.open_ids[state.internal_id]
+            state.parent.open_ids[internal_id] = None
         state.internal_id = internal_id
 
     def start_abort(self, state: RequestState) -> None:
@@ -139,8 +139,8 @@ class OutputProcessor:
         self.request_states.pop(state.internal_id, None)
         parent = state.parent
         if parent is not None:
-            parent.children.pop(state.internal_id, None)
-            if parent.children:
+            parent.open_ids.pop(state.internal_id, None)
+            if parent.open_ids:
                 return
             self.parent_requests.pop(parent.internal_id, None)
         self._release_id(state)

@@ -4,15 +4,10 @@ The children share the prompt's blocks: the scheduler lets them wait for each ot
 the reader they are one stream, whose outputs say by `index` which answer they belong to.
 """
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from engine.outputs import CompletionOutput, OutputError, RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
-
-if TYPE_CHECKING:
-    from engine.client.requests.request_state import RequestState
 
 
 class ParentRequest:
@@ -21,7 +16,9 @@ class ParentRequest:
     def __init__(self, internal_id: str, params: SamplingParams) -> None:
         self.internal_id = internal_id
         self.params = params
-        self.children: dict[str, RequestState] = {}  # by internal id, those that have not ended
+        self.open_ids: dict[
+            str, None
+        ] = {}  # internal ids of children that have not ended, in order
         self.shown_prompt_ids: list[int] | None = None  # in the outputs
         self.max_num_tokens = 0  # of the longest answer so far
         self._num_unfinished = params.n

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import Any, cast, get_args
 
 from engine.client.requests.collector import RequestOutputCollector
 from engine.client.requests.parallel_sampling import ParentRequest
@@ -34,9 +34,6 @@ class Submission:
     num_in_vain: int = 0  # cores in a row that died under it before it had another token
     num_resubmits: int = 0
 
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 

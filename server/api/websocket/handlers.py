@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 import orjson
 import structlog
 
-from server.commands.cancel_response import Stops
+from server.access.audit import Actor
+from server.access.identities import User
+from server.commands.cancel_response import Asker, Stops
 from server.commands.delete_session import delete_session
 from server.commands.services import Services
 from server.live.subscription import Subscription
@@ -38,20 +40,26 @@ from sessions.model.ids import session_of
 from sessions.model.records import Session
 from sessions.model.replies import MessagePage
 
-if TYPE_CHECKING:
-    from server.api.websocket.connection import Connection
-
 logger = structlog.get_logger("server")
 
 MAX_SNAPSHOT_BYTES = 192 * 1024  # of its messages
 MAX_REPLY_BYTES = 248 * 1024  # of messages and session, whose system text may be long
 
 
+class Client(Asker, Protocol):
+    """Who sends the frames: a `Connection`."""
+
+    user: User
+
+    @property
+    def actor(self) -> Actor: ...
+
+
 class Handlers:
     """Raises `ApiError` for what is refused; the connection answers it with an `error` frame."""
 
-    def __init__(self, connection: "Connection", services: Services) -> None:
-        self._connection = connection
+    def __init__(self, client: Client, services: Services) -> None:
+        self._client = client
         self._services = services
         self._store = services.store
         self._hub = services.hub
@@ -60,7 +68,7 @@ class Handlers:
         self._beginnings = services.beginnings
         self._subscriptions: dict[str, Subscription] = {}
         self._parted: set[Subscription] = set()  # of sessions that are deleted
-        self.stops = Stops(connection, services, self._subscriptions)
+        self.stops = Stops(client, services, self._subscriptions)
 
     async def handle(self, frame: ClientFrame, asked: int) -> None:
         """`asked`: the number that the connection's `Told` gave the frame when it was read."""
@@ -96,11 +104,11 @@ class Handlers:
     ) -> None:
         if event_id is not None:
             frame = {**frame, "event_id": event_id}
-        self._connection.outbox.put(frame, response_id)
+        self._client.outbox.put(frame, response_id)
 
     @property
     def _uid(self) -> str:
-        return self._connection.uid
+        return self._client.uid
 
     # ---- sessions -------------------------------------------------------------------------------
 
@@ -121,19 +129,19 @@ class Handlers:
         reply = created_frame(session, replayed=created.replayed)
         self._reply(reply, frame.event_id)
         if not created.replayed:
-            await self._hub.tell_user(self._uid, session.id, reply, besides=self._connection)
+            await self._hub.tell_user(self._uid, session.id, reply, besides=self._client)
 
     async def _subscribe(self, frame: SubscribeSession, asked: int) -> None:
         check_session_id(frame.session_id)
         for listed in frame.responses:
             check_response_id(listed.response_id)
         if frame.observe:
-            await self._services.auditor.observe(self._connection.actor, frame.session_id)
+            await self._services.auditor.observe(self._client.actor, frame.session_id)
         uid = None if frame.observe else self._uid
         # Where there is no such session any more, the ends of its answers are still to be told.
         session = await self._store.session(uid, frame.session_id)
         await self._leave(session.id)
-        if not await self._hub.losses.verify(session.id):
+        if not await self._hub.data_loss.verify(session.id):
             frame = msgspec.structs.replace(frame, after=None)
         subscription = self._new_subscription(session.id, observes=frame.observe)
         await self._join(subscription)
@@ -191,7 +199,7 @@ class Handlers:
         }
         self._reply(reply, frame.event_id)
         for event in missed or ():
-            self._connection.outbox.put(session_event_frame(session, event.offset, event.data))
+            self._client.outbox.put(session_event_frame(session, event.offset, event.data))
         last = missed[-1].offset if missed else session.offset
         for put_answer in answers.values():
             put_answer()
@@ -255,14 +263,14 @@ class Handlers:
             if subscription is not None:
                 subscription.expect_reply("session.updated", None)
             raise
-        updated = await self._hub.publish_updated(session, besides=self._connection)
+        updated = await self._hub.publish_updated(session, besides=self._client)
         if subscription is None:
             self._reply(updated, frame.event_id)
 
     async def _delete_session(self, frame: DeleteSession) -> None:
         subscription = self._expect_reply(frame, "session.deleted")
         deleted = await delete_session(
-            self._services, self._uid, frame.session_id, besides=self._connection
+            self._services, self._uid, frame.session_id, besides=self._client
         )
         if subscription is None:
             self._reply(deleted, frame.event_id)
@@ -277,7 +285,7 @@ class Handlers:
 
     def _new_subscription(self, session_id: str, *, observes: bool = False) -> Subscription:
         self._check_subscriptions()
-        subscription = Subscription(self._connection, session_id, observes=observes)
+        subscription = Subscription(self._client, session_id, observes=observes)
         again = SubscribeSession(session_id=session_id, observe=observes)
         subscription.rejoin = lambda: self._send_state(subscription, again)
         subscription.on_gone = partial(self._part_with, subscription)
@@ -325,7 +333,7 @@ class Handlers:
 
     async def _create_response(self, frame: CreateResponse, asked: int) -> None:
         check_session_id(frame.session_id)
-        if frame.priority and not self._connection.user.is_admin:
+        if frame.priority and not self._client.user.is_admin:
             raise ApiError("forbidden", "priority needs the role admin", param="priority")
         subscription = self._subscriptions.get(frame.session_id)
         if subscription is None or not subscription.is_own:

@@ -91,7 +91,7 @@ async def test_a_session_that_redis_lost_is_told_behind_the_end_of_its_answer_ev
         await site.workers[0].store.client.call("FLUSHALL")
         for worker in site.workers:
             worker.hub.catch_up.sync_all()  # each of them finds out, and more than once
-            worker.hub.spawn(worker.hub.losses.look_at(site.session))
+            worker.hub.spawn(worker.hub.data_loss.look_at(site.session))
         site.release()
         for client in (asker, tab, elsewhere):
             assert await last_words(client) == ["response.done", "session.deleted"]
@@ -234,6 +234,6 @@ async def test_a_session_that_redis_lost_counts_as_no_subscription(site: Site) -
         for _ in range(limit):
             session = await client.new_session()
         await site.workers[0].store.client.call("FLUSHALL")
-        await site.workers[0].hub.losses.look_at(session)
+        await site.workers[0].hub.data_loss.look_at(session)
         await client.next("session.deleted")
         assert await client.new_session()

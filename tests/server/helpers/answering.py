@@ -91,7 +91,7 @@ class Answering:
         message = self.chat.messages[self.rid]
         created = ObjectEvent(dict(CREATED))
         self.run = Run(response, message, uid="alice", fence=1, created=created)
-        self.hub.local_runs[self.rid] = cast("Any", self.run)
+        self.hub.rooms.add_run(self.rid, cast("Any", self.run))
         subscription = Subscription(self.viewer, self.chat.session_id)
         await self.hub.join(subscription)
         subscription.end_join(begun.offset)

@@ -38,7 +38,7 @@ async def test_a_position_under_a_fence_that_ended_meanwhile_is_answered_with_a_
     texts = (TextEvent(0, "one "), TextEvent(4, "other "), TextEvent(10, "three "))
     entries: list[Event] = [CREATED, *texts]
     run = SimpleNamespace(log=ResponseLog(2, entries), must_be_silent=lambda: False)
-    hub.local_runs[rid] = cast("Any", run)
+    hub.rooms.add_run(rid, cast("Any", run))
     put()
     (snapshot,) = await viewer.sent()
     assert (snapshot["fence"], snapshot["text"]) == (2, "one other three ")
@@ -211,7 +211,7 @@ async def test_an_answer_that_is_lost_while_a_state_is_read_is_sent_as_it_is_sto
     await chat.append(rid, 2, "one ")
     log = ResponseLog(1, [CREATED, *texts("one ", "two ")])  # `two` is not stored
     run = SimpleNamespace(log=log, must_be_silent=lambda: False, is_disowned=False)
-    hub.local_runs[rid] = cast("Any", run)
+    hub.rooms.add_run(rid, cast("Any", run))
     put = await hub.catch_up.prepare(subscription, rid, 0)
     await chat.store.reap(rid, new_owner="w2", exited_owner="w1")
     run.is_disowned = True

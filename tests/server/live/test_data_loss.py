@@ -47,7 +47,7 @@ async def test_a_session_that_went_back_in_time_gets_a_new_epoch_and_is_sent_aga
     subscription = await join(hub, chat, Viewer())
     before = await chat.store.session(None, chat.session_id)
     await lose(chat, offset=1)
-    await hub.losses.look_at(chat.session_id)
+    await hub.data_loss.look_at(chat.session_id)
     await asyncio.wait_for(subscription.is_rejoined.wait(), PATIENCE)
     after = await chat.store.session(None, chat.session_id)
     assert after.epoch != before.epoch
@@ -57,7 +57,7 @@ async def test_a_session_that_went_back_in_time_gets_a_new_epoch_and_is_sent_aga
 async def test_a_session_that_lost_nothing_is_left_alone(hub: Hub, chat: Chat) -> None:
     subscription = await join(hub, chat, Viewer())
     epoch = hub.rooms[chat.session_id].epoch
-    await hub.losses.look_at(chat.session_id)
+    await hub.data_loss.look_at(chat.session_id)
     assert (await chat.store.session(None, chat.session_id)).epoch == epoch
     assert not subscription.joining
 
@@ -93,7 +93,7 @@ async def test_a_session_that_is_gone_is_told_with_what_became_of_it(
         await lose(chat, *suffixes)
     else:
         await chat.store.delete_session("alice", chat.session_id)
-    await hub.losses.look_at(chat.session_id)
+    await hub.data_loss.look_at(chat.session_id)
     (frame,) = [f for f in await viewer.sent() if f["type"] == "session.deleted"]
     assert (frame["session_id"], frame["by"], frame["offset"]) == (chat.session_id, by, 2)
 
@@ -103,10 +103,10 @@ async def test_a_loss_that_two_notice_is_told_once(hub: Hub, chat: Chat) -> None
     subscription = await join(hub, chat, viewer)
     lost = hub.rooms[chat.session_id].epoch
     await chat.store.renew_epoch(chat.session_id, lost)
-    await hub.losses.look_at(chat.session_id)
+    await hub.data_loss.look_at(chat.session_id)
     await asyncio.wait_for(subscription.is_rejoined.wait(), PATIENCE)
     subscription.is_rejoined.clear()
-    await hub.losses.look_at(chat.session_id, lacking=lost)
+    await hub.data_loss.look_at(chat.session_id, lacking=lost)
     await asyncio.sleep(0)
     assert not subscription.is_rejoined.is_set()
 
@@ -126,7 +126,7 @@ async def test_of_two_states_the_second_waits_for_the_first_and_nothing_comes_be
 
     subscription.rejoin = send_state
     for _ in range(2):
-        await hub.losses.look_at(chat.session_id, lacking=hub.rooms[chat.session_id].epoch)
+        await hub.data_loss.look_at(chat.session_id, lacking=hub.rooms[chat.session_id].epoch)
     await begun.acquire()
     await asyncio.sleep(0)
     assert begun.locked()  # the second has not begun
@@ -155,7 +155,7 @@ async def test_a_session_that_is_deleted_while_its_state_is_sent_again_is_told_o
         await chat.store.session(None, chat.session_id)
 
     subscription.rejoin = send_state
-    await hub.losses.look_at(chat.session_id, lacking=hub.rooms[chat.session_id].epoch)
+    await hub.data_loss.look_at(chat.session_id, lacking=hub.rooms[chat.session_id].epoch)
     await asyncio.wait_for(is_sent.wait(), PATIENCE)
     async with subscription.sending:
         sent = [f for f in await viewer.sent() if f["type"] == "session.deleted"]

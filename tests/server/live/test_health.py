@@ -116,7 +116,7 @@ async def test_flushed_data_makes_the_hub_look_at_every_room(
     store: SessionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     health, looks = health_of(store), []
-    monkeypatch.setattr(health._hub.losses, "look_at_all", lambda: looks.append(1))
+    monkeypatch.setattr(health._hub.data_loss, "look_at_all", lambda: looks.append(1))
     await health.check()
     await store.client.call("FLUSHALL")
     await health.check()

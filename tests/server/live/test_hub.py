@@ -53,8 +53,8 @@ async def test_answers_of_this_worker_are_heard_from_memory_alone(
     subscription = await join(hub, chat, viewer)
     rid = (await chat.begin()).response_id
     subscription.put_events(rid, 1, 1, [CREATED])
-    hub.local_runs[rid] = cast("Any", None)
-    hub.claimed.add(rid)
+    hub.rooms.add_run(rid, cast("Any", None))
+    hub.rooms.claim(rid)
     echo = LiveResponseEvents(rid, 1, 2, 2, (TextEvent(0, "echo"),))
     feed.deliver(chat.store.keys.session_channel(chat.session_id), echo)
     assert kinds(await viewer.sent()) == ["created"]
@@ -95,7 +95,7 @@ async def test_the_last_to_leave_closes_the_room(hub: Hub, chat: Chat, feed: Sil
     assert list(feed.channels) == [chat.store.keys.session_channel(chat.session_id)]
     await hub.leave(second)
     await hub.leave(second)
-    assert (feed.channels, hub.rooms) == ({}, {})
+    assert (feed.channels, dict(hub.rooms)) == ({}, {})
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -135,7 +135,7 @@ async def test_a_session_that_is_gone_leaves_no_subscription_behind(
     with pytest.raises(SessionNotFound):
         await hub.join(subscription)
     await hub.leave(subscription)
-    assert (feed.channels, hub.rooms) == ({}, {})
+    assert (feed.channels, dict(hub.rooms)) == ({}, {})
 
 
 async def test_the_last_connection_of_a_user_unsubscribes_theirs(

@@ -169,7 +169,7 @@ async def test_answer_that_nobody_can_read_is_ended_without_its_text(survivor: S
     record, text = await survivor.end_of(response_id)
     assert (record.status, record.reason, text) == ("failed", "owner_lost", "")
     assert (await store.live_responses(record.session_id)).active is None
-    assert response_id not in survivor.worker.hub.claimed
+    assert not survivor.worker.hub.rooms.is_claimed(response_id)
 
 
 @pytest.mark.parametrize("way", ["adopt", "sweep"])

@@ -73,7 +73,7 @@ async def test_an_answer_whose_end_was_told_meanwhile_is_not_shown_again(
             await viewer.reply("session.subscribe", session_id=session)
             monkeypatch.setattr(SessionStore, "path", path)
             hub = workers[1].services.hub
-            await hub.losses.look_at(session, lacking=hub.rooms[session].epoch)
+            await hub.data_loss.look_at(session, lacking=hub.rooms[session].epoch)
             await is_reading.wait()
             await viewer.send("stop", response_id=response)
             await viewer.done(response)
@@ -111,7 +111,7 @@ async def test_the_end_of_an_answer_that_was_stopped_while_the_state_was_read_is
             await viewer.reply("session.subscribe", session_id=session)
             monkeypatch.setattr(SessionStore, "live_responses", live_responses)
             hub = workers[0].services.hub
-            await hub.losses.look_at(session, lacking=hub.rooms[session].epoch)
+            await hub.data_loss.look_at(session, lacking=hub.rooms[session].epoch)
             await is_reading.wait()
             run = workers[0].services.runs.local(response)
             assert run is not None
