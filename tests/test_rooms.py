@@ -1,0 +1,45 @@
+"""No modules import each other in a circle, and no folder has more files than one takes in."""
+
+from collections import Counter
+
+import grimp
+import pytest
+
+from tests.helpers.root import ROOT
+
+PACKAGES = ("server", "sessions", "engine", "csrc")
+MAX_FILES = 12  # beside `__init__.py`, which holds a docstring
+ROOMY = ("server", "sessions", "engine", "static/js", "static/css", "tests")
+# One script or kernel a file, named verb_noun or by its op: a list that is searched, not read.
+FLAT = ("sessions/lua", "tests/upgrades/data-0.1.0")
+
+
+def in_circles(imports: dict[str, set[str]]) -> set[str]:
+    """Modules that import each other in a circle, or something that is in one."""
+    left = dict(imports)
+    while leaves := [module for module, others in left.items() if not others & left.keys()]:
+        for module in leaves:
+            del left[module]
+    return set(left)
+
+
+def test_a_circle_is_found() -> None:
+    assert in_circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == {"a", "b", "c"}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = grimp.build_graph(*PACKAGES)
+    imports = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+    assert in_circles(imports) == set()
+
+
+@pytest.mark.parametrize("top", ROOMY)
+def test_no_folder_has_more_than_twelve_files(top: str) -> None:
+    files = [path for path in (ROOT / top).rglob("*.*") if path.is_file()]
+    counts = Counter(
+        path.parent.relative_to(ROOT).as_posix()
+        for path in files
+        if path.name != "__init__.py" and path.parent.name != "__pycache__"
+    )
+    assert counts
+    assert {folder for folder, number in counts.items() if number > MAX_FILES} <= set(FLAT)
