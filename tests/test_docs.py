@@ -226,16 +226,39 @@ def test_every_row_of_the_fault_matrix_is_listed_with_a_test(kind: str) -> None:
     assert {f"{kind}{number}" for number in range(1, ROWS[kind] + 1)} - listed == set()
 
 
-@pytest.mark.parametrize("package", ["server", "sessions", "engine"])
-def test_the_tables_of_the_architecture_name_the_modules_of_each_folder(package: str) -> None:
-    rows = re.findall(rf"^\| `({package}/[\w/]*)` \| [^|]+ \| ([^|]+) \|$", ARCHITECTURE, re.M)
-    named = {(folder, module) for folder, cell in rows for module in re.findall(r"`(\w+)`", cell)}
-    modules = {
-        (f"{path.parent.relative_to(ROOT)}/", path.stem)
-        for path in (ROOT / package).rglob("*.py")
-        if path.stem != "__init__"
-    }
-    assert named == modules - {("server/", "__main__")}
+def drawn_folders() -> set[str]:
+    """The folders of the tree that the architecture draws, from the top: `engine/core/ops`."""
+    tree = section(ARCHITECTURE, "The house, room by room")
+    folders, above = set(), [""]
+    for line in tree.splitlines():
+        if (found := re.match(r"((?:│   |    )*)(├── |└── )?([\w/]+)/ ", line)) is not None:
+            depth = len(found[1]) // 4 + (found[2] is not None)
+            above[depth:] = [above[depth - 1] + f"/{found[3]}" if depth else found[3]]
+            folders.add(above[-1])
+    return folders
+
+
+def test_the_tree_of_the_architecture_shows_each_folder() -> None:
+    tops = ("server", "sessions", "engine", "csrc", "static/js")
+    files = [path for top in tops for path in (ROOT / top).rglob("*.*") if path.is_file()]
+    folders = {path.parent.relative_to(ROOT) for path in files if path.parent.name != "__pycache__"}
+    assert drawn_folders() == {str(folder) for folder in folders}
+
+
+WHERE = re.findall(
+    r"^\| ([^|]+) \| `([^`]+)` \| `(\w+)` \|$", section(ARCHITECTURE, "Where is …?"), re.M
+)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [row[1:] for row in WHERE], ids=[row[0] for row in WHERE]
+)
+def test_what_the_architecture_says_where_to_find_is_there(file: str, name: str) -> None:
+    assert re.search(rf"\b{name}\b", (ROOT / file).read_text())
+
+
+def test_the_architecture_says_where_thirty_things_are() -> None:
+    assert len(WHERE) >= 30
 
 
 def test_every_folder_of_the_repository_is_in_the_readme() -> None:
