@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import structlog
 from msgspec.structs import replace
 
-from engine.errors import EngineError
 from server.commands.services import Services
+from server.engines.client import EngineError
 from server.live.delivery import put_event
 from server.live.response_log import ResponseLog, is_done, read_log
 from server.live.subscription import Subscription, Watcher

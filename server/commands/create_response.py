@@ -14,11 +14,15 @@ import orjson
 import structlog
 from msgspec import UnsetType
 
-from engine import AsyncLLM
-from engine.client.requests.core_connection import CoreState
-from engine.errors import EngineDeadError, EngineError, RetryableRequestError
 from server.access.rates import budget_entry
 from server.commands.reply_target import Task, Tasks
+from server.engines.client import (
+    CoreState,
+    EngineClient,
+    EngineDeadError,
+    EngineError,
+    RetryableRequestError,
+)
 from server.generation.sampling import ModelDefaults, effective_settings
 from server.live.hub import Hub
 from server.live.subscription import Subscription
@@ -55,7 +59,7 @@ class Beginnings:
         self,
         *,
         store: SessionStore,
-        engine: AsyncLLM,
+        engine: EngineClient,
         hub: Hub,
         runs: Runs,
         replica: str,

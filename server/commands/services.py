@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from engine import AsyncLLM
 from server.access.audit import Auditor
 from server.access.identities import Identities
 from server.access.rates import ConnectionCounter
 from server.commands.create_response import Beginnings
 from server.config.limits import Limits
+from server.engines.client import EngineClient
 from server.live.health import Health
 from server.live.hub import Hub
 from server.runs.peers import Peers
@@ -22,7 +22,7 @@ class Services:
     """One worker's parts."""
 
     store: SessionStore
-    engine: AsyncLLM
+    engine: EngineClient
     hub: Hub
     runs: Runs
     beginnings: Beginnings

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.logprobs import Logprob
+from server.engines.client import Logprob
 
 LOWEST = -9999.0  # stands for minus infinity, which JSON cannot say
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from engine import AsyncLLM
-from engine.errors import (
+from server.engines.client import (
     ChatTemplateError,
+    EngineClient,
     PromptTooLongError,
     RetryableRequestError,
     ValidationError,
@@ -44,7 +44,7 @@ class Prompt:
 class PromptBuilder:
     """Builds prompts for one worker; remembers how many tokens each stored message has."""
 
-    def __init__(self, store: SessionStore, engine: AsyncLLM) -> None:
+    def __init__(self, store: SessionStore, engine: EngineClient) -> None:
         self._store = store
         self._engine = engine
         self._counts: OrderedDict[str, int] = OrderedDict()

@@ -8,8 +8,7 @@ from typing import Any
 
 import orjson
 
-from engine import RequestOutputKind, SamplingParams
-from engine.sampling_params import MIN_TEMPERATURE
+from server.engines.client import MIN_TEMPERATURE, RequestOutputKind, SamplingParams
 
 DEFAULT_TEMPERATURE = 0.7
 DEFAULT_TOP_P = 0.95

@@ -12,9 +12,8 @@ from typing import Any
 
 import structlog
 
-from engine import AsyncLLM
-from engine.client.requests.core_connection import CoreState
 from server.config.intervals import Intervals
+from server.engines.client import CoreState, EngineClient
 from server.live.hub import Hub
 from server.telemetry.metrics import Metrics
 from sessions.model.errors import StoreRefused, StoreUnavailable
@@ -37,7 +36,7 @@ class Health:
     def __init__(
         self,
         store: SessionStore,
-        engine: AsyncLLM,
+        engine: EngineClient,
         hub: Hub,
         metrics: Metrics,
         intervals: Intervals,

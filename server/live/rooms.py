@@ -8,7 +8,7 @@ about to, are beside them, because what others publish of those is dropped. Only
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, Protocol
 
-from engine.errors import EngineError
+from server.engines.client import EngineError
 from server.live.response_log import ResponseLog
 from server.live.subscription import Subscription
 from server.protocol.errors import ApiError

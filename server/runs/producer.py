@@ -14,9 +14,16 @@ from typing import Any
 
 import structlog
 
-from engine import AsyncLLM, EngineDeadError, RequestOutput, RequestProgress, SamplingParams
-from engine.errors import EngineError, ValidationError
 from server.config.intervals import Intervals
+from server.engines.client import (
+    EngineClient,
+    EngineDeadError,
+    EngineError,
+    RequestOutput,
+    RequestProgress,
+    SamplingParams,
+    ValidationError,
+)
 from server.generation.logprobs import token_logprobs
 from server.generation.queue_estimate import QueueEstimate
 from server.live.hub import Hub
@@ -47,7 +54,7 @@ class Producer:
         run: Run,
         *,
         store: SessionStore,
-        engine: AsyncLLM,
+        engine: EngineClient,
         hub: Hub,
         metrics: Metrics,
         intervals: Intervals,

@@ -12,10 +12,8 @@ from typing import Any, TypeVar
 
 import structlog
 
-from engine import AsyncLLM
-from engine.client.requests.core_connection import CoreState
-from engine.errors import EngineError
 from server.config.intervals import Intervals
+from server.engines.client import CoreState, EngineClient, EngineError
 from server.generation.fingerprint import prompt_hash
 from server.generation.prompts import Prompt, PromptBuilder
 from server.generation.queue_estimate import QueueEstimate
@@ -52,7 +50,7 @@ class Runs:
         self,
         *,
         store: SessionStore,
-        engine: AsyncLLM,
+        engine: EngineClient,
         hub: Hub,
         metrics: Metrics,
         intervals: Intervals,

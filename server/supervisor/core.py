@@ -10,10 +10,13 @@ from collections.abc import Callable
 
 import structlog
 
-from engine.client.launcher import CoreProcess
-from engine.client.probe import CoreProbe
-from engine.config import EngineConfig
-from engine.errors import EngineStartError, UnsupportedModelError
+from server.engines.native import (
+    CoreProbe,
+    CoreProcess,
+    EngineConfig,
+    EngineStartError,
+    UnsupportedModelError,
+)
 from server.supervisor.backoff import Restarts
 
 logger = structlog.get_logger("server")

@@ -18,18 +18,21 @@ import urllib.request
 from pathlib import Path
 from types import FrameType
 
-import msgspec
 import structlog
 from rich.console import Console
 from rich.markup import escape
 
-from engine import AsyncEngineArgs, demo_model
-from engine.client.download import resolve_model
-from engine.client.launcher import PrivateDirectory
-from engine.client.text.tokenizer_folder import try_chat_template
-from engine.errors import DownloadError, RetryableRequestError, ValidationError
 from server.config.settings import Settings, read_or_create_secret
 from server.config.worker import WorkerConfig
+from server.engines.client import RetryableRequestError, ValidationError
+from server.engines.native import (
+    DownloadError,
+    PrivateDirectory,
+    core_config,
+    demo_model,
+    resolve_model,
+    try_chat_template,
+)
 from server.supervisor.backoff import MAX_FAILED_STARTS
 from server.supervisor.core import CoreKeeper
 from server.supervisor.workers import StartError, WorkerKeeper
@@ -98,8 +101,10 @@ class Supervisor:
         self._try_chat_template(folder)
         redis_url = self._start_redis()
         self._workers = WorkerKeeper(self._worker_config(redis_url, folder))
-        engine_config = AsyncEngineArgs(
-            model=str(folder),
+        config = core_config(
+            folder,
+            self._directory.address,
+            log_format=self._settings.effective_log_format,
             served_model_name=self._model_name(),
             pace=self._settings.effective_pace,
             max_model_len=self._settings.max_model_len,
@@ -111,11 +116,10 @@ class Supervisor:
             dtype=self._settings.dtype,
             quantization=self._settings.quantize,
             kv_cache_dtype=self._settings.kv_cache_dtype,
-            scheduling_policy="priority",  # by arrival, as long as nobody asks for another one
             log_level=self._settings.log_level.upper(),
-        ).create_engine_config(self._directory.address, model=str(folder))
+        )
         self._core = CoreKeeper(
-            msgspec.structs.replace(engine_config, log_format=self._settings.effective_log_format),
+            config,
             watchdog_seconds=self._settings.intervals.watchdog,
             wake=lambda: self._wake(b"c"),
         )

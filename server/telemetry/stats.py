@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import structlog
 
-from engine import AsyncLLM
-from engine.errors import EngineError
+from server.engines.client import EngineClient, EngineError
 from server.telemetry.metrics import Metrics
 from sessions.directory.samples import SPAN_MS, Samples, Span
 from sessions.model.errors import StoreUnavailable
@@ -57,7 +56,7 @@ class Recorder:
         self,
         samples: Samples,
         metrics: Metrics,
-        engine: AsyncLLM,
+        engine: EngineClient,
         figures: Callable[[], Mapping[str, str | int | float]],
         replica: str,
     ) -> None:

@@ -19,8 +19,8 @@ import msgspec
 import structlog
 import uvloop
 
-from engine import AsyncLLM, UnsupportedModelError
 from server.config.worker import EXIT_MODEL, EXIT_REFUSED, WorkerConfig
+from server.engines.native import UnsupportedModelError, connect
 from server.telemetry.logs import configure_logs
 from server.worker.app import AppConfig, Worker
 from server.worker.tether import Tether, leave
@@ -45,10 +45,10 @@ async def run(config: WorkerConfig, tether: Tether) -> int:
     except StoreUnavailable as error:  # it may be starting, too: `Health` tries again
         logger.warning("store unavailable", error=str(error))
     try:
-        engine = AsyncLLM.connect(
+        engine = connect(
             config.engine_address,
-            model=config.model_folder,
-            served_model_name=config.model_name,
+            folder=config.model_folder,
+            name=config.model_name,
             max_num_queued_reqs=config.max_num_queued_reqs,
             on_core_state=lambda state, _: worker.runs.tell_core_state(state),
         )

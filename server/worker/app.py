@@ -21,7 +21,6 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from engine import AsyncLLM
 from server import __version__
 from server.access.audit import Auditor
 from server.access.auth import BEARER_SUBPROTOCOL, Authenticator, Origins, address_of
@@ -35,6 +34,7 @@ from server.commands.create_response import Beginnings
 from server.commands.services import Services
 from server.config.intervals import Intervals
 from server.config.limits import Limits
+from server.engines.client import EngineClient
 from server.generation.fingerprint import model_fingerprint
 from server.generation.sampling import ModelDefaults
 from server.live.health import Health
@@ -97,7 +97,7 @@ class Worker:
     over those of the dead (takeover), who may come in (identities), and the doors (services, app).
     """
 
-    def __init__(self, config: AppConfig, store: SessionStore, engine: AsyncLLM) -> None:
+    def __init__(self, config: AppConfig, store: SessionStore, engine: EngineClient) -> None:
         self.config = config
         self._started_at = time.time_ns() // 1_000_000
         self.metrics = Metrics()

@@ -6,9 +6,9 @@ from typing import Any
 
 from starlette.responses import Response
 
-from engine.errors import EngineError
 from server.api.rest.objects import Alive, Document, ModelList, Version
 from server.api.rest.operation import Access, Call, Doors, Operation, json_response
+from server.engines.client import EngineError
 from server.protocol.schemas import asyncapi
 
 

@@ -1,0 +1,159 @@
+"""`EngineClient`: what the server asks of an engine, of whatever kind; and the words for it.
+
+The rest of the server knows an engine by this file alone. What stands in `__all__` besides the
+protocols are our own engine's types for requests, outputs and errors, which every kind speaks.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from engine import (
+    ChatTemplateError,
+    CoreState,
+    EngineDeadError,
+    EngineError,
+    Logprob,
+    PromptTooLongError,
+    RequestOutput,
+    RequestOutputKind,
+    RequestProgress,
+    RetryableRequestError,
+    SamplingParams,
+    TokensPrompt,
+    ValidationError,
+)
+from engine.sampling_params import MIN_TEMPERATURE
+
+__all__ = [
+    "MIN_TEMPERATURE",
+    "ChatTemplateError",
+    "CoreState",
+    "EngineClient",
+    "EngineDeadError",
+    "EngineError",
+    "EngineLoad",
+    "EngineModel",
+    "EngineTokenizer",
+    "Logprob",
+    "PromptTooLongError",
+    "RequestOutput",
+    "RequestOutputKind",
+    "RequestProgress",
+    "RetryableRequestError",
+    "SamplingParams",
+    "TokensPrompt",
+    "ValidationError",
+]
+
+
+class EngineModel(Protocol):
+    """The served model."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of a prompt and its answer together."""
+
+
+class EngineLoad(Protocol):
+    """What an engine does at the moment."""
+
+    @property
+    def num_running(self) -> int: ...
+
+    @property
+    def num_waiting(self) -> int: ...
+
+    @property
+    def num_blocks_total(self) -> int: ...
+
+    @property
+    def num_blocks_free(self) -> int: ...
+
+
+class EngineTokenizer(Protocol):
+    """Text to token ids. `owner` is a user: users take turns at long texts."""
+
+    @property
+    def chat_stop(self) -> tuple[str, ...]:
+        """Stop strings that answers in a chat need."""
+
+    async def encode_async(self, text: str, *, owner: str = "") -> list[int]:
+        """The ids of a text."""
+
+    async def apply_chat_template_async(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        answer: str = "",
+        *,
+        owner: str | None = None,
+        max_length: int | None = None,
+    ) -> list[int]:
+        """The prompt of a chat whose next answer begins with `answer`.
+
+        Raises `PromptTooLongError` for more than `max_length` ids, `ChatTemplateError` for a
+        template that takes too much, `ValidationError` for messages that it refuses, and
+        `RetryableRequestError` if it could not be rendered now.
+        """
+
+
+class EngineClient(Protocol):
+    """One engine, as a worker holds it. All of it belongs to the worker's event loop."""
+
+    @property
+    def core_state(self) -> CoreState: ...
+
+    @property
+    def is_ready(self) -> bool:
+        """It answers now."""
+
+    async def wait_ready(self, timeout: float | None = None) -> None:
+        """Return when `is_ready`. Raises `TimeoutError`, or `EngineDeadError` if it never will."""
+
+    @property
+    def model_config(self) -> EngineModel:
+        """Raises `RetryableRequestError` before the engine has answered for the first time."""
+
+    def get_tokenizer(self) -> EngineTokenizer: ...
+
+    @property
+    def stats(self) -> EngineLoad | None:
+        """None as long as nothing is known."""
+
+    async def metrics(self) -> dict[str, Any]:
+        """Counters by name. Raises `EngineDeadError`."""
+
+    def check_admission(self, n: int = 1) -> None:
+        """Raise a `RetryableRequestError` if `n` more requests could not be taken now."""
+
+    def generate(
+        self,
+        prompt: TokensPrompt,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        on_progress: Callable[[RequestProgress], None] | None = None,
+        resume_token_ids: Sequence[int] = (),
+        priority: int = 0,
+        is_admitted: bool = False,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Stream the answer to `prompt["prompt_token_ids"]`; the last output has `finished` True.
+
+        `prompt["cache_salt"]` names the user, with whom alone prefixes are shared. The stream goes
+        on behind `resume_token_ids`. `on_progress` is called while the request waits and its prompt
+        is read. A request that `is_admitted` is taken even by a queue that is full. Raises
+        `EngineError` and `ValidationError`.
+        """
+
+    def resumed_text(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        resume_token_ids: Sequence[int],
+    ) -> str:
+        """The text that a request with these `resume_token_ids` takes for shown."""
+
+    async def abort(self, request_id: str) -> None:
+        """End a request before the next token; its reader gets a last output with "abort"."""
+
+    def shutdown(self) -> None:
+        """Fail what is open, and close."""
