@@ -25,8 +25,10 @@ class LocalRun(Protocol):
     @property
     def log(self) -> ResponseLog: ...
 
+    @property
+    def is_disowned(self) -> bool: ...
+
     is_held: bool
-    is_disowned: bool
     must_be_silent: Callable[[], bool]
 
 

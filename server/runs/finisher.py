@@ -85,10 +85,11 @@ class Finisher:
 
     async def _finish(self, end: End) -> Finished | None:
         run = self._run
-        if run.is_leaving:
+        if run.is_given_up:
             await self._writer.hand_over()
+            run.hand_over()
             return None
-        run.is_ending = True  # what is stored and what is told must be the same end
+        run.begin_end()  # what is stored and what is told must be the same end
         run.timeline.done = time.monotonic()
         since = run.timeline.scheduled or run.timeline.created
         self._queue.finished(run.response_id, run.timeline.done - since)
@@ -162,6 +163,7 @@ class Finisher:
         promised to its asker, counts.
         """
         run, end = self._run, ending.end
+        run.settle()
         self._metrics.count_response(end.status, end.reason)
         if not run.done.is_set():
             self._speaker.speak_again()
@@ -189,7 +191,7 @@ class Finisher:
             if not deleted:
                 self._hub.spawn(self._hub.data_loss.look_at(run.session_id))
         elif isinstance(error, RunLost | RunEnded):
-            run.is_disowned = True
+            run.disown()
             self._hub.disown(run.response_id)  # what is shown here may be more than was stored
             if run.stopping is not None and not run.stop_is_stored:
                 self._hub.spawn(self._pass_on(run.stopping))

@@ -82,7 +82,7 @@ class LogWriter:
     async def hand_over(self) -> None:
         """Store what there is and give up the lease, so that whoever reaps goes on at once."""
         run = self._run
-        while not run.lost:
+        while run.is_here:
             try:
                 # An empty append may be repeated; one with events would renew the lease again.
                 while self._unanswered is not None or run.num_stored < run.sequence_number:
@@ -122,7 +122,7 @@ class LogWriter:
         run = self._run
         now = asyncio.get_running_loop().time
         next_append = 0.0
-        while not run.lost:
+        while run.is_here:
             await self._changed()
             await asyncio.sleep(max(BEHIND_SECONDS, next_append - now()))
             run.changed.clear()

@@ -110,7 +110,7 @@ class Producer:
         run = self._run
         with contextlib.suppress(StoreUnavailable):
             live = await self._store.live_responses(run.session_id)
-            if live.active == run.response_id or run.lost:
+            if live.active == run.response_id or run.is_elsewhere:
                 run.promoted.set()
 
     # ---- from the engine ------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import structlog
 from server.config.intervals import Intervals
 from server.live.hub import Hub
 from server.runs.run import Run
-from server.runs.stop import Stop
 from sessions.model.events import Event
 
 logger = structlog.get_logger("server")
@@ -64,8 +63,7 @@ class Speaker:
         run = self._run
         if not run.is_deleted:
             logger.warning("run lost", error=type(error).__name__, **run.ids)
-        run.lost = True
-        run.stop(Stop("policy", "store_lost"))
+        run.lose()
 
     def tell_rewound(self) -> None:
         """The log went back in time, behind what was shown: whoever watches begins anew."""

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from server.generation.prompts import Prompt
@@ -31,6 +32,43 @@ STATUS_TO_MESSAGE_STATUS: dict[str, MessageStatus] = {
     "incomplete": "interrupted",
     "failed": "failed",
 }
+
+
+class RunState(Enum):
+    """Where an answer is in its life. `MOVES` has what may follow; nothing else can."""
+
+    RUNNING = "running"  # its gate is open: from waiting for its turn to the engine's last token
+    STOPPING = "stopping"  # its gate is closed; the engine's last output is awaited
+    LEAVING = "leaving"  # stopped, too, but only here: another worker will go on
+    ENDING = "ending"  # its end is on the way to the store: too late for a stop
+    LOST = "lost"  # the store refuses this worker's writes: nothing more may be said
+    ENDED = "ended"  # its end is certain, and told
+    DISOWNED = "disowned"  # another worker ends it, or has
+    HANDED_OVER = "handed_over"  # this worker has given it up
+
+
+MOVES: dict[RunState, frozenset[RunState]] = {
+    RunState.RUNNING: frozenset(
+        {
+            RunState.STOPPING,
+            RunState.LEAVING,
+            RunState.ENDING,
+            RunState.LOST,
+            RunState.DISOWNED,
+        }
+    ),
+    RunState.STOPPING: frozenset({RunState.ENDING, RunState.LOST, RunState.DISOWNED}),
+    RunState.LEAVING: frozenset({RunState.HANDED_OVER}),
+    RunState.ENDING: frozenset({RunState.ENDED, RunState.LOST, RunState.DISOWNED}),
+    RunState.LOST: frozenset({RunState.ENDED, RunState.DISOWNED}),
+    RunState.ENDED: frozenset({RunState.DISOWNED}),  # by a bug on the way from there
+    RunState.DISOWNED: frozenset(),
+    RunState.HANDED_OVER: frozenset(),
+}
+
+
+class IllegalMove(Exception):
+    """An answer cannot come from the one state into the other: a bug of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +118,11 @@ class Run:
         self.prompt_from: str | None = None
         self.model_fingerprint = ""
         self.tokens_left: int | None = None  # that its user may still use; None: unlimited
-        self.is_short_of_tokens = False  # it may be shorter than was asked for
+        self._length_reason = "max_output_tokens"  # "quota": it may be shorter than asked for
         self.known_prompt_hash = ""  # of an answer that another worker had begun
-        self.stopping: Stop | None = None
+        self.state = RunState.RUNNING
+        self.stopping: Stop | None = None  # what closed the gate
         self.is_deleted = False  # its session is gone, and that was somebody's wish
-        self.is_leaving = False  # it is handed over: another worker will end it
-        self.lost = False  # another worker owns it, or its session is gone: say nothing more
-        self.is_disowned = False  # lost to another worker, which will end it or has
-        self.is_ending = False  # its end is on the way to the store: too late for a stop
         self.timeline = Timeline()
         self.changed = asyncio.Event()  # there is something to append
         self.stop_asked = asyncio.Event()  # wakes the loop that waits for its flush window
@@ -133,14 +168,82 @@ class Run:
         self.prompt = prompt
         self.prompt_from = prompt.first_message_id
 
+    # ---- its life -------------------------------------------------------------------------------
+
+    def _move(self, state: RunState) -> None:
+        if state not in MOVES[self.state]:
+            raise IllegalMove(f"{self.response_id}: from {self.state.value} to {state.value}")
+        self.state = state
+
+    @property
+    def is_here(self) -> bool:
+        """Its lease is renewed, and what it says is stored: its end is not on the way yet."""
+        return self.state in (RunState.RUNNING, RunState.STOPPING, RunState.LEAVING)
+
+    @property
+    def is_given_up(self) -> bool:
+        """Another worker will go on with it, or does: this one tells nobody that it has ended."""
+        return self.state in (RunState.LEAVING, RunState.HANDED_OVER)
+
+    @property
+    def is_disowned(self) -> bool:
+        return self.state is RunState.DISOWNED
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """What is wished of it is another worker's to carry out."""
+        return self.is_given_up or self.state in (RunState.LOST, RunState.DISOWNED)
+
     def stop(self, stop: Stop) -> bool:
         """Close the gate, at once and for good; False if it was closed before."""
-        if self.stopping is not None or self.is_ending or self.done.is_set():
+        if self.state is not RunState.RUNNING:
             return False
+        self._move(RunState.STOPPING)
+        self._close_gate(stop)
+        return True
+
+    def leave(self, stop: Stop) -> bool:
+        """Close the gate here, for another worker to go on; False if it was closed before."""
+        if self.state is not RunState.RUNNING:
+            return False
+        self._move(RunState.LEAVING)
+        self._close_gate(stop)
+        return True
+
+    def begin_end(self) -> None:
+        """Its end goes to the store now. One that is lost stays so until the store has spoken."""
+        if self.state is not RunState.LOST:
+            self._move(RunState.ENDING)
+
+    def settle(self) -> None:
+        """Its end is certain."""
+        self._move(RunState.ENDED)
+
+    def lose(self) -> None:
+        """The store refuses this worker's writes."""
+        if self.state is RunState.LEAVING:
+            self._move(RunState.HANDED_OVER)
+        elif self.state not in (RunState.LOST, RunState.HANDED_OVER):
+            self._move(RunState.LOST)
+            if self.stopping is None:
+                self._close_gate(Stop("policy", "store_lost"))
+
+    def hand_over(self) -> None:
+        """Its lease is given up, or was lost on the way."""
+        if self.state is not RunState.HANDED_OVER:
+            self._move(RunState.HANDED_OVER)
+
+    def disown(self) -> None:
+        """Another worker ends it, or has."""
+        if self.state is RunState.LEAVING:
+            self._move(RunState.HANDED_OVER)
+        elif self.state not in (RunState.DISOWNED, RunState.HANDED_OVER):
+            self._move(RunState.DISOWNED)
+
+    def _close_gate(self, stop: Stop) -> None:
         self.stopping = stop
         self.stop_asked.set()
         self.promoted.set()
-        return True
 
     def when_stop_is_stored(self, callback: Callable[[], None]) -> None:
         """Call back at that very moment: what the callback queues goes before `response.done`."""
@@ -185,7 +288,7 @@ class Run:
         self, delta: str, token_ids: Sequence[int], logprobs: Sequence[dict[str, Any]] = ()
     ) -> TextEvent | None:
         """Number new text; None when there is none, or when the gate is closed."""
-        if self.stopping is not None or self.lost:
+        if self.state is not RunState.RUNNING:
             self.num_discarded += len(token_ids)
             return None
         self.token_ids.extend(token_ids)
@@ -224,7 +327,7 @@ class Run:
         if self.tokens_left is None or self.prompt is None:
             return max_tokens
         left = max(1, self.tokens_left - len(self.prompt.token_ids))
-        self.is_short_of_tokens = left < max_tokens
+        self._length_reason = "quota" if left < max_tokens else "max_output_tokens"
         return min(max_tokens, left)
 
     def end(self, finish_reason: str, stop_reason: object, engine: str) -> End:
@@ -235,8 +338,8 @@ class Run:
         status, reason = FINISH_TO_STATUS[finish_reason]
         if finish_reason == "stop" and isinstance(stop_reason, str):
             reason = "stop"
-        if reason == "max_output_tokens" and self.is_short_of_tokens:
-            reason = "quota"
+        if reason == "max_output_tokens":
+            reason = self._length_reason
         return End(status, reason, engine)
 
     def done_data(self, end: End, text_length: int, durable: bool) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from server.runs.finisher import Finisher
 from server.runs.log_writer import STORE_RETRY_SECONDS, LogWriter
 from server.runs.producer import Producer
 from server.runs.publisher import Speaker
-from server.runs.run import End, Run
+from server.runs.run import End, Run, RunState
 from server.runs.stop import Stop, StoredStop, cancel_command
 from server.telemetry.metrics import Metrics
 from sessions.background import Background
@@ -93,9 +93,7 @@ class Runs:
 
         One that ends may have left the index already, and must not be entered again.
         """
-        return {
-            run.response_id: run.lease_until for run in self._runs.values() if not run.is_ending
-        }
+        return {run.response_id: run.lease_until for run in self._runs.values() if run.is_here}
 
     def local_of_session(self, session_id: str) -> list[Run]:
         return [run for run in self._runs.values() if run.session_id == session_id]
@@ -184,7 +182,7 @@ class Runs:
             # Whoever has its lease next ends it, if need be without what cannot be stored.
             logger.exception("run cannot be ended", response_id=run.response_id)
             finished = None
-            run.is_disowned = True
+            run.disown()
             self._hub.disown(run.response_id)
             run.done.set()
         finally:
@@ -264,7 +262,7 @@ class Runs:
     def _forget(self, run: Run) -> None:
         self._runs.pop(run.response_id, None)
         self._hub.rooms.release(run.response_id)
-        if run.is_leaving:
+        if run.is_given_up:
             return
         self._limit.free(run.uid, run.response_id)
         self._hub.show_activity(run.uid, run.session_id, active=False, status=run.status)
@@ -291,7 +289,7 @@ class Runs:
         """
         if run.stop(stop):
             self._hub.spawn(self._engine.abort(run.response_id))
-        elif not run.is_leaving and not run.lost:  # else it is the next owner's to carry out
+        elif not run.is_elsewhere:  # else it is the next owner's to carry out
             return
         self.spawn(self._store_stop(run, stop))
 
@@ -301,9 +299,8 @@ class Runs:
                 None, run.response_id, by=stop.by, reason=stop.reason, seen=stop.seen
             )
             run.timeline.note("cancel_at", asked.cancel_at)
-            if run.is_leaving or run.lost:
-                command = {"type": "cancel", "response_id": run.response_id}
-                await self._store.publish_control(asked.owner, command)
+            if run.is_elsewhere:
+                await self._store.publish_control(asked.owner, cancel_command(run.response_id))
         except RunEnded as ended:
             if ended.status != "cancelled":
                 return
@@ -348,7 +345,7 @@ class Runs:
         """Tell the viewers of what the core has why it pauses."""
         reason = PAUSE_REASONS.get(state)
         for run in self._runs.values() if reason else ():
-            if run.prompt is not None and run.stopping is None and not run.is_ending:
+            if run.prompt is not None and run.state is RunState.RUNNING:
                 self._hub.tell_viewers(queued_frame(run.response_id, str(reason)))
 
     # ---- the worker ends ------------------------------------------------------------------------
@@ -364,8 +361,8 @@ class Runs:
         """
         left = []
         for run in list(self._runs.values()):
-            if run.stop(Stop("policy", "server_shutdown")):
-                run.is_leaving = successor is not None or or_nobody
+            stop = Stop("policy", "server_shutdown")
+            if run.leave(stop) if successor is not None or or_nobody else run.stop(stop):
                 left.append(run.response_id)
                 self._hub.spawn(self._engine.abort(run.response_id))
         await self.wait_idle(DRAIN_GRACE_SECONDS)

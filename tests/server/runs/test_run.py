@@ -1,8 +1,10 @@
-"""`Run`: numbers, the gate that a stop closes, what is kept, and how it ends."""
+"""`Run`: numbers, the gate that a stop closes, its states, what is kept, and how it ends."""
+
+from itertools import pairwise, product
 
 import pytest
 
-from server.runs.run import Run
+from server.runs.run import MOVES, IllegalMove, Run, RunState
 from server.runs.stop import Stop
 from server.runs.timeline import Timeline
 from sessions.model.events import ObjectEvent, TextEvent
@@ -59,7 +61,7 @@ def test_the_first_stop_counts(run: Run) -> None:
 
 
 def test_a_stop_behind_the_end_changes_nothing(run: Run) -> None:
-    run.done.set()
+    run.begin_end()
     assert not run.stop(Stop())
     assert run.stopping is None
 
@@ -70,8 +72,53 @@ def test_a_stop_lets_a_waiting_answer_go_on_to_its_end(run: Run) -> None:
 
 
 def test_a_lost_run_says_nothing_more(run: Run) -> None:
-    run.lost = True
+    run.lose()
     assert run.add_text("late", [1]) is None
+
+
+def way_to(state: RunState) -> list[RunState]:
+    """The shortest way from the beginning of an answer to this state."""
+    ways = [[RunState.RUNNING]]
+    for way in ways:
+        if way[-1] is state:
+            return way
+        ways += [[*way, after] for after in RunState if after in MOVES[way[-1]]]
+    raise AssertionError(f"nothing leads to {state}")
+
+
+@pytest.mark.parametrize(("before", "after"), list(product(RunState, RunState)))
+def test_an_answer_comes_from_one_state_into_another_as_the_table_says(
+    run: Run, before: RunState, after: RunState
+) -> None:
+    for _, step in pairwise(way_to(before)):
+        run._move(step)
+    if after in MOVES[before]:
+        run._move(after)
+        assert run.state is after
+    else:
+        with pytest.raises(IllegalMove, match=f"from {before.value} to {after.value}"):
+            run._move(after)
+        assert run.state is before
+
+
+def test_an_answer_that_is_left_to_another_worker_is_handed_over_however_that_goes(
+    run: Run,
+) -> None:
+    assert run.leave(Stop("policy", "server_shutdown"))
+    assert run.is_given_up and run.is_here  # its lease is still this worker's
+    run.lose()
+    assert run.state is RunState.HANDED_OVER
+    run.hand_over()
+    assert run.is_given_up and not run.is_here
+
+
+def test_the_end_of_a_lost_answer_is_tried_all_the_same_and_is_another_workers(run: Run) -> None:
+    run.lose()
+    run.begin_end()
+    assert run.state is RunState.LOST
+    assert run.is_elsewhere
+    run.disown()
+    assert run.is_disowned
 
 
 def test_whoever_waits_for_a_stored_stop_hears_of_it_once_at_that_moment(run: Run) -> None:

@@ -372,7 +372,7 @@ async def test_stop_that_comes_while_an_answer_is_handed_over_is_carried_out_by_
             run = first.runs.local(response)
             assert run is not None
             await run.stop_asked.wait()  # by the drain itself
-            assert run.is_leaving
+            assert run.is_given_up
             await asker.send("stop", response_id=response)
             await leaving
             assert await asker.closed() == 1012  # its end may come before that, or over there
