@@ -155,18 +155,24 @@ async def test_who_stopped_an_answer_at_another_worker_has_its_whole_text_though
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was not sent behind the stop is in no log any more: the end must bring it."""
-    is_deleted = asyncio.Event()
+    is_promised, is_deleted, abort = asyncio.Event(), asyncio.Event(), site.engine.abort
 
     async def read_late(*arguments: Any) -> ResponseLog:
         await is_deleted.wait()
         return await read_log(*arguments)
 
+    async def abort_late(response_id: str) -> None:
+        await is_promised.wait()  # or the answer might have ended before the second stop
+        await abort(response_id)
+
     monkeypatch.setattr(stops, "read_log", read_late)
+    monkeypatch.setattr(site.engine, "abort", abort_late)
     async with site.client(0) as asker, site.client(1) as stopper, site.client(1) as unsubscribed:
         await site.ask(asker, stopper)
         for client in (stopper, unsubscribed):
             await client.send("stop", response_id=site.response)
             await client.next("response.cancelling")
+        is_promised.set()
         await asker.done(site.response)
         await asker.reply("session.delete", session_id=site.session)
         is_deleted.set()
