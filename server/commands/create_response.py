@@ -23,6 +23,7 @@ from server.engines.client import (
     EngineError,
     RetryableRequestError,
 )
+from server.generation.prompts import PromptBuilder
 from server.generation.sampling import ModelDefaults, effective_settings
 from server.live.hub import Hub
 from server.live.subscription import Subscription
@@ -62,6 +63,7 @@ class Beginnings:
         engine: EngineClient,
         hub: Hub,
         runs: Runs,
+        prompts: PromptBuilder,
         replica: str,
         model: str,
         defaults: ModelDefaults,
@@ -71,6 +73,7 @@ class Beginnings:
         self._engine = engine
         self._hub = hub
         self._runs = runs
+        self._prompts = prompts
         self._replica = replica
         self._model = model
         self._defaults = defaults
@@ -145,7 +148,7 @@ class Beginnings:
         asker: Subscription,
         budget: Budget | None,
     ) -> tuple[str, bool]:
-        prompt = await self._runs.build_prompt(
+        prompt = await self._prompts.build(
             uid, session.id, task.leaf, task.text, settings, task.base
         )
         response_id = new_response_id(session.id)

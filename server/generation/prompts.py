@@ -7,9 +7,10 @@ rule, so every worker finds the same place without having to remember one.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 from server.engines.client import (
     ChatTemplateError,
@@ -55,16 +56,15 @@ class PromptBuilder:
         session_id: str,
         leaf: str | None,
         text: str,
+        settings: Mapping[str, Any],
         base: str = "",
-        *,
-        system: str,
-        max_output_tokens: int,
     ) -> Prompt:
         """The prompt of `text` behind the path to `leaf`, with `base` as the answer's beginning.
 
         Raises `ApiError` `context_length_exceeded` when system text and message alone do not fit,
         and `invalid_field` when the model's chat template refuses them or cannot be done with them.
         """
+        system, max_output_tokens = settings.get("system") or "", settings["max_output_tokens"]
         max_model_len = self._engine.model_config.max_model_len
         param = "continue_of" if base else "input"
         try:

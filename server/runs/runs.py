@@ -15,7 +15,7 @@ import structlog
 from server.config.intervals import Intervals
 from server.engines.client import CoreState, EngineClient, EngineError
 from server.generation.fingerprint import prompt_hash
-from server.generation.prompts import Prompt, PromptBuilder
+from server.generation.prompts import PromptBuilder
 from server.generation.queue_estimate import QueueEstimate
 from server.generation.sampling import sampling_params
 from server.live.hub import Hub
@@ -55,6 +55,7 @@ class Runs:
         metrics: Metrics,
         intervals: Intervals,
         limit: ActiveLimit,
+        prompts: PromptBuilder,
         model_fingerprint: str = "",
         has_peers: Callable[[], bool] = lambda: False,
         cache_secret: str = "",
@@ -70,9 +71,10 @@ class Runs:
         self._has_peers = has_peers
         self._limit = limit
         self.model_fingerprint = model_fingerprint
-        self._prompts = PromptBuilder(store, engine)
+        self._prompts = prompts
         self._queue = QueueEstimate()
         self._runs: dict[str, Run] = {}
+        self._producers: dict[str, Producer] = {}  # of the same answers
         self._background = Background(ApiError, EngineError)
         self.draining = False
 
@@ -101,6 +103,7 @@ class Runs:
     def add(self, run: Run) -> None:
         """From now on the answer is this worker's, and its viewers here are fed from memory."""
         self._runs[run.response_id] = run
+        self._producers[run.response_id] = self._producer(run)
         self._hub.rooms.add_run(run.response_id, run)
 
     def start(self, run: Run, begun: BegunResponse) -> None:
@@ -140,29 +143,10 @@ class Runs:
         """Likewise, but wait for it. It goes on if the caller is cancelled."""
         return await self._background.see_through(work)
 
-    async def build_prompt(
-        self,
-        uid: str,
-        session_id: str,
-        leaf: str | None,
-        text: str,
-        settings: dict[str, Any],
-        base: str = "",
-    ) -> Prompt:
-        return await self._prompts.build(
-            uid,
-            session_id,
-            leaf,
-            text,
-            base,
-            system=settings.get("system") or "",
-            max_output_tokens=settings["max_output_tokens"],
-        )
-
     # ---- run ------------------------------------------------------------------------------------
 
     async def _run(self, run: Run, queued_behind: int) -> None:
-        producer = self._producer(run)
+        producer = self._producers[run.response_id]
         run.model_fingerprint = self.model_fingerprint
         try:
             try:
@@ -211,7 +195,7 @@ class Runs:
         asked, settings = run.user_message, run.response["settings"]
         try:
             run.set_prompt(
-                await self.build_prompt(
+                await self._prompts.build(
                     run.uid, run.session_id, asked.parent_id, asked.text, settings, run.base
                 )
             )
@@ -261,6 +245,7 @@ class Runs:
 
     def _forget(self, run: Run) -> None:
         self._runs.pop(run.response_id, None)
+        self._producers.pop(run.response_id, None)
         self._hub.rooms.release(run.response_id)
         if run.is_given_up:
             return
@@ -324,8 +309,8 @@ class Runs:
 
     async def stop_as_stored(self, response_id: str, told: StoredStop | None) -> None:
         """Another worker stored a stop of an own answer, and may have told us which."""
-        if (run := self._runs.get(response_id)) is not None:
-            await self._producer(run).stop_as_stored(told)
+        if (producer := self._producers.get(response_id)) is not None:
+            await producer.stop_as_stored(told)
 
     def promote(self, response_id: str) -> None:
         """An own answer's turn has come."""

@@ -12,7 +12,6 @@ import json
 import socket
 import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import NoReturn
 
 import msgspec
@@ -22,7 +21,7 @@ import uvloop
 from server.config.worker import EXIT_MODEL, EXIT_REFUSED, WorkerConfig
 from server.engines.native import UnsupportedModelError, connect
 from server.telemetry.logs import configure_logs
-from server.worker.app import AppConfig, Worker
+from server.worker.app import Worker
 from server.worker.tether import Tether, leave
 from server.worker.uvicorn_server import Server, uvicorn_config
 from sessions.background import start
@@ -56,7 +55,7 @@ async def run(config: WorkerConfig, tether: Tether) -> int:
         print(json.dumps({"ready": False, "error": str(error)}), flush=True)
         await store.close()
         return EXIT_MODEL
-    worker = Worker(_app_config(config), store, engine)
+    worker = Worker(config, store, engine)
     server = Server(uvicorn_config(worker.app, config.intervals.ping, config.trusted_proxies))
     listener = socket.socket(fileno=config.listen_fd)
     serving = start(server.serve(sockets=[listener]))
@@ -90,7 +89,7 @@ async def _obey(
 
     async def read() -> None:
         async for line in commands:
-            worker.hub.spawn(worker.obey(msgspec.json.decode(line)))
+            worker.hub.spawn(worker.control.obey(msgspec.json.decode(line)))
 
     reading = start(read())
     stopping = start(worker.stop_asked.wait())
@@ -130,22 +129,6 @@ def _store(config: WorkerConfig) -> SessionStore:
 def _refuse(error: StoreRefused) -> int:
     logger.error("the session store must not be used", error=str(error))
     return EXIT_REFUSED
-
-
-def _app_config(config: WorkerConfig) -> AppConfig:
-    return AppConfig(
-        replica=config.replica,
-        model=config.model_name,
-        model_folder=Path(config.model_folder),
-        token=config.token,
-        admin_token=config.admin_token,
-        limits=config.limits,
-        allowed_origins=config.allowed_origins,
-        check_host=config.check_host,
-        hides_observers=config.hides_observers,
-        server_started_at=config.server_started_at,
-        intervals=config.intervals,
-    )
 
 
 def main() -> NoReturn:

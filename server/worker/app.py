@@ -7,7 +7,6 @@ import random
 import socket
 import time
 from collections.abc import AsyncIterator, Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,38 +18,36 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp
-from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from server import __version__
 from server.access.audit import Auditor
-from server.access.auth import BEARER_SUBPROTOCOL, Authenticator, Origins, address_of
-from server.access.identities import BUILT_IN, Identities, UserDisabled
+from server.access.auth import Authenticator, Origins
+from server.access.identities import BUILT_IN, Identities
 from server.access.rates import ConnectionCounter
 from server.api.rest.event_stream import HttpViewer
 from server.api.rest.operation import Doors
 from server.api.rest.pages import Static
 from server.api.websocket.connection import Connection
+from server.api.websocket.endpoint import WebSocketEndpoint, upgrade_required
 from server.commands.create_response import Beginnings
 from server.commands.services import Services
-from server.config.intervals import Intervals
-from server.config.limits import Limits
+from server.config.worker import WorkerConfig
 from server.engines.client import EngineClient
 from server.generation.fingerprint import model_fingerprint
+from server.generation.prompts import PromptBuilder
 from server.generation.sampling import ModelDefaults
 from server.live.health import Health
 from server.live.hub import Hub
-from server.protocol.close_codes import CloseCode, refusal_of
 from server.protocol.errors import ApiError
-from server.protocol.frames import PROTOCOL
 from server.protocol.http_errors import error_response
 from server.runs.abandonment import Abandonment
 from server.runs.active_limit import ActiveLimit
 from server.runs.peers import Figures, Peers
 from server.runs.runs import Runs
-from server.runs.stop import StoredStop
 from server.runs.takeover import Takeover
 from server.telemetry.metrics import Metrics, StoreCollector
 from server.telemetry.stats import Recorder
+from server.worker.control import Control
 from server.worker.middleware import Guard
 from server.worker.routes import routes
 from sessions.background import Background, start
@@ -62,31 +59,12 @@ from sessions.directory.samples import Samples
 from sessions.directory.users import Users
 from sessions.indexes.sweep import IndexSweep
 from sessions.model.errors import StoreRefused, StoreUnavailable
-from sessions.model.events import LiveFrame, LivePayload
 from sessions.store.store import SessionStore
 
 logger = structlog.get_logger("server")
 
 STATIC = Path(__file__).resolve().parents[2] / "static"
-TOO_MANY_CONNECTIONS = "too_many_connections;retry_after_ms=5000"
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
-
-
-@dataclass(frozen=True, slots=True)
-class AppConfig:
-    """What one worker must know of its surroundings."""
-
-    replica: str
-    model: str  # the name clients see
-    model_folder: Path
-    token: str
-    admin_token: str
-    limits: Limits
-    intervals: Intervals
-    allowed_origins: tuple[str, ...] = ()
-    check_host: bool = True
-    hides_observers: bool = False
-    server_started_at: int = 0  # the supervisor, ms since 1970
 
 
 class Worker:
@@ -97,7 +75,7 @@ class Worker:
     over those of the dead (takeover), who may come in (identities), and the doors (services, app).
     """
 
-    def __init__(self, config: AppConfig, store: SessionStore, engine: EngineClient) -> None:
+    def __init__(self, config: WorkerConfig, store: SessionStore, engine: EngineClient) -> None:
         self.config = config
         self._started_at = time.time_ns() // 1_000_000
         self.metrics = Metrics()
@@ -133,14 +111,16 @@ class Worker:
         self.recorder = Recorder(samples, self.metrics, engine, self._figures, config.replica)
         max_active = config.limits.max_active_responses_per_user
         self.active_limit = ActiveLimit(store, self.hub, max_active)
+        prompts = PromptBuilder(store, engine)
         self.runs = Runs(
             limit=self.active_limit,
+            prompts=prompts,
             store=store,
             engine=engine,
             hub=self.hub,
             metrics=self.metrics,
             intervals=config.intervals,
-            model_fingerprint=model_fingerprint(config.model_folder),
+            model_fingerprint=model_fingerprint(Path(config.model_folder)),
             has_peers=self.peers.are_known,
             cache_secret=config.token,
             answer_seconds=config.limits.answer_seconds,
@@ -151,9 +131,10 @@ class Worker:
             engine=engine,
             hub=self.hub,
             runs=self.runs,
+            prompts=prompts,
             replica=config.replica,
-            model=config.model,
-            defaults=ModelDefaults.read(config.model_folder),
+            model=config.model_name,
+            defaults=ModelDefaults.read(Path(config.model_folder)),
             limit=self.active_limit,
         )
         self.takeover = Takeover(
@@ -163,7 +144,7 @@ class Worker:
             runs=self.runs,
             peers=self.peers,
             replica=config.replica,
-            model=config.model,
+            model=config.model_name,
             intervals=config.intervals,
             index_sweep=IndexSweep(
                 store.client,
@@ -196,8 +177,9 @@ class Worker:
             connections=ConnectionCounter(config.limits),
             replica=config.replica,
             version=__version__,
-            model=config.model,
+            model=config.model_name,
         )
+        self.control = Control(config.replica, self.services, self.feed, stop_asked=self.stop_asked)
         self.origins = Origins(config.allowed_origins)
         self.authenticator = Authenticator(self.identities, origins=self.origins)
         self.streams: set[HttpViewer] = set()
@@ -205,9 +187,10 @@ class Worker:
             self.services, self.authenticator, credentials, self.health, STATIC, self.streams, {}
         )
         self.connections: set[Connection] = set()
-        self.app = self._build(doors)
+        websocket = WebSocketEndpoint(self.services, self.authenticator, self.connections)
+        self.app = self._build(doors, websocket)
 
-    def _build(self, doors: Doors) -> ASGIApp:
+    def _build(self, doors: Doors, websocket: WebSocketEndpoint) -> ASGIApp:
         index = STATIC / "index.html"
         guard = Middleware(
             Guard,
@@ -218,7 +201,7 @@ class Worker:
         return Starlette(
             routes=[
                 *routes(doors),
-                WebSocketRoute("/v1/ws", self.websocket),
+                WebSocketRoute("/v1/ws", websocket.serve),
                 Route("/v1/ws", upgrade_required, methods=["GET"]),
                 Mount("/static", Static(directory=STATIC)),
             ],
@@ -237,7 +220,7 @@ class Worker:
             self.peers.beat_forever(),
             self.recorder.record_forever(),
             self.takeover.sweep_forever(),
-            self._listen_to_control(),
+            self.control.listen(),
             self.hub.viewers.refresh_forever(),
             self.abandonment.sweep_forever(),
             self.active_limit.renew_forever(self.runs.all),
@@ -257,44 +240,6 @@ class Worker:
         self.refusal = error
         self.stop_asked.set()
 
-    async def _listen_to_control(self) -> None:
-        """Commands to this worker, and to all; the feed outlives an outage by itself."""
-        keys = self.store.keys
-        while True:
-            try:
-                await self.feed.subscribe(keys.system_channel, self.identities.on_announcement)
-                await self.feed.subscribe(
-                    keys.control_channel(self.config.replica), self._on_control
-                )
-                return
-            except StoreUnavailable:
-                await asyncio.sleep(1.0)
-
-    def _on_control(self, payload: LivePayload) -> None:
-        if isinstance(payload, LiveFrame):
-            self.hub.spawn(self.obey(payload.data))
-
-    async def obey(self, command: dict[str, Any]) -> None:
-        """Carry out a command of another worker, or of the supervisor."""
-        match command:
-            case {"type": "cancel", "response_id": str(response_id)}:
-                await self.runs.stop_as_stored(response_id, StoredStop.told(command))
-            case {"type": "promote", "response_id": str(response_id)}:
-                self.runs.promote(response_id)
-            case {"type": "deleted", "session_id": str(session_id)}:
-                self.runs.stop_deleted(session_id)
-            case {"type": "exited", "replica": str(replica)}:
-                await self.takeover.adopt(replica)
-            case {"type": "take_over", "response_id": str(response_id)}:
-                with contextlib.suppress(StoreUnavailable):  # the next sweep finds it
-                    await self.takeover.take_over(response_id)
-            case {"type": "drain"}:
-                self.stop_asked.set()
-            case {"type": "engine_gone"}:
-                self.engine.shutdown()  # there will be no other: every open answer fails
-            case {"type": "store_exited"}:
-                self.health.store_exited()
-
     def _figures(self) -> Figures:
         """What this worker says of itself in its sign of life."""
         stats = self.engine.stats
@@ -302,7 +247,7 @@ class Worker:
             "version": __version__,
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "model": self.config.model,
+            "model": self.config.model_name,
             "model_fingerprint": self.runs.model_fingerprint,
             "started_at": self._started_at,
             "server_started_at": self.config.server_started_at,
@@ -347,87 +292,6 @@ class Worker:
         with contextlib.suppress(StoreUnavailable):
             await self.peers.beat()
 
-    # ---- the websocket door ---------------------------------------------------------------------
-
-    async def websocket(self, websocket: WebSocket) -> None:
-        """The outermost handler: an exception behind it would break the socket off."""
-        try:
-            await self._open(websocket)
-        except (WebSocketDisconnect, OSError):
-            pass  # the client left during the handshake
-        except Exception:
-            logger.exception("connection failed")
-            with contextlib.suppress(RuntimeError, OSError):
-                if websocket.application_state is WebSocketState.CONNECTING:
-                    await websocket.accept(PROTOCOL)
-                await websocket.close(CloseCode.INTERNAL)
-
-    async def _open(self, websocket: WebSocket) -> None:
-        """Negotiate, authenticate, count; then the connection takes over."""
-        offered = websocket.scope.get("subprotocols", [])
-        ours = [p for p in offered if not p.startswith(BEARER_SUBPROTOCOL)]
-        if PROTOCOL not in ours:
-            await self._refuse_protocol(websocket, ours, bool(offered))
-            return
-        address = address_of(websocket)
-        counter = self.services.connections
-        if not counter.allow_handshake(address):
-            await self._accept_and_close(websocket, CloseCode.TOO_MANY, TOO_MANY_CONNECTIONS)
-            return
-        try:
-            if not self.store.is_verified:
-                raise StoreUnavailable
-            user = await self.authenticator.user(websocket)
-        except ApiError as error:
-            await self._refuse(websocket, error)
-            return
-        except StoreUnavailable:
-            await self._accept_and_close(
-                websocket, CloseCode.TRY_LATER, "store_unavailable;retry_after_ms=1000"
-            )
-            return
-        if not counter.enter(user.uid, address):
-            await self._accept_and_close(websocket, CloseCode.TOO_MANY, TOO_MANY_CONNECTIONS)
-            return
-        try:
-            await websocket.accept(
-                PROTOCOL, headers=self.authenticator.renamed_cookie(websocket, user)
-            )
-            connection = Connection(websocket, user, self.services)
-            self.connections.add(connection)
-            self.metrics.connections.inc()
-            try:
-                with self.identities.holding(user, connection.refuse):
-                    await connection.serve()
-            finally:
-                self.connections.discard(connection)
-                self.metrics.connections.dec()
-        finally:
-            counter.leave(user.uid, address)
-
-    async def _refuse_protocol(
-        self, websocket: WebSocket, ours: list[str], offered_any: bool
-    ) -> None:
-        """Chromium reports 1006 unless one of its offers is selected before the close."""
-        if offered_any and not ours:
-            await websocket.send_denial_response(Response(status_code=400))
-            return
-        await websocket.accept(ours[0] if ours else None)
-        await websocket.close(CloseCode.NO_COMMON_PROTOCOL, f"supported: {PROTOCOL}")
-
-    async def _refuse(self, websocket: WebSocket, error: ApiError) -> None:
-        if error.code == "forbidden" and not isinstance(error, UserDisabled):
-            # A cookie from a foreign page: refused before the upgrade.
-            await websocket.send_denial_response(error_response(error))
-        else:
-            closing = refusal_of(error)
-            await self._accept_and_close(websocket, closing.code, closing.reason)
-
-    async def _accept_and_close(self, websocket: WebSocket, code: CloseCode, reason: str) -> None:
-        self.metrics.count_close(int(code))
-        await websocket.accept(PROTOCOL)
-        await websocket.close(int(code), reason)
-
 
 async def first_of(*waits: Coroutine[Any, Any, Any]) -> None:
     """Return when one is done; the others are cancelled."""
@@ -438,13 +302,6 @@ async def first_of(*waits: Coroutine[Any, Any, Any]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def upgrade_required(request: Request) -> Response:
-    """The websocket's address without a handshake."""
-    return Response(
-        status_code=426, headers={"Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
-    )
 
 
 async def http_error(request: Request, error: Exception) -> Response:

@@ -96,7 +96,7 @@ def builder(messages: list[Message], engine: Engine | None = None) -> PromptBuil
 async def build(messages: list[Message], text: str = "w", base: str = "", **options: Any) -> Any:
     given: dict[str, Any] = {"system": "", "max_output_tokens": 200, **options}
     leaf = messages[-1].id if messages else None
-    return await builder(messages).build("alice", "ses", leaf, text, base, **given)
+    return await builder(messages).build("alice", "ses", leaf, text, given, base)
 
 
 def cost(*sizes: int) -> int:
@@ -248,9 +248,9 @@ async def test_what_a_user_types_never_becomes_a_control_token(folder: Path, tex
 
     async def ids_of(messages: list[Message], **fields: Any) -> list[int]:
         found = builder(messages, engine)
-        given = {"max_output_tokens": 1, **fields}
-        leaf = messages[-1].id
-        return (await found.build("alice", "ses", leaf, given.pop("text"), **given)).token_ids
+        settings = {"system": fields["system"], "max_output_tokens": 1}
+        leaf, text, base = messages[-1].id, fields["text"], fields["base"]
+        return (await found.build("alice", "ses", leaf, text, settings, base)).token_ids
 
     evil = await ids_of(history, text=text, system=text, base=text)
     harmless = await ids_of(turn(1, 2, 2, "hi"), text="hi", system="hi", base="hi")
@@ -269,14 +269,14 @@ class RefusingTokenizer(WordTokenizer):
 async def test_b29_what_the_template_refuses_is_an_invalid_field(system: str, param: str) -> None:
     with pytest.raises(ApiError) as raised:
         await builder([], Engine(RefusingTokenizer())).build(
-            "alice", "ses", None, "hi", system=system, max_output_tokens=5
+            "alice", "ses", None, "hi", {"system": system, "max_output_tokens": 5}
         )
     assert (raised.value.code, raised.value.param) == ("invalid_field", param)
     assert "/models" not in raised.value.message
 
 
 async def ask(engine: Engine, uid: str, text: str) -> Prompt:
-    return await builder([], engine).build(uid, "ses", None, text, system="", max_output_tokens=5)
+    return await builder([], engine).build(uid, "ses", None, text, {"max_output_tokens": 5})
 
 
 async def test_a_content_that_the_template_loops_over_is_an_invalid_field(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from engine.client.requests.core_connection import CoreState
 from engine.outputs import RequestProgress
 from server.config.intervals import SHORTENED, Intervals
 from server.config.limits import Limits
-from server.worker.app import AppConfig, Worker
+from server.config.worker import WorkerConfig
+from server.worker.app import Worker
 from sessions.store.store import SessionStore
 from tests.end_to_end.clients.client import ChatClient
 from tests.end_to_end.clients.client_model import Frame
@@ -206,10 +207,14 @@ async def running_workers(
         for number in range(count):
             store = await HesitantStore.open(url, prefix=prefix, lease_seconds=intervals.lease)
             store.hesitate(dice)
-            config = AppConfig(
+            config = WorkerConfig(
                 replica=f"w{number}",
-                model="oracle",
-                model_folder=folder,
+                model_name="oracle",
+                model_folder=str(folder),
+                listen_fd=-1,  # nobody listens, and its engine is in this process
+                engine_address="",
+                redis_url=url,
+                redis_timeout_seconds=1.0,
                 token=TOKEN,
                 admin_token="admin-" + TOKEN,
                 limits=Limits(messages_per_s=0),

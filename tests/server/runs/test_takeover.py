@@ -72,7 +72,7 @@ class Survivor:
             begins = ObjectEvent({"type": "response.in_progress", **started})
             known = {
                 "prompt_hash": prompt_hash([FIRST]),
-                "model_fingerprint": model_fingerprint(self.worker.config.model_folder),
+                "model_fingerprint": model_fingerprint(Path(self.worker.config.model_folder)),
             }
             await self.worker.store.append(
                 response_id,

@@ -1,0 +1,70 @@
+"""`Control`: what other workers and the supervisor tell this worker to do."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+from server.commands.services import Services
+from server.runs.stop import StoredStop
+from sessions.connection.feed import LiveFeed
+from sessions.model.errors import StoreUnavailable
+from sessions.model.events import LiveFrame, LivePayload
+
+
+class Control:
+    """`stop_asked` is set when the worker is to drain."""
+
+    def __init__(
+        self,
+        replica: str,
+        services: Services,
+        feed: LiveFeed,
+        *,
+        stop_asked: asyncio.Event,
+    ) -> None:
+        self._replica = replica
+        self._keys = services.store.keys
+        self._engine = services.engine
+        self._hub = services.hub
+        self._runs = services.runs
+        self._takeover = services.takeover
+        self._health = services.health
+        self._identities = services.identities
+        self._feed = feed
+        self._stop_asked = stop_asked
+
+    async def listen(self) -> None:
+        """Commands to this worker, and to all; the feed outlives an outage by itself."""
+        keys = self._keys
+        while True:
+            try:
+                await self._feed.subscribe(keys.system_channel, self._identities.on_announcement)
+                await self._feed.subscribe(keys.control_channel(self._replica), self._on_control)
+                return
+            except StoreUnavailable:
+                await asyncio.sleep(1.0)
+
+    def _on_control(self, payload: LivePayload) -> None:
+        if isinstance(payload, LiveFrame):
+            self._hub.spawn(self.obey(payload.data))
+
+    async def obey(self, command: dict[str, Any]) -> None:
+        """Carry out a command of another worker, or of the supervisor."""
+        match command:
+            case {"type": "cancel", "response_id": str(response_id)}:
+                await self._runs.stop_as_stored(response_id, StoredStop.told(command))
+            case {"type": "promote", "response_id": str(response_id)}:
+                self._runs.promote(response_id)
+            case {"type": "deleted", "session_id": str(session_id)}:
+                self._runs.stop_deleted(session_id)
+            case {"type": "exited", "replica": str(replica)}:
+                await self._takeover.adopt(replica)
+            case {"type": "take_over", "response_id": str(response_id)}:
+                with contextlib.suppress(StoreUnavailable):  # the next sweep finds it
+                    await self._takeover.take_over(response_id)
+            case {"type": "drain"}:
+                self._stop_asked.set()
+            case {"type": "engine_gone"}:
+                self._engine.shutdown()  # there will be no other: every open answer fails
+            case {"type": "store_exited"}:
+                self._health.store_exited()
