@@ -17,8 +17,6 @@ SESSION_LOG_MS: Final = 3_600_000
 SESSION_LOG_ENTRIES: Final = 500  # more missed events than this are cheaper as a snapshot
 # As long as a run of a deleted session could still write: leases end long before.
 TOMBSTONE_MS: Final = 3_600_000
-# After that an untouched bucket is full again whatever its settings.
-RATE_MS: Final = 3_600_000
 USED_TOKENS_MS: Final = 40 * 86_400_000  # so that the month can be looked back on
 CHARGE_MS: Final = 600_000  # a call is repeated within seconds, or never
 PART_MS: Final = 3_600_000  # of an import that never ends: its parts go by themselves
@@ -96,10 +94,6 @@ class Keys:
     def user_sessions(self, uid: str) -> str:
         """Zset: session id by `updated_at`."""
         return f"{self.prefix}u:{{{uid}}}:s"
-
-    def user_rates(self, uid: str) -> str:
-        """Hash: rate limit -> theoretical arrival time in microseconds; an hour."""
-        return f"{self.prefix}u:{{{uid}}}:rl"
 
     def user_tokens_used(self, uid: str, day: str) -> str:
         """Hash: tokens used on that day (`YYYYMMDD`); 40 days."""

@@ -125,23 +125,8 @@ class Reaped:
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
-    """The rate limit has room for `remaining` more now and is empty again after `reset_ms`."""
-
-    remaining: int
-    reset_ms: int
-
-
-@dataclass(frozen=True, slots=True)
 class StoreFault:
     """What is wrong with Redis, in one line for an operator; `loses_data`: any moment now."""
 
     text: str
     loses_data: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Limited:
-    """Over the rate limit; nothing was taken."""
-
-    retry_after_ms: int

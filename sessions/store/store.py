@@ -16,9 +16,9 @@ import orjson
 
 from sessions.connection.checks import check_redis, find_faults, read_identity
 from sessions.connection.client import TIMEOUT_SECONDS, RedisClient
-from sessions.model.keys import PROBE_MS, RATE_MS, Keys
+from sessions.model.keys import PROBE_MS, Keys
 from sessions.model.quotas import Quotas
-from sessions.model.replies import Allowed, Limited, StoreFault
+from sessions.model.replies import StoreFault
 from sessions.store.arguments import check_session_id, check_uid
 from sessions.store.base import PUBLISH
 from sessions.store.copies import Copies
@@ -163,17 +163,3 @@ class SessionStore(Copies, Responses, Shares, Audience, Slots):
         channel = self.keys.control_channel(replica)
         receivers = await self.client.call(PUBLISH, channel, orjson.dumps(dict(command)))
         return int(receivers) > 0 or self.client.address.kind == "cluster"
-
-    async def take_rate(
-        self, uid: str, field: str, *, interval_seconds: float, burst: int, cost: int = 1
-    ) -> Allowed | Limited:
-        """Take `cost` from a bucket that holds `burst` and gains one per `interval_seconds`."""
-        check_uid(uid)
-        reply = await self.client.script(
-            "take_rate",
-            [self.keys.user_rates(uid)],
-            (field, int(interval_seconds * 1_000_000), burst, cost, RATE_MS),
-        )
-        if reply[0] == b"limited":
-            return Limited(retry_after_ms=reply[1])
-        return Allowed(remaining=reply[1], reset_ms=reply[2])

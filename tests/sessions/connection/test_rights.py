@@ -91,7 +91,6 @@ async def test_the_documented_rights_are_enough_for_everything_and_nothing_else_
         await restricted.session_events(chat.session_id, after=0)
         await restricted.expired_runs()
         await restricted.runs_owned_by("w1")
-        await restricted.take_rate("alice", "x", interval_seconds=1, burst=1)
         await restricted.publish_user("alice", {})
         await restricted.publish_control("w1", {})
         await restricted.ping()

@@ -84,7 +84,6 @@ async def test_p31_nothing_of_a_forgotten_user_stays(
     user = await users.create("Ada")
     token = await credentials.create_token(user.uid)
     cookie = await credentials.create_cookie(user.uid, 3600)
-    await store.take_rate(user.uid, "messages", interval_seconds=1, burst=2)
     assert await credentials.revoke_all(user.uid) == 2
     await users.forget(user.uid)
     assert await credentials.lookup(token) is None

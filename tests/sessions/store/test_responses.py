@@ -248,21 +248,5 @@ async def test_an_early_stop_that_comes_late_names_the_response(chat: Chat) -> N
     assert not (await chat.store.run(None, begun.response_id)).cancel
 
 
-# ---- limits --------------------------------------------------------------------------------------
-
-
-async def test_a_rate_limit_allows_its_burst_and_then_says_when_to_come_back(
-    store: SessionStore,
-) -> None:
-    async def take(field: str = "messages") -> str:
-        reply = await store.take_rate("alice", field, interval_seconds=60, burst=3)
-        return type(reply).__name__
-
-    assert [await take() for _ in range(5)] == ["Allowed"] * 3 + ["Limited"] * 2
-    assert await take("other") == "Allowed"
-    limited = await store.take_rate("alice", "messages", interval_seconds=60, burst=3)
-    assert 59_000 < getattr(limited, "retry_after_ms", 0) <= 60_000
-
-
 async def test_a_user_message_carries_no_response_id(chat: Chat) -> None:
     assert "response_id" not in user_message("x").wire()
