@@ -122,11 +122,11 @@ def serve(
         settings = load_settings(flags)
     except ConfigError as error:
         raise _fail(str(error)) from None
-    from server.supervisor.hardening import confine
+    from server.supervisor.hardening import harden
     from server.supervisor.supervisor import Supervisor
     from server.telemetry.logs import configure_logs
 
-    confine()
+    harden()
     configure_logs(settings.log_level, settings.effective_log_format, "supervisor")
     raise typer.Exit(Supervisor(settings).run())
 

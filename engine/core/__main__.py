@@ -92,7 +92,7 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     from engine.core.attention.backends import UNIT_TOKENS
     from engine.core.models.loader import choose_device, load_model
     from engine.core.ops import library as ops
-    from engine.core.runner.cache_warmer import CacheTaker
+    from engine.core.runner.cache_warmer import CacheWarmer
     from engine.core.runner.model_runner import ModelRunner
     from engine.core.worker import Worker
 
@@ -144,7 +144,7 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
         worker=Worker(runner),
     )
     if loaded.device.type == "cpu":
-        CacheTaker(runner.caches(), lambda: core.is_idle).start()
+        CacheWarmer(runner.caches(), lambda: core.is_idle).start()
     return core, ready
 
 

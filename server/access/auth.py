@@ -16,7 +16,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from server.access.identities import Identities, User
-from server.access.login_throttle import FailedAttempts
+from server.access.login_throttle import LoginThrottle
 from server.protocol.errors import ApiError
 from sessions.directory.credentials import digest_of
 
@@ -63,7 +63,7 @@ class Authenticator:
     def __init__(self, identities: Identities, *, origins: Origins) -> None:
         self.identities = identities
         self.origins = origins
-        self.attempts = FailedAttempts()
+        self.attempts = LoginThrottle()
 
     async def user(self, connection: HTTPConnection) -> User:
         """The one identity of this request.

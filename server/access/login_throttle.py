@@ -31,7 +31,7 @@ class _Window:
     is_logged: bool = False
 
 
-class FailedAttempts:
+class LoginThrottle:
     """Of one worker."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

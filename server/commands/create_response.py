@@ -1,4 +1,4 @@
-"""`Beginnings`: what happens between a `response.create` and the run that answers it.
+"""`ResponseCreator`: what happens between a `response.create` and the run that answers it.
 
 Admission, settings, prompt and the script that stores the beginning come here; what begun answers
 do then is `runs.py`. Nothing is stored of a frame that is refused.
@@ -15,7 +15,7 @@ import structlog
 from msgspec import UnsetType
 
 from server.access.rates import budget_entry
-from server.commands.reply_target import Task, Tasks
+from server.commands.reply_target import ReplyTarget, ReplyTargets
 from server.engines.client import (
     CoreState,
     EngineClient,
@@ -53,7 +53,7 @@ MAX_TRIES = 4  # each means that something else began or ended in the session me
 ENGINE_GRACE_SECONDS = 2.0  # for a worker that has just started to join the core
 
 
-class Beginnings:
+class ResponseCreator:
     """Begins the answers of one worker."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Beginnings:
         self._model = model
         self._defaults = defaults
         self._limit = limit
-        self._tasks = Tasks(store)
+        self._targets = ReplyTargets(store)
         self._num_beginning = 0  # admitted, and their runs not started yet
 
     async def create(
@@ -126,8 +126,8 @@ class Beginnings:
         settings = self._settings(session, frame)
         for tries_left in reversed(range(MAX_TRIES)):
             try:
-                task = await self._tasks.of(uid, session, frame)
-                return await self._begin_once(uid, session, frame, settings, task, asker, budget)
+                target = await self._targets.of(uid, session, frame)
+                return await self._begin_once(uid, session, frame, settings, target, asker, budget)
             except ResponseInProgress as busy:
                 if frame.on_busy != "cancel" or not tries_left:
                     raise
@@ -144,12 +144,12 @@ class Beginnings:
         session: Session,
         frame: CreateResponse,
         settings: dict[str, Any],
-        task: Task,
+        target: ReplyTarget,
         asker: Subscription,
         budget: Budget | None,
     ) -> tuple[str, bool]:
         prompt = await self._prompts.build(
-            uid, session.id, task.leaf, task.text, settings, task.base
+            uid, session.id, target.leaf, target.text, settings, target.base
         )
         response_id = new_response_id(session.id)
         replaces = frame.on_busy == "cancel" and session.active_response_id is not None
@@ -157,19 +157,19 @@ class Beginnings:
         run = None
         try:
             run, begun = await self._store_beginning(
-                uid, session, frame, settings, task, response_id
+                uid, session, frame, settings, target, response_id
             )
         finally:
             if run is None:
                 self._limit.free(uid, response_id)
         if run is None:
             return begun.response_id, True
-        is_behind_leaf = run.user_message.parent_id == task.leaf and not begun.queued_behind
+        is_behind_leaf = run.user_message.parent_id == target.leaf and not begun.queued_behind
         if is_behind_leaf and prompt.is_settled:
             run.set_prompt(prompt)  # otherwise the history moved on: built when its turn comes
         run.tokens_left = None if budget is None else budget.remaining
         self._runs.add(run)
-        self._announce(run, begun, task, frame, asker)
+        self._announce(run, begun, target, frame, asker)
         if self._limit.limit:
             asker.outbox.put(rate_limits_frame(self._limit.entry(remaining)))
         self._runs.start(run, begun)
@@ -211,15 +211,15 @@ class Beginnings:
         session: Session,
         frame: CreateResponse,
         settings: dict[str, Any],
-        task: Task,
+        target: ReplyTarget,
         response_id: str,
     ) -> tuple[Run | None, BegunResponse]:
         """The run that the store has begun, or None and what the same key began before."""
         now_ms = time.time_ns() // 1_000_000
-        new_question = task.new_question(now_ms)
-        question = new_question or task.question
-        assert question is not None  # a task without a stored question asks a new one
-        answer = task.answer(response_id, question.id, self._model, now_ms)
+        new_question = target.new_question(now_ms)
+        question = new_question or target.question
+        assert question is not None  # a target without a stored question asks a new one
+        answer = target.answer(response_id, question.id, self._model, now_ms)
         response: dict[str, Any] = {
             "id": response_id,
             "session_id": session.id,
@@ -232,7 +232,7 @@ class Beginnings:
         }
         if frame.priority:
             response["priority"] = frame.priority
-        if task.base:
+        if target.base:
             response["text_length"] = answer.text_length
         created = ObjectEvent(
             {
@@ -255,7 +255,7 @@ class Beginnings:
                 user_message=new_question,
                 assistant_message=answer,
                 parent_id=_parent_argument(frame, question),
-                continues=task.version,
+                continues=target.version,
                 on_busy="queue" if frame.on_busy == "queue" else "reject",
                 created_event=created.data,
                 model=self._model,
@@ -267,7 +267,7 @@ class Beginnings:
                 self._hub.rooms.unclaim(response_id)
         if begun.replayed:
             return None, begun
-        run = Run(response, answer, uid=uid, fence=begun.fence, created=created, base=task.base)
+        run = Run(response, answer, uid=uid, fence=begun.fence, created=created, base=target.base)
         run.lease_until = begun.lease_until
         run.user_message = question.with_parent(begun.parent_id) if new_question else question
         return run, begun
@@ -276,13 +276,13 @@ class Beginnings:
         self,
         run: Run,
         begun: BegunResponse,
-        task: Task,
+        target: ReplyTarget,
         frame: CreateResponse,
         asker: Subscription,
     ) -> None:
         """The messages that are new or written on, response.created, and the sidebars' dot."""
-        verb = "updated" if task.version else "created"
-        messages = [run.message] if task.question else [run.user_message, run.message]
+        verb = "updated" if target.version else "created"
+        messages = [run.message] if target.question else [run.user_message, run.message]
         for offset, message in enumerate(messages, begun.offset - len(messages) + 1):
             event = {"type": f"message.{verb}", "message": message.event_wire()}
             self._hub.publish_session(run.session_id, offset, event)

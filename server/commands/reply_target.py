@@ -14,8 +14,8 @@ from sessions.store.store import SessionStore
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """One response's task, as the store's messages were when it was read."""
+class ReplyTarget:
+    """What a response answers, as the store's messages were when it was read."""
 
     leaf: str | None  # the newest message before the question
     text: str  # the question
@@ -58,20 +58,20 @@ class Task:
         )
 
 
-class Tasks:
+class ReplyTargets:
     """Reads from the store what a frame refers to."""
 
     def __init__(self, store: SessionStore) -> None:
         self._store = store
 
-    async def of(self, uid: str, session: Session, frame: CreateResponse) -> Task:
+    async def of(self, uid: str, session: Session, frame: CreateResponse) -> ReplyTarget:
         """Raises `ApiError` for a message that cannot be regenerated or continued, and
         `ResponseInProgress` for one that is being written."""
         if frame.input is not None:
             if isinstance(frame.parent_id, UnsetType):
-                return Task(session.head, frame.text)
+                return ReplyTarget(session.head, frame.text)
             check_message_id(frame.parent_id)
-            return Task(frame.parent_id, frame.text)
+            return ReplyTarget(frame.parent_id, frame.text)
         param = "regenerate_of" if frame.regenerate_of is not None else "continue_of"
         message_id: str = getattr(frame, param)
         check_message_id(message_id)
@@ -80,12 +80,12 @@ class Tasks:
         if question is None:
             raise invalid_field(param, "that message answers no other")
         if param == "regenerate_of":
-            return Task(question.parent_id, question.text, question)
+            return ReplyTarget(question.parent_id, question.text, question)
         if answer.status == "in_progress":
             raise ResponseInProgress(answer.response_id or "")
         if answer.status != "interrupted":
             raise invalid_field(param, "only an interrupted answer can be continued")
-        return Task(question.parent_id, question.text, question, answer, version)
+        return ReplyTarget(question.parent_id, question.text, question, answer, version)
 
     async def _question(self, uid: str, session_id: str, answer: Message) -> Message | None:
         if answer.role != "assistant" or answer.parent_id is None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from server.access.audit import Auditor
 from server.access.identities import Identities
 from server.access.rates import ConnectionCounter
-from server.commands.create_response import Beginnings
+from server.commands.create_response import ResponseCreator
 from server.config.limits import Limits
 from server.engines.client import EngineClient
 from server.live.health import Health
@@ -25,7 +25,7 @@ class Services:
     engine: EngineClient
     hub: Hub
     runs: Runs
-    beginnings: Beginnings
+    creator: ResponseCreator
     peers: Peers
     takeover: Takeover
     health: Health

@@ -16,7 +16,7 @@ from server.generation.queue_estimate import QueueEstimate
 from server.live.hub import Hub
 from server.live.response_log import is_done
 from server.runs.log_writer import STORE_RETRY_SECONDS, LogWriter
-from server.runs.publisher import Speaker
+from server.runs.publisher import Publisher
 from server.runs.run import STATUS_TO_MESSAGE_STATUS, End, Run
 from server.runs.stop import Stop, cancel_command
 from server.telemetry.metrics import Metrics
@@ -63,7 +63,7 @@ class Finisher:
         metrics: Metrics,
         queue: QueueEstimate,
         writer: LogWriter,
-        speaker: Speaker,
+        publisher: Publisher,
     ) -> None:
         self._run = run
         self._store = store
@@ -71,7 +71,7 @@ class Finisher:
         self._metrics = metrics
         self._queue = queue
         self._writer = writer
-        self._speaker = speaker
+        self._publisher = publisher
 
     async def finish(self, end: End) -> Finished | None:
         """Make the answer terminal, once; tell the viewers at once even while the store is away.
@@ -100,7 +100,7 @@ class Finisher:
                 finished = await self._store_end(ending)
                 break
             except StoreUnavailable:
-                if not run.done.is_set() and not self._speaker.must_be_silent():
+                if not run.done.is_set() and not self._publisher.must_be_silent():
                     self._publish_done(ending, durable=False)
                 await asyncio.sleep(STORE_RETRY_SECONDS)
             except CancelPending as pending:
@@ -147,7 +147,7 @@ class Finisher:
 
     def _publish_done(self, ending: _Ending, *, durable: bool) -> None:
         run, end = self._run, ending.end
-        self._speaker.publish([run.add_object({**ending.done, "durable": durable})])
+        self._publisher.publish([run.add_object({**ending.done, "durable": durable})])
         run.status = end.status
         run.done.set()
         if run.stopping is not None:
@@ -166,20 +166,20 @@ class Finisher:
         run.settle()
         self._metrics.count_response(end.status, end.reason)
         if not run.done.is_set():
-            self._speaker.speak_again()
+            self._publisher.speak_again()
             self._publish_done(ending, durable=durable)
             return
         if run.status != end.status:
             logger.warning("end was told and is another", status=end.status, **run.ids)
         run.status = end.status
         run.replace_end({**ending.done, "durable": durable})
-        self._speaker.speak_again()
+        self._publisher.speak_again()
         self._hub.tell_end_again(run.response_id, run.log)
 
     def _finish_lost(self, error: Exception) -> None:
         """The run is somebody else's, or its session is gone: end it for the viewers here."""
         run = self._run
-        self._speaker.lose(error)
+        self._publisher.lose(error)
         deleted = run.is_deleted
         if isinstance(error, RunGone | SequenceGap):
             if deleted:

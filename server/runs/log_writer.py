@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from server.config.intervals import Intervals
 from server.generation.fingerprint import prompt_hash
-from server.runs.publisher import Speaker
+from server.runs.publisher import Publisher
 from server.runs.run import Run
 from sessions.background import start
 from sessions.model.errors import RunEnded, RunGone, RunLost, SequenceGap, StoreUnavailable
@@ -47,7 +47,7 @@ async def _nothing() -> None:
 class LogWriter:
     """Writes while `running`; where only an end is to be written, it knows where the log ends.
 
-    `speaker` hears of renewals and of what Redis had lost. Only one that runs has more to tell.
+    `publisher` hears of renewals and of what Redis had lost. Only one that runs has more to tell.
     `on_stop`: a stop is stored; `on_loss`: nothing more may be said.
     """
 
@@ -57,14 +57,14 @@ class LogWriter:
         *,
         store: SessionStore,
         intervals: Intervals,
-        speaker: Speaker,
+        publisher: Publisher,
         on_stop: Callable[[], Awaitable[None]] = _nothing,
         on_loss: Callable[[Exception], None] = lambda _: None,
     ) -> None:
         self._run = run
         self._store = store
         self._intervals = intervals
-        self._speaker = speaker
+        self._publisher = publisher
         self._on_stop = on_stop
         self._on_loss = on_loss
         self._unanswered: Batch | None = None
@@ -111,7 +111,7 @@ class LogWriter:
         run.num_stored = gap.sequence_number
         run.num_tokens_stored = gap.num_tokens
         run.changed.set()
-        self._speaker.tell_rewound()
+        self._publisher.tell_rewound()
         return True
 
     def _lose(self, error: Exception) -> None:
@@ -210,7 +210,7 @@ class LogWriter:
         if not reply.repeated:  # a repeat says that the first try had renewed, whenever that was
             run.renewed_at = sent
             run.timeline.set_clock(self._replied_at(reply))
-            self._speaker.show_held()
+            self._publisher.show_held()
         if reply.cancel and run.stopping is None:
             await self._on_stop()
 

@@ -1,7 +1,7 @@
 """`Producer`: carries one answer from the engine to its viewers and into the store.
 
 Two tasks: one takes outputs from the engine and numbers events, which reach this worker's viewers
-at once through the `Speaker`; the other is the `LogWriter`. The engine waits for neither sockets
+at once through the `Publisher`; the other is the `LogWriter`. The engine waits for neither sockets
 nor Redis. What comes behind the engine's last output is the `Finisher`'s.
 """
 
@@ -30,7 +30,7 @@ from server.live.hub import Hub
 from server.protocol.frames import queued_frame
 from server.runs.finisher import Finisher
 from server.runs.log_writer import LogWriter
-from server.runs.publisher import Speaker
+from server.runs.publisher import Publisher
 from server.runs.run import End, Run
 from server.runs.stop import Stop, StoredStop
 from server.telemetry.metrics import Metrics
@@ -72,12 +72,12 @@ class Producer:
         self._metrics = metrics
         self._intervals = intervals
         self._queue = queue or QueueEstimate()
-        self._speaker = Speaker(run, hub=hub, intervals=intervals, has_peers=has_peers)
+        self._publisher = Publisher(run, hub=hub, intervals=intervals, has_peers=has_peers)
         self._writer = LogWriter(
             run,
             store=store,
             intervals=intervals,
-            speaker=self._speaker,
+            publisher=self._publisher,
             on_stop=self.stop_as_stored,
             on_loss=self._lose,
         )
@@ -88,7 +88,7 @@ class Producer:
             metrics=metrics,
             queue=self._queue,
             writer=self._writer,
-            speaker=self._speaker,
+            publisher=self._publisher,
         )
         self._last_queue_frame = 0.0
         self._last_text_at: float | None = None
@@ -227,7 +227,7 @@ class Producer:
             if self._last_text_at is not None:
                 self._metrics.observe_inter_event(now - self._last_text_at)
             self._last_text_at = now
-            self._speaker.publish([event])
+            self._publisher.publish([event])
 
     def _note_cached(self, num_tokens: int | None) -> None:
         """What another core finds in its cache later is no part of the prompt's price."""
@@ -273,7 +273,7 @@ class Producer:
                 "queue_ms": round((run.timeline.scheduled - run.timeline.created) * 1000),
             }
         )
-        self._speaker.publish([event])
+        self._publisher.publish([event])
 
     async def _flush_window(self) -> None:
         """Let the next outputs merge for a moment; a stop ends the wait."""
@@ -303,7 +303,7 @@ class Producer:
 
     def _lose(self, error: Exception) -> None:
         """What the engine would still say is nobody's to hear."""
-        self._speaker.lose(error)
+        self._publisher.lose(error)
         self._hub.spawn(self._engine.abort(self._run.response_id))
 
     async def finish(self, end: End) -> Finished | None:

@@ -1,4 +1,4 @@
-"""`Speaker`: shows an answer's events to this worker's viewers, while it may.
+"""`Publisher`: shows an answer's events to this worker's viewers, while it may.
 
 An owner that cannot renew its lease does not know for how long the answer is still its own. So it
 shows nothing from shortly before the lease ends until it is renewed, if there are other workers.
@@ -17,7 +17,7 @@ from sessions.model.events import Event
 logger = structlog.get_logger("server")
 
 
-class Speaker:
+class Publisher:
     """What its viewers here are shown of one run."""
 
     def __init__(

@@ -25,7 +25,7 @@ from server.runs.active_limit import ActiveLimit
 from server.runs.finisher import Finisher
 from server.runs.log_writer import STORE_RETRY_SECONDS, LogWriter
 from server.runs.producer import Producer
-from server.runs.publisher import Speaker
+from server.runs.publisher import Publisher
 from server.runs.run import End, Run, RunState
 from server.runs.stop import Stop, StoredStop, cancel_command
 from server.telemetry.metrics import Metrics
@@ -206,8 +206,10 @@ class Runs:
 
     async def finish(self, run: Run, end: End) -> None:
         """End a run that was taken over: it produces nothing more, only its end is missing."""
-        speaker = Speaker(run, hub=self._hub, intervals=self._intervals, has_peers=self._has_peers)
-        writer = LogWriter(run, store=self._store, intervals=self._intervals, speaker=speaker)
+        publisher = Publisher(
+            run, hub=self._hub, intervals=self._intervals, has_peers=self._has_peers
+        )
+        writer = LogWriter(run, store=self._store, intervals=self._intervals, publisher=publisher)
         finisher = Finisher(
             run,
             store=self._store,
@@ -215,7 +217,7 @@ class Runs:
             metrics=self._metrics,
             queue=self._queue,
             writer=writer,
-            speaker=speaker,
+            publisher=publisher,
         )
         finished = await finisher.finish(end)
         self._limit.free(run.uid, run.response_id)

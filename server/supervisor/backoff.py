@@ -1,11 +1,11 @@
-"""`Restarts`: when the next engine core is started after one has died, and when no more."""
+"""`Backoff`: when the next engine core is started after one has died, and when no more."""
 
 MAX_FAILED_STARTS = 10  # in a row
 MAX_DELAY_SECONDS = 30.0
 STABLE_SECONDS = 60.0  # a core that was ready for so long owes nothing to the ones before it
 
 
-class Restarts:
+class Backoff:
     """Counts deaths. Each one soon after another makes the next start wait longer."""
 
     def __init__(self) -> None:

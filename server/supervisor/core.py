@@ -17,7 +17,7 @@ from server.engines.native import (
     EngineStartError,
     UnsupportedModelError,
 )
-from server.supervisor.backoff import Restarts
+from server.supervisor.backoff import Backoff
 
 logger = structlog.get_logger("server")
 
@@ -34,7 +34,7 @@ class CoreKeeper:
         self._config = config
         self._watchdog_seconds = watchdog_seconds
         self._wake = wake
-        self._restarts = Restarts()
+        self._restarts = Backoff()
         self._core: CoreProcess | None = None
         self._starting: threading.Thread | None = None
         self._ready_at: float | None = None

@@ -9,7 +9,7 @@ SECRETS = ("PARLEY_TOKEN", "PARLEY_ADMIN_TOKEN", "PARLEY_REDIS_URL", "PARLEY_RED
 MAX_DESCRIPTORS = 65_536  # the usual 1,024 are used up by so many sockets
 
 
-def confine() -> None:
+def harden() -> None:
     """Leave no core dumps, which hold keys and words; make files private; allow many sockets; keep
     secrets out of the environment of what we start.
     """

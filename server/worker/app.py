@@ -25,11 +25,11 @@ from server.access.auth import Authenticator, Origins
 from server.access.identities import BUILT_IN, Identities
 from server.access.rates import ConnectionCounter
 from server.api.rest.event_stream import HttpViewer
-from server.api.rest.operation import Doors
+from server.api.rest.operation import ApiContext
 from server.api.rest.pages import Static
 from server.api.websocket.connection import Connection
 from server.api.websocket.endpoint import WebSocketEndpoint, upgrade_required
-from server.commands.create_response import Beginnings
+from server.commands.create_response import ResponseCreator
 from server.commands.services import Services
 from server.config.worker import WorkerConfig
 from server.engines.client import EngineClient
@@ -71,7 +71,7 @@ class Worker:
     """One worker's parts, wired. `app` is what uvicorn serves.
 
     Each is made from those before it: what is heard and told (feed, hub, health), the other workers
-    (peers, recorder), who makes answers (active_limit, runs, abandonment, beginnings), who takes
+    (peers, recorder), who makes answers (active_limit, runs, abandonment, creator), who takes
     over those of the dead (takeover), who may come in (identities), and the doors (services, app).
     """
 
@@ -126,7 +126,7 @@ class Worker:
             answer_seconds=config.limits.answer_seconds,
         )
         self.abandonment = Abandonment(store, self.hub, self.runs)
-        self.beginnings = Beginnings(
+        self.creator = ResponseCreator(
             store=store,
             engine=engine,
             hub=self.hub,
@@ -166,7 +166,7 @@ class Worker:
             engine=engine,
             hub=self.hub,
             runs=self.runs,
-            beginnings=self.beginnings,
+            creator=self.creator,
             peers=self.peers,
             takeover=self.takeover,
             health=self.health,
@@ -183,14 +183,14 @@ class Worker:
         self.origins = Origins(config.allowed_origins)
         self.authenticator = Authenticator(self.identities, origins=self.origins)
         self.streams: set[HttpViewer] = set()
-        doors = Doors(
+        context = ApiContext(
             self.services, self.authenticator, credentials, self.health, STATIC, self.streams, {}
         )
         self.connections: set[Connection] = set()
         websocket = WebSocketEndpoint(self.services, self.authenticator, self.connections)
-        self.app = self._build(doors, websocket)
+        self.app = self._build(context, websocket)
 
-    def _build(self, doors: Doors, websocket: WebSocketEndpoint) -> ASGIApp:
+    def _build(self, context: ApiContext, websocket: WebSocketEndpoint) -> ASGIApp:
         index = STATIC / "index.html"
         guard = Middleware(
             Guard,
@@ -200,7 +200,7 @@ class Worker:
         )
         return Starlette(
             routes=[
-                *routes(doors),
+                *routes(context),
                 WebSocketRoute("/v1/ws", websocket.serve),
                 Route("/v1/ws", upgrade_required, methods=["GET"]),
                 Mount("/static", Static(directory=STATIC)),

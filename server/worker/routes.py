@@ -11,7 +11,7 @@ from server.api.rest.copies import CopyOperations
 from server.api.rest.credentials import CredentialOperations
 from server.api.rest.messages import MessageOperations
 from server.api.rest.openapi import openapi
-from server.api.rest.operation import Doors, Operation, routes_of
+from server.api.rest.operation import ApiContext, Operation, routes_of
 from server.api.rest.ops import Ops
 from server.api.rest.pages import Pages
 from server.api.rest.responses import ResponseOperations
@@ -20,20 +20,20 @@ from server.api.rest.shares import ShareOperations
 from server.commands.services import Services
 
 
-def operations(doors: Doors) -> list[Operation]:
+def operations(context: ApiContext) -> list[Operation]:
     """What can be done over HTTP, beside the websocket and the static files."""
     listed: list[Operation] = []
     listed += [
-        *Pages(doors).operations(),
-        *LoginOperations(doors).operations(),
-        *Ops(doors, lambda: openapi(listed)).operations(),
-        *CredentialOperations(doors).operations(),
-        *SessionOperations(doors).operations(),
-        *MessageOperations(doors).operations(),
-        *ResponseOperations(doors).operations(),
-        *CopyOperations(doors).operations(),
-        *ShareOperations(doors).operations(),
-        *admin_operations(doors.services),
+        *Pages(context).operations(),
+        *LoginOperations(context).operations(),
+        *Ops(context, lambda: openapi(listed)).operations(),
+        *CredentialOperations(context).operations(),
+        *SessionOperations(context).operations(),
+        *MessageOperations(context).operations(),
+        *ResponseOperations(context).operations(),
+        *CopyOperations(context).operations(),
+        *ShareOperations(context).operations(),
+        *admin_operations(context.services),
     ]
     return listed
 
@@ -48,6 +48,6 @@ def admin_operations(services: Services) -> list[Operation]:
     ]
 
 
-def routes(doors: Doors) -> list[Route]:
+def routes(context: ApiContext) -> list[Route]:
     """The routes of all operations."""
-    return routes_of(operations(doors), doors)
+    return routes_of(operations(context), context)

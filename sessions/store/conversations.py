@@ -35,10 +35,10 @@ from sessions.store.arguments import (
     owner_argument,
 )
 from sessions.store.base import SESSION_SUFFIXES
-from sessions.store.session_lists import UserSessions
+from sessions.store.session_lists import SessionLists
 
 
-class Conversations(UserSessions):
+class Conversations(SessionLists):
     """Sessions and messages. `SessionStore` has these methods; see there."""
 
     async def create_session(

@@ -27,7 +27,7 @@ SCAN_CHUNK: Final = 200
 MARK_CHARACTERS: Final = 12  # of a cursor
 
 
-class UserSessions(StoreBase):
+class SessionLists(StoreBase):
     """A user's sessions. `SessionStore` has these methods; see there."""
 
     async def sessions(

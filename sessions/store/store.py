@@ -25,7 +25,7 @@ from sessions.store.copies import Copies
 from sessions.store.responses import Responses
 from sessions.store.shares import Shares
 from sessions.store.slots import Slots
-from sessions.store.viewers import Audience
+from sessions.store.viewers import ViewerCounts
 
 
 class StoreOptions(TypedDict, total=False):
@@ -41,7 +41,7 @@ class StoreOptions(TypedDict, total=False):
     quotas: Quotas | None
 
 
-class SessionStore(Copies, Responses, Shares, Audience, Slots):
+class SessionStore(Copies, Responses, Shares, ViewerCounts, Slots):
     """The one store: what the classes it inherits from say, on one connection.
 
     Any method may raise `StoreUnavailable`; a cancelled one harms no other.

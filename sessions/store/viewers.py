@@ -13,7 +13,7 @@ VIEWERS_MS: Final = 60_000
 CLOCK_SLACK_MS: Final = 30_000  # our clock may run ahead of Redis', by which counts are dated
 
 
-class Audience(StoreBase):
+class ViewerCounts(StoreBase):
     """Counts of viewers. `SessionStore` has these methods; see there."""
 
     async def set_viewers(self, session_id: str, replica: str, count: int) -> int:

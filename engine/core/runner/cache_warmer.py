@@ -1,4 +1,4 @@
-"""`CacheTaker`: takes the KV cache's memory before somebody waits for it.
+"""`CacheWarmer`: takes the KV cache's memory before somebody waits for it.
 
 The system gives a page when it is first written to, zeroed. In a virtual machine, whose host has to
 find the page, too, that took 12 to 15 % of a prompt's time with int8 weights (docs/performance.md).
@@ -25,7 +25,7 @@ RESERVE_BYTES, RESERVE_SHARE = 1 << 30, 0.25  # of the memory that is free: it s
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, of Linux 5.14
 
 
-class CacheTaker(threading.Thread):
+class CacheWarmer(threading.Thread):
     """Takes these tensors' memory while nobody waits for the core.
 
     What is in them stays as it is, and they may be used meanwhile. It ends early, with a line in

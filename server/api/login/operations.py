@@ -18,7 +18,7 @@ from server.access.auth import COOKIE_SECONDS, address_of, set_cookie
 from server.access.identities import BUILT_IN, User
 from server.api.login.page import login_page, refusal_page
 from server.api.rest.openapi import FORM
-from server.api.rest.operation import MAX_PARAMETER_CHARACTERS, Access, Call, Doors, Operation
+from server.api.rest.operation import MAX_PARAMETER_CHARACTERS, Access, ApiContext, Call, Operation
 from server.protocol.errors import ApiError
 from server.protocol.http_errors import error_response
 
@@ -46,9 +46,9 @@ class LoginForm(Struct, frozen=True):
 class LoginOperations:
     """The endpoints of `/login`."""
 
-    def __init__(self, doors: Doors) -> None:
-        self._authenticator = doors.authenticator
-        self._identities = doors.authenticator.identities
+    def __init__(self, context: ApiContext) -> None:
+        self._authenticator = context.authenticator
+        self._identities = context.authenticator.identities
 
     def operations(self) -> list[Operation]:
         return [

@@ -7,7 +7,7 @@ from msgspec import Struct
 from starlette.responses import Response, StreamingResponse
 
 from server.access.rates import Places
-from server.api.rest.operation import OPTIONAL_KEY, Access, Call, Doors, Operation
+from server.api.rest.operation import OPTIONAL_KEY, Access, ApiContext, Call, Operation
 from server.api.rest.sessions import session_response
 from server.commands.exports import as_json, as_markdown, attachment, breathing
 from server.commands.imports import ImportBody, parse_import
@@ -40,10 +40,10 @@ class ExportQuery(Struct, frozen=True):
 class CopyOperations:
     """The endpoints for copies."""
 
-    def __init__(self, doors: Doors) -> None:
-        self._services = doors.services
-        self._store = doors.services.store
-        self._hub = doors.services.hub
+    def __init__(self, context: ApiContext) -> None:
+        self._services = context.services
+        self._store = context.services.store
+        self._hub = context.services.hub
         self._files = Places("imports", per_owner=MAX_FILES_PER_USER, in_all=MAX_FILES)
         self._importing = asyncio.Semaphore(MAX_IMPORTS)
 

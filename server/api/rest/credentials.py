@@ -3,7 +3,7 @@
 from starlette.responses import Response
 
 from server.api.rest.objects import LoginCode, Ticket
-from server.api.rest.operation import Access, Call, Doors, Operation, json_response
+from server.api.rest.operation import Access, ApiContext, Call, Operation, json_response
 from server.protocol.errors import ApiError
 from sessions.model.keys import TICKET_SECONDS
 
@@ -11,8 +11,8 @@ from sessions.model.keys import TICKET_SECONDS
 class CredentialOperations:
     """The endpoints for login codes and websocket tickets."""
 
-    def __init__(self, doors: Doors) -> None:
-        self._credentials = doors.credentials
+    def __init__(self, context: ApiContext) -> None:
+        self._credentials = context.credentials
 
     def operations(self) -> list[Operation]:
         return [

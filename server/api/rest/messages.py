@@ -4,7 +4,7 @@ from msgspec import Struct
 from starlette.responses import Response
 
 from server.api.rest.objects import MessagePage
-from server.api.rest.operation import Access, Call, Doors, Operation, json_response
+from server.api.rest.operation import Access, ApiContext, Call, Operation, json_response
 from server.api.rest.sessions import Limit
 from server.protocol.server_frames import MessageObject
 from server.protocol.store_errors import check_message_id, check_session_id
@@ -24,8 +24,8 @@ class PathQuery(Struct, frozen=True):
 class MessageOperations:
     """The endpoints for messages."""
 
-    def __init__(self, doors: Doors) -> None:
-        self._store = doors.services.store
+    def __init__(self, context: ApiContext) -> None:
+        self._store = context.services.store
 
     def operations(self) -> list[Operation]:
         return [

@@ -45,7 +45,7 @@ class Access(Enum):
     ADMIN = "admin"
 
 
-class Doors(NamedTuple):
+class ApiContext(NamedTuple):
     """What the HTTP operations need."""
 
     services: Services
@@ -154,31 +154,31 @@ class Operation:
     scope: str = "admin"  # that an admin's credential must carry
     answers: Mapping[int, Any] = field(default_factory=dict)
 
-    async def __call__(self, doors: Doors, request: Request) -> Response:
+    async def __call__(self, context: ApiContext, request: Request) -> Response:
         """Let the caller in or not; every refusal is answered by `refuse`.
 
         Other exceptions are the guard's to answer.
         """
         try:
             with translate_store_errors(only_reads=self.method == "GET"):
-                user = await self._let_in(doors, request)
+                user = await self._let_in(context, request)
                 query = None if self.query is None else read_query(request, self.query)
-                identities = doors.services.identities
+                identities = context.services.identities
                 answer = await self.endpoint(Call(request, user, query, identities))
-                answer.raw_headers += doors.authenticator.renamed_cookie(request, user)
+                answer.raw_headers += context.authenticator.renamed_cookie(request, user)
                 return answer
         except ApiError as error:
-            doors.services.metrics.count_error(error.code)
+            context.services.metrics.count_error(error.code)
             return self.refuse(request, error)
 
-    async def _let_in(self, doors: Doors, request: Request) -> User:
+    async def _let_in(self, context: ApiContext, request: Request) -> User:
         if self.access is Access.PUBLIC:
             return NOBODY
         if self.access is Access.ADMIN:
-            user = await doors.authenticator.admin(request, self.scope)
+            user = await context.authenticator.admin(request, self.scope)
         else:
-            user = await doors.authenticator.user(request)
-        take_rate(doors.rates, user.uid, doors.services.limits.messages_per_s)
+            user = await context.authenticator.user(request)
+        take_rate(context.rates, user.uid, context.services.limits.messages_per_s)
         return user
 
 
@@ -209,13 +209,13 @@ def _default(field: msgspec.structs.FieldInfo) -> Any:
     return msgspec.field(default=field.default)
 
 
-def routes_of(operations: Iterable[Operation], doors: Doors) -> list[Route]:
+def routes_of(operations: Iterable[Operation], context: ApiContext) -> list[Route]:
     """One route for each path, so that a wrong method is told all those that are right."""
     paths: dict[str, dict[str, Operation]] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method] = operation
     ordered = sorted(paths, key=lambda path: "{" in path)  # the first that fits is taken
-    return [Route(path, Resource(paths[path], doors)) for path in ordered]
+    return [Route(path, Resource(paths[path], context)) for path in ordered]
 
 
 class Resource:
@@ -224,9 +224,9 @@ class Resource:
     Starlette would go on to the next path that fits when it does not know a method of this one.
     """
 
-    def __init__(self, operations: dict[str, Operation], doors: Doors) -> None:
+    def __init__(self, operations: dict[str, Operation], context: ApiContext) -> None:
         self.operations = operations
-        self._doors = doors
+        self._context = context
 
     @property
     def methods(self) -> list[str]:
@@ -240,7 +240,7 @@ class Resource:
             answer = error_response(ApiError("method_not_allowed", "that method is not allowed"))
             answer.headers["Allow"] = ", ".join(self.methods)
         else:
-            answer = await operation(self._doors, request)
+            answer = await operation(self._context, request)
         await answer(scope, receive, send)
 
 

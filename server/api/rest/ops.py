@@ -7,7 +7,7 @@ from typing import Any
 from starlette.responses import Response
 
 from server.api.rest.objects import Alive, Document, ModelList, Version
-from server.api.rest.operation import Access, Call, Doors, Operation, json_response
+from server.api.rest.operation import Access, ApiContext, Call, Operation, json_response
 from server.engines.client import EngineError
 from server.protocol.schemas import asyncapi
 
@@ -15,10 +15,10 @@ from server.protocol.schemas import asyncapi
 class Ops:
     """The endpoints for whoever watches the server; `document` makes the OpenAPI document."""
 
-    def __init__(self, doors: Doors, document: Callable[[], Document]) -> None:
+    def __init__(self, context: ApiContext, document: Callable[[], Document]) -> None:
         self._document = cache(document)
-        self._services = doors.services
-        self._health = doors.health
+        self._services = context.services
+        self._health = context.health
 
     def operations(self) -> list[Operation]:
         return [

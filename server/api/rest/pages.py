@@ -7,7 +7,7 @@ from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from server.api.rest.operation import Access, Call, Doors, Operation
+from server.api.rest.operation import Access, ApiContext, Call, Operation
 
 VERSIONED = re.compile(r"vendor/[^/]*[0-9]")  # such a folder's name changes with its files
 
@@ -15,8 +15,8 @@ VERSIONED = re.compile(r"vendor/[^/]*[0-9]")  # such a folder's name changes wit
 class Pages:
     """The endpoints of the page."""
 
-    def __init__(self, doors: Doors) -> None:
-        self._static = doors.static
+    def __init__(self, context: ApiContext) -> None:
+        self._static = context.static
 
     def operations(self) -> list[Operation]:
         return [

@@ -16,8 +16,8 @@ from server.api.rest.operation import (
     IDEMPOTENCY_KEY,
     LAST_EVENT_ID,
     Access,
+    ApiContext,
     Call,
-    Doors,
     Operation,
     body_of,
     json_response,
@@ -49,12 +49,12 @@ class FollowQuery(Struct, frozen=True):
 class ResponseOperations:
     """The endpoints for responses."""
 
-    def __init__(self, doors: Doors) -> None:
-        self._doors = doors
-        self._services = doors.services
-        self._store = doors.services.store
-        self._hub = doors.services.hub
-        self._runs = doors.services.runs
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+        self._services = context.services
+        self._store = context.services.store
+        self._hub = context.services.hub
+        self._runs = context.services.runs
 
     def operations(self) -> list[Operation]:
         return [
@@ -109,7 +109,7 @@ class ResponseOperations:
         if not _wants_events(call.request):
             viewer = HttpViewer(call.uid)
             asker = Subscription(viewer, session_id, only=set())
-            response_id, _ = await self._services.beginnings.create(call.uid, frame, asker)
+            response_id, _ = await self._services.creator.create(call.uid, frame, asker)
             return json_response(
                 await self._current(call.uid, response_id),
                 202,
@@ -120,7 +120,7 @@ class ResponseOperations:
     async def _begin(self, uid: str, frame: CreateResponse, asker: Subscription) -> None:
         """Begin a response that `asker` then watches, or replay it as far as it got."""
         asker.end_join(0)  # there is nothing of the session itself to wait for
-        response_id, replayed = await self._services.beginnings.create(uid, frame, asker)
+        response_id, replayed = await self._services.creator.create(uid, frame, asker)
         if not replayed:
             return
         asker.begin_join()
@@ -203,11 +203,11 @@ class ResponseOperations:
         subscription = Subscription(viewer, session_id, only=set())
         holding = self._services.identities.holding(call.user, viewer.put_error)
         holding.__enter__()
-        self._doors.streams.add(viewer)
+        self._context.streams.add(viewer)
 
         async def leave() -> None:
             holding.__exit__(None, None, None)
-            self._doors.streams.discard(viewer)
+            self._context.streams.discard(viewer)
             connections.leave(call.uid, address)
             await self._hub.leave(subscription)
 

@@ -11,8 +11,8 @@ from server.api.rest.operation import (
     IF_MATCH,
     IF_NONE_MATCH,
     Access,
+    ApiContext,
     Call,
-    Doors,
     Operation,
     body_of,
     json_response,
@@ -49,10 +49,10 @@ class ListQuery(Struct, frozen=True):
 class SessionOperations:
     """The endpoints for sessions."""
 
-    def __init__(self, doors: Doors) -> None:
-        self._services = doors.services
-        self._store = doors.services.store
-        self._hub = doors.services.hub
+    def __init__(self, context: ApiContext) -> None:
+        self._services = context.services
+        self._store = context.services.store
+        self._hub = context.services.hub
 
     def operations(self) -> list[Operation]:
         path = "/v1/sessions/{session_id}"

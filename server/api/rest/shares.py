@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from server.access.auth import address_of
 from server.access.rates import Places, TokenBucket
 from server.api.rest.objects import SharedSession, ShareLink
-from server.api.rest.operation import Access, Call, Doors, Operation, json_response, take_rate
+from server.api.rest.operation import Access, ApiContext, Call, Operation, json_response, take_rate
 from server.commands.exports import breathing
 from server.protocol.store_errors import check_session_id
 from sessions.model.errors import QuotaExceeded, ShareNotFound
@@ -32,9 +32,9 @@ HEADERS = {"Cache-Control": "no-store", "X-Robots-Tag": "noindex, nofollow", "Va
 class ShareOperations:
     """The endpoints for share links."""
 
-    def __init__(self, doors: Doors) -> None:
-        self._store = doors.services.store
-        self._identities = doors.authenticator.identities
+    def __init__(self, context: ApiContext) -> None:
+        self._store = context.services.store
+        self._identities = context.authenticator.identities
         self._readers = Places(
             "readers of links", per_owner=MAX_READERS_PER_ADDRESS, in_all=MAX_READERS
         )

@@ -65,7 +65,7 @@ class Handlers:
         self._hub = services.hub
         self._catch_up = services.hub.catch_up
         self._runs = services.runs
-        self._beginnings = services.beginnings
+        self._creator = services.creator
         self._subscriptions: dict[str, Subscription] = {}
         self._parted: set[Subscription] = set()  # of sessions that are deleted
         self.stops = Stops(client, services, self._subscriptions)
@@ -339,9 +339,7 @@ class Handlers:
         if subscription is None or not subscription.is_own:
             await self._store.session(self._uid, frame.session_id)  # foreign: not found, not this
             raise ApiError("not_subscribed", "subscribe to the session first", param="session_id")
-        response_id, replayed = await self._services.beginnings.create(
-            self._uid, frame, subscription
-        )
+        response_id, replayed = await self._services.creator.create(self._uid, frame, subscription)
         self.stops.carry_out_waiting(response_id)
         if replayed:
             await self._replay(subscription, frame, response_id, asked)

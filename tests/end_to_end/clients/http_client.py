@@ -16,14 +16,14 @@ import msgspec
 from msgspec import Struct
 
 from server.api.rest.objects import ErrorBody
-from server.api.rest.operation import Doors
+from server.api.rest.operation import ApiContext
 from server.worker.routes import operations
 from tests.end_to_end.clients.client import ChatClient
 from tests.end_to_end.clients.raw import assert_discreet
 from tests.end_to_end.site.harness import Server
 from tests.helpers.patience import PATIENCE
 
-LISTED = operations(Doors(*(MagicMock() for _ in Doors._fields)))
+LISTED = operations(ApiContext(*(MagicMock() for _ in ApiContext._fields)))
 
 
 def admin_token(server: Server) -> str:

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from server.api.rest.operation import Doors, Resource
+from server.api.rest.operation import ApiContext, Resource
 from server.worker.routes import routes
 from tests.end_to_end.clients.raw import Answer, RawSocket, ask, elsewhere, request
 from tests.end_to_end.site.harness import Client, Server
@@ -40,7 +40,7 @@ Headers = list[tuple[str, str]]
 
 def all_routes() -> Iterator[tuple[str, str]]:
     """Method and path of every route, as the application declares them."""
-    nothing = Doors(*(MagicMock() for _ in Doors._fields))
+    nothing = ApiContext(*(MagicMock() for _ in ApiContext._fields))
     for route in routes(nothing):
         path = route.path.format(
             session_id=UNKNOWN_SESSION,

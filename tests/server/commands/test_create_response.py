@@ -1,4 +1,4 @@
-"""`Beginnings`: what an answer is given to answer, whatever ends while it begins."""
+"""`ResponseCreator`: what an answer is given to answer, whatever ends while it begins."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""`Speaker`: nothing is shown while another worker may have taken the answer over."""
+"""`Publisher`: nothing is shown while another worker may have taken the answer over."""
 
 import asyncio
 from typing import Any

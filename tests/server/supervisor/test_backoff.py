@@ -1,15 +1,15 @@
-from server.supervisor.backoff import MAX_FAILED_STARTS, STABLE_SECONDS, Restarts
+from server.supervisor.backoff import MAX_FAILED_STARTS, STABLE_SECONDS, Backoff
 
 
 def test_r30_ten_failed_starts_in_a_row_are_enough() -> None:
-    restarts = Restarts()
+    restarts = Backoff()
     delays = [restarts.delay_after(5.0)]  # the death itself
     delays += [restarts.delay_after(None) for _ in range(MAX_FAILED_STARTS)]
     assert delays == [1, 2, 4, 8, 16, 30, 30, 30, 30, 30, None]
 
 
 def test_core_that_was_ready_begins_the_count_of_failed_starts_anew() -> None:
-    restarts = Restarts()
+    restarts = Backoff()
     for _ in range(5):
         for _ in range(MAX_FAILED_STARTS - 1):
             assert restarts.delay_after(None) is not None
@@ -17,6 +17,6 @@ def test_core_that_was_ready_begins_the_count_of_failed_starts_anew() -> None:
 
 
 def test_core_that_dies_again_and_again_is_started_ever_later() -> None:
-    restarts = Restarts()
+    restarts = Backoff()
     assert [restarts.delay_after(1.0) for _ in range(4)] == [1, 2, 4, 8]
     assert restarts.delay_after(STABLE_SECONDS) == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.core.runner.cache_warmer import PIECE_BYTES, POPULATE_WRITE, CacheTaker
+from engine.core.runner.cache_warmer import PIECE_BYTES, POPULATE_WRITE, CacheWarmer
 from engine.core.tensors import huge_pages
 
 SIZE = 20 * PIECE_BYTES + 12_345
@@ -39,8 +39,8 @@ def share_taken(memory: torch.Tensor) -> float:
     return sum(entry & PRESENT != 0 for entry in entries) / count
 
 
-def take(caches: list[torch.Tensor], available: int = 1 << 50) -> CacheTaker:
-    taker = CacheTaker(caches, lambda: True, lambda: available)
+def take(caches: list[torch.Tensor], available: int = 1 << 50) -> CacheWarmer:
+    taker = CacheWarmer(caches, lambda: True, lambda: available)
     taker.start()
     taker.join()
     return taker
@@ -73,7 +73,7 @@ def test_it_does_nothing_while_somebody_waits_for_the_core(caches: list[torch.Te
         seen.append(share_taken(caches[0]))
         return next(answers, True)
 
-    taker = CacheTaker(caches, is_idle, lambda: 1 << 50)
+    taker = CacheWarmer(caches, is_idle, lambda: 1 << 50)
     taker.start()
     taker.join()
     assert taker.num_taken == 2 * SIZE
@@ -85,7 +85,7 @@ def test_it_leaves_memory_to_others_and_says_so(
 ) -> None:
     caplog.set_level(logging.INFO)
     left = iter([8 * PIECE_BYTES, *(i * PIECE_BYTES for i in range(8, 0, -1))])
-    taker = CacheTaker(caches, lambda: True, lambda: next(left))
+    taker = CacheWarmer(caches, lambda: True, lambda: next(left))
     taker.run()
     assert taker.num_taken == 6 * PIECE_BYTES  # two of eight stay
     assert f"memory is short: {6 * PIECE_BYTES >> 20} MiB" in caplog.text

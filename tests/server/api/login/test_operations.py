@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from server.access.auth import Authenticator, Origins
 from server.access.identities import Identities
 from server.api.login.operations import LoginOperations
-from server.api.rest.operation import Doors, routes_of
+from server.api.rest.operation import ApiContext, routes_of
 from sessions.directory.credentials import Credentials, digest_of
 from sessions.directory.users import User, Users
 from sessions.store.store import SessionStore
@@ -43,10 +43,10 @@ def identities(credentials: Credentials, users: Users) -> Identities:
 
 @pytest.fixture
 def app(credentials: Credentials, identities: Identities) -> Starlette:
-    doors: dict[str, Any] = dict.fromkeys(Doors._fields, MagicMock())
-    doors["credentials"] = credentials
-    doors["authenticator"] = Authenticator(identities, origins=Origins(()))
-    made = Doors(**doors)
+    context: dict[str, Any] = dict.fromkeys(ApiContext._fields, MagicMock())
+    context["credentials"] = credentials
+    context["authenticator"] = Authenticator(identities, origins=Origins(()))
+    made = ApiContext(**context)
     return Starlette(routes=routes_of(LoginOperations(made).operations(), made))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from server.access.identities import ADMIN_SCOPES
 from server.api.rest.openapi import openapi
-from server.api.rest.operation import Access, Doors, Operation
+from server.api.rest.operation import Access, ApiContext, Operation
 from server.protocol.client_frames import convert
 from server.protocol.errors import ApiError
 from server.worker.routes import operations
@@ -21,7 +21,7 @@ Document = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def listed() -> list[Operation]:
-    return operations(Doors(*(MagicMock() for _ in Doors._fields)))
+    return operations(ApiContext(*(MagicMock() for _ in ApiContext._fields)))
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 from server.access.identities import User
 from server.api.rest.operation import (
     Access,
+    ApiContext,
     Call,
-    Doors,
     Operation,
     body_of,
     json_response,
@@ -46,18 +46,18 @@ def operation(method: str = "GET", path: str = "/x", **changed: Any) -> Operatio
 
 
 @pytest.fixture
-def doors() -> Any:
-    doors: Any = Doors(*(MagicMock() for _ in Doors._fields))._replace(rates={})
-    doors.services.limits = Limits(messages_per_s=0)
-    doors.authenticator.user = AsyncMock(return_value=ALICE)
-    doors.authenticator.admin = AsyncMock(side_effect=ApiError("forbidden", "no"))
-    doors.services.identities.confirm = AsyncMock()
-    return doors
+def context() -> Any:
+    context: Any = ApiContext(*(MagicMock() for _ in ApiContext._fields))._replace(rates={})
+    context.services.limits = Limits(messages_per_s=0)
+    context.authenticator.user = AsyncMock(return_value=ALICE)
+    context.authenticator.admin = AsyncMock(side_effect=ApiError("forbidden", "no"))
+    context.services.identities.confirm = AsyncMock()
+    return context
 
 
 @pytest.fixture
-def serve(doors: Any) -> Callable[..., TestClient]:
-    return lambda *operations: TestClient(Starlette(routes=routes_of(operations, doors)))
+def serve(context: Any) -> Callable[..., TestClient]:
+    return lambda *operations: TestClient(Starlette(routes=routes_of(operations, context)))
 
 
 def code(answer: Any) -> tuple[int, str]:
@@ -65,19 +65,19 @@ def code(answer: Any) -> tuple[int, str]:
 
 
 def test_nobody_is_asked_who_they_are_at_a_public_path(
-    doors: Any, serve: Callable[..., TestClient]
+    context: Any, serve: Callable[..., TestClient]
 ) -> None:
     answer = serve(operation(access=Access.PUBLIC)).get("/x")
     assert answer.json()["uid"] == ""
-    doors.authenticator.user.assert_not_called()
+    context.authenticator.user.assert_not_called()
 
 
 def test_an_admins_path_asks_for_the_scope_that_it_declares(
-    doors: Any, serve: Callable[..., TestClient]
+    context: Any, serve: Callable[..., TestClient]
 ) -> None:
     answer = serve(operation(access=Access.ADMIN, scope="admin:transcripts")).get("/x")
     assert code(answer) == (403, "forbidden")
-    asked = doors.authenticator.admin.await_args
+    asked = context.authenticator.admin.await_args
     assert asked.args[1] == "admin:transcripts"
 
 
@@ -145,7 +145,7 @@ def test_a_body_is_json_in_plain_utf8(serve: Callable[..., TestClient]) -> None:
 
 
 def test_behind_its_body_a_request_is_let_in_again(
-    doors: Any, serve: Callable[..., TestClient]
+    context: Any, serve: Callable[..., TestClient]
 ) -> None:
     done = []
 
@@ -155,20 +155,20 @@ def test_behind_its_body_a_request_is_let_in_again(
 
     client = serve(operation("POST", endpoint=note))
     refusal = ApiError("token_invalid", "the user's rights have changed")
-    doors.services.identities.confirm = AsyncMock(side_effect=refusal)
+    context.services.identities.confirm = AsyncMock(side_effect=refusal)
     assert code(client.post("/x", json={"a": 1})) == (401, "token_invalid")
-    doors.services.identities.confirm.assert_awaited_once_with(ALICE)
+    context.services.identities.confirm.assert_awaited_once_with(ALICE)
     assert done == []
 
 
-def test_requests_of_a_user_have_a_rate(doors: Any, serve: Callable[..., TestClient]) -> None:
-    doors.services.limits = Limits(messages_per_s=1)
+def test_requests_of_a_user_have_a_rate(context: Any, serve: Callable[..., TestClient]) -> None:
+    context.services.limits = Limits(messages_per_s=1)
     client = serve(operation())
     answers = [client.get("/x") for _ in range(3)]  # a burst of two
     assert [answer.status_code for answer in answers] == [200, 200, 429]
     assert code(answers[2]) == (429, "rate_limited")
     assert answers[2].headers["retry-after"] == "1"
-    doors.authenticator.user = AsyncMock(return_value=User("bob", "Bob"))
+    context.authenticator.user = AsyncMock(return_value=User("bob", "Bob"))
     assert client.get("/x").status_code == 200
 
 

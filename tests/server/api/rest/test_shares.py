@@ -15,7 +15,7 @@ from starlette.types import Message
 
 from server.access.rates import Places
 from server.api.rest import shares as rest_shares
-from server.api.rest.operation import Doors, routes_of
+from server.api.rest.operation import ApiContext, routes_of
 from server.api.rest.shares import HeldStream, ShareOperations
 from sessions.store.shares import Share
 from tests.helpers.patience import PATIENCE
@@ -26,11 +26,11 @@ SHARE = Share("shr_x", "<i>", 7, zlib.compress(LINE + b"\n" + LINE + b"\n"), "ad
 
 @pytest.fixture
 def client() -> TestClient:
-    doors: Any = Doors(*(MagicMock() for _ in Doors._fields))
-    doors.services.store.share = AsyncMock(return_value=SHARE)
-    doors.authenticator.identities.is_known = AsyncMock(return_value=True)
-    shares = ShareOperations(doors)
-    return TestClient(Starlette(routes=routes_of(shares.operations(), doors)))
+    context: Any = ApiContext(*(MagicMock() for _ in ApiContext._fields))
+    context.services.store.share = AsyncMock(return_value=SHARE)
+    context.authenticator.identities.is_known = AsyncMock(return_value=True)
+    shares = ShareOperations(context)
+    return TestClient(Starlette(routes=routes_of(shares.operations(), context)))
 
 
 def test_programs_get_json_and_browsers_escaped_text(client: TestClient) -> None:
