@@ -14,6 +14,14 @@ import torch
 from torch import Tensor
 
 from engine.core.ops import library as ops
+from engine.core.ops.decoder_step import (
+    DecoderCache,
+    DecoderSettings,
+    DecoderWeights,
+    LoadedDecoder,
+    StepInput,
+    flatten,
+)
 from engine.core.ops.packing import PackedWeight, join_gate_up
 from engine.core.tensors.kv_cache import allocate_cache, stack_layers
 from tests.helpers.built_kernels import needs_kernels
@@ -59,8 +67,8 @@ class Model:
         torch.manual_seed(0)
         format, _, cache = format.partition(", ")
         num_qkv = (heads + 2 * kv_heads) * head_dim
-        self.vocab, self.heads, self.windows = vocab, heads, list(windows)
-        self.scale = head_dim**-0.5
+        self.vocab = vocab
+        self.settings = DecoderSettings(windows, heads, head_dim**-0.5, 1e-6)
 
         def pack(count: int, outputs: int, inputs: int, is_gate_up: bool = False) -> PackedWeight:
             rows = 2 * (outputs + -outputs % 16) if is_gate_up else outputs
@@ -72,30 +80,29 @@ class Model:
                 packed.fill(layer, weight)
             return packed
 
-        self.qkv = pack(layers, num_qkv, hidden)
-        self.out = pack(layers, hidden, heads * head_dim)
-        self.gate_up = pack(layers, gated, hidden, is_gate_up=True)
-        self.down = pack(layers, hidden, gated)
-        self.head = pack(1, vocab, hidden)
+        packed = {
+            "qkv": pack(layers, num_qkv, hidden),
+            "attention_out": pack(layers, hidden, heads * head_dim),
+            "gate_up": pack(layers, gated, hidden, is_gate_up=True),
+            "down": pack(layers, hidden, gated),
+            "head": pack(1, vocab, hidden),
+        }
         table = torch.randn(vocab, hidden)
         dtype = torch.float32 if format == "float32" else torch.bfloat16
-        self.embeddings = None if is_tied else table.to(dtype)
-        self.norms = torch.rand(2 * layers + 1, hidden) + 0.5
-        self.qk_norms = torch.rand(layers, 2, head_dim) + 0.5 if has_qk_norms else None
-        self.bias = torch.randn(layers, num_qkv) if has_bias else None
+        self.weights = DecoderWeights(
+            embeddings=None if is_tied else table.to(dtype),
+            norms=torch.rand(2 * layers + 1, hidden) + 0.5,
+            qk_norms=torch.rand(layers, 2, head_dim) + 0.5 if has_qk_norms else None,
+            qkv_bias=torch.randn(layers, num_qkv) if has_bias else None,
+            **packed,
+        )
         angles = torch.arange(MAX_POSITIONS)[:, None] / torch.logspace(0, 3, head_dim // 2)
         self.rotary = torch.stack([angles.cos(), angles.sin()], 1)
         self.sizes = (layers * NUM_BLOCKS, BLOCK_SIZE, kv_heads, head_dim)
         self.dtype = torch.int8 if cache else dtype  # of the cache
         self.layers = layers
 
-    def arguments(
-        self,
-        caches: tuple[Tensor, Tensor, Tensor | None],
-        parts: list[tuple[int, int, int]],
-        *,
-        all_logits: bool = False,
-    ) -> tuple[Any, ...]:
+    def inputs(self, parts: list[tuple[int, int, int]], *, all_logits: bool = False) -> StepInput:
         """`parts`: (number of the sequence, first token, end), whose last tokens give logits."""
         ids: list[int] = []
         positions: list[int] = []
@@ -113,37 +120,35 @@ class Model:
             bounds.append(len(ids))
             lengths.append(end)
             rows += range(bounds[-2] if all_logits else bounds[-1] - 1, bounds[-1])
-        logits = torch.full((len(rows), self.vocab), torch.nan)
-        return (
-            *(torch.tensor(values) for values in (ids, positions, slots)),
+        return StepInput(
+            torch.tensor(ids),
+            torch.tensor(positions),
+            torch.tensor(slots),
             tables,
             torch.tensor(bounds, dtype=torch.int32),
             torch.tensor(lengths, dtype=torch.int32),
             torch.tensor(rows),
-            *caches,
-            self.embeddings,
-            self.norms,
-            self.qk_norms,
-            self.rotary,
-            *(self.qkv.panels, self.qkv.scales, self.bias),
-            *(self.out.panels, self.out.scales),
-            *(self.gate_up.panels, self.gate_up.scales),
-            *(self.down.panels, self.down.scales),
-            *(self.head.panels, self.head.scales),
-            logits,
-            self.windows,
-            self.heads,
-            self.scale,
-            1e-6,
         )
 
-    def caches(self) -> tuple[Tensor, Tensor, Tensor | None]:
+    def logits(self, inputs: StepInput) -> Tensor:
+        """Room for them."""
+        return torch.full((len(inputs.logits_rows), self.vocab), torch.nan)
+
+    def arguments(self, parts: list[tuple[int, int, int]]) -> tuple[Any, ...]:
+        """Those of the flat op, with an empty cache."""
+        inputs = self.inputs(parts)
+        return flatten(inputs, self.load(), self.logits(inputs))
+
+    def load(self) -> LoadedDecoder:
+        """With an empty cache."""
         keys = allocate_cache(*self.sizes, self.dtype, is_key=True)
         values = allocate_cache(*self.sizes, self.dtype, is_key=False)
         scales = None
         if self.dtype == torch.int8:
             scales = torch.zeros(self.layers, NUM_BLOCKS, 2, self.sizes[2], BLOCK_SIZE)
-        return stack_layers(keys, self.layers), stack_layers(values, self.layers), scales
+        keys, values = stack_layers(keys, self.layers), stack_layers(values, self.layers)
+        cache = DecoderCache(keys, values, scales)
+        return LoadedDecoder(self.weights, self.rotary, cache, self.settings)
 
     def run(self, backend: str, *steps: list[tuple[int, int, int]]) -> Tensor:
         """The logits of the last step: of the last token of each sequence."""
@@ -154,13 +159,13 @@ class Model:
         return torch.cat(self._run(backend, steps, all_logits=True))
 
     def _run(self, backend: str, steps: Any, *, all_logits: bool) -> list[Tensor]:
-        caches = self.caches()
-        logits = []
+        loaded = self.load()
+        results = []
         for parts in steps:
-            arguments = self.arguments(caches, parts, all_logits=all_logits)
-            ops.choose(backend).decoder_step(*arguments)
-            logits.append(arguments[-5])
-        return logits
+            inputs = self.inputs(parts, all_logits=all_logits)
+            results.append(self.logits(inputs))
+            ops.choose(backend).decoder_step(inputs, loaded, results[-1])
+        return results
 
 
 def check_equals_reference(
@@ -332,7 +337,7 @@ def test_each_level_equals_the_reference(level: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_opcheck(format: str) -> None:
     model = Model(format)
-    arguments = model.arguments(model.caches(), [(0, 0, 9)])
+    arguments = model.arguments([(0, 0, 9)])
     torch.library.opcheck(
         torch.ops.parley.decoder_step.default,
         arguments,
@@ -364,7 +369,7 @@ def test_opcheck(format: str) -> None:
 )
 def test_what_does_not_fit_is_refused(place: int, value: Tensor, problem: str) -> None:
     model = Model("float32")
-    arguments = list(model.arguments(model.caches(), [(0, 0, 1)]))
+    arguments = list(model.arguments([(0, 0, 1)]))
     arguments[place] = value
     with pytest.raises(RuntimeError, match=problem):
         torch.ops.parley.decoder_step(*arguments)
@@ -376,7 +381,7 @@ def test_what_does_not_fit_is_refused(place: int, value: Tensor, problem: str) -
 )
 def test_scales_that_do_not_fit_an_int8_cache_are_refused(scales: Tensor | None) -> None:
     model = Model("float32, int8 cache")
-    arguments = list(model.arguments(model.caches(), [(0, 0, 1)]))
+    arguments = list(model.arguments([(0, 0, 1)]))
     arguments[9] = scales
     with pytest.raises(RuntimeError, match="scales"):
         torch.ops.parley.decoder_step(*arguments)
@@ -387,8 +392,9 @@ def test_scales_that_do_not_fit_an_int8_cache_are_refused(scales: Tensor | None)
 def test_what_is_no_number_stays_none_and_in_its_row(value: float, format: str) -> None:
     model = Model(format)
     expected = model.run("cpu", [(0, 0, 1), (1, 0, 1)])
-    assert model.embeddings is not None
-    model.embeddings[0, 3] = value  # sequence 0 begins with token 0, sequence 1 with another
+    assert model.weights.embeddings is not None
+    # Sequence 0 begins with token 0, sequence 1 with another.
+    model.weights.embeddings[0, 3] = value
     logits = model.run("cpu", [(0, 0, 1), (1, 0, 1)])
     assert not logits[0].isfinite().any()
     assert torch.equal(logits[1], expected[1])
@@ -401,10 +407,10 @@ def test_what_is_no_number_does_not_reach_the_tokens_before_it(value: float, for
     model = Model(format, vocab=211)
     parts = [(0, 0, 64), (1, 0, 9)]
     expected = model.run_all("cpu", parts)
-    ids: Tensor = model.arguments(model.caches(), parts)[0]
+    ids = model.inputs(parts).input_ids
     assert (ids == ids[20]).sum() == 1
-    assert model.embeddings is not None
-    model.embeddings[ids[20], 3] = value
+    assert model.weights.embeddings is not None
+    model.weights.embeddings[ids[20], 3] = value
     logits = model.run_all("cpu", parts)
     assert not logits[20:64].isfinite().any()
     assert torch.equal(logits[:20], expected[:20])

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from csrc import build
 from engine.core.ops.decoder_reference import decoder_step_reference
+from engine.core.ops.decoder_step import DecoderStep, decoder_step
 from engine.core.ops.reference import (
     Penalize,
     linear_reference,
@@ -47,7 +48,7 @@ class Ops:
         None,
     ]
     linear: Linear
-    decoder_step: Callable[..., None]  # as engine/core/ops/decoder_reference.py declares it
+    decoder_step: DecoderStep
     penalize: Penalize
     choose_tokens: ChooseTokens
 
@@ -85,7 +86,8 @@ def choose(backend: str, device: torch.device = CPU) -> Ops:
     if load_library():
         built = torch.ops.parley
         _tell_cpu_level()
-        return Ops("cpu", **{name: getattr(built, name) for name in NAMES})
+        named = {name: getattr(built, name) for name in NAMES}
+        return Ops("cpu", **named | {"decoder_step": decoder_step})
     if backend == "cpu":
         raise ValueError("attn_backend 'cpu' was asked for, but csrc could not be built")
     return REFERENCE

@@ -6,35 +6,26 @@ rotations write into memory that is kept, and a team of threads stays together f
 Between the products everything is float32. A row's bits do not depend on the other rows.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from engine.core.models.fused.shape import DecoderShape, drop_weights, read_shape, rotary_table
+from engine.core.ops.decoder_step import (
+    DecoderCache,
+    DecoderSettings,
+    DecoderStep,
+    DecoderWeights,
+    LoadedDecoder,
+    StepInput,
+)
 from engine.core.ops.packing import PackedWeight, join_gate_up
 from engine.core.tensors import huge_pages
 from engine.core.tensors.batch import Batch
 from engine.core.tensors.kv_cache import CPU, allocate_cache, stack_layers
 
 BLOCK_SIZE = 16  # tokens of a cache block: what csrc is written for
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderWeights:
-    """All weights, packed. Norms and biases are float32."""
-
-    embeddings: Tensor | None  # [vocab, hidden]; None: the output layer's are used
-    norms: Tensor  # [2 * layers + 1, hidden]
-    qk_norms: Tensor | None  # [layers, 2, head_dim]
-    qkv: PackedWeight
-    qkv_bias: Tensor | None  # [layers, outputs]
-    attention_out: PackedWeight
-    gate_up: PackedWeight
-    down: PackedWeight
-    head: PackedWeight
 
 
 class FusedDecoder:
@@ -48,23 +39,20 @@ class FusedDecoder:
         shape: DecoderShape,
         weights: DecoderWeights,
         rotate: nn.Module,
-        step: Callable[..., None],
+        step: DecoderStep,
     ) -> None:
         self.shape = shape
         self.weights = weights
         self.rotate = rotate
         self._logits = torch.empty((0, shape.vocab_size))  # grows to the most rows of a step
-        self.key_cache: Tensor | None = None  # [layers, num_blocks, 16, num_kv_heads, head_dim]
-        self.value_cache: Tensor | None = None
-        self.cache_scales: Tensor | None = None  # int8: [layers, num_blocks, 2, num_kv_heads, 16]
-        self.rotary: Tensor | None = None  # [num_positions, 2, head_dim / 2] float32
+        self.loaded: LoadedDecoder | None = None  # since the cache is allocated
         self._step = step
 
     @property
     def caches(self) -> list[Tensor]:
         """The memory of all keys and values, and of their scales."""
-        parts = (self.key_cache, self.value_cache, self.cache_scales)
-        return [part for part in parts if part is not None]
+        cache = () if self.loaded is None else self.loaded.cache
+        return [part for part in cache if part is not None]
 
     @property
     def cache_bytes_per_token(self) -> int:
@@ -85,24 +73,28 @@ class FusedDecoder:
         sizes = (shape.num_layers * num_blocks, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
         keys = allocate_cache(*sizes, shape.cache_dtype, is_key=True)
         values = allocate_cache(*sizes, shape.cache_dtype, is_key=False)
-        self.key_cache = stack_layers(keys, shape.num_layers)
-        self.value_cache = stack_layers(values, shape.num_layers)
+        scales = None
         if shape.cache_dtype == torch.int8:
             columns = (shape.num_layers, num_blocks, 2, shape.num_kv_heads, BLOCK_SIZE)
-            self.cache_scales = huge_pages.zeros(columns, torch.float32)
-        self.rotary = rotary_table(self.rotate, num_positions, CPU)
+            scales = huge_pages.zeros(columns, torch.float32)
+        keys, values = (stack_layers(part, shape.num_layers) for part in (keys, values))
+        self.loaded = LoadedDecoder(
+            self.weights,
+            rotary_table(self.rotate, num_positions, CPU),
+            DecoderCache(keys, values, scales),
+            DecoderSettings(shape.windows, shape.num_heads, shape.scale, shape.epsilon),
+        )
 
     def forward(self, batch: Batch) -> Tensor:
         """One pass; the logits of the sampled rows, [num_sampled, vocab] float32.
 
         They are the caller's until the next pass, which writes over them.
         """
-        assert self.key_cache is not None and self.value_cache is not None
-        weights, shape = self.weights, self.shape
+        assert self.loaded is not None
         if len(self._logits) < batch.num_sampled:
-            self._logits = torch.empty((batch.num_sampled, shape.vocab_size))
+            self._logits = torch.empty((batch.num_sampled, self.shape.vocab_size))
         logits = self._logits[: batch.num_sampled]
-        self._step(
+        inputs = StepInput(
             batch.input_ids,
             batch.positions,
             batch.slot_mapping,
@@ -110,36 +102,12 @@ class FusedDecoder:
             batch.cu_seqlens_q,
             batch.seq_lens,
             batch.logits_rows[: batch.num_sampled],
-            self.key_cache,
-            self.value_cache,
-            self.cache_scales,
-            weights.embeddings,
-            weights.norms,
-            weights.qk_norms,
-            self.rotary,
-            weights.qkv.panels,
-            weights.qkv.scales,
-            weights.qkv_bias,
-            weights.attention_out.panels,
-            weights.attention_out.scales,
-            weights.gate_up.panels,
-            weights.gate_up.scales,
-            weights.down.panels,
-            weights.down.scales,
-            weights.head.panels,
-            weights.head.scales,
-            logits,
-            shape.windows,
-            shape.num_heads,
-            shape.scale,
-            shape.epsilon,
         )
+        self._step(inputs, self.loaded, logits)
         return logits
 
 
-def fuse(
-    model: Any, step: Callable[..., None], format: str, cache_dtype: torch.dtype
-) -> FusedDecoder:
+def fuse(model: Any, step: DecoderStep, format: str, cache_dtype: torch.dtype) -> FusedDecoder:
     """Pack a loaded transformers model, which loses its weights thereby, layer by layer.
 
     `format` is that of the weights.

@@ -136,8 +136,9 @@ def test_the_cache_has_the_dtype_that_was_asked_for(
     assert isinstance(fused, FusedDecoder)
     assert fused.cache_bytes_per_token == 2 * 3 * 2 * 16 * (4 if dtype == "float32" else 2)
     fused.allocate_cache(2, 32)
-    assert fused.key_cache is not None and fused.value_cache is not None
-    assert fused.key_cache.dtype == fused.value_cache.dtype == getattr(torch, dtype)
+    assert fused.loaded is not None
+    cache = fused.loaded.cache
+    assert cache.keys.dtype == cache.values.dtype == getattr(torch, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -146,9 +147,10 @@ def test_a_cache_of_bytes_has_a_scale_for_each_head_of_a_token(dtype: str, tmp_p
     assert isinstance(fused, FusedDecoder)
     assert fused.cache_bytes_per_token == 2 * 3 * 2 * (16 + 4)
     fused.allocate_cache(2, 32)
-    assert fused.key_cache is not None and fused.cache_scales is not None
-    assert fused.key_cache.dtype == torch.int8
-    assert fused.cache_scales.shape == (3, 2, 2, 2, 16)
+    assert fused.loaded is not None
+    cache = fused.loaded.cache
+    assert cache.keys.dtype == torch.int8 and cache.scales is not None
+    assert cache.scales.shape == (3, 2, 2, 2, 16)
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
@@ -186,8 +188,8 @@ def test_rotations_are_kept_for_as_many_positions_as_a_sequence_can_have(
     runner = ModelRunner(load_model(config, ops.choose("auto")), config)
     assert runner.config.max_model_len == num_positions
     fused = runner.loaded.fused
-    assert fused is not None and fused.rotary is not None
-    assert fused.rotary.shape == (num_positions, 2, 8)
+    assert isinstance(fused, FusedDecoder) and fused.loaded is not None
+    assert fused.loaded.rotary.shape == (num_positions, 2, 8)
 
 
 @pytest.mark.parametrize("setting", ["attention_bias", "mlp_bias"])

@@ -1,0 +1,100 @@
+"""What a step of the fused decoder takes, in groups, and the built op behind them.
+
+`torch.ops.parley.decoder_step` takes its thirty arguments one behind the other. Its order is known
+to `flatten` alone: everything else passes these groups, which mypy sees.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.core.ops.packing import PackedWeight
+
+
+class StepInput(NamedTuple):
+    """The tokens of one step, as `Batch` has them, whose logits are wanted. In the op's order."""
+
+    input_ids: Tensor  # [num_rows] int64
+    positions: Tensor  # [num_rows] int64
+    slot_mapping: Tensor  # [num_rows] int64: block * 16 + offset, -1 is padding
+    block_tables: Tensor  # [num_seqs, max_blocks] int32
+    cu_seqlens_q: Tensor  # [num_seqs + 1] int32: sequence i has tokens cu[i] to cu[i + 1]
+    seq_lens: Tensor  # [num_seqs] int32: tokens with keys and values after this step
+    logits_rows: Tensor  # [num_logits] int64: the tokens whose logits are wanted
+
+
+class DecoderCache(NamedTuple):
+    """Keys and values of all layers, which a step reads and writes. In the op's order."""
+
+    keys: Tensor  # [layers, num_blocks, 16, num_kv_heads, head_dim], as allocate_cache lays them
+    values: Tensor  # likewise
+    scales: Tensor | None  # of int8: [layers, num_blocks, 2, num_kv_heads, 16] float32
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """All weights, packed. Norms and biases are float32."""
+
+    embeddings: Tensor | None  # [vocab, hidden]; None: the output layer's are used
+    norms: Tensor  # [2 * layers + 1, hidden]: of attention and MLP of each layer, the last
+    qk_norms: Tensor | None  # [layers, 2, head_dim]
+    qkv: PackedWeight
+    qkv_bias: Tensor | None  # [layers, outputs]
+    attention_out: PackedWeight
+    gate_up: PackedWeight  # panels of both in turn
+    down: PackedWeight
+    head: PackedWeight
+
+
+class DecoderSettings(NamedTuple):
+    """The numbers that no shape tells. In the op's order."""
+
+    windows: tuple[int, ...]  # of each layer, 0 = all
+    num_heads: int
+    scale: float  # of the scores
+    epsilon: float  # of the norms
+
+
+@dataclass(frozen=True)
+class LoadedDecoder:
+    """All that is the same in every step."""
+
+    weights: DecoderWeights
+    rotary: Tensor  # [num_positions, 2, head_dim / 2] float32: cosines and sines
+    cache: DecoderCache
+    settings: DecoderSettings
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """In the op's order; once, as there is a step for each token."""
+        weights = self.weights
+        return (
+            *self.cache,
+            weights.embeddings,
+            weights.norms,
+            weights.qk_norms,
+            self.rotary,
+            *(weights.qkv.panels, weights.qkv.scales, weights.qkv_bias),
+            *(weights.attention_out.panels, weights.attention_out.scales),
+            *(weights.gate_up.panels, weights.gate_up.scales),
+            *(weights.down.panels, weights.down.scales),
+            *(weights.head.panels, weights.head.scales),
+        )
+
+
+# The last argument is the logits, [num_logits, vocab] float32, which are written.
+DecoderStep = Callable[[StepInput, LoadedDecoder, Tensor], None]
+
+
+def decoder_step(inputs: StepInput, decoder: LoadedDecoder, logits: Tensor) -> None:
+    """One forward pass, as built; `decoder_step_reference` says what it computes."""
+    torch.ops.parley.decoder_step(*flatten(inputs, decoder, logits))
+
+
+def flatten(inputs: StepInput, decoder: LoadedDecoder, logits: Tensor) -> tuple[Any, ...]:
+    """The arguments of the op, as csrc/cpu/registration.cpp declares them."""
+    return *inputs, *decoder.tensors, logits, *decoder.settings

@@ -1,0 +1,51 @@
+"""The groups of a step against the schema of the op, to whose order they are flattened."""
+
+from typing import Any
+
+import torch
+
+from engine.core.ops import library as ops
+from engine.core.ops.decoder_step import (
+    DecoderCache,
+    DecoderSettings,
+    DecoderWeights,
+    LoadedDecoder,
+    StepInput,
+    flatten,
+)
+from engine.core.ops.packing import PackedWeight
+from tests.helpers.built_kernels import needs_kernels
+
+OP_NAMES = {"keys": "key_cache", "values": "value_cache", "scales": "cache_scales"}
+
+
+def named(name: str) -> Any:
+    """In the place of the argument that the op gives this name."""
+    return OP_NAMES.get(name, name)
+
+
+def packed(name: str) -> PackedWeight:
+    return PackedWeight(named(name), named(f"{name}_scales"))
+
+
+@needs_kernels
+def test_the_groups_are_flattened_to_the_order_of_the_schema() -> None:
+    weights = DecoderWeights(
+        embeddings=named("embeddings"),
+        norms=named("norms"),
+        qk_norms=named("qk_norms"),
+        qkv=packed("qkv"),
+        qkv_bias=named("qkv_bias"),
+        attention_out=packed("attention_out"),
+        gate_up=packed("gate_up"),
+        down=packed("down"),
+        head=packed("head"),
+    )
+    inputs = StepInput(*map(named, StepInput._fields))
+    cache = DecoderCache(*map(named, DecoderCache._fields))
+    settings = DecoderSettings(*map(named, DecoderSettings._fields))
+    loaded = LoadedDecoder(weights, named("rotary"), cache, settings)
+    assert ops.load_library()
+    declared = torch.ops.parley.decoder_step.default._schema.arguments
+    names = [argument.name for argument in declared]
+    assert list(flatten(inputs, loaded, named("logits"))) == names
