@@ -44,7 +44,8 @@ class FusedDecoder:
         self.shape = shape
         self.weights = weights
         self.rotate = rotate
-        self._logits = torch.empty((0, shape.vocab_size))  # grows to the most rows of a step
+        self._memory = torch.empty((0, shape.vocab_size))  # grows to the most logits of a step
+        self._logits = self._memory  # as much of it as the last step took
         self.loaded: LoadedDecoder | None = None  # since the cache is allocated
         self._step = step
 
@@ -91,9 +92,8 @@ class FusedDecoder:
         They are the caller's until the next pass, which writes over them.
         """
         assert self.loaded is not None
-        if len(self._logits) < batch.num_sampled:
-            self._logits = torch.empty((batch.num_sampled, self.shape.vocab_size))
-        logits = self._logits[: batch.num_sampled]
+        if self._logits.shape[0] != batch.num_sampled:
+            self._resize_logits(batch.num_sampled)
         inputs = StepInput(
             batch.input_ids,
             batch.positions,
@@ -103,8 +103,13 @@ class FusedDecoder:
             batch.seq_lens,
             batch.logits_rows[: batch.num_sampled],
         )
-        self._step(inputs, self.loaded, logits)
-        return logits
+        self._step(inputs, self.loaded, self._logits)
+        return self._logits
+
+    def _resize_logits(self, num_rows: int) -> None:
+        if len(self._memory) < num_rows:
+            self._memory = torch.empty((num_rows, self.shape.vocab_size))
+        self._logits = self._memory[:num_rows]
 
 
 def fuse(model: Any, step: DecoderStep, format: str, cache_dtype: torch.dtype) -> FusedDecoder:
