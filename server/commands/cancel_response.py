@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import structlog
@@ -71,6 +72,14 @@ class Ear(Subscription):
             self.put_events(self._response_id, *self._early)
 
 
+@dataclass(frozen=True, slots=True)
+class WaitingStop:
+    """A stop that was read, and is queued behind earlier frames."""
+
+    frame: CancelResponse
+    handled: frozenset[str] = frozenset()  # answers that the reader has stopped for it
+
+
 class Stops:
     """The stops of one connection; `subscriptions` are those of its handlers."""
 
@@ -89,8 +98,7 @@ class Stops:
         self._subscriptions = subscriptions
         self._background = Background(ApiError, EngineError)
         self._followed: set[str] = set()  # answers whose end this connection is waiting for
-        self._waiting: dict[int, CancelResponse] = {}  # read, and queued behind earlier frames
-        self._handled: dict[int, set[str]] = {}  # of such a frame, what the reader stopped
+        self._waiting: dict[int, WaitingStop] = {}  # by the number of the frame, from `Told.ask`
 
     @property
     def _uid(self) -> str:
@@ -106,8 +114,8 @@ class Stops:
         So these stops wait neither for earlier frames nor for the store. `asked` is the frame's
         number, from `Told.ask`.
         """
-        self._handled[asked] = self._close_gates(frame, asked, set())
-        self._waiting[asked] = frame
+        handled = self._close_gates(WaitingStop(frame), asked)
+        self._waiting[asked] = WaitingStop(frame, handled)
 
     def carry_out_waiting(self, response_id: str) -> None:
         """An answer has just begun: the stops that were read meanwhile close its gate.
@@ -117,14 +125,14 @@ class Stops:
         """
         run = self._runs.local(response_id)
         for stop in self._waiting.values() if run is not None else ():
-            if run in self._local_runs(stop):
-                self._stop_local(run, replace(stop, seen_sequence_number=None))
+            if run in self._local_runs(stop.frame):
+                self._stop_local(run, replace(stop.frame, seen_sequence_number=None))
 
-    def _close_gates(self, frame: CancelResponse, asked: int, handled: set[str]) -> set[str]:
-        """Stop what this worker produces, besides what was `handled`; all of it together."""
-        runs = [run for run in self._local_runs(frame) if run.response_id not in handled]
-        handled = handled.union(run.response_id for run in runs)
-        frame = _without_seen(frame, handled | self._shown(frame))
+    def _close_gates(self, stop: WaitingStop, asked: int) -> frozenset[str]:
+        """Stop what this worker produces, besides what was handled; returns all of it together."""
+        runs = [run for run in self._local_runs(stop.frame) if run.response_id not in stop.handled]
+        handled = stop.handled.union(run.response_id for run in runs)
+        frame = _without_seen(stop.frame, handled | self._shown(stop.frame))
         for run in runs:
             self._stop_local(run, frame)
             self._start(self._cancel_one(run.response_id, frame, asked))
@@ -134,8 +142,11 @@ class Stops:
         """Answers that the frame may mean, and whose end this connection was not sent yet."""
         if frame.response_id is not None:
             return set()
-        sessions = (frame.session_id,) if frame.session_id else self._subscriptions.keys()
-        watched = [self._subscriptions[id] for id in sessions if id in self._subscriptions]
+        watched = [
+            subscription
+            for session_id, subscription in self._subscriptions.items()
+            if frame.session_id in (None, session_id)
+        ]
         return {response_id for s in watched if s.is_own for response_id in s.open}
 
     def _local_runs(self, frame: CancelResponse) -> list[Run]:
@@ -159,9 +170,9 @@ class Stops:
 
     async def cancel(self, frame: CancelResponse, asked: int) -> None:
         """`response.cancel` and `stop`, as far as the reader has not carried them out already."""
+        stop = self._waiting.pop(asked, WaitingStop(frame))
         # What was asked for just before the stop may have begun meanwhile.
-        handled = self._close_gates(frame, asked, self._handled.pop(asked, set()))
-        self._waiting.pop(asked, None)
+        handled = self._close_gates(stop, asked)
         try:
             targets = await self._targets(frame)
         except StoreUnavailable:
