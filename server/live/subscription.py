@@ -6,6 +6,7 @@ it drops what it has sent, and says when it lacks something.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from server.live.delivery import (
@@ -22,8 +23,23 @@ from server.live.told import Told
 from server.protocol.frames import is_final
 from sessions.model.events import Event, ObjectEvent, TextEvent
 
-DOUBTED = -1  # a cursor: what was sent may not be what is stored, so a whole log must come next
 LAST_ENDS_SECONDS = 5.0  # for the ends of a deleted session's answers to come, before it is told
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a connection was sent one answer: it lacks what is behind entry `number`.
+
+    With `is_doubted`, what it was sent may not be what is stored, so no entry counts as sent, and a
+    whole log must come next.
+    """
+
+    number: int = 0
+    is_doubted: bool = False
+
+
+UNSENT = Cursor()
+DOUBTED = Cursor(is_doubted=True)
 
 
 class Watcher(Protocol):
@@ -68,7 +84,7 @@ class Subscription:
         self.rejoin: Callable[[], Awaitable[None]] | None = None  # send the whole state again
         self.on_gone: Callable[[], object] = lambda: None  # the session is deleted, and that told
         self.on_idle: Callable[[], object] = lambda: None  # and the last answer here has ended
-        self.cursors: dict[str, int] = {}  # response id → last number that was queued
+        self.cursors: dict[str, Cursor] = {}  # by response id
         self._open: set[str] = set()  # answers of which something was queued, and no end yet
         self._replies: dict[str, str] = {}  # frame type → event id of the request it answers
         self._held: list[tuple[int, dict[str, Any]]] = []
@@ -213,8 +229,8 @@ class Subscription:
         has_skipped = stopped is not None and stopped.has_skipped
         if has_skipped or self.told.has_end(response_id) or self.doubts(response_id):
             return True
-        cursor = self.cursors.get(response_id, 0)
-        return any(isinstance(event, TextEvent) for event in log.events[cursor:])
+        unsent = log.events[self._cursor(response_id).number :]
+        return any(isinstance(event, TextEvent) for event in unsent)
 
     def put_end(self, response_id: str, log: ResponseLog) -> None:
         """Queue the end of an answer, with its text if not all of that was sent here."""
@@ -239,7 +255,7 @@ class Subscription:
         return True
 
     def _put_end(self, response_id: str, number: int, fence: int, end: ObjectEvent) -> None:
-        self.cursors[response_id] = number
+        self.cursors[response_id] = Cursor(number)
         put_event(self.outbox, response_id, number, fence, end)
         self._note_end(response_id, end)
 
@@ -275,22 +291,22 @@ class Subscription:
 
         An end that brings its text needs none before it.
         """
-        cursor = self.cursors.get(response_id, 0)
-        if cursor == DOUBTED or first > cursor + 1:
+        cursor = self._cursor(response_id)
+        if cursor.is_doubted or first > cursor.number + 1:
             number = first + len(events) - 1
-            if number > cursor and is_whole_end(events[-1]):
-                self.cursors[response_id] = number
+            if number > cursor.number and is_whole_end(events[-1]):
+                self.cursors[response_id] = Cursor(number)
                 self._put_event(response_id, fence, number, events[-1])
                 return True
-            return cursor == DOUBTED
-        number = max(first, cursor + 1)
+            return cursor.is_doubted
+        number = max(first, cursor.number + 1)
         new = events[number - first :]
         if replay_bytes(new) > MAX_BURST_BYTES and not self.told.is_silent(response_id):
             entries = new[:-1] if is_done(new[-1]) else new
             self._put_replay(response_id, fence, number, entries)
             number, new = number + len(entries), new[len(entries) :]
         for place, event in enumerate(new, number):
-            self.cursors[response_id] = place
+            self.cursors[response_id] = Cursor(place)
             self._put_event(response_id, fence, place, event)
         return True
 
@@ -298,7 +314,7 @@ class Subscription:
         self, response_id: str, fence: int, first: int, entries: Sequence[Event]
     ) -> None:
         """Queue more entries at once than a reader could be blamed for."""
-        self.cursors[response_id] = first + len(entries) - 1
+        self.cursors[response_id] = Cursor(first + len(entries) - 1)
         self._open.add(response_id)
         frames = replay_frames(response_id, fence, first, entries)
         self.outbox.put_replay(response_id, frames, replay_bytes(entries))
@@ -353,7 +369,10 @@ class Subscription:
 
     def doubts(self, response_id: str) -> bool:
         """Whether only a whole log of that answer may be sent next."""
-        return self.cursors.get(response_id) == DOUBTED
+        return self._cursor(response_id).is_doubted
+
+    def _cursor(self, response_id: str) -> Cursor:
+        return self.cursors.get(response_id, UNSENT)
 
     def catch_up(self, response_id: str, log: ResponseLog) -> None:
         """Queue what is missing of an answer that may be shown."""
@@ -379,10 +398,10 @@ class Subscription:
         if position == len(log.events):
             position -= log.has_ended
         if self._may_replay(log, position):
-            self.cursors[response_id] = position
+            self.cursors[response_id] = Cursor(position)
         else:
             number = len(log.events) - log.has_ended
-            self.cursors[response_id] = number
+            self.cursors[response_id] = Cursor(number)
             self._open.add(response_id)
             put_snapshot(self.outbox, response_id, number, log.fence, log.text(number))
         self.put_events(response_id, log.fence, 1, log.events)
@@ -402,10 +421,10 @@ class Subscription:
         if (stopped := told.stopped(response_id)) is not None:
             stopped.has_skipped = True
         if told.has_answered(response_id, asked):
-            self.cursors[response_id] = len(log.events)
+            self.cursors[response_id] = Cursor(len(log.events))
             self.close(response_id)
         elif log.has_ended and (is_final(log.end.data) or not told.has_early_end(response_id)):
             self.put_end(response_id, log)
         else:
-            self.cursors[response_id] = len(log.events)
+            self.cursors[response_id] = Cursor(len(log.events))
             self._open.add(response_id)

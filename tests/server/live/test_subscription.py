@@ -150,6 +150,30 @@ async def test_a_replay_is_taken_back_with_all_that_was_not_sent_of_it() -> None
     assert await viewer.sent() == []
 
 
+async def test_of_an_answer_in_doubt_only_a_whole_log_is_sent() -> None:
+    viewer = Viewer()
+    subscription = Subscription(viewer, "ses")
+    subscription.put_events(RESPONSE, 1, 1, LOG[:2])
+    await viewer.sent()
+    subscription.doubt(RESPONSE)
+    assert subscription.put_events(RESPONSE, 2, 3, LOG[2:])
+    assert subscription.put_events(RESPONSE, 2, 1, [])  # a log that is stored no more
+    assert await viewer.sent() == [] and subscription.doubts(RESPONSE)
+    subscription.catch_up(RESPONSE, ResponseLog(2, LOG))
+    assert kinds(await viewer.sent()) == ["snapshot"] and not subscription.doubts(RESPONSE)
+
+
+async def test_an_end_that_brings_its_text_ends_a_doubt() -> None:
+    viewer = Viewer()
+    subscription = Subscription(viewer, "ses")
+    subscription.put_events(RESPONSE, 1, 1, LOG)
+    await viewer.sent()
+    subscription.doubt(RESPONSE)
+    whole = ObjectEvent({**DONE.data, "text": "one "})
+    assert subscription.put_events(RESPONSE, 2, 3, [whole])  # shorter than what was shown
+    assert kinds(await viewer.sent()) == ["done"] and not subscription.doubts(RESPONSE)
+
+
 async def test_an_ended_answer_is_a_snapshot_and_its_end() -> None:
     viewer = Viewer()
     Subscription(viewer, "ses").put_log(RESPONSE, ResponseLog(1, [*LOG, DONE]), 0)
