@@ -6,7 +6,8 @@ nothing is locked for that, because every `Subscription` counts and drops what i
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from server.live.data_loss import DataLoss
@@ -20,7 +21,6 @@ from sessions.model.records import RunRecord
 from sessions.store.store import SessionStore
 
 RETRY_SECONDS = 0.5
-SESSION_LOG = ""  # in the place of a response id: the log of the session itself
 
 
 class CatchUp:
@@ -94,48 +94,53 @@ class CatchUp:
         if (run := self._rooms.run(response_id)) is not None:
             subscription.catch_up(response_id, run.log)
         elif (room := self._rooms.get(subscription.session_id)) is not None:
-            self.sync_room(room, response_id)
+            self.sync_response(room, response_id)
 
     # ---- a room lacks something -----------------------------------------------------------------
 
     def sync_all(self) -> None:
         """The feed was away: whatever it should have brought is read from the logs."""
         for room in self._rooms.values():
-            self.sync_room(room, SESSION_LOG)
+            self.sync_session(room)
             for response_id in {rid for s in room.subscriptions for rid in s.cursors}:
                 if self._rooms.run(response_id) is None:
-                    self.sync_room(room, response_id)
+                    self.sync_response(room, response_id)
 
-    def sync_room(self, room: Room, response_id: str) -> None:
-        """Fetch what the room's subscriptions lack of an answer, or of `SESSION_LOG`."""
-        if response_id in room.syncing:
-            room.syncing[response_id] = True  # what is being read may be older than what we heard
+    def sync_session(self, room: Room) -> None:
+        """Fetch what the room's subscriptions lack of the events of the session itself."""
+        self._sync(room, room.session_id, partial(self._sync_session, room))
+
+    def sync_response(self, room: Room, response_id: str) -> None:
+        """Fetch what the room's subscriptions lack of an answer."""
+        self._sync(room, response_id, partial(self._sync_response, room, response_id))
+
+    def _sync(self, room: Room, log_of: str, read: Callable[[], Awaitable[None]]) -> None:
+        """`read` the log of a session or an answer: now, or again if it is being read already."""
+        if log_of in room.syncing:
+            room.syncing[log_of] = True  # what is being read may be older than what we heard
         else:
-            room.syncing[response_id] = False
-            self._rooms.spawn(self._run_sync(room, response_id))
+            room.syncing[log_of] = False
+            self._rooms.spawn(self._run_sync(room, log_of, read))
 
-    async def _run_sync(self, room: Room, response_id: str) -> None:
+    async def _run_sync(self, room: Room, log_of: str, read: Callable[[], Awaitable[None]]) -> None:
         try:
             while room.subscriptions:
-                room.syncing[response_id] = False
+                room.syncing[log_of] = False
                 try:
-                    if response_id == SESSION_LOG:
-                        await self._sync_session(room)
-                    else:
-                        await self._sync_response(room, response_id)
+                    await read()
                 except StoreUnavailable:
                     await asyncio.sleep(RETRY_SECONDS)
                     continue
                 except SessionNotFound:
                     await self._data_loss.look_at(room.session_id)
                     return
-                except ResponseNotFound:
-                    await self._give_up_end(room, response_id)
+                except ResponseNotFound:  # only where the log is an answer's
+                    await self._give_up_end(room, log_of)
                     return
-                if not room.syncing[response_id]:
+                if not room.syncing[log_of]:
                     return
         finally:
-            del room.syncing[response_id]
+            del room.syncing[log_of]
 
     async def _sync_session(self, room: Room) -> None:
         await self._data_loss.verify(room.session_id)  # new events may hide that others were lost
@@ -195,7 +200,7 @@ class CatchUp:
                 is_due = subscription.doubts(response_id) and subscription.wants(response_id)
                 if is_due and not subscription.joining:
                     subscription.put_log(response_id, log, 0)
-            self.sync_room(room, response_id)  # what came live meanwhile was dropped
+            self.sync_response(room, response_id)  # what came live meanwhile was dropped
             return
 
     async def _give_up_end(self, room: Room, response_id: str) -> None:

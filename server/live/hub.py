@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 from typing import Any
 from weakref import WeakValueDictionary
 
-from server.live.catch_up import SESSION_LOG, CatchUp
+from server.live.catch_up import CatchUp
 from server.live.data_loss import DataLoss
 from server.live.response_log import ResponseLog
 from server.live.rooms import Room, Rooms
@@ -216,7 +216,7 @@ class Hub:
             if not subscription.hears(response_id):
                 continue
             if not subscription.put_events(response_id, fence, first, events):
-                self.catch_up.sync_room(room, response_id)
+                self.catch_up.sync_response(room, response_id)
 
     def show_again(self, response_id: str, log: ResponseLog) -> None:
         """An answer of this worker is still its own: its viewers get what they had to wait for."""
@@ -295,12 +295,12 @@ class Hub:
                 if (awaited := subscription.awaited) is not None and not self.rooms.is_claimed(
                     awaited
                 ):
-                    self.catch_up.sync_room(room, awaited)
+                    self.catch_up.sync_response(room, awaited)
                 is_sent_away = subscription.is_viewer and not subscription.observes
                 if due["type"] == "session.evicted" and is_sent_away:
                     subscription.watcher.evict(due["reason"])
         if room.early:
-            self.catch_up.sync_room(room, SESSION_LOG)
+            self.catch_up.sync_session(room)
 
     # ---- what other workers publish -------------------------------------------------------------
 
@@ -332,7 +332,7 @@ class Hub:
                 continue
             if data["type"] in ("session.created", "session.updated"):
                 # The frame holds the whole session: read it.
-                self.catch_up.sync_room(room, SESSION_LOG)
+                self.catch_up.sync_session(room)
                 return
             self.put_in_order(
                 room, offset, {**data, "session_id": room.session_id, "offset": offset}

@@ -41,7 +41,8 @@ class Room:
         self.offset = offset
         self.subscriptions: set[Subscription] = set()
         self.early: dict[int, dict[str, Any]] = {}  # events that came before their predecessors
-        # Logs that are being read (`CatchUp.sync_room`) → whether that was asked for once more.
+        # Whose logs are being read, the session's id or an answer's → whether that was asked for
+        # once more. See `CatchUp`.
         self.syncing: dict[str, bool] = {}
 
 
