@@ -92,7 +92,8 @@ class Told:
         if len(self._ends) > MAX_ENDS:
             # Those that another one follows stay: they are few, and for as long as a store is away.
             final = (rid for rid, known in self._ends.items() if known.is_final)
-            self._ends.pop(next(final, ""), None)
+            if (oldest := next(final, None)) is not None:
+                del self._ends[oldest]
 
     def has_end(self, response_id: str) -> bool:
         """Whether it was told the end that counts."""

@@ -30,7 +30,7 @@ from sessions.model.errors import (
     StoreUnavailable,
 )
 from sessions.model.events import ObjectEvent
-from sessions.model.records import Message
+from sessions.model.records import Message, utf16_length
 from sessions.model.replies import Finished
 from sessions.store.store import SessionStore
 
@@ -227,10 +227,11 @@ class Finisher:
 
     def _ending(self, end: End) -> _Ending:
         run = self._run
+        text = run.final_text()
         message = replace(
             run.message,
-            text=run.final_text(),
-            text_length=-1,
+            text=text,
+            text_length=utf16_length(text),
             status=STATUS_TO_MESSAGE_STATUS[end.status],
             usage=run.usage(),
             timings=run.timeline.wire(len(run.token_ids)),
