@@ -201,32 +201,32 @@ class ResponseOperations:
             raise ApiError("rate_limited", "too many connections are open", retry_after_ms=RETRY_MS)
         viewer = HttpViewer(call.uid)
         subscription = Subscription(viewer, session_id, only=set())
-        holding = self._services.identities.holding(call.user, viewer.put_error)
-        holding.__enter__()
-        self._context.streams.add(viewer)
-
-        async def leave() -> None:
-            holding.__exit__(None, None, None)
-            self._context.streams.discard(viewer)
-            connections.leave(call.uid, address)
-            await self._hub.leave(subscription)
-
-        async def check() -> None:
-            """The response may be gone together with its session."""
-            assert subscription.only is not None
-            with translate_store_errors(), contextlib.suppress(StoreUnavailable):
-                if not subscription.only:  # its end, if there was one, is on its way already
-                    raise ResponseNotFound
-                for response_id in list(subscription.only):  # its end may come meanwhile
-                    await self._fence(call.uid, response_id)
-
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            # Left last: this may wait for Redis, and the others need not wait for it.
+            stack.push_async_callback(self._leave, subscription)
+            stack.callback(connections.leave, call.uid, address)
+            self._context.streams.add(viewer)
+            stack.callback(self._context.streams.discard, viewer)
+            holding = self._services.identities.holding(call.user, viewer.put_error)
+            stack.enter_context(holding)
             await self._hub.join(subscription)
             await begin(subscription)
-        except BaseException:
-            await asyncio.shield(start(leave()))
-            raise
-        return EventStream(viewer, check=check, leave=leave)
+            # Begun: whoever sends the stream leaves at its end.
+            leave = stack.pop_all().aclose
+        return EventStream(viewer, check=partial(self._check, subscription), leave=leave)
+
+    async def _leave(self, subscription: Subscription) -> None:
+        """Leave the session's room, also if whoever leaves is cancelled meanwhile."""
+        await asyncio.shield(start(self._hub.leave(subscription)))
+
+    async def _check(self, subscription: Subscription) -> None:
+        """The response may be gone together with its session."""
+        assert subscription.only is not None
+        with translate_store_errors(), contextlib.suppress(StoreUnavailable):
+            if not subscription.only:  # its end, if there was one, is on its way already
+                raise ResponseNotFound
+            for response_id in list(subscription.only):  # its end may come meanwhile
+                await self._fence(subscription.watcher.uid, response_id)
 
     async def _attach(
         self, subscription: Subscription, response_id: str, after: int, fence: int | None = None

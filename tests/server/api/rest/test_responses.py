@@ -8,6 +8,7 @@ import pytest
 from server.api.rest import event_stream
 from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis
+from sessions.model.errors import StoreUnavailable
 from sessions.model.events import ObjectEvent, TextEvent
 from sessions.model.ids import new_message_id, new_response_id
 from tests.end_to_end.clients.client_model import Answer
@@ -147,3 +148,39 @@ async def test_a_stream_whose_end_was_given_up_ends_with_an_error(
             subscription.give_up_end(response)
         assert (await events.first("error"))["error"]["code"] == "response_not_found"
         request.released.set()
+
+
+@pytest.mark.parametrize("begins", [True, False])
+async def test_a_stream_leaves_nothing_behind_whether_it_begins_or_not(
+    redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: bool
+) -> None:
+    dice, prefix = Dice(6), fresh_prefix()
+    engine, history = ScriptedEngine(dice), History(lambda: None)
+    async with (
+        running_workers(redis_server.url, prefix, tmp_path, engine, dice, 1) as (worker,),
+        LocalClient(worker, history) as asker,
+    ):
+        session = await asker.new_session()
+        response, request = await ask_and_hold_last_token(asker, session, engine)
+        room = worker.services.hub.rooms[session]
+        connections = worker.services.connections
+
+        def taken() -> tuple[int, int, int]:
+            return connections.num_open, len(worker.streams), len(room.subscriptions)
+
+        before = taken()
+        if begins:
+            stream = await follow(worker, response, monkeypatch)
+            assert taken() == tuple(number + 1 for number in before)
+        else:
+
+            async def attach(*_: Any) -> None:
+                assert taken() == tuple(number + 1 for number in before)
+                raise StoreUnavailable
+
+            monkeypatch.setattr(worker.services.hub.catch_up, "attach", attach)
+            stream = Http(worker, "GET", f"/v1/responses/{response}", "stream=true")
+        request.released.set()
+        await stream.answered
+        assert stream.status == (200 if begins else 503)
+        assert taken() == before
