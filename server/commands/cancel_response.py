@@ -206,8 +206,7 @@ class Stops:
 
     async def _live(self, session_id: str) -> list[str]:
         """Active and queued answers, on whichever worker."""
-        live = await self._store.live_responses(session_id)
-        return [rid for rid in (live.active, *live.queued) if rid is not None]
+        return (await self._store.live_responses(session_id)).ids
 
     async def _cancel_early(self, frame: CancelResponse) -> list[str]:
         """Stop by key: the response may not exist yet, then the wish waits for it."""

@@ -30,8 +30,8 @@ async def delete_session(
         raise RevisionConflict(session.revision)
     live = await services.store.live_responses(session_id)
     owners = set()
-    for response_id in (live.active, *live.queued):
-        if response_id is not None and services.runs.local(response_id) is None:
+    for response_id in live.ids:
+        if services.runs.local(response_id) is None:
             try:
                 owners.add((await services.store.run(None, response_id)).owner)
             except (ResponseNotFound, RunError):

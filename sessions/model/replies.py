@@ -55,6 +55,11 @@ class LiveResponses:
     active: str | None
     queued: tuple[str, ...]
 
+    @property
+    def ids(self) -> list[str]:
+        """All of them, the active one first."""
+        return [*self.queued] if self.active is None else [self.active, *self.queued]
+
 
 @dataclass(frozen=True, slots=True)
 class BegunResponse:

@@ -53,8 +53,7 @@ class Admin:
         """
         await self._store.session(None, session_id)
         live = await self._store.live_responses(session_id)
-        response_ids = [rid for rid in (live.active, *live.queued) if rid is not None]
-        stopped = await asyncio.gather(*map(self._stop, reversed(response_ids)))
+        stopped = await asyncio.gather(*map(self._stop, reversed(live.ids)))
         return [record for record in stopped if record is not None]
 
     async def _stop(self, response_id: str) -> RunRecord | None:

@@ -167,7 +167,7 @@ class Handlers:
                 session.id, after=frame.after.offset, epoch=frame.after.epoch
             )
         live = await self._store.live_responses(session.id)
-        active = [rid for rid in (live.active, *live.queued) if rid is not None]
+        active = live.ids
         # A run here may have begun a moment ago, or wait for the store to take its end.
         active += [
             run.response_id
