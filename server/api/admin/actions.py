@@ -13,7 +13,7 @@ from server.access.audit import Actor
 from server.access.identities import BUILT_IN
 from server.commands.delete_session import delete_session
 from server.commands.services import Services
-from server.runs.stop import Stop
+from server.runs.stop import Stop, cancel_command
 from sessions.directory.credentials import Credentials
 from sessions.directory.evictions import Evictions
 from sessions.directory.listing import ListedSession, Listing
@@ -64,8 +64,7 @@ class Admin:
             asked = await self._store.request_cancel(
                 None, response_id, by="admin", reason=STOPPED_REASON
             )
-            command = {"type": "cancel", "response_id": response_id}
-            await self._store.publish_control(asked.owner, command)
+            await self._store.publish_control(asked.owner, cancel_command(response_id))
         try:
             return await self._await_end(response_id)
         except ResponseNotFound:
