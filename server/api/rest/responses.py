@@ -23,6 +23,7 @@ from server.api.rest.operation import (
     json_response,
 )
 from server.commands.cancel_response import Stops
+from server.commands.fence import fence_of
 from server.live.response_log import read_log
 from server.live.subscription import Subscription
 from server.protocol.client_frames import MAX_INTEGER, CancelResponse, CreateResponse, convert
@@ -140,7 +141,7 @@ class ResponseOperations:
         check_response_id(response_id)
         if not call.query.stream:
             return json_response(await self._current(call.uid, response_id))
-        fence = await self._fence(call.uid, response_id)
+        fence = await fence_of(self._services, call.uid, response_id)
         after = self._position(call, fence)
         if after and await self._has_end(call.uid, response_id, after):
             return Response(status_code=204, headers={"Cache-Control": "no-store"})
@@ -169,12 +170,6 @@ class ResponseOperations:
         else:
             log = await read_log(self._store, uid, response_id)
         return log.has_ended and is_final(log.end.data) and after == len(log.events)
-
-    async def _fence(self, uid: str, response_id: str) -> int:
-        run = self._runs.local(response_id)
-        if run is not None and run.uid == uid:
-            return run.fence
-        return (await self._store.run(uid, response_id)).fence
 
     async def _current(self, uid: str, response_id: str) -> dict[str, Any]:
         """The `response` object as it is now."""
@@ -226,7 +221,7 @@ class ResponseOperations:
             if not subscription.only:  # its end, if there was one, is on its way already
                 raise ResponseNotFound
             for response_id in list(subscription.only):  # its end may come meanwhile
-                await self._fence(subscription.watcher.uid, response_id)
+                await fence_of(self._services, subscription.watcher.uid, response_id)
 
     async def _attach(
         self, subscription: Subscription, response_id: str, after: int, fence: int | None = None

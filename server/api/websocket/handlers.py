@@ -12,6 +12,7 @@ from server.access.audit import Actor
 from server.access.identities import User
 from server.commands.cancel_response import Asker, Stops
 from server.commands.delete_session import delete_session
+from server.commands.fence import fence_of
 from server.commands.services import Services
 from server.live.subscription import Subscription
 from server.protocol.client_frames import (
@@ -218,7 +219,9 @@ class Handlers:
     ) -> Callable[[], None]:
         """One answer's state; one that is no longer known is skipped: its text is a message."""
         try:
-            await self._fence(response_id, subscription.uid)  # it exists, and is theirs
+            await fence_of(
+                self._services, subscription.uid, response_id
+            )  # it exists, and is theirs
             if position is None:
                 return await self._catch_up.prepare(subscription, response_id)
             return await self._catch_up.prepare(
@@ -230,12 +233,6 @@ class Handlers:
             )
         except ResponseNotFound:
             return lambda: None
-
-    async def _fence(self, response_id: str, uid: str | None) -> int:
-        run = self._runs.local(response_id)
-        if run is not None and uid in (None, run.uid):
-            return run.fence
-        return (await self._store.run(uid, response_id)).fence
 
     async def _unsubscribe(self, frame: UnsubscribeSession) -> None:
         check_session_id(frame.session_id)
@@ -353,7 +350,7 @@ class Handlers:
         log = run.events if run is not None else [event for _, event in events]
         if not log:
             raise ApiError("response_not_found", "that response is no longer kept")
-        fence = await self._fence(response_id, self._uid)
+        fence = await fence_of(self._services, self._uid, response_id)
         created = {**getattr(log[0], "data", {}), "sequence_number": 1, "fence": fence}
         self._reply({**created, "replayed": True}, frame.event_id)
         if response_id not in subscription.cursors:
@@ -364,7 +361,7 @@ class Handlers:
         session_id = session_of(frame.response_id)
         subscription = self._subscriptions.get(session_id)
         uid = self._uid if subscription is None else subscription.uid
-        await self._fence(frame.response_id, uid)  # it exists, and is theirs
+        await fence_of(self._services, uid, frame.response_id)  # it exists, and is theirs
         await self._store.session(uid, session_id)
         if subscription is None:
             subscription = self._new_subscription(session_id)
