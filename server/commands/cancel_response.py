@@ -80,7 +80,7 @@ class WaitingStop:
     handled: frozenset[str] = frozenset()  # answers that the reader has stopped for it
 
 
-class Stops:
+class Canceller:
     """The stops of one connection; `subscriptions` are those of its handlers."""
 
     def __init__(

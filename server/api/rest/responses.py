@@ -22,7 +22,7 @@ from server.api.rest.operation import (
     body_of,
     json_response,
 )
-from server.commands.cancel_response import Stops
+from server.commands.cancel_response import Canceller
 from server.commands.fence import fence_of
 from server.live.response_log import read_log
 from server.live.subscription import Subscription
@@ -242,14 +242,14 @@ class ResponseOperations:
         frame = convert({**await call.body(), "type": "stop", "response_id": response_id})
         assert isinstance(frame, CancelResponse)
         viewer = HttpViewer(call.uid)
-        stops = Stops(viewer, self._services, {})
+        canceller = Canceller(viewer, self._services, {})
         try:
             asked = viewer.told.ask()
-            stops.close_gates(frame, asked)
-            await stops.cancel(frame, asked)
+            canceller.close_gates(frame, asked)
+            await canceller.cancel(frame, asked)
             return await self._await_end(viewer)
         finally:
-            stops.close()
+            canceller.close()
 
     async def _await_end(self, viewer: HttpViewer) -> Response:
         told: dict[str, Any] | None = None

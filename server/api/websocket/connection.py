@@ -208,7 +208,7 @@ class Connection:
             return
         asked = self.told.ask()
         if isinstance(frame, CancelResponse):
-            self._handlers.stops.close_gates(frame, asked)
+            self._handlers.canceller.close_gates(frame, asked)
         self._frames.append((asked, frame))
         if self._working is None:
             self._working = self._spawn(self._work())

@@ -10,7 +10,7 @@ import structlog
 
 from server.access.audit import Actor
 from server.access.identities import User
-from server.commands.cancel_response import Asker, Stops
+from server.commands.cancel_response import Asker, Canceller
 from server.commands.delete_session import delete_session
 from server.commands.fence import fence_of
 from server.commands.services import Services
@@ -69,7 +69,7 @@ class Handlers:
         self._creator = services.creator
         self._subscriptions: dict[str, Subscription] = {}
         self._parted: set[Subscription] = set()  # of sessions that are deleted
-        self.stops = Stops(client, services, self._subscriptions)
+        self.canceller = Canceller(client, services, self._subscriptions)
 
     async def handle(self, frame: ClientFrame, asked: int) -> None:
         """`asked`: the number that the connection's `Told` gave the frame when it was read."""
@@ -88,13 +88,13 @@ class Handlers:
                 case CreateResponse():
                     await self._create_response(frame, asked)
                 case CancelResponse():
-                    await self.stops.cancel(frame, asked)
+                    await self.canceller.cancel(frame, asked)
                 case ResumeResponse():
                     await self._resume(frame, asked)
 
     async def leave_all(self) -> None:
         """The connection is gone: it watches nothing any more. Answers go on."""
-        self.stops.close()
+        self.canceller.close()
         for subscription in [*self._subscriptions.values(), *self._parted]:
             await self._hub.leave(subscription)
         self._subscriptions.clear()
@@ -337,7 +337,7 @@ class Handlers:
             await self._store.session(self._uid, frame.session_id)  # foreign: not found, not this
             raise ApiError("not_subscribed", "subscribe to the session first", param="session_id")
         response_id, replayed = await self._services.creator.create(self._uid, frame, subscription)
-        self.stops.carry_out_waiting(response_id)
+        self.canceller.carry_out_waiting(response_id)
         if replayed:
             await self._replay(subscription, frame, response_id, asked)
 

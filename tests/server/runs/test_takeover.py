@@ -15,7 +15,7 @@ import pytest
 from redis.exceptions import ResponseError
 
 from server.commands import cancel_response as stops
-from server.commands.cancel_response import Stops
+from server.commands.cancel_response import Canceller
 from server.config.intervals import SHORTENED
 from server.generation.fingerprint import model_fingerprint, prompt_hash
 from server.live.outbox import Outbox
@@ -277,7 +277,7 @@ async def test_lease_of_a_silent_owner_is_told_by_the_clock_of_redis(
     response_id = await survivor.orphan()
     asker = Asker()
     stop = CancelResponse(response_id=response_id)
-    await Stops(asker, survivor.worker.services, {}).cancel(stop, asker.told.ask())
+    await Canceller(asker, survivor.worker.services, {}).cancel(stop, asker.told.ask())
     told: dict[str, Any] = {}
     async with asyncio.timeout(PATIENCE):
         while "owner" not in told:

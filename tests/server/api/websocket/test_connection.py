@@ -94,7 +94,9 @@ class Handlers:
     stopped: list[ClientFrame]
 
     def __init__(self, *_: object) -> None:
-        self.stops = SimpleNamespace(close_gates=lambda frame, asked: self.stopped.append(frame))
+        self.canceller = SimpleNamespace(
+            close_gates=lambda frame, asked: self.stopped.append(frame)
+        )
 
     async def handle(self, frame: ClientFrame, asked: int) -> None:
         if (waiting := type(self).handle_one(frame)) is not None:
