@@ -11,6 +11,7 @@ from server.config.limits import Limits
 from server.protocol.errors import ApiError
 from sessions.model.quotas import Budget
 
+MAX_OWNERS = 10_000
 BURST_SECONDS = 2  # a bucket holds what two seconds bring
 PLACE_RETRY_MS = 2000  # for one who finds no place
 
@@ -48,6 +49,30 @@ class TokenBucket:
             return False
         self._tokens -= 1
         return True
+
+
+class TokenBuckets:
+    """A bucket for each owner, all of one rate. Too many owners are all forgotten."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate  # of buckets that are made from now on
+        self._buckets: dict[str, TokenBucket] = {}
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def of(self, owner: str) -> TokenBucket:
+        if len(self._buckets) >= MAX_OWNERS:
+            self._buckets.clear()  # kinder than to grow
+        return self._buckets.setdefault(owner, TokenBucket(self.rate))
+
+    def check(self, owner: str) -> None:
+        """Count a request of the owner. Raises `ApiError` `rate_limited`."""
+        bucket = self.of(owner)
+        if not bucket.take():
+            raise ApiError(
+                "rate_limited", "too many requests", retry_after_ms=bucket.retry_after_ms
+            )
 
 
 def budget_entry(budget: Budget) -> dict[str, Any]:
@@ -101,16 +126,14 @@ class ConnectionCounter:
     limits: Limits
     users: Counter[str] = field(default_factory=Counter)
     addresses: Counter[str] = field(default_factory=Counter)
-    handshakes: dict[str, TokenBucket] = field(default_factory=dict)
+    handshakes: TokenBuckets = field(init=False)
     num_open: int = 0
 
+    def __post_init__(self) -> None:
+        self.handshakes = TokenBuckets(self.limits.max_handshakes_per_s)
+
     def allow_handshake(self, address: str) -> bool:
-        if not self.limits.max_handshakes_per_s:
-            return True
-        if len(self.handshakes) > 10_000:
-            self.handshakes.clear()  # forgetting is kinder than growing
-        bucket = self.handshakes.setdefault(address, TokenBucket(self.limits.max_handshakes_per_s))
-        return bucket.take()
+        return not self.limits.max_handshakes_per_s or self.handshakes.of(address).take()
 
     def enter(self, uid: str, address: str) -> bool:
         """Count a connection; False, and nothing counted, beyond a limit. Pair with `leave`."""

@@ -23,7 +23,7 @@ from server import __version__
 from server.access.audit import Auditor
 from server.access.auth import Authenticator, Origins
 from server.access.identities import BUILT_IN, Identities
-from server.access.rates import ConnectionCounter
+from server.access.rates import ConnectionCounter, TokenBuckets
 from server.api.rest.event_stream import HttpViewer
 from server.api.rest.operation import ApiContext
 from server.api.rest.pages import Static
@@ -184,7 +184,13 @@ class Worker:
         self.authenticator = Authenticator(self.identities, origins=self.origins)
         self.streams: set[HttpViewer] = set()
         context = ApiContext(
-            self.services, self.authenticator, credentials, self.health, STATIC, self.streams, {}
+            self.services,
+            self.authenticator,
+            credentials,
+            self.health,
+            STATIC,
+            self.streams,
+            TokenBuckets(config.limits.messages_per_s),
         )
         self.connections: set[Connection] = set()
         websocket = WebSocketEndpoint(self.services, self.authenticator, self.connections)

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from server.access.auth import Authenticator
 from server.access.identities import Identities, User
-from server.access.rates import TokenBucket
+from server.access.rates import TokenBuckets
 from server.api.rest.event_stream import HttpViewer
 from server.commands.services import Services
 from server.live.health import Health
@@ -33,7 +33,6 @@ from server.protocol.store_errors import translate_store_errors
 from sessions.directory.credentials import Credentials
 
 MAX_PARAMETER_CHARACTERS = 1024  # of one query parameter
-MAX_RATES = 10_000
 NOBODY = User("", "nobody", ())
 
 
@@ -54,7 +53,7 @@ class ApiContext(NamedTuple):
     health: Health
     static: Path
     streams: set[HttpViewer]  # who follows an answer over HTTP now
-    rates: dict[str, TokenBucket]  # requests by user
+    rates: TokenBuckets  # requests by user
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,17 +177,8 @@ class Operation:
             user = await context.authenticator.admin(request, self.scope)
         else:
             user = await context.authenticator.user(request)
-        take_rate(context.rates, user.uid, context.services.limits.messages_per_s)
+        context.rates.check(user.uid)
         return user
-
-
-def take_rate(rates: dict[str, TokenBucket], owner: str, per_s: float) -> None:
-    """Count a request against its owner's rate. Raises `ApiError` `rate_limited`."""
-    if len(rates) > MAX_RATES:
-        rates.clear()  # forgetting is kinder than growing
-    bucket = rates.setdefault(owner, TokenBucket(per_s))
-    if not bucket.take():
-        raise ApiError("rate_limited", "too many requests", retry_after_ms=bucket.retry_after_ms)
 
 
 def body_of(frame: type[Struct], *without: str) -> type[Struct]:

@@ -12,9 +12,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from server.access.auth import address_of
-from server.access.rates import Places, TokenBucket
+from server.access.rates import Places, TokenBuckets
 from server.api.rest.objects import SharedSession, ShareLink
-from server.api.rest.operation import Access, ApiContext, Call, Operation, json_response, take_rate
+from server.api.rest.operation import Access, ApiContext, Call, Operation, json_response
 from server.commands.exports import breathing
 from server.protocol.store_errors import check_session_id
 from sessions.model.errors import QuotaExceeded, ShareNotFound
@@ -38,7 +38,7 @@ class ShareOperations:
         self._readers = Places(
             "readers of links", per_owner=MAX_READERS_PER_ADDRESS, in_all=MAX_READERS
         )
-        self._rates: dict[str, TokenBucket] = {}
+        self._rates = TokenBuckets(READS_PER_S)
 
     def operations(self) -> list[Operation]:
         path = "/v1/sessions/{session_id}/share"
@@ -95,7 +95,7 @@ class ShareOperations:
     async def read(self, call: Call) -> Response:
         """Anybody may ask, and guess: each address so often, and so many times at once."""
         address = address_of(call.request)
-        take_rate(self._rates, address, READS_PER_S)
+        self._rates.check(address)
         with contextlib.ExitStack() as place:
             place.enter_context(self._readers.one(address))
             share = await self._store.share(call.path("share_id"))

@@ -149,3 +149,21 @@ def test_a_place_is_given_back_however_its_work_ends() -> None:
     with pytest.raises(RuntimeError), places.one("ada"):
         raise RuntimeError
     assert refusal(places, "bob") is None
+
+
+def test_each_owner_has_a_rate_of_its_own_and_is_told_when_to_come_back() -> None:
+    buckets = limits.TokenBuckets(1)
+    buckets.check("alice")
+    buckets.check("alice")
+    with pytest.raises(ApiError) as raised:
+        buckets.check("alice")
+    assert raised.value.code == "rate_limited"
+    assert raised.value.retry_after_ms is not None and raised.value.retry_after_ms > 0
+    buckets.check("bob")
+
+
+def test_more_owners_than_can_be_kept_are_forgotten() -> None:
+    buckets = limits.TokenBuckets(1)
+    for number in range(limits.MAX_OWNERS + 1):
+        buckets.of(str(number))
+    assert len(buckets) == 1

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from server.access.identities import User
+from server.access.rates import TokenBuckets
 from server.api.rest.operation import (
     Access,
     ApiContext,
@@ -21,7 +22,6 @@ from server.api.rest.operation import (
     json_response,
     routes_of,
 )
-from server.config.limits import Limits
 from server.protocol.client_frames import CreateResponse, CreateSession
 from server.protocol.errors import ApiError
 
@@ -47,8 +47,9 @@ def operation(method: str = "GET", path: str = "/x", **changed: Any) -> Operatio
 
 @pytest.fixture
 def context() -> Any:
-    context: Any = ApiContext(*(MagicMock() for _ in ApiContext._fields))._replace(rates={})
-    context.services.limits = Limits(messages_per_s=0)
+    context: Any = ApiContext(*(MagicMock() for _ in ApiContext._fields))._replace(
+        rates=TokenBuckets(0)
+    )
     context.authenticator.user = AsyncMock(return_value=ALICE)
     context.authenticator.admin = AsyncMock(side_effect=ApiError("forbidden", "no"))
     context.services.identities.confirm = AsyncMock()
@@ -162,7 +163,7 @@ def test_behind_its_body_a_request_is_let_in_again(
 
 
 def test_requests_of_a_user_have_a_rate(context: Any, serve: Callable[..., TestClient]) -> None:
-    context.services.limits = Limits(messages_per_s=1)
+    context.rates.rate = 1
     client = serve(operation())
     answers = [client.get("/x") for _ in range(3)]  # a burst of two
     assert [answer.status_code for answer in answers] == [200, 200, 429]
