@@ -6,6 +6,8 @@ lease ends. Tests run with all of them shortened in proportion, and with nothing
 
 import msgspec
 
+STORE_RETRY_SECONDS = 0.2  # between two tries of what must reach a store that is away
+
 
 class Intervals(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds, all of them."""

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+from server.config.intervals import STORE_RETRY_SECONDS
 from server.live.data_loss import DataLoss
 from server.live.response_log import ResponseLog, is_done, read_base, read_log
 from server.live.rooms import Room, Rooms
@@ -19,8 +20,6 @@ from sessions.model.errors import ResponseNotFound, SessionNotFound, StoreUnavai
 from sessions.model.events import Event
 from sessions.model.records import RunRecord
 from sessions.store.store import SessionStore
-
-RETRY_SECONDS = 0.5
 
 
 class CatchUp:
@@ -129,7 +128,7 @@ class CatchUp:
                 try:
                     await read()
                 except StoreUnavailable:
-                    await asyncio.sleep(RETRY_SECONDS)
+                    await asyncio.sleep(STORE_RETRY_SECONDS)
                     continue
                 except SessionNotFound:
                     await self._data_loss.look_at(room.session_id)
@@ -188,7 +187,7 @@ class CatchUp:
             try:
                 log = await read_log(self._store, None, response_id)
             except StoreUnavailable:
-                await asyncio.sleep(RETRY_SECONDS)
+                await asyncio.sleep(STORE_RETRY_SECONDS)
                 continue
             except ResponseNotFound:
                 for subscription in room.subscriptions:

@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from server.config.intervals import STORE_RETRY_SECONDS
 from server.live.rooms import Room, Rooms
 from server.live.subscription import Subscription
 from sessions.model.errors import SessionNotFound, StoreUnavailable
@@ -19,8 +20,6 @@ from sessions.model.records import Session
 from sessions.store.store import SessionStore
 
 logger = structlog.get_logger("server")
-
-RETRY_SECONDS = 0.2
 
 
 class DataLoss:
@@ -62,7 +61,7 @@ class DataLoss:
                 await self._store.renew_epoch(session_id, session.epoch)
                 return
             except StoreUnavailable:
-                await asyncio.sleep(RETRY_SECONDS)
+                await asyncio.sleep(STORE_RETRY_SECONDS)
             except SessionNotFound:
                 return  # the answer finds out by itself
 
@@ -83,7 +82,7 @@ class DataLoss:
                     self._rejoin_all(room, session)
                 return
             except StoreUnavailable:
-                await asyncio.sleep(RETRY_SECONDS)
+                await asyncio.sleep(STORE_RETRY_SECONDS)
             except SessionNotFound:
                 await self._tell_gone(room)
                 return
@@ -105,7 +104,7 @@ class DataLoss:
                 try:
                     await subscription.rejoin()
                 except StoreUnavailable:
-                    await asyncio.sleep(RETRY_SECONDS)
+                    await asyncio.sleep(STORE_RETRY_SECONDS)
                     continue
                 except SessionNotFound:
                     # Nothing would end the join, and the news may have been dropped before it.

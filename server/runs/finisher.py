@@ -12,10 +12,11 @@ from typing import Any
 
 import structlog
 
+from server.config.intervals import STORE_RETRY_SECONDS
 from server.generation.queue_estimate import QueueEstimate
 from server.live.hub import Hub
 from server.live.response_log import is_done
-from server.runs.log_writer import STORE_RETRY_SECONDS, LogWriter
+from server.runs.log_writer import LogWriter
 from server.runs.publisher import Publisher
 from server.runs.run import STATUS_TO_MESSAGE_STATUS, End, Run
 from server.runs.stop import Stop, cancel_command

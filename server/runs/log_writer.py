@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
-from server.config.intervals import Intervals
+from server.config.intervals import STORE_RETRY_SECONDS, Intervals
 from server.generation.fingerprint import prompt_hash
 from server.runs.publisher import Publisher
 from server.runs.run import Run
@@ -20,7 +20,6 @@ from sessions.model.events import Event, ObjectEvent
 from sessions.model.replies import AppendReply
 from sessions.store.store import SessionStore
 
-STORE_RETRY_SECONDS = 0.2
 APPEND_SECONDS = 0.03  # between two appends of one answer: what comes meanwhile shares a call
 BEHIND_SECONDS = 0.005  # from an event to its append: the sockets here come first
 LOSSES = (RunLost, RunEnded, RunGone, SequenceGap)

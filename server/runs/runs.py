@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from server.config.intervals import Intervals
+from server.config.intervals import STORE_RETRY_SECONDS, Intervals
 from server.engines.client import CoreState, EngineClient, EngineError
 from server.generation.fingerprint import prompt_hash
 from server.generation.prompts import PromptBuilder
@@ -23,7 +23,7 @@ from server.protocol.errors import ApiError
 from server.protocol.frames import queued_frame
 from server.runs.active_limit import ActiveLimit
 from server.runs.finisher import Finisher
-from server.runs.log_writer import STORE_RETRY_SECONDS, LogWriter
+from server.runs.log_writer import LogWriter
 from server.runs.producer import Producer
 from server.runs.publisher import Publisher
 from server.runs.run import End, Run, RunState
