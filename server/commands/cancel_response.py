@@ -11,6 +11,7 @@ import structlog
 from msgspec.structs import replace
 
 from server.commands.services import Services
+from server.config.intervals import STORE_RETRY_SECONDS
 from server.engines.client import EngineError
 from server.live.delivery import put_event
 from server.live.response_log import ResponseLog, is_done, read_log
@@ -32,7 +33,6 @@ logger = structlog.get_logger("server")
 DURABLE_WAIT_SECONDS = 0.05  # before `response.cancelling` goes out as `durable: false`
 REMOTE_POLL_SECONDS = (0.02, 0.05, 0.1)  # then every 0.1 s
 SILENT_OWNER_SECONDS = 2.0
-STORE_RETRY_SECONDS = 0.2
 DELETED_END_SECONDS = 2.0  # for the owner of a deleted answer to tell its end
 
 
@@ -214,7 +214,7 @@ class Canceller:
         known = await self._store.cancel_early(self._uid, frame.session_id, frame.idempotency_key)
         if known is not None:
             return [known]
-        self._reply(
+        self._connection.outbox.put_reply(
             {
                 "type": "response.cancelling",
                 "response_id": None,
@@ -260,7 +260,9 @@ class Canceller:
             nonlocal is_noticed
             if not is_noticed and not run.done.is_set():
                 is_noticed = True
-                self._reply(cancelling(response_id, durable=durable), frame.event_id, response_id)
+                self._connection.outbox.put_reply(
+                    cancelling(response_id, durable=durable), frame.event_id, response_id
+                )
 
         if not run.done.is_set():
             # What waits to be shown until the lease is renewed would come behind the notice.
@@ -300,7 +302,9 @@ class Canceller:
                     await self._tell_stored_end(response_id, asked)
                 return
             self._told.stop(response_id)
-            self._reply(cancelling(response_id, durable=True), frame.event_id, response_id)
+            self._connection.outbox.put_reply(
+                cancelling(response_id, durable=True), frame.event_id, response_id
+            )
             ear.listen()
             with contextlib.suppress(StoreUnavailable):  # its next append tells the owner as well
                 stop = Stop("user", "client_cancelled", frame.seen_sequence_number)
@@ -373,7 +377,7 @@ class Canceller:
                 told = True
                 left = max(0, record.lease_until - await self._store.now_ms())
                 notice = cancelling(response_id, durable=True)
-                self._reply(
+                self._connection.outbox.put_reply(
                     {**notice, "owner": "silent", "lease_ends_in_ms": left}, None, response_id
                 )
             if silent:
@@ -405,13 +409,6 @@ class Canceller:
             outbox, number = self._connection.outbox, len(log.events)
             put_event(outbox, response_id, number, log.fence, log.end_with_text)
             self._told.note_end(response_id, is_final=is_final(log.end.data))
-
-    def _reply(
-        self, frame: dict[str, Any], event_id: str | None, response_id: str | None = None
-    ) -> None:
-        if event_id is not None:
-            frame = {**frame, "event_id": event_id}
-        self._connection.outbox.put(frame, response_id)
 
 
 def _without_seen(frame: CancelResponse, meant: Collection[str]) -> CancelResponse:

@@ -139,6 +139,12 @@ class Outbox:
         self._ready.append((encoded, len(encoded), response_id if is_entry else None))
         self._count(len(encoded))
 
+    def put_reply(
+        self, frame: dict[str, Any], event_id: str | None, response_id: str | None = None
+    ) -> None:
+        """Queue the answer to a client's frame that had this `event_id`, if any."""
+        self.put(frame if event_id is None else {**frame, "event_id": event_id}, response_id)
+
     def put_delta(
         self,
         response_id: str,

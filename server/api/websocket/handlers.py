@@ -100,13 +100,6 @@ class Handlers:
         self._subscriptions.clear()
         self._parted.clear()
 
-    def _reply(
-        self, frame: dict[str, Any], event_id: str | None, response_id: str | None = None
-    ) -> None:
-        if event_id is not None:
-            frame = {**frame, "event_id": event_id}
-        self._client.outbox.put(frame, response_id)
-
     @property
     def _uid(self) -> str:
         return self._client.uid
@@ -128,7 +121,7 @@ class Handlers:
             await self._join(subscription)
             subscription.end_join(session.offset)
         reply = created_frame(session, replayed=created.replayed)
-        self._reply(reply, frame.event_id)
+        self._client.outbox.put_reply(reply, frame.event_id)
         if not created.replayed:
             await self._hub.tell_user(self._uid, session.id, reply, besides=self._client)
 
@@ -198,7 +191,7 @@ class Handlers:
             for response_id in listed
             if session_of(response_id) == session.id
         }
-        self._reply(reply, frame.event_id)
+        self._client.outbox.put_reply(reply, frame.event_id)
         for event in missed or ():
             self._client.outbox.put(session_event_frame(session, event.offset, event.data))
         last = missed[-1].offset if missed else session.offset
@@ -219,9 +212,8 @@ class Handlers:
     ) -> Callable[[], None]:
         """One answer's state; one that is no longer known is skipped: its text is a message."""
         try:
-            await fence_of(
-                self._services, subscription.uid, response_id
-            )  # it exists, and is theirs
+            # It exists, and is theirs.
+            await fence_of(self._services, subscription.uid, response_id)
             if position is None:
                 return await self._catch_up.prepare(subscription, response_id)
             return await self._catch_up.prepare(
@@ -238,7 +230,7 @@ class Handlers:
         check_session_id(frame.session_id)
         if not await self._leave(frame.session_id):
             raise ApiError("not_subscribed", "not subscribed to that session", param="session_id")
-        self._reply(
+        self._client.outbox.put_reply(
             {"type": "session.unsubscribed", "session_id": frame.session_id}, frame.event_id
         )
 
@@ -262,7 +254,7 @@ class Handlers:
             raise
         updated = await self._hub.publish_updated(session, besides=self._client)
         if subscription is None:
-            self._reply(updated, frame.event_id)
+            self._client.outbox.put_reply(updated, frame.event_id)
 
     async def _delete_session(self, frame: DeleteSession) -> None:
         subscription = self._expect_reply(frame, "session.deleted")
@@ -270,7 +262,7 @@ class Handlers:
             self._services, self._uid, frame.session_id, besides=self._client
         )
         if subscription is None:
-            self._reply(deleted, frame.event_id)
+            self._client.outbox.put_reply(deleted, frame.event_id)
 
     def _expect_reply(self, frame: UpdateSession | DeleteSession, kind: str) -> Subscription | None:
         """The asker's own subscription, which will bring the reply; None if it has none."""
@@ -352,7 +344,7 @@ class Handlers:
             raise ApiError("response_not_found", "that response is no longer kept")
         fence = await fence_of(self._services, self._uid, response_id)
         created = {**getattr(log[0], "data", {}), "sequence_number": 1, "fence": fence}
-        self._reply({**created, "replayed": True}, frame.event_id)
+        self._client.outbox.put_reply({**created, "replayed": True}, frame.event_id)
         if response_id not in subscription.cursors:
             await self._catch_up.attach(subscription, response_id, 1, asked=asked)
 
