@@ -5,10 +5,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from server.config.limits import Limits
 from server.protocol.errors import ApiError
+from server.protocol.objects import RateLimit
 from sessions.model.quotas import Budget
 
 MAX_OWNERS = 10_000
@@ -30,14 +30,14 @@ class TokenBucket:
         """When the next token will be there; never a moment too early."""
         return int((1 - self._tokens) / self.rate * 1000) + 1 if self.rate else 0
 
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> RateLimit:
         """What is left, as `rate_limits.updated` says it."""
-        return {
-            "name": "messages",
-            "limit": self.burst,
-            "remaining": int(self._tokens),
-            "reset_seconds": round((self.burst - self._tokens) / self.rate, 3),
-        }
+        return RateLimit(
+            name="messages",
+            limit=self.burst,
+            remaining=int(self._tokens),
+            reset_seconds=round((self.burst - self._tokens) / self.rate, 3),
+        )
 
     def take(self) -> bool:
         if not self.rate:
@@ -75,14 +75,14 @@ class TokenBuckets:
             )
 
 
-def budget_entry(budget: Budget) -> dict[str, Any]:
+def budget_entry(budget: Budget) -> RateLimit:
     """What is left of a user's tokens, as `rate_limits.updated` says it."""
-    return {
-        "name": "tokens",
-        "limit": budget.limit,
-        "remaining": budget.remaining,
-        "reset_seconds": budget.reset_ms / 1000,
-    }
+    return RateLimit(
+        name="tokens",
+        limit=budget.limit,
+        remaining=budget.remaining,
+        reset_seconds=budget.reset_ms / 1000,
+    )
 
 
 class Places:

@@ -18,8 +18,9 @@ from server.live.response_log import ResponseLog, is_done, read_log
 from server.live.subscription import Subscription, Watcher
 from server.live.told import Stopped
 from server.protocol.client_frames import CancelResponse
+from server.protocol.entries import is_final
 from server.protocol.errors import ApiError, invalid_field
-from server.protocol.frames import is_final
+from server.protocol.server_frames import ResponseCancelling
 from server.protocol.store_errors import check_response_id, check_session_id, translate_store_errors
 from server.runs.run import Run
 from server.runs.stop import Stop, StoredStop, cancel_command
@@ -215,14 +216,13 @@ class Canceller:
         if known is not None:
             return [known]
         self._connection.outbox.put_reply(
-            {
-                "type": "response.cancelling",
-                "response_id": None,
-                "idempotency_key": frame.idempotency_key,
-                "by": "user",
-                "confirmed": False,
-                "durable": True,
-            },
+            ResponseCancelling(
+                response_id=None,
+                idempotency_key=frame.idempotency_key,
+                by="user",
+                confirmed=False,
+                durable=True,
+            ),
             frame.event_id,
         )
         return []
@@ -377,8 +377,8 @@ class Canceller:
                 told = True
                 left = max(0, record.lease_until - await self._store.now_ms())
                 notice = cancelling(response_id, durable=True)
-                self._connection.outbox.put_reply(
-                    {**notice, "owner": "silent", "lease_ends_in_ms": left}, None, response_id
+                self._connection.outbox.put(
+                    replace(notice, owner="silent", lease_ends_in_ms=left), response_id
                 )
             if silent:
                 await self._takeover.take_over(response_id)  # a no-op until the lease has ended
@@ -416,11 +416,5 @@ def _without_seen(frame: CancelResponse, meant: Collection[str]) -> CancelRespon
     return frame if len(meant) <= 1 else replace(frame, seen_sequence_number=None)
 
 
-def cancelling(response_id: str, *, durable: bool) -> dict[str, Any]:
-    return {
-        "type": "response.cancelling",
-        "response_id": response_id,
-        "by": "user",
-        "confirmed": False,
-        "durable": durable,
-    }
+def cancelling(response_id: str, *, durable: bool) -> ResponseCancelling:
+    return ResponseCancelling(response_id=response_id, by="user", confirmed=False, durable=durable)

@@ -10,6 +10,7 @@ import hashlib
 import time
 from typing import Any
 
+import msgspec
 import orjson
 import structlog
 from msgspec import UnsetType
@@ -28,8 +29,15 @@ from server.generation.sampling import ModelDefaults, effective_settings
 from server.live.hub import Hub
 from server.live.subscription import Subscription
 from server.protocol.client_frames import CreateResponse
+from server.protocol.encoding import of_stored
 from server.protocol.errors import ApiError
-from server.protocol.frames import rate_limits_frame
+from server.protocol.objects import MessageObject, ResponseObject, SettingsObject
+from server.protocol.server_frames import (
+    CreatedEntry,
+    MessageCreated,
+    MessageUpdated,
+    RateLimitsUpdated,
+)
 from server.protocol.titles import TITLE_CHARACTERS, clean_title
 from server.runs.active_limit import ActiveLimit
 from server.runs.run import Run
@@ -111,7 +119,7 @@ class ResponseCreator:
         finally:
             self._num_beginning -= 1
         if budget is not None and not begun[1]:
-            asker.outbox.put(rate_limits_frame(budget_entry(budget)))
+            asker.outbox.put(RateLimitsUpdated(rate_limits=[budget_entry(budget)]))
         return begun
 
     async def _begin(
@@ -171,7 +179,7 @@ class ResponseCreator:
         self._runs.add(run)
         self._announce(run, begun, target, frame, asker)
         if self._limit.limit:
-            asker.outbox.put(rate_limits_frame(self._limit.entry(remaining)))
+            asker.outbox.put(RateLimitsUpdated(rate_limits=[self._limit.entry(remaining)]))
         self._runs.start(run, begun)
         if begun.title_empty and frame.input is not None:
             self._runs.spawn(self._set_title(uid, session.id, frame.text))
@@ -220,27 +228,20 @@ class ResponseCreator:
         question = new_question or target.question
         assert question is not None  # a target without a stored question asks a new one
         answer = target.answer(response_id, question.id, self._model, now_ms)
-        response: dict[str, Any] = {
-            "id": response_id,
-            "session_id": session.id,
-            "message_id": answer.id,
-            "parent_id": question.id,
-            "model": self._model,
-            "settings": settings,
-            "status": "queued",
-            "created_at": now_ms,
-        }
-        if frame.priority:
-            response["priority"] = frame.priority
-        if target.base:
-            response["text_length"] = answer.text_length
-        created = ObjectEvent(
-            {
-                "type": "response.created",
-                "response": response,
-                "idempotency_key": frame.idempotency_key,
-            }
+        response = ResponseObject(
+            id=response_id,
+            session_id=session.id,
+            message_id=answer.id,
+            parent_id=question.id,
+            model=self._model,
+            settings=of_stored(SettingsObject, settings),
+            status="queued",
+            created_at=now_ms,
+            priority=frame.priority or msgspec.UNSET,
+            text_length=answer.text_length if target.base else msgspec.UNSET,
         )
+        entry = CreatedEntry(response=response, idempotency_key=frame.idempotency_key)
+        created = ObjectEvent(entry.wire())
         # Claimed first: what the script publishes may be here before its reply is.
         self._hub.rooms.claim(response_id)
         begun: BegunResponse | None = None
@@ -267,7 +268,14 @@ class ResponseCreator:
                 self._hub.rooms.unclaim(response_id)
         if begun.replayed:
             return None, begun
-        run = Run(response, answer, uid=uid, fence=begun.fence, created=created, base=target.base)
+        run = Run(
+            created.data["response"],
+            answer,
+            uid=uid,
+            fence=begun.fence,
+            created=created,
+            base=target.base,
+        )
         run.lease_until = begun.lease_until
         run.user_message = question.with_parent(begun.parent_id) if new_question else question
         return run, begun
@@ -281,11 +289,11 @@ class ResponseCreator:
         asker: Subscription,
     ) -> None:
         """The messages that are new or written on, response.created, and the sidebars' dot."""
-        verb = "updated" if target.version else "created"
+        kind = MessageUpdated if target.version else MessageCreated
         messages = [run.message] if target.question else [run.user_message, run.message]
         for offset, message in enumerate(messages, begun.offset - len(messages) + 1):
-            event = {"type": f"message.{verb}", "message": message.event_wire()}
-            self._hub.publish_session(run.session_id, offset, event)
+            about = of_stored(MessageObject, message.event_wire())
+            self._hub.publish_session(kind(session_id=run.session_id, offset=offset, message=about))
         asker.put_created(run.response_id, run.fence, run.events[0], frame.event_id)
         self._hub.publish_events(run.response_id, run.fence, 1, run.events[:1])
         self._hub.show_activity(run.uid, run.session_id, active=True)

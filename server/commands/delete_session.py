@@ -1,12 +1,9 @@
 """What happens when a session goes: its answers end, its viewers hear of it, and it is no more."""
 
-from typing import Any
-
 from server.commands.services import Services
 from server.live.subscription import Watcher
-from server.protocol.store_errors import (
-    check_session_id,
-)
+from server.protocol.server_frames import SessionDeleted
+from server.protocol.store_errors import check_session_id
 from sessions.model.errors import ResponseNotFound, RevisionConflict, RunError
 
 
@@ -17,7 +14,7 @@ async def delete_session(
     *,
     if_revision: int | None = None,
     besides: Watcher | None = None,
-) -> dict[str, Any]:
+) -> SessionDeleted:
     """Delete a session for its viewers, its sidebars and the workers that answer in it.
 
     Returns the frame that tells of it; `besides` gets it only as a viewer. Raises
@@ -42,12 +39,7 @@ async def delete_session(
         await services.store.publish_control(owner, {"type": "deleted", "session_id": session_id})
     services.runs.stop_deleted(session_id)
     deleted = await services.store.delete_session(uid, session_id, if_revision=if_revision)
-    frame = {
-        "type": "session.deleted",
-        "session_id": session_id,
-        "offset": deleted.offset,
-        "by": "user",
-    }
-    services.hub.publish_session(session_id, deleted.offset, frame)
+    frame = SessionDeleted(session_id=session_id, offset=deleted.offset, by="user")
+    services.hub.publish_session(frame)
     await services.hub.tell_user(uid, session_id, frame, besides=besides)
     return frame

@@ -15,7 +15,7 @@ from server.live.data_loss import DataLoss
 from server.live.response_log import ResponseLog, is_done, read_base, read_log
 from server.live.rooms import Room, Rooms
 from server.live.subscription import Subscription
-from server.protocol.frames import session_event_frame
+from server.protocol.entries import session_event_frame
 from sessions.model.errors import ResponseNotFound, SessionNotFound, StoreUnavailable
 from sessions.model.events import Event
 from sessions.model.records import RunRecord

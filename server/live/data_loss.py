@@ -8,13 +8,14 @@ and its viewers get `session.subscribed` once more, with `recovered: false` and 
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 import structlog
+from msgspec.structs import replace
 
 from server.config.intervals import STORE_RETRY_SECONDS
 from server.live.rooms import Room, Rooms
 from server.live.subscription import Subscription
+from server.protocol.server_frames import SessionDeleted, SessionEntry
 from sessions.model.errors import SessionNotFound, StoreUnavailable
 from sessions.model.records import Session
 from sessions.store.store import SessionStore
@@ -29,9 +30,9 @@ class DataLoss:
         self,
         rooms: Rooms,
         store: SessionStore,
-        publish_session: Callable[[str, int, dict[str, Any]], None],
+        publish_session: Callable[[SessionEntry], None],
     ) -> None:
-        """`publish_session` takes a session's id and an event with its offset; see `Hub`."""
+        """`publish_session` shows a session's event to its viewers; see `Hub`."""
         self._rooms = rooms
         self._store = store
         self._publish_session = publish_session
@@ -110,23 +111,21 @@ class DataLoss:
                     # Nothing would end the join, and the news may have been dropped before it.
                     frame = await self._gone(room)
                     offset = max(room.offset, subscription.offset + 1)
-                    subscription.put_session_event(offset, {**frame, "offset": offset})
+                    subscription.put_session_event(offset, replace(frame, offset=offset).wire())
                     subscription.end_join(subscription.offset)
                 return
 
     async def _tell_gone(self, room: Room) -> None:
         """The session is not there any more, and whoever deleted it was not heard."""
-        frame = await self._gone(room)
-        self._publish_session(room.session_id, room.offset + 1, frame)
+        self._publish_session(await self._gone(room))
 
-    async def _gone(self, room: Room) -> dict[str, Any]:
+    async def _gone(self, room: Room) -> SessionDeleted:
         try:
             was_deleted = await self._store.was_deleted(room.session_id)
         except StoreUnavailable:
             was_deleted = False
-        return {
-            "type": "session.deleted",
-            "session_id": room.session_id,
-            "offset": room.offset + 1,
-            "by": "user" if was_deleted else "store_lost",
-        }
+        return SessionDeleted(
+            session_id=room.session_id,
+            offset=room.offset + 1,
+            by="user" if was_deleted else "store_lost",
+        )

@@ -6,6 +6,8 @@ from typing import Any
 import orjson
 
 from server.live.outbox import LOGPROB_BYTES, Outbox, PendingDelta
+from server.protocol.encoding import encode
+from server.protocol.server_frames import TextSnapshot
 from sessions.model.events import Event, ObjectEvent, TextEvent
 
 MAX_SNAPSHOT_PART = 128 * 1024  # bytes of encoded text, so that no frame comes near 256 KiB
@@ -46,7 +48,7 @@ def replay_frames(
             yield pending.encode()
             pending = None
         if isinstance(event, ObjectEvent):
-            yield orjson.dumps(_entry_frame(number, fence, event))
+            yield encode(_entry_frame(number, fence, event))
         elif pending is None:
             pending = PendingDelta.of(
                 response_id, number, fence, event.text_offset, event.delta, event.logprobs
@@ -61,26 +63,23 @@ def put_snapshot(outbox: Outbox, response_id: str, number: int, fence: int, text
     """Queue the whole text of a response as of entry `number`, in parts if it is long."""
     frames = snapshot_frames(response_id, number, fence, text)
     if len(text) > MAX_BURST_BYTES:
-        outbox.put_replay(response_id, map(orjson.dumps, frames), len(text))
+        outbox.put_replay(response_id, map(encode, frames), len(text))
         return
     for frame in frames:
         outbox.put(frame, response_id, is_entry=True)
 
 
-def snapshot_frames(
-    response_id: str, number: int, fence: int, text: str
-) -> Iterator[dict[str, Any]]:
+def snapshot_frames(response_id: str, number: int, fence: int, text: str) -> Iterator[TextSnapshot]:
     parts = list(_parts_of(text))
     for place, part in enumerate(parts, 1):
-        yield {
-            "type": "response.output_text.snapshot",
-            "response_id": response_id,
-            "sequence_number": number,
-            "fence": fence,
-            "text": part,
-            "part": place,
-            "parts": len(parts),
-        }
+        yield TextSnapshot(
+            response_id=response_id,
+            sequence_number=number,
+            fence=fence,
+            text=part,
+            part=place,
+            parts=len(parts),
+        )
 
 
 def _parts_of(text: str) -> Iterator[str]:

@@ -8,13 +8,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 
 from server.config.intervals import Intervals
 from server.engines.client import CoreState, EngineClient
 from server.live.hub import Hub
+from server.protocol.server_frames import ConnectionDegraded, ConnectionRestored
 from server.telemetry.metrics import Metrics
 from sessions.model.errors import StoreRefused, StoreUnavailable
 from sessions.model.replies import StoreFault
@@ -22,6 +23,7 @@ from sessions.store.store import SessionStore
 
 logger = structlog.get_logger("server")
 
+OK: Literal["ok"] = "ok"
 CHECK_SECONDS = 0.5
 WRITE_SECONDS = 2.0  # between two trial writes while all is well
 
@@ -61,7 +63,7 @@ class Health:
 
     @property
     def degraded(self) -> dict[str, str]:
-        """The parts that are not `ok`, as `connection.degraded` has them."""
+        """The parts that are not `ok`."""
         return {part: state for part, state in self.state.items() if state != "ok"}
 
     @property
@@ -126,24 +128,25 @@ class Health:
         self.since.update(dict.fromkeys(changed, _now_ms()))
         self._metrics.store_up.set(self.state["store"] == "ok")
         self._metrics.engine_up.set(self.state["engine"] == "ok")
-        for kind, frame in (("degraded", {}), ("restored", {})):
-            for part, state in changed.items():
-                if (state == "ok") == (kind == "restored"):
-                    frame[part] = state
-            if frame:
-                self._log(kind, frame)
-                body: dict[str, Any] = {"type": f"connection.{kind}", **frame}
-                self._hub.broadcast(body)
+        restored = {part: state for part, state in changed.items() if state == "ok"}
+        if degraded := {part: state for part, state in changed.items() if state != "ok"}:
+            logger.warning("connection degraded", **degraded)
+            self._hub.broadcast(degraded_frame(degraded))
+        if restored:
+            self._log_restored(restored)
+            self._hub.broadcast(ConnectionRestored(**dict.fromkeys(restored, OK)))
         if changed:
             self._on_change()
 
-    def _log(self, kind: str, frame: dict[str, str]) -> None:
-        if kind == "degraded":
-            logger.warning("connection degraded", **frame)
-            return
-        was_lost = not self._once_ok.isdisjoint(frame)  # at the start nothing was
-        logger.info("connection restored" if was_lost else "connected", **frame)
-        self._once_ok.update(frame)
+    def _log_restored(self, parts: dict[str, str]) -> None:
+        was_lost = not self._once_ok.isdisjoint(parts)  # at the start nothing was
+        logger.info("connection restored" if was_lost else "connected", **parts)
+        self._once_ok.update(parts)
+
+
+def degraded_frame(parts: dict[str, Any]) -> ConnectionDegraded:
+    """What the parts that are not `ok` are."""
+    return ConnectionDegraded(**parts)
 
 
 def _now_ms() -> int:

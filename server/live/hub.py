@@ -8,9 +8,11 @@ lacks from the log. That is what makes "nothing lost, nothing doubled" one rule 
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
+
+from msgspec import UNSET
 
 from server.live.catch_up import CatchUp
 from server.live.data_loss import DataLoss
@@ -18,7 +20,16 @@ from server.live.response_log import ResponseLog
 from server.live.rooms import Room, Rooms
 from server.live.subscription import Subscription, Watcher
 from server.live.viewers import Viewers
-from server.protocol.frames import created_frame
+from server.protocol.encoding import ServerFrame, of_stored
+from server.protocol.objects import By, SessionObject
+from server.protocol.server_frames import (
+    ResponseQueued,
+    SessionActivity,
+    SessionCreated,
+    SessionEntry,
+    SessionUpdated,
+    ViewerChanged,
+)
 from sessions.connection.feed import LiveFeed
 from sessions.model.errors import StoreUnavailable
 from sessions.model.events import (
@@ -91,41 +102,41 @@ class Hub:
             self._heard.discard(uid)
             await self._feed.unsubscribe(self._keys.user_channel(uid))
 
-    def broadcast(self, frame: dict[str, Any]) -> None:
+    def broadcast(self, frame: ServerFrame) -> None:
         """Queue a frame for every connection of this worker."""
         for watchers in self.watchers.values():
             for watcher in watchers:
                 watcher.outbox.put(frame)
 
     async def tell_user(
-        self, uid: str, session_id: str, frame: dict[str, Any], *, besides: Watcher | None = None
+        self, uid: str, session_id: str, frame: ServerFrame, *, besides: Watcher | None = None
     ) -> None:
         """Send a session.* frame to all of the user's connections that do not watch the session."""
-        self._put_user_frame(uid, session_id, frame, besides)
-        envelope = {"origin": self._replica, "uid": uid, "session_id": session_id, "frame": frame}
+        data = frame.wire()
+        self._put_user_frame(uid, session_id, data, besides)
+        envelope = {"origin": self._replica, "uid": uid, "session_id": session_id, "frame": data}
         with contextlib.suppress(StoreUnavailable):  # a sidebar elsewhere is late, nothing is lost
             await self._store.publish_user(uid, envelope)
 
     async def publish_created(
         self, session: Session, besides: Watcher | None = None
-    ) -> dict[str, Any]:
+    ) -> SessionCreated:
         """`session.created` to the sidebars; returns the frame."""
-        frame = created_frame(session)
+        frame = SessionCreated.of(session)
         await self.tell_user(session.uid, session.id, frame, besides=besides)
         return frame
 
     async def publish_updated(
-        self, session: Session, by: str = "user", besides: Watcher | None = None
-    ) -> dict[str, Any]:
+        self, session: Session, by: By = "user", besides: Watcher | None = None
+    ) -> SessionUpdated:
         """`session.updated` to the viewers and the sidebars; returns the frame."""
-        frame = {
-            "type": "session.updated",
-            "session_id": session.id,
-            "session": session.wire(),
-            "by": by,
-            "offset": session.offset,
-        }
-        self.publish_session(session.id, session.offset, frame)
+        frame = SessionUpdated(
+            session_id=session.id,
+            session=of_stored(SessionObject, session.wire()),
+            by=by,
+            offset=session.offset,
+        )
+        self.publish_session(frame)
         await self.tell_user(session.uid, session.id, frame, besides=besides)
         return frame
 
@@ -133,9 +144,9 @@ class Hub:
         self, uid: str, session_id: str, *, active: bool, status: str | None = None
     ) -> None:
         """Light or put out the session's dot in the user's sidebars."""
-        frame = {"type": "session.activity", "session_id": session_id, "active": active}
-        if status is not None:
-            frame["status"] = status
+        frame = SessionActivity(
+            session_id=session_id, active=active, status=UNSET if status is None else status
+        )
         self.spawn(self.tell_user(uid, session_id, frame))
 
     def _put_user_frame(
@@ -200,7 +211,7 @@ class Hub:
 
     def _show_viewers(self, session_id: str, total: int) -> None:
         room = self.rooms.get(session_id)
-        frame = {"type": "viewer.changed", "session_id": session_id, "viewers": total}
+        frame = ViewerChanged(session_id=session_id, viewers=total)
         for subscription in room.subscriptions if room else ():
             if not subscription.joining and subscription.only is None:
                 subscription.outbox.put(frame)
@@ -258,30 +269,29 @@ class Hub:
             subscription.doubt(response_id, is_lost=True)
         self.catch_up.resend(response_id)
 
-    def put_unnumbered(self, response_id: str, frame: dict[str, Any]) -> None:
+    def put_unnumbered(self, response_id: str, frame: ServerFrame | Mapping[str, Any]) -> None:
         """A frame about an answer that is not in its log, such as `response.queued`."""
         room = self.rooms.of_response(response_id)
         for subscription in room.subscriptions if room else ():
             if not subscription.joining and subscription.wants(response_id):
                 subscription.outbox.put(frame, response_id)
 
-    def tell_viewers(self, frame: dict[str, Any]) -> None:
+    def tell_viewers(self, frame: ResponseQueued) -> None:
         """Send an unnumbered frame about an answer to its viewers on every worker."""
-        response_id: str = frame["response_id"]
-        self.put_unnumbered(response_id, frame)
-        self.spawn(self._publish_frame(session_of(response_id), frame))
+        self.put_unnumbered(frame.response_id, frame)
+        self.spawn(self._publish_frame(session_of(frame.response_id), frame))
 
-    async def _publish_frame(self, session_id: str, frame: dict[str, Any]) -> None:
+    async def _publish_frame(self, session_id: str, frame: ServerFrame) -> None:
         with contextlib.suppress(StoreUnavailable):  # nobody is told twice, and nothing is lost
-            envelope = {"origin": self._replica, "frame": frame}
+            envelope = {"origin": self._replica, "frame": frame.wire()}
             await self._store.publish_session_frame(session_id, envelope)
 
     # ---- session events -------------------------------------------------------------------------
 
-    def publish_session(self, session_id: str, offset: int, frame: dict[str, Any]) -> None:
-        """A session event that this worker caused, as its frame."""
-        if (room := self.rooms.get(session_id)) is not None:
-            self.put_in_order(room, offset, {**frame, "session_id": session_id, "offset": offset})
+    def publish_session(self, frame: SessionEntry) -> None:
+        """A session event that this worker caused."""
+        if (room := self.rooms.get(frame.session_id)) is not None:
+            self.put_in_order(room, frame.offset, frame.wire())
 
     def put_in_order(self, room: Room, offset: int, frame: dict[str, Any]) -> None:
         """Send a session event, as its frame, behind all that come before it; fetch what lacks."""

@@ -9,11 +9,16 @@ made one by one as the writer takes them, and count for nothing before.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from server.protocol.encoding import ServerFrame, encode
+from server.protocol.objects import TokenLogprob
+from server.protocol.server_frames import Reply, TextDelta
 
 MAX_REPLAY_BYTES = 8 * 1024 * 1024  # of all replays that wait, each as `replay_bytes` says
 MAX_BYTES = 1024 * 1024  # beyond it the reader is too slow and the connection is closed
@@ -77,19 +82,17 @@ class PendingDelta:
         return self.characters > MAX_DELTA_CHARACTERS or len(self.logprobs) > MAX_DELTA_LOGPROBS
 
     def encode(self) -> bytes:
-        frame: dict[str, Any] = {
-            "type": "response.output_text.delta",
-            "response_id": self.response_id,
-            "sequence_number": self.last,
-            "fence": self.fence,
-            "text_offset": self.text_offset,
-            "delta": "".join(self.parts),
-        }
-        if self.first != self.last:
-            frame["first_sequence_number"] = self.first
-        if self.logprobs:
-            frame["logprobs"] = self.logprobs
-        return orjson.dumps(frame)
+        return encode(
+            TextDelta(
+                response_id=self.response_id,
+                sequence_number=self.last,
+                first_sequence_number=UNSET if self.first == self.last else self.first,
+                fence=self.fence,
+                text_offset=self.text_offset,
+                delta="".join(self.parts),
+                logprobs=[TokenLogprob(**entry) for entry in self.logprobs] or UNSET,
+            )
+        )
 
 
 class Outbox:
@@ -127,7 +130,11 @@ class Outbox:
         self.withholds: Callable[[str], bool] | None = None
 
     def put(
-        self, frame: dict[str, Any], response_id: str | None = None, *, is_entry: bool = False
+        self,
+        frame: ServerFrame | Mapping[str, Any],
+        response_id: str | None = None,
+        *,
+        is_entry: bool = False,
     ) -> None:
         """Queue a control frame, behind the text of `response_id` that is still waiting.
 
@@ -135,15 +142,13 @@ class Outbox:
         """
         if response_id is not None:
             self._close_delta(response_id)
-        encoded = orjson.dumps(frame)
+        encoded = encode(frame)
         self._ready.append((encoded, len(encoded), response_id if is_entry else None))
         self._count(len(encoded))
 
-    def put_reply(
-        self, frame: dict[str, Any], event_id: str | None, response_id: str | None = None
-    ) -> None:
+    def put_reply(self, frame: Reply, event_id: str | None, response_id: str | None = None) -> None:
         """Queue the answer to a client's frame that had this `event_id`, if any."""
-        self.put(frame if event_id is None else {**frame, "event_id": event_id}, response_id)
+        self.put(frame if event_id is None else replace(frame, event_id=event_id), response_id)
 
     def put_delta(
         self,

@@ -20,7 +20,7 @@ from server.live.delivery import (
 from server.live.outbox import Outbox
 from server.live.response_log import ResponseLog, is_done, is_whole_end, text_of
 from server.live.told import Told
-from server.protocol.frames import is_final
+from server.protocol.entries import is_final
 from sessions.model.events import Event, ObjectEvent, TextEvent
 
 LAST_ENDS_SECONDS = 5.0  # for the ends of a deleted session's answers to come, before it is told

@@ -2,7 +2,7 @@
 
 `parse` turns the text of one websocket message into one of the structs below or raises
 `ApiError`. Unknown fields are ignored at the top level of a frame and refused inside `settings`.
-Outbound frames are built in `frames.py`.
+Outbound frames are those of `server_frames.py`.
 """
 
 import json

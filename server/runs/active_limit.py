@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from server.live.hub import Hub
 from server.protocol.errors import ApiError
+from server.protocol.objects import RateLimit
 from server.runs.run import Run
 from sessions.model.errors import NoSlot, StoreUnavailable
 from sessions.store.store import SessionStore
@@ -53,11 +53,6 @@ class ActiveLimit:
             renewals = [self._store.renew_slot(run.uid, run.response_id) for run in runs()]
             await asyncio.gather(*renewals, return_exceptions=True)
 
-    def entry(self, remaining: int) -> dict[str, Any]:
+    def entry(self, remaining: int) -> RateLimit:
         """What is left, as `rate_limits.updated` says it."""
-        return {
-            "name": "responses",
-            "limit": self.limit,
-            "remaining": remaining,
-            "reset_seconds": 0,
-        }
+        return RateLimit(name="responses", limit=self.limit, remaining=remaining, reset_seconds=0)

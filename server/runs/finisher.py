@@ -8,14 +8,17 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass, replace
-from typing import Any
 
 import structlog
+from msgspec.structs import replace as replace_fields
 
 from server.config.intervals import STORE_RETRY_SECONDS
 from server.generation.queue_estimate import QueueEstimate
 from server.live.hub import Hub
 from server.live.response_log import is_done
+from server.protocol.encoding import of_stored
+from server.protocol.objects import MessageObject
+from server.protocol.server_frames import DoneEntry, MessageUpdated
 from server.runs.log_writer import LogWriter
 from server.runs.publisher import Publisher
 from server.runs.run import STATUS_TO_MESSAGE_STATUS, End, Run
@@ -49,7 +52,7 @@ class _Ending:
 
     end: End
     message: Message
-    done: dict[str, Any]  # `response.done`
+    done: DoneEntry
 
 
 class Finisher:
@@ -105,7 +108,7 @@ class Finisher:
                     self._publish_done(ending, durable=False)
                 await asyncio.sleep(STORE_RETRY_SECONDS)
             except CancelPending as pending:
-                run.stopping = Stop(pending.by, pending.reason, pending.seen)
+                run.stopping = Stop.stored(pending.by, pending.reason, pending.seen)
                 run.timeline.note("cancel_at")
                 ending = self._ending(run.end("abort", None, end.engine))
             except SequenceGap as gap:
@@ -116,18 +119,23 @@ class Finisher:
                 self._finish_lost(error)
                 return None
         self._settle(ending, durable=True)
-        frame = {"type": "message.updated", "message": ending.message.event_wire()}
-        self._hub.publish_session(run.session_id, finished.offset, frame)
+        self._hub.publish_session(
+            MessageUpdated(
+                session_id=run.session_id,
+                offset=finished.offset,
+                message=of_stored(MessageObject, ending.message.event_wire()),
+            )
+        )
         return finished
 
     async def _store_end(self, ending: _Ending) -> Finished:
         run, end = self._run, ending.end
-        message, done = ending.message, ObjectEvent(ending.done)
+        message, done = ending.message, ending.done.wire()
         # Events that the viewers have and the log has not go along; `done` itself is not in them.
         pending = [e for e in run.events[run.num_stored :] if not is_done(e)]
         stop = run.stopping
         # Whoever stopped it at another worker was sent no more text, and may find no log any more.
-        whole = ObjectEvent({**ending.done, "text": message.text}) if stop is not None else None
+        whole = ObjectEvent({**done, "text": message.text}) if stop is not None else None
         return await self._store.finish_response(
             run.response_id,
             fence=run.fence,
@@ -139,7 +147,7 @@ class Finisher:
             text_length=message.text_length,
             input_tokens=run.num_prompt_tokens,
             output_tokens=len(run.token_ids),
-            events=[*pending, done],
+            events=[*pending, ObjectEvent(done)],
             token_ids=run.token_ids[run.num_tokens_stored :],
             fields={name: at for name, at in run.timeline.at.items() if name in OWN_MOMENTS},
             seen=None if stop is None else stop.seen,
@@ -148,7 +156,7 @@ class Finisher:
 
     def _publish_done(self, ending: _Ending, *, durable: bool) -> None:
         run, end = self._run, ending.end
-        self._publisher.publish([run.add_object({**ending.done, "durable": durable})])
+        self._publisher.publish([run.add_object(replace_fields(ending.done, durable=durable))])
         run.status = end.status
         run.done.set()
         if run.stopping is not None:
@@ -173,7 +181,7 @@ class Finisher:
         if run.status != end.status:
             logger.warning("end was told and is another", status=end.status, **run.ids)
         run.status = end.status
-        run.replace_end({**ending.done, "durable": durable})
+        run.replace_end(replace_fields(ending.done, durable=durable))
         self._publisher.speak_again()
         self._hub.tell_end_again(run.response_id, run.log)
 
@@ -238,4 +246,4 @@ class Finisher:
             timings=run.timeline.wire(len(run.token_ids)),
             status_details={"reason": end.reason},
         )
-        return _Ending(end, message, run.done_data(end, message.text_length, durable=True))
+        return _Ending(end, message, run.done_entry(end, message.text_length))

@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import structlog
+from msgspec import UNSET
 
 from server.config.intervals import Intervals
 from server.engines.client import (
@@ -27,7 +28,7 @@ from server.engines.client import (
 from server.generation.logprobs import token_logprobs
 from server.generation.queue_estimate import QueueEstimate
 from server.live.hub import Hub
-from server.protocol.frames import queued_frame
+from server.protocol.server_frames import InProgressEntry, QueueReason, ResponseQueued
 from server.runs.finisher import Finisher
 from server.runs.log_writer import LogWriter
 from server.runs.publisher import Publisher
@@ -243,15 +244,21 @@ class Producer:
             self._queue.moved(run.response_id, progress.queue_position)
             self.show_queued("engine", progress.queue_position, progress.num_tokens_ahead)
 
-    def show_queued(self, reason: str, position: int, ahead_tokens: int | None = None) -> None:
+    def show_queued(
+        self, reason: QueueReason, position: int, ahead_tokens: int | None = None
+    ) -> None:
         """Tell the viewers what the answer waits for; not numbered, at most twice a second."""
         now = time.monotonic()
         if now - self._last_queue_frame >= QUEUE_FRAME_SECONDS:
             self._last_queue_frame = now
             response_id = self._run.response_id
             eta_ms = self._queue.wait_ms(reason, position)
-            frame = queued_frame(
-                response_id, reason, position, ahead_tokens=ahead_tokens, eta_ms=eta_ms
+            frame = ResponseQueued(
+                response_id=response_id,
+                reason=reason,
+                position=position,
+                ahead_tokens=UNSET if ahead_tokens is None else ahead_tokens,
+                eta_ms=UNSET if eta_ms is None else eta_ms,
             )
             self._hub.put_unnumbered(response_id, frame)
 
@@ -264,14 +271,13 @@ class Producer:
         run.timeline.note("started_at")
         self._queue.started(run.response_id)
         event = run.add_object(
-            {
-                "type": "response.in_progress",
-                "response_id": run.response_id,
-                "omitted_messages": run.prompt.omitted_messages if run.prompt else 0,
-                "prompt_tokens": run.num_prompt_tokens,
-                "cached_tokens": run.num_cached_tokens,
-                "queue_ms": round((run.timeline.scheduled - run.timeline.created) * 1000),
-            }
+            InProgressEntry(
+                response_id=run.response_id,
+                omitted_messages=run.prompt.omitted_messages if run.prompt else 0,
+                prompt_tokens=run.num_prompt_tokens,
+                cached_tokens=run.num_cached_tokens,
+                queue_ms=round((run.timeline.scheduled - run.timeline.created) * 1000),
+            )
         )
         self._publisher.publish([event])
 
@@ -294,7 +300,7 @@ class Producer:
                 record = await self._store.run(None, run.response_id)
             except (StoreUnavailable, ResponseNotFound):
                 return  # the next append says so again
-            stop = Stop(record.cancel_by, record.cancel_reason, record.seen_sequence_number)
+            stop = Stop.stored(record.cancel_by, record.cancel_reason, record.seen_sequence_number)
             told = StoredStop(stop, record.cancel_at)
         if run.stop(told.stop):
             run.timeline.note("cancel_at", told.at_ms)

@@ -11,22 +11,40 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from msgspec import UNSET
+from msgspec.structs import replace
+
 from server.generation.prompts import Prompt
 from server.live.response_log import ResponseLog, text_of
+from server.protocol.encoding import of_stored
+from server.protocol.objects import (
+    By,
+    EndStatus,
+    Engine,
+    Reason,
+    ResponseObject,
+    StatusDetails,
+    Timings,
+    Usage,
+)
+from server.protocol.server_frames import DoneEntry, InProgressEntry
 from server.runs.stop import Stop
 from server.runs.timeline import Timeline, _now_ms
 from sessions.model.events import Event, ObjectEvent, TextEvent
 from sessions.model.records import Message, MessageStatus, RunRecord, utf16_length
 
 # The engine's finish reason → (status of the response, reason), where no stop was asked for.
-FINISH_TO_STATUS = {
+FINISH_TO_STATUS: dict[str, tuple[EndStatus, Reason]] = {
     "stop": ("completed", "eos"),
     "length": ("incomplete", "max_output_tokens"),
     "abort": ("failed", "engine_error"),
     "error": ("failed", "engine_error"),
 }
-STOP_TO_STATUS = {"server_shutdown": "incomplete", "deadline": "incomplete"}  # else cancelled
-STATUS_TO_MESSAGE_STATUS: dict[str, MessageStatus] = {
+STOP_TO_STATUS: dict[Reason, EndStatus] = {
+    "server_shutdown": "incomplete",
+    "deadline": "incomplete",
+}  # else cancelled
+STATUS_TO_MESSAGE_STATUS: dict[EndStatus, MessageStatus] = {
     "completed": "completed",
     "cancelled": "interrupted",
     "incomplete": "interrupted",
@@ -75,10 +93,10 @@ class IllegalMove(Exception):
 class End:
     """How the answer ended, before the store has confirmed it."""
 
-    status: str
-    reason: str
-    engine: str  # released, unknown
-    by: str | None = None
+    status: EndStatus
+    reason: Reason
+    engine: Engine
+    by: By | None = None
 
 
 class Run:
@@ -118,7 +136,9 @@ class Run:
         self.prompt_from: str | None = None
         self.model_fingerprint = ""
         self.tokens_left: int | None = None  # that its user may still use; None: unlimited
-        self._length_reason = "max_output_tokens"  # "quota": it may be shorter than asked for
+        self._length_reason: Reason = (
+            "max_output_tokens"  # "quota": it may be shorter than asked for
+        )
         self.known_prompt_hash = ""  # of an answer that another worker had begun
         self.state = RunState.RUNNING
         self.stopping: Stop | None = None  # what closed the gate
@@ -302,16 +322,16 @@ class Run:
         self.changed.set()
         return event
 
-    def add_object(self, data: dict[str, Any]) -> ObjectEvent:
+    def add_object(self, entry: InProgressEntry | DoneEntry) -> ObjectEvent:
         """Number any other entry."""
-        event = ObjectEvent(data)
+        event = ObjectEvent(entry.wire())
         self.events.append(event)
         self.changed.set()
         return event
 
-    def replace_end(self, data: dict[str, Any]) -> None:
+    def replace_end(self, entry: DoneEntry) -> None:
         """The last entry was told before it was stored, and this is what is stored."""
-        self.events[-1] = ObjectEvent(data)
+        self.events[-1] = ObjectEvent(entry.wire())
 
     def text(self, until: int | None = None) -> str:
         """The message's text as of entry `until` (default: all of them)."""
@@ -330,7 +350,7 @@ class Run:
         self._length_reason = "quota" if left < max_tokens else "max_output_tokens"
         return min(max_tokens, left)
 
-    def end(self, finish_reason: str, stop_reason: object, engine: str) -> End:
+    def end(self, finish_reason: str, stop_reason: object, engine: Engine) -> End:
         """The engine's finish reason → how the response ends."""
         if self.stopping is not None:
             status = STOP_TO_STATUS.get(self.stopping.reason, "cancelled")
@@ -342,25 +362,18 @@ class Run:
             reason = self._length_reason
         return End(status, reason, engine)
 
-    def done_data(self, end: End, text_length: int, durable: bool) -> dict[str, Any]:
-        """The `response.done` entry."""
-        details: dict[str, Any] = {"reason": end.reason}
-        if end.by is not None:
-            details["by"] = end.by
-        response = {
-            **self.response,
-            "status": end.status,
-            "status_details": details,
-            "usage": self.usage(),
-            "timings": self.timeline.wire(len(self.token_ids)),
-            "text_length": text_length,
-        }
-        return {
-            "type": "response.done",
-            "response": response,
-            "engine": end.engine,
-            "durable": durable,
-        }
+    def done_entry(self, end: End, text_length: int) -> DoneEntry:
+        """`response.done`, of an end that is stored."""
+        by = UNSET if end.by is None else end.by
+        response = replace(
+            of_stored(ResponseObject, self.response),
+            status=end.status,
+            status_details=StatusDetails(reason=end.reason, by=by),
+            usage=Usage(**self.usage()),
+            timings=Timings(**self.timeline.wire(len(self.token_ids))),
+            text_length=text_length,
+        )
+        return DoneEntry(response=response, engine=end.engine, durable=True)
 
     def usage(self) -> dict[str, int]:
         return {

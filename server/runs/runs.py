@@ -20,7 +20,7 @@ from server.generation.queue_estimate import QueueEstimate
 from server.generation.sampling import sampling_params
 from server.live.hub import Hub
 from server.protocol.errors import ApiError
-from server.protocol.frames import queued_frame
+from server.protocol.server_frames import QueueReason, ResponseQueued
 from server.runs.active_limit import ActiveLimit
 from server.runs.finisher import Finisher
 from server.runs.log_writer import LogWriter
@@ -39,7 +39,10 @@ logger = structlog.get_logger("server")
 T = TypeVar("T")
 
 REMOTE_POLL_SECONDS = 0.1  # while another worker ends the answer that ours replaces
-PAUSE_REASONS = {CoreState.DEAD: "engine_restart", CoreState.STALLED: "engine"}
+PAUSE_REASONS: dict[CoreState, QueueReason] = {
+    CoreState.DEAD: "engine_restart",
+    CoreState.STALLED: "engine",
+}
 DRAIN_GRACE_SECONDS = 2.0  # for the ends of what is cut off
 
 
@@ -119,7 +122,7 @@ class Runs:
         """Produce the rest of an answer that another worker had begun."""
         self.add(run)
         self._hub.publish_events(run.response_id, run.fence, 1, run.events)
-        self._hub.tell_viewers(queued_frame(run.response_id, "takeover"))
+        self._hub.tell_viewers(_paused(run, "takeover"))
         self.spawn(self._go_on(run))
 
     async def _go_on(self, run: Run) -> None:
@@ -331,9 +334,11 @@ class Runs:
     def tell_core_state(self, state: CoreState) -> None:
         """Tell the viewers of what the core has why it pauses."""
         reason = PAUSE_REASONS.get(state)
-        for run in self._runs.values() if reason else ():
+        if reason is None:
+            return
+        for run in self._runs.values():
             if run.prompt is not None and run.state is RunState.RUNNING:
-                self._hub.tell_viewers(queued_frame(run.response_id, str(reason)))
+                self._hub.tell_viewers(_paused(run, reason))
 
     # ---- the worker ends ------------------------------------------------------------------------
 
@@ -362,3 +367,7 @@ class Runs:
 
     async def close(self) -> None:
         await self._background.close()
+
+
+def _paused(run: Run, reason: QueueReason) -> ResponseQueued:
+    return ResponseQueued(response_id=run.response_id, reason=reason, position=0)

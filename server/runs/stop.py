@@ -2,17 +2,24 @@
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self, cast
+
+from server.protocol.objects import By, Reason
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
     """Somebody's wish to end the answer."""
 
-    by: str = "user"  # user, admin, policy
-    reason: str = "client_cancelled"
+    by: By = "user"
+    reason: Reason = "client_cancelled"
     seen: int | None = None  # the last number that the asker had seen: the text is cut there
     at: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def stored(cls, by: str, reason: str, seen: int | None) -> Self:
+        """One that the store, or another worker, tells of in the protocol's words."""
+        return cls(cast(By, by), cast(Reason, reason), seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +34,7 @@ class StoredStop:
         """What a `cancel_command` says of it."""
         if (stop := command.get("stop")) is None:
             return None
-        return cls(Stop(stop["by"], stop["reason"], stop["seen"]), stop["at_ms"])
+        return cls(Stop.stored(stop["by"], stop["reason"], stop["seen"]), stop["at_ms"])
 
 
 def cancel_command(response_id: str, stored: StoredStop | None = None) -> dict[str, Any]:

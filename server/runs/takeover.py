@@ -16,6 +16,9 @@ import structlog
 from server.config.intervals import Intervals
 from server.live.hub import Hub
 from server.live.response_log import read_base
+from server.protocol.encoding import of_stored
+from server.protocol.objects import ResponseObject, SettingsObject
+from server.protocol.server_frames import CreatedEntry
 from server.runs.peers import Peers
 from server.runs.run import End, Run
 from server.runs.runs import Runs
@@ -208,7 +211,7 @@ class Takeover:
     def _end_of(self, run: Run, record: RunRecord, reaped: Reaped) -> End | None:
         """How the answer ends instead of going on, if it must."""
         if reaped.cancel:
-            run.stop(Stop(record.cancel_by, record.cancel_reason, reaped.seen))
+            run.stop(Stop.stored(record.cancel_by, record.cancel_reason, reaped.seen))
             run.mark_stop_stored()
             return run.end("abort", None, "unknown")
         fingerprint = record.extra.get("model_fingerprint", "")
@@ -239,14 +242,14 @@ def _bare_run(
 
 def _created(record: RunRecord) -> ObjectEvent:
     """Stands for entries of a log that is gone: what the run itself says of its beginning."""
-    response = {
-        "id": record.response_id,
-        "session_id": record.session_id,
-        "message_id": record.message_id,
-        "parent_id": record.parent_id,
-        "model": record.model,
-        "settings": record.settings or {},
-        "status": "queued",
-        "created_at": record.created_at,
-    }
-    return ObjectEvent({"type": "response.created", "response": response})
+    response = ResponseObject(
+        id=record.response_id,
+        session_id=record.session_id,
+        message_id=record.message_id,
+        parent_id=record.parent_id or "",
+        model=record.model,
+        settings=of_stored(SettingsObject, record.settings or {}),
+        status="queued",
+        created_at=record.created_at,
+    )
+    return ObjectEvent(CreatedEntry(response=response, idempotency_key="").wire())

@@ -16,7 +16,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-from server.protocol.frames import is_final
+from server.protocol.entries import is_final
 from server.terminal.text import harmless
 from sessions.background import start
 

@@ -40,6 +40,7 @@ from server.live.health import Health
 from server.live.hub import Hub
 from server.protocol.errors import ApiError
 from server.protocol.http_errors import error_response
+from server.protocol.server_frames import ConnectionDraining
 from server.runs.abandonment import Abandonment
 from server.runs.active_limit import ActiveLimit
 from server.runs.peers import Figures, Peers
@@ -278,7 +279,7 @@ class Worker:
         self.runs.draining = True
         await self._tell_peers()
         wait_ms = random.randint(100, 2000)
-        self.hub.broadcast({"type": "connection.draining", "reconnect_after_ms": wait_ms})
+        self.hub.broadcast(ConnectionDraining(reconnect_after_ms=wait_ms))
         await first_of(self.runs.wait_idle(seconds), hurry.wait())
         await self._tell_peers()
         successor = self.peers.successor(self.runs.model_fingerprint)

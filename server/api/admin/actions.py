@@ -13,6 +13,7 @@ from server.access.audit import Actor
 from server.access.identities import BUILT_IN
 from server.commands.delete_session import delete_session
 from server.commands.services import Services
+from server.protocol.objects import Reason
 from server.runs.stop import Stop, cancel_command
 from sessions.directory.credentials import Credentials
 from sessions.directory.evictions import Evictions
@@ -22,7 +23,7 @@ from sessions.directory.users import Users
 from sessions.model.errors import ResponseNotFound, RunEnded, SessionNotFound
 from sessions.model.records import RunRecord
 
-STOPPED_REASON = "admin_cancelled"
+STOPPED_REASON: Reason = "admin_cancelled"
 END_SECONDS = 2.0  # for stopped answers; then the caller is told what is still running
 POLL_SECONDS = 0.05
 DELETIONS_AT_ONCE = 16  # of a deleted user's sessions

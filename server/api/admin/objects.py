@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from server.protocol.server_frames import Milliseconds, SessionUsage
+from server.protocol.objects import Milliseconds, SessionUsage
 
 
 class UserName(Struct, frozen=True):

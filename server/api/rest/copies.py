@@ -13,7 +13,7 @@ from server.commands.exports import as_json, as_markdown, attachment, breathing
 from server.commands.imports import ImportBody, parse_import
 from server.protocol.client_frames import to_struct
 from server.protocol.errors import invalid_field
-from server.protocol.server_frames import SessionObject
+from server.protocol.objects import SessionObject
 from server.protocol.store_errors import check_message_id, check_session_id
 from sessions.model.ids import is_idempotency_key
 from sessions.model.replies import CreatedSession

@@ -15,8 +15,9 @@ from starlette.types import Receive, Scope, Send
 
 from server.live.outbox import Outbox
 from server.live.told import Told
+from server.protocol.entries import is_final
 from server.protocol.errors import ApiError
-from server.protocol.frames import error_frame, is_final
+from server.protocol.server_frames import ConnectionDraining, ErrorFrame
 from sessions.background import start
 
 HEARTBEAT_SECONDS = 15.0  # proxies drop what is idle for 30
@@ -41,14 +42,14 @@ class HttpViewer:
     def close_soon(self) -> None:
         """The worker restarts: the client has to come again, with its last position."""
         self.is_closing = True
-        self.outbox.put({"type": "connection.draining", "reconnect_after_ms": 1000})
+        self.outbox.put(ConnectionDraining(reconnect_after_ms=1000))
 
     def evict(self, reason: str) -> None:
         """An admin sends us away."""
         self.put_error(ApiError("forbidden", "an admin has ended this stream"))
 
     def put_error(self, error: ApiError, event_id: str | None = None) -> None:
-        self.outbox.put(error_frame(error.body(event_id)))
+        self.outbox.put(ErrorFrame.of(error, event_id))
 
     async def next_frame(self, seconds: float) -> dict[str, Any] | None:
         """The next frame, None if none came in time."""
@@ -129,7 +130,7 @@ class EventStream(Response):
                     self._viewer.put_error(error)
         if self._viewer.is_too_slow:
             refusal = ApiError("slow_consumer", "too much waits to be read; come again and go on")
-            yield encode_event(error_frame(refusal.body()))
+            yield encode_event(ErrorFrame.of(refusal).wire())
 
 
 async def _disconnected(receive: Receive) -> None:

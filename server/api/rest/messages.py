@@ -6,7 +6,7 @@ from starlette.responses import Response
 from server.api.rest.objects import MessagePage
 from server.api.rest.operation import Access, ApiContext, Call, Operation, json_response
 from server.api.rest.sessions import Limit
-from server.protocol.server_frames import MessageObject
+from server.protocol.objects import MessageObject
 from server.protocol.store_errors import check_message_id, check_session_id
 from sessions.model.replies import MessagePage as Page
 

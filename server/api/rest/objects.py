@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from server.protocol.server_frames import (
+from server.protocol.objects import (
     ErrorObject,
     MessageObject,
     Milliseconds,

@@ -27,9 +27,10 @@ from server.commands.fence import fence_of
 from server.live.response_log import read_log
 from server.live.subscription import Subscription
 from server.protocol.client_frames import MAX_INTEGER, CancelResponse, CreateResponse, convert
+from server.protocol.entries import is_final
 from server.protocol.errors import ApiError, invalid_field
-from server.protocol.frames import is_final
-from server.protocol.server_frames import ResponseCancelling, ResponseDone, ResponseObject
+from server.protocol.objects import ResponseObject
+from server.protocol.server_frames import ResponseCancelling, ResponseDone
 from server.protocol.store_errors import check_response_id, check_session_id, translate_store_errors
 from sessions.background import start
 from sessions.model.errors import ResponseNotFound, StoreUnavailable

@@ -20,7 +20,7 @@ from server.api.rest.operation import (
 from server.commands.delete_session import delete_session
 from server.protocol.client_frames import MAX_INTEGER, CreateSession, UpdateSession, convert
 from server.protocol.errors import ApiError, invalid_field
-from server.protocol.server_frames import SessionObject
+from server.protocol.objects import SessionObject
 from server.protocol.store_errors import check_message_id, check_session_id
 from server.protocol.titles import clean_title
 from sessions.model.errors import RevisionConflict

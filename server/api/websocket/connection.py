@@ -26,6 +26,7 @@ from server.access.identities import User
 from server.access.rates import TokenBucket
 from server.api.websocket.handlers import Handlers
 from server.commands.services import Services
+from server.live.health import degraded_frame
 from server.live.outbox import Outbox
 from server.live.told import Told
 from server.protocol.client_frames import (
@@ -38,7 +39,15 @@ from server.protocol.client_frames import (
 )
 from server.protocol.close_codes import CloseCode, CloseConnection, refusal_of
 from server.protocol.errors import ApiError
-from server.protocol.frames import PROTOCOL, error_frame, rate_limits_frame
+from server.protocol.objects import ConnectionLimits, Heartbeat, UserInfo
+from server.protocol.server_frames import (
+    PROTOCOL,
+    ConnectionDraining,
+    ConnectionReady,
+    ErrorFrame,
+    Pong,
+    RateLimitsUpdated,
+)
 from sessions.background import start
 from sessions.model.errors import StoreUnavailable
 
@@ -92,7 +101,7 @@ class Connection:
         code, reason = CloseCode.NORMAL, ""
         self.outbox.put(self._ready_frame())
         if degraded := self._services.health.degraded:
-            self.outbox.put({"type": "connection.degraded", **degraded})
+            self.outbox.put(degraded_frame(degraded))
         try:
             await hub.add_watcher(self)
             await self._talk()
@@ -151,8 +160,7 @@ class Connection:
         if isinstance(ending, CloseConnection):
             if ending.code is CloseCode.RESTART:
                 wait_ms = random.randint(100, 2000)
-                draining = {"type": "connection.draining", "reconnect_after_ms": wait_ms}
-                self.outbox.put(draining)
+                self.outbox.put(ConnectionDraining(reconnect_after_ms=wait_ms))
             if ending.code in (CloseCode.RESTART, CloseCode.EVICTED, CloseCode.SERVER_BUG):
                 await asyncio.sleep(FAREWELL_SECONDS)
         raise ending
@@ -190,7 +198,7 @@ class Connection:
                 continue
             if isinstance(frame, Ping):
                 now_ms = time.time_ns() // 1_000_000
-                self.outbox.put({"type": "pong", "t": frame.t, "server_time": now_ms})
+                self.outbox.put(Pong(t=frame.t, server_time=now_ms))
             elif isinstance(frame, ClientState):
                 self.outbox.set_hidden(not frame.visible)
             else:
@@ -227,7 +235,7 @@ class Connection:
             if not self._messages.take():
                 if _fills(self._strikes, MAX_STRIKES, STRIKES_WINDOW_SECONDS):
                     raise CloseConnection(CloseCode.TOO_MANY, "rate_limited;retry_after_ms=5000")
-                self.outbox.put(rate_limits_frame(self._messages.entry()))
+                self.outbox.put(RateLimitsUpdated(rate_limits=[self._messages.entry()]))
                 raise ApiError(
                     "rate_limited",
                     "too many messages",
@@ -310,31 +318,30 @@ class Connection:
 
     def put_error(self, error: ApiError, event_id: str | None) -> None:
         self._services.metrics.count_error(error.code)
-        self.outbox.put(error_frame(error.body(event_id)))
+        self.outbox.put(ErrorFrame.of(error, event_id))
 
     def _on_overflow(self) -> None:
         self.end(CloseConnection(CloseCode.SLOW_CONSUMER, "slow_consumer"))
 
-    def _ready_frame(self) -> dict[str, Any]:
+    def _ready_frame(self) -> ConnectionReady:
         limits = self._services.limits
-        return {
-            "type": "connection.ready",
-            "connection_id": self.id,
-            "replica": self._services.replica,
-            "protocol": PROTOCOL,
-            "server_version": self._services.version,
-            "user": {"id": self.uid, "name": self.user.name, "roles": list(self.user.roles)},
-            "heartbeat": {"interval_ms": 25000, "timeout_ms": 10000},
-            "limits": {
-                "max_message_bytes": MAX_MESSAGE_BYTES,
-                "max_subscriptions": limits.max_subscriptions,
-                "max_active_responses": limits.max_active_responses_per_user,
-                "messages_per_s": limits.messages_per_s,
-                "burst": self._messages.burst,
-            },
-            "resume_window_s": RESUME_WINDOW_SECONDS,
-            "max_age_s": MAX_AGE_SECONDS,
-        }
+        return ConnectionReady(
+            connection_id=self.id,
+            replica=self._services.replica,
+            protocol=PROTOCOL,
+            server_version=self._services.version,
+            user=UserInfo(id=self.uid, name=self.user.name, roles=list(self.user.roles)),
+            heartbeat=Heartbeat(interval_ms=25000, timeout_ms=10000),
+            limits=ConnectionLimits(
+                max_message_bytes=MAX_MESSAGE_BYTES,
+                max_subscriptions=limits.max_subscriptions,
+                max_active_responses=limits.max_active_responses_per_user,
+                messages_per_s=limits.messages_per_s,
+                burst=self._messages.burst,
+            ),
+            resume_window_s=RESUME_WINDOW_SECONDS,
+            max_age_s=MAX_AGE_SECONDS,
+        )
 
     async def _close(self, code: CloseCode, reason: str) -> None:
         """Send the close frame; a jammed socket takes none, so its transport is cut soon after."""

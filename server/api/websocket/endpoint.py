@@ -13,8 +13,8 @@ from server.api.websocket.connection import Connection
 from server.commands.services import Services
 from server.protocol.close_codes import CloseCode, refusal_of
 from server.protocol.errors import ApiError
-from server.protocol.frames import PROTOCOL
 from server.protocol.http_errors import error_response
+from server.protocol.server_frames import PROTOCOL
 from sessions.model.errors import StoreUnavailable
 
 logger = structlog.get_logger("server")

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 import orjson
 import structlog
+from msgspec import UNSET, UnsetType
 
 from server.access.audit import Actor
 from server.access.identities import User
@@ -27,8 +28,11 @@ from server.protocol.client_frames import (
     UnsubscribeSession,
     UpdateSession,
 )
+from server.protocol.encoding import of_stored
+from server.protocol.entries import session_event_frame
 from server.protocol.errors import ApiError
-from server.protocol.frames import created_frame, session_event_frame
+from server.protocol.objects import MessageObject, SessionObject, Snapshot
+from server.protocol.server_frames import SessionCreated, SessionSubscribed, SessionUnsubscribed
 from server.protocol.store_errors import (
     check_message_id,
     check_response_id,
@@ -120,7 +124,7 @@ class Handlers:
             subscription = self._new_subscription(session.id)
             await self._join(subscription)
             subscription.end_join(session.offset)
-        reply = created_frame(session, replayed=created.replayed)
+        reply = SessionCreated.of(session, replayed=created.replayed)
         self._client.outbox.put_reply(reply, frame.event_id)
         if not created.replayed:
             await self._hub.tell_user(self._uid, session.id, reply, besides=self._client)
@@ -168,18 +172,20 @@ class Handlers:
             for run in self._runs.local_of_session(session.id)
             if run.response_id not in active and not run.done.is_set()
         ]
-        reply: dict[str, Any] = {
-            "type": "session.subscribed",
-            "session_id": session.id,
-            "epoch": session.epoch,
-            "offset": session.offset,
-            "recovered": missed is not None,
-            "active_responses": active,
-            "viewers": self._hub.viewers.total(session.id),
-        }
+        viewers = self._hub.viewers.total(session.id)
+        shown: Snapshot | UnsetType = UNSET
         if missed is None:
             page = await self._store.path(subscription.uid, session.id, limit=frame.limit)
-            reply["snapshot"] = snapshot(session, page)
+            shown = snapshot(session, page)
+        reply = SessionSubscribed(
+            session_id=session.id,
+            epoch=session.epoch,
+            offset=session.offset,
+            recovered=missed is not None,
+            active_responses=active,
+            viewers=viewers,
+            snapshot=shown,
+        )
         positions = {p.response_id: p for p in frame.responses}
         # Joining again, it may have missed the ends of answers that it had begun to show.
         listed = dict.fromkeys([*active, *positions, *subscription.open])
@@ -231,7 +237,7 @@ class Handlers:
         if not await self._leave(frame.session_id):
             raise ApiError("not_subscribed", "not subscribed to that session", param="session_id")
         self._client.outbox.put_reply(
-            {"type": "session.unsubscribed", "session_id": frame.session_id}, frame.event_id
+            SessionUnsubscribed(session_id=frame.session_id), frame.event_id
         )
 
     async def _update_session(self, frame: UpdateSession) -> None:
@@ -344,7 +350,8 @@ class Handlers:
             raise ApiError("response_not_found", "that response is no longer kept")
         fence = await fence_of(self._services, self._uid, response_id)
         created = {**getattr(log[0], "data", {}), "sequence_number": 1, "fence": fence}
-        self._client.outbox.put_reply({**created, "replayed": True}, frame.event_id)
+        event_id = {} if frame.event_id is None else {"event_id": frame.event_id}
+        self._client.outbox.put({**created, "replayed": True, **event_id})
         if response_id not in subscription.cursors:
             await self._catch_up.attach(subscription, response_id, 1, asked=asked)
 
@@ -368,19 +375,20 @@ class Handlers:
         )
 
 
-def snapshot(session: Session, page: MessagePage) -> dict[str, Any]:
+def snapshot(session: Session, page: MessagePage) -> Snapshot:
     """The newest messages, cut from the old end so that the frame stays small.
 
     The newest is there in any case; without its content, if that alone is more.
     """
-    about = session.wire()
-    room = min(MAX_SNAPSHOT_BYTES, MAX_REPLY_BYTES - len(orjson.dumps(about)))
+    room = min(MAX_SNAPSHOT_BYTES, MAX_REPLY_BYTES - len(orjson.dumps(session.wire())))
     shown = page.cut(room)
-    return {
-        "session": about,
-        "messages": [
-            message.wire() if message.wire_bytes <= room else message.event_wire()
+    return Snapshot(
+        session=of_stored(SessionObject, session.wire()),
+        messages=[
+            of_stored(MessageObject, message.wire())
+            if message.wire_bytes <= room
+            else of_stored(MessageObject, message.event_wire())
             for message in shown.messages
         ],
-        "has_more": shown.has_more,
-    }
+        has_more=shown.has_more,
+    )

@@ -3,8 +3,10 @@
 from typing import Any
 
 from sessions.model.events import Event, ObjectEvent, TextEvent
+from sessions.model.records import Message
 
 RESPONSE = "resp_" + "A" * 33
+MESSAGE = Message("msg_" + "A" * 22, None, "assistant", "", "in_progress", 1, response_id=RESPONSE)
 CREATED = ObjectEvent({"type": "response.created"})
 DONE = ObjectEvent({"type": "response.done", "response": {"text_length": 14}})
 

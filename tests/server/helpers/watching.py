@@ -11,8 +11,13 @@ from server.live.hub import Hub
 from server.live.outbox import Outbox
 from server.live.subscription import Subscription
 from server.live.told import Told
+from server.protocol.encoding import of_stored
+from server.protocol.objects import MessageObject
+from server.protocol.server_frames import MessageCreated, MessageUpdated
 from sessions.model.events import LivePayload
+from sessions.model.records import Message
 from tests.helpers.patience import PATIENCE
+from tests.server.helpers.entries import MESSAGE
 from tests.sessions.helpers.chat import Chat
 
 Callback = Callable[[LivePayload], None]
@@ -88,9 +93,11 @@ async def join(hub: Hub, chat: Chat, viewer: Viewer) -> Subscription:
     return subscription
 
 
-def publish(hub: Hub, chat: Chat, offset: int) -> None:
-    """A session event of this worker."""
-    hub.publish_session(chat.session_id, offset, {"type": "message.created", "n": offset})
+def publish(hub: Hub, chat: Chat, offset: int, message: Message = MESSAGE) -> None:
+    """A message of this worker, as a session event: a new one, or one that has ended."""
+    kind = MessageCreated if message.status == "in_progress" else MessageUpdated
+    about = of_stored(MessageObject, message.event_wire())
+    hub.publish_session(kind(session_id=chat.session_id, offset=offset, message=about))
 
 
 def kinds(frames: list[dict[str, Any]]) -> list[str]:

@@ -1,5 +1,6 @@
 """`CatchUp`: who lacks something of a log gets that, and nothing that is not stored."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,7 +11,7 @@ from server.live.response_log import ResponseLog
 from server.live.subscription import Subscription
 from sessions.model.errors import ResponseNotFound
 from sessions.model.events import Event, LiveResponseEvents, TextEvent
-from tests.server.helpers.entries import CREATED, DONE, RESPONSE, message_updated, texts
+from tests.server.helpers.entries import CREATED, DONE, MESSAGE, RESPONSE, texts
 from tests.server.helpers.watching import SilentFeed, Viewer, join, kinds, publish
 from tests.sessions.helpers.chat import Chat
 
@@ -105,8 +106,7 @@ async def test_a_missing_end_is_fetched_before_the_message_that_it_ends(
     finished = await chat.finish(rid, 3)
     for offset in range(subscription.offset + 1, finished.offset):
         publish(hub, chat, offset)
-    frame = {"type": "message.updated", "message": {"response_id": rid, "status": "completed"}}
-    hub.publish_session(chat.session_id, finished.offset, frame)
+    publish(hub, chat, finished.offset, replace(MESSAGE, response_id=rid, status="completed"))
     frames: list[dict[str, Any]] = []
     while not frames or frames[-1]["type"] != "message.updated":
         frames.append(await viewer.next())
@@ -158,7 +158,7 @@ async def test_a_message_whose_end_is_gone_does_not_wait_for_ever(hub: Hub, chat
     begun = await chat.begin()
     offset = subscription.offset + 1
     subscription.put_events(RESPONSE, 1, 1, [CREATED])
-    hub.publish_session(chat.session_id, offset, message_updated(offset))
+    publish(hub, chat, offset, replace(MESSAGE, status="completed"))
     while (await viewer.next())["type"] != "message.updated":
         pass
     assert begun.offset == offset + 1

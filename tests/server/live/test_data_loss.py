@@ -6,6 +6,7 @@ import pytest
 
 from server.live.hub import Hub
 from server.live.subscription import Subscription
+from server.protocol.server_frames import SessionDeleted
 from tests.helpers.patience import PATIENCE
 from tests.server.helpers.watching import Viewer
 from tests.sessions.helpers.chat import Chat
@@ -149,8 +150,9 @@ async def test_a_session_that_is_deleted_while_its_state_is_sent_again_is_told_o
     async def send_state() -> None:
         deleted = await chat.store.delete_session("alice", chat.session_id)
         if is_heard:
-            frame = {"type": "session.deleted", "by": "user"}
-            hub.publish_session(chat.session_id, deleted.offset, frame)
+            hub.publish_session(
+                SessionDeleted(session_id=chat.session_id, offset=deleted.offset, by="user")
+            )
         is_sent.set()
         await chat.store.session(None, chat.session_id)
 

@@ -8,6 +8,11 @@ import pytest
 
 from server.live.hub import Hub
 from server.live.subscription import Subscription
+from server.protocol.server_frames import (
+    ConnectionDegraded,
+    SessionActivity,
+    SessionUnsubscribed,
+)
 from sessions.model.errors import SessionNotFound, StoreUnavailable
 from sessions.model.events import LiveFrame, LiveResponseEvents, LiveSessionEvents, TextEvent
 from sessions.store.store import SessionStore
@@ -67,11 +72,11 @@ async def test_frames_for_the_sidebar_go_to_those_who_do_not_watch(hub: Hub, cha
     for viewer in (watching, other, asker, stranger):
         await hub.add_watcher(viewer)
     await join(hub, chat, watching)
-    frame = {"type": "session.updated", "session_id": chat.session_id}
+    frame = SessionUnsubscribed(session_id=chat.session_id)
     await hub.tell_user("alice", chat.session_id, frame, besides=asker)
     counts = [len(await viewer.sent()) for viewer in (watching, other, asker, stranger)]
     assert counts == [0, 1, 0, 0]
-    activity = {"type": "session.activity", "session_id": chat.session_id}
+    activity = SessionActivity(session_id=chat.session_id, active=True)
     await hub.tell_user("alice", chat.session_id, activity)
     counts = [len(await viewer.sent()) for viewer in (watching, other, asker, stranger)]
     assert counts == [1, 1, 1, 0]
@@ -146,7 +151,7 @@ async def test_the_last_connection_of_a_user_unsubscribes_theirs(
     await hub.add_watcher(second)
     assert list(feed.channels) == [store.keys.user_channel("alice")]
     await hub.remove_watcher(first)
-    hub.broadcast({"type": "connection.degraded"})
+    hub.broadcast(ConnectionDegraded(store="unavailable"))
     assert (await first.sent(), kinds(await second.sent())) == ([], ["connection.degraded"])
     await hub.remove_watcher(second)
     assert (feed.channels, hub.watchers) == ({}, {})

@@ -4,13 +4,30 @@ from itertools import pairwise, product
 
 import pytest
 
+from server.protocol.server_frames import InProgressEntry
 from server.runs.run import MOVES, IllegalMove, Run, RunState
 from server.runs.stop import Stop
 from server.runs.timeline import Timeline
 from sessions.model.events import ObjectEvent, TextEvent
 from sessions.model.records import Message
 
-RESPONSE = {"id": "resp_" + "A" * 33, "session_id": "ses_" + "A" * 22, "settings": {"seed": 1}}
+RESPONSE = {
+    "id": "resp_" + "A" * 33,
+    "session_id": "ses_" + "A" * 22,
+    "message_id": "msg_" + "A" * 22,
+    "parent_id": "msg_" + "B" * 22,
+    "model": "tiny",
+    "settings": {"seed": 1},
+    "status": "queued",
+    "created_at": 1,
+}
+BEGINNING = InProgressEntry(
+    response_id="resp_" + "A" * 33,
+    omitted_messages=0,
+    prompt_tokens=1,
+    cached_tokens=0,
+    queue_ms=0,
+)
 
 
 @pytest.fixture
@@ -22,7 +39,7 @@ def run() -> Run:
 
 def test_events_are_numbered_from_response_created_on(run: Run) -> None:
     assert run.sequence_number == 1
-    run.add_object({"type": "response.in_progress"})
+    run.add_object(BEGINNING)
     run.add_text("one ", [1])
     assert run.sequence_number == 3
     assert run.changed.is_set()
@@ -186,7 +203,7 @@ def test_response_done_carries_the_response_and_what_it_cost(run: Run) -> None:
     run.num_prompt_tokens, run.num_cached_tokens = 14, 8
     run.add_text("hi", [1, 2])
     run.stop(Stop())
-    done = run.done_data(run.end("abort", None, "released"), 2, durable=True)
+    done = run.done_entry(run.end("abort", None, "released"), 2).wire()
     response = done["response"]
     assert (done["type"], done["engine"], done["durable"]) == ("response.done", "released", True)
     assert response["id"] == RESPONSE["id"]
@@ -209,7 +226,7 @@ def test_timings_are_told_as_far_as_they_are_known() -> None:
 
 def test_the_log_is_text_events_at_their_offsets(run: Run) -> None:
     run.add_text("a", [1])
-    run.add_object({"type": "response.in_progress"})
+    run.add_object(BEGINNING)
     run.add_text("b", [2])
     texts = [event for event in run.events if isinstance(event, TextEvent)]
     assert texts == [TextEvent(0, "a"), TextEvent(1, "b")]

@@ -1,6 +1,6 @@
 """What a subscription is sent first."""
 
-import orjson
+import msgspec
 import pytest
 
 from server.api.websocket.handlers import MAX_SNAPSHOT_BYTES, snapshot
@@ -35,11 +35,11 @@ def build_session(system: str = "") -> Session:
 def test_a_newest_message_that_fits_no_frame_comes_without_its_content(text: str) -> None:
     message = Message(new_message_id(), None, "user", text, "completed", 1)
     frame = snapshot(build_session(), MessagePage((message, message), has_more=False))
-    assert len(orjson.dumps(frame)) < MAX_FRAME_BYTES
-    (shown,) = frame["messages"]
-    assert shown["content_omitted"] is True
-    assert shown["text_length"] == message.text_length
-    assert frame["has_more"] is True
+    assert len(msgspec.json.encode(frame)) < MAX_FRAME_BYTES
+    (shown,) = frame.messages
+    assert shown.content_omitted is True
+    assert shown.text_length == message.text_length
+    assert frame.has_more is True
 
 
 def test_a_long_system_text_leaves_room_for_fewer_messages() -> None:
@@ -48,13 +48,13 @@ def test_a_long_system_text_leaves_room_for_fewer_messages() -> None:
         Message(new_message_id(), None, "user", "x" * 20_000, "completed", 1) for _ in range(12)
     )
     frame = snapshot(session, MessagePage(messages, has_more=False))
-    assert len(orjson.dumps(frame)) < MAX_FRAME_BYTES
-    assert [message["id"] for message in frame["messages"]] == [m.id for m in messages[-9:]]
-    assert frame["has_more"] is True
+    assert len(msgspec.json.encode(frame)) < MAX_FRAME_BYTES
+    assert [message.id for message in frame.messages] == [m.id for m in messages[-9:]]
+    assert frame.has_more is True
 
 
 def test_a_message_that_fits_comes_whole() -> None:
     message = Message(new_message_id(), None, "user", "x" * 190_000, "completed", 1)
     frame = snapshot(build_session(), MessagePage((message,), has_more=False))
-    assert MAX_SNAPSHOT_BYTES > len(orjson.dumps(frame)) > 190_000
-    assert frame["messages"][0]["content"][0]["text"] == message.text
+    assert MAX_SNAPSHOT_BYTES > len(msgspec.json.encode(frame)) > 190_000
+    assert msgspec.to_builtins(frame.messages[0])["content"][0]["text"] == message.text

@@ -1,4 +1,4 @@
-"""Stored events → frames."""
+"""Entries of a log as frames: one by one, as a replay, or as a snapshot."""
 
 from typing import Any
 

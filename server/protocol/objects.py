@@ -1,0 +1,199 @@
+"""The objects inside the frames of `chat.v1`, outbound: what a session, a message, a response is.
+
+JSON Schemas are made of them, and HTTP answers with the same ones.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, UnsetType
+
+from server.protocol.client_frames import MAX_INTEGER, Settings
+from server.protocol.encoding import Part
+from server.protocol.errors import CODES
+
+# `Unset` fields may be missing; those with None are there and say null.
+Id = Annotated[str, Meta(pattern=r"^(ses|msg|conn)_[A-Za-z0-9_-]{22}$")]
+ResponseId = Annotated[str, Meta(pattern=r"^resp_[A-Za-z0-9_-]{33}$")]
+Count = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
+Number = Annotated[int, Meta(ge=1, le=MAX_INTEGER)]
+Milliseconds = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
+
+Engine = Literal["released", "unknown"]  # whether the engine has confirmed an end
+EndStatus = Literal["completed", "cancelled", "incomplete", "failed"]
+By = Literal["user", "admin", "policy", "store_lost"]
+Reason = Literal[
+    "eos",
+    "stop",
+    "client_cancelled",
+    "admin_cancelled",
+    "superseded",
+    "no_viewers",
+    "session_deleted",
+    "max_output_tokens",
+    "deadline",
+    "quota",
+    "server_shutdown",
+    "owner_lost",
+    "content_filter",
+    "engine_error",
+    "store_lost",
+]
+
+
+class UserInfo(Part, frozen=True, kw_only=True):
+    id: str
+    name: str
+    roles: list[str]
+
+
+class Heartbeat(Part, frozen=True, kw_only=True):
+    interval_ms: Milliseconds
+    timeout_ms: Milliseconds
+
+
+class ConnectionLimits(Part, frozen=True, kw_only=True):
+    """0 means unlimited."""
+
+    max_message_bytes: Count
+    max_subscriptions: Count
+    max_active_responses: Count
+    messages_per_s: Count
+    burst: Count
+
+
+class SessionUsage(Part, frozen=True, kw_only=True):
+    input_tokens: Count
+    output_tokens: Count
+
+
+class SettingsObject(Settings, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The settings that are set; in a response, all that are in force."""
+
+
+class SessionObject(Part, frozen=True, kw_only=True):
+    """A chat: settings and a tree of messages, of which `head` is the newest one in use."""
+
+    id: Id
+    title: str
+    model: str
+    settings: SettingsObject
+    revision: Count
+    created_at: Milliseconds
+    updated_at: Milliseconds
+    message_count: Count
+    head: Id | None
+    active_response_id: ResponseId | None
+    pinned: bool
+    locked: bool
+    usage: SessionUsage
+
+
+class TextPart(Part, frozen=True, kw_only=True):
+    type: Literal["text"]
+    text: str
+
+
+class Usage(Part, frozen=True, kw_only=True):
+    input_tokens: Count
+    cached_tokens: Count
+    output_tokens: Count
+
+
+class Timings(Part, frozen=True, kw_only=True):
+    """Durations from the creation on, and moments by the store's clock, as far as they came."""
+
+    total_ms: Milliseconds
+    queue_ms: Milliseconds | UnsetType = UNSET
+    ttft_ms: Milliseconds | UnsetType = UNSET
+    tokens_per_s: Annotated[float, Meta(ge=0)] | UnsetType = UNSET
+    created_at: Milliseconds | UnsetType = UNSET
+    started_at: Milliseconds | UnsetType = UNSET
+    first_token_at: Milliseconds | UnsetType = UNSET
+    cancel_at: Milliseconds | UnsetType = UNSET
+    aborted_at: Milliseconds | UnsetType = UNSET
+    done_at: Milliseconds | UnsetType = UNSET
+
+
+class StatusDetails(Part, frozen=True, kw_only=True):
+    reason: Reason
+    by: By | UnsetType = UNSET
+
+
+class MessageObject(Part, frozen=True, kw_only=True):
+    """One utterance. `content` is missing where `content_omitted` is true: read it over HTTP."""
+
+    id: Id
+    parent_id: Id | None
+    role: Literal["user", "assistant"]
+    content: list[TextPart] | UnsetType = UNSET
+    content_omitted: Literal[True] | UnsetType = UNSET
+    status: Literal["in_progress", "completed", "interrupted", "failed"]
+    text_length: Count
+    created_at: Milliseconds
+    response_id: ResponseId | UnsetType = UNSET
+    model: str | UnsetType = UNSET
+    usage: Usage | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
+    status_details: StatusDetails | UnsetType = UNSET
+    sibling_ids: list[Id] | UnsetType = UNSET
+
+
+class ResponseObject(Part, frozen=True, kw_only=True):
+    """One run. The fields that may be missing are there in `response.done`.
+
+    In `response.created`, `text_length` is what a continued message has already.
+    """
+
+    id: ResponseId
+    session_id: Id
+    message_id: Id
+    parent_id: Id
+    model: str
+    settings: SettingsObject
+    status: Literal["queued", "in_progress", "completed", "cancelled", "incomplete", "failed"]
+    created_at: Milliseconds
+    priority: int | UnsetType = UNSET
+    status_details: StatusDetails | UnsetType = UNSET
+    usage: Usage | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
+    text_length: Count | UnsetType = UNSET
+
+
+class Snapshot(Part, frozen=True, kw_only=True):
+    """A session as it is now, with the newest messages on the way to its head."""
+
+    session: SessionObject
+    messages: list[MessageObject]
+    has_more: bool
+
+
+class TopLogprob(Part, frozen=True, kw_only=True):
+    token: str
+    logprob: float
+
+
+class TokenLogprob(Part, frozen=True, kw_only=True):
+    """One token of a delta; `top` has as many others as were asked for, the likeliest first."""
+
+    token: str
+    logprob: float
+    top: list[TopLogprob]
+
+
+class RateLimit(Part, frozen=True, kw_only=True):
+    name: Literal["messages", "responses", "tokens"]
+    limit: Count
+    remaining: Count
+    reset_seconds: Annotated[float, Meta(ge=0)]
+
+
+class ErrorObject(Part, frozen=True, kw_only=True):
+    """`code` is for programs and never changes its meaning, `message` is for people."""
+
+    # Computed, so that CODES is the only list; mypy knows written-out literals alone.
+    type: Literal[tuple(sorted({kind for kind, _ in CODES.values()}))]  # type: ignore[valid-type]
+    code: Literal[tuple(sorted(CODES))]  # type: ignore[valid-type]
+    message: str
+    param: str | UnsetType = UNSET
+    event_id: str | UnsetType = UNSET
+    retry_after_ms: Milliseconds | UnsetType = UNSET

@@ -1,0 +1,63 @@
+"""What the server says first is built as the frame that is declared for it."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+
+from server.protocol.encoding import encode
+from server.protocol.server_frames import (
+    TYPES,
+    ConnectionRestored,
+    DoneEntry,
+    ResponseCancelling,
+    ResponseDone,
+)
+from tests.helpers.root import ROOT
+
+MODULES = sorted((ROOT / "server").rglob("*.py"))
+
+
+def types_of_dictionaries(path: Path) -> Iterator[str]:
+    """What dictionaries in this module say is their `type`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                if isinstance(key, ast.Constant) and key.value == "type":
+                    yield ast.unparse(value)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_module_builds_a_frame_as_a_dictionary(path: Path) -> None:
+    frames = {repr(kind) for kind in TYPES}
+    found = types_of_dictionaries(path)
+    assert [kind for kind in found if kind in frames or kind.startswith("f'")] == []
+
+
+def test_a_frame_is_encoded_with_its_type_and_without_what_is_unset() -> None:
+    assert orjson.loads(encode(ConnectionRestored(store="ok"))) == {
+        "type": "connection.restored",
+        "store": "ok",
+    }
+
+
+def test_a_frame_of_another_worker_is_sent_on_as_it_is() -> None:
+    frame = {"type": "response.queued", "of_a_later_version": [1, None]}
+    assert orjson.loads(encode(frame)) == frame
+
+
+def test_a_frame_is_published_as_it_is_sent() -> None:
+    frame = ResponseCancelling(response_id=None, by="user", confirmed=False, durable=True)
+    assert frame.wire() == orjson.loads(encode(frame))
+
+
+def test_an_entry_of_a_log_is_its_frame_without_numbers() -> None:
+    numbers = {"sequence_number", "fence"}
+    assert numbers.isdisjoint(DoneEntry.__struct_fields__)
+    assert set(ResponseDone.__struct_fields__) - {*DoneEntry.__struct_fields__} == {
+        *numbers,
+        "text",
+        "replayed",
+    }
