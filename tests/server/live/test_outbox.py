@@ -4,11 +4,15 @@ import asyncio
 import json
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
+from msgspec import UNSET
 
 from server.live import outbox as outbox_module
 from server.live.outbox import HIDDEN_INTERVAL_SECONDS, MAX_BYTES, MAX_DELTA_CHARACTERS, Outbox
+from server.protocol.objects import TokenLogprob
+from server.protocol.server_frames import TextDelta
 from tests.helpers.patience import PATIENCE
 
 
@@ -53,6 +57,31 @@ async def sent(outbox: Outbox) -> list[dict[str, Any]]:
             getting.cancel()
             return frames
         frames.append(orjson.loads(getting.result()))
+
+
+LOGPROB = {"token": "é", "logprob": -0.5, "top": [{"token": "e", "logprob": -1.0}]}
+
+
+@pytest.mark.parametrize("others", [[], ['"two"\n']])
+@pytest.mark.parametrize("logprobs", [[], [LOGPROB]])
+async def test_a_delta_leaves_as_the_frame_that_is_declared(
+    outbox: Outbox, others: list[str], logprobs: list[dict[str, Any]]
+) -> None:
+    for number, delta in enumerate(["öne", *others], 5):
+        outbox.put_delta("resp_" + "A" * 33, number, 2, 7, delta, logprobs)
+    (frame,) = await sent(outbox)
+    expected = TextDelta(
+        response_id="resp_" + "A" * 33,
+        sequence_number=5 + len(others),
+        first_sequence_number=5 if others else UNSET,
+        fence=2,
+        text_offset=7,
+        delta="".join(["öne", *others]),
+        logprobs=[msgspec.convert(LOGPROB, TokenLogprob)] * (1 + len(others))
+        if logprobs
+        else UNSET,
+    )
+    assert frame == expected.wire()
 
 
 async def test_control_frames_keep_their_order(outbox: Outbox) -> None:
