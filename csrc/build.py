@@ -25,6 +25,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).resolve().parent
+SOURCE_SUFFIXES = (".cpp", ".cu", ".h")
 TARGET_VERSION = "0x020a000000000000"  # the oldest torch whose stable ABI we use: 2.10
 CPU_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wno-psabi")
 CUDA_FLAGS = (
@@ -48,24 +49,27 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How one library is made: of all .cpp and .cu of a folder, by one compiler."""
+    """How one library is made: of all .cpp and .cu below a folder, by one compiler."""
 
     name: str  # what its file name begins with
-    folder: Path
+    folder: Path  # from which its files include each other
     compiler: str
     flags: tuple[str, ...]
     libraries: tuple[str, ...] = TORCH_LIBRARIES
     include: tuple[Path, ...] = ()  # folders, whose files are part of the hash
 
-    def sources(self) -> list[Path]:
-        """Units and headers, by name."""
-        suffixes = (".cpp", ".cu", ".h")
-        found = [path for folder in (self.folder, *self.include) for path in folder.iterdir()]
-        return sorted(path for path in found if path.suffix in suffixes)
+    def sources(self) -> dict[str, Path]:
+        """Units and headers, by their names below their folder: `attention/cache.cpp`."""
+        return {
+            path.relative_to(folder).as_posix(): path
+            for folder in (*self.include, self.folder)
+            for path in sorted(folder.rglob("*"))
+            if path.suffix in SOURCE_SUFFIXES
+        }
 
-    def units(self) -> list[Path]:
+    def units(self) -> dict[str, Path]:
         """What is compiled by itself."""
-        return [path for path in self.sources() if path.suffix != ".h"]
+        return {name: path for name, path in self.sources().items() if path.suffix != ".h"}
 
 
 def build() -> Path | None:
@@ -136,8 +140,8 @@ def digest(recipe: Recipe) -> str:
     # Not the folder of torch's headers, which its version says enough of: so a build can be moved.
     said = (version, recipe.flags, recipe.libraries, TARGET_VERSION, str(torch.__version__))
     result = hashlib.sha256(repr(said).encode())
-    for file in recipe.sources():
-        result.update(file.name.encode() + b"\0" + file.read_bytes())
+    for name, path in recipe.sources().items():
+        result.update(name.encode() + b"\0" + path.read_bytes())
     return result.hexdigest()[:16]
 
 
@@ -157,18 +161,20 @@ def _compile(recipe: Recipe, library: Path) -> None:
     temporary = library.with_suffix(".tmp")
     temporary.mkdir(exist_ok=True)
     try:
-        units = recipe.units()
-        objects = [temporary / f"{unit.name}.o" for unit in units]
         flags = (*recipe.flags, *_include_flags(recipe))
+        units = recipe.units()
+        objects = {name: temporary / f"{name.replace('/', '-')}.o" for name in units}
         commands = [
-            [recipe.compiler, *flags, "-c", str(unit), "-o", str(target)]
-            for unit, target in zip(units, objects, strict=True)
+            [recipe.compiler, *flags, "-c", str(unit), "-o", str(objects[name])]
+            for name, unit in units.items()
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             said = list(pool.map(_run, commands))
         libraries = [f"-L{_torch_folder() / 'lib'}", *(f"-l{name}" for name in recipe.libraries)]
         linked = temporary / library.name
-        _run([recipe.compiler, "-shared", "-o", str(linked), *map(str, objects), *libraries])
+        _run(
+            [recipe.compiler, "-shared", "-o", str(linked), *map(str, objects.values()), *libraries]
+        )
         library.with_suffix(".log").write_text("".join(said))
         linked.replace(library)
     finally:
@@ -185,7 +191,12 @@ def _run(command: list[str]) -> str:
 
 def _include_flags(recipe: Recipe) -> tuple[str, ...]:
     include = _torch_folder() / "include"
-    folders = (*recipe.include, include, include / "torch" / "csrc" / "api" / "include")
+    folders = (
+        recipe.folder,
+        *recipe.include,
+        include,
+        include / "torch" / "csrc" / "api" / "include",
+    )
     return (f"-DTORCH_TARGET_VERSION={TARGET_VERSION}", *(f"-I{folder}" for folder in folders))
 
 

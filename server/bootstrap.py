@@ -114,7 +114,7 @@ def build_extension() -> None:
         )
         return
     csrc = ROOT / "csrc"
-    sources = [path for path in (csrc / "cpu").iterdir() if path.suffix in SOURCE_SUFFIXES]
+    sources = [path for path in (csrc / "cpu").rglob("*") if path.suffix in SOURCE_SUFFIXES]
     wanted = fingerprint([csrc / "build.py", *sources])
     if made_from(KERNELS_STAMP, wanted) and any((ROOT / "build").glob("parley-*.so")):
         return

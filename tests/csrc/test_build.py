@@ -60,13 +60,13 @@ def test_other_flags_give_another_library(recipe: build.Recipe) -> None:
     assert build.digest(other) != build.digest(recipe)
 
 
-def test_a_library_is_made_of_all_units_of_its_folder_and_of_no_other(
+def test_a_library_is_made_of_all_units_below_its_folder_and_of_no_other(
     tmp_path: Path, recipe: build.Recipe
 ) -> None:
-    for folder in ("here", "there", "headers"):
-        (tmp_path / folder).mkdir()
-    for name in ("here/one", "here/two", "there/one"):
-        folder, unit = name.split("/")
+    for folder in ("here/below", "there", "headers"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("here/one", "here/two", "here/below/one", "there/one"):
+        unit, folder = Path(name).name, Path(name).parent.name
         function = f'extern "C" __attribute__((visibility("default"))) int {unit}_of_{folder}()'
         (tmp_path / f"{name}.cpp").write_text(
             f'#include "number.h"\n{function} {{ return kNumber; }}'
@@ -76,12 +76,24 @@ def test_a_library_is_made_of_all_units_of_its_folder_and_of_no_other(
     own = dataclasses.replace(recipe, folder=tmp_path / "here", include=(tmp_path / "headers",))
     path = build.build_in(tmp_path / "built", own)
     library = ctypes.CDLL(str(path))
-    assert library.one_of_here() == library.two_of_here() == 1
+    assert library.one_of_here() == library.two_of_here() == library.one_of_below() == 1
     assert not hasattr(library, "one_of_there")
     (tmp_path / "there" / "one.cpp").unlink()
     assert build.digest(own) in path.name
     header.write_text("constexpr int kNumber = 2;")
     assert build.digest(own) not in path.name
+
+
+def test_a_source_that_moves_within_its_folder_gives_another_library(
+    tmp_path: Path, recipe: build.Recipe
+) -> None:
+    (tmp_path / "below").mkdir()
+    unit = tmp_path / "one.cpp"
+    unit.write_text("int one() { return 1; }")
+    own = dataclasses.replace(recipe, folder=tmp_path)
+    before = build.digest(own)
+    unit.rename(tmp_path / "below" / "one.cpp")
+    assert build.digest(own) != before
 
 
 def test_a_read_only_checkout_builds_in_the_users_cache(
