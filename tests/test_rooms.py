@@ -1,6 +1,8 @@
 """No modules import each other in a circle, and no folder has more files than one takes in."""
 
-from collections import Counter
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
 
 import grimp
 import pytest
@@ -9,7 +11,8 @@ from tests.helpers.root import ROOT
 
 PACKAGES = ("server", "sessions", "engine", "csrc")
 MAX_FILES = 12  # beside `__init__.py`, which holds a docstring
-ROOMY = ("server", "sessions", "engine", "static/js", "static/css", "tests")
+ROOMY = ("server", "sessions", "engine", "csrc", "static/js", "static/css", "tests")
+LIBRARIES = ("csrc/cpu", "csrc/cuda")  # their files include each other from here
 # One script or kernel a file, named verb_noun or by its op: a list that is searched, not read.
 FLAT = ("sessions/lua", "tests/upgrades/data-0.1.0")
 
@@ -31,6 +34,25 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     graph = grimp.build_graph(*PACKAGES)
     imports = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
     assert in_circles(imports) == set()
+
+
+def included_folders(library: Path) -> dict[str, set[str]]:
+    """Of each folder of C++ the other folders that it includes files of."""
+    folders: defaultdict[str, set[str]] = defaultdict(set)
+    for path in library.rglob("*.*"):
+        folder = path.parent.relative_to(library).as_posix()
+        for name in re.findall(r'^#include "(.+)"$', path.read_text(), re.M):
+            assert (library / name).is_file(), f"{path} includes {name}"
+            folders[folder].add(Path(name).parent.as_posix())
+        folders[folder].discard(folder)
+    return folders
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_no_folders_of_kernels_include_each_other_in_a_circle(library: str) -> None:
+    folders = included_folders(ROOT / library)
+    assert "common" in folders["attention"]
+    assert in_circles(folders) == set()
 
 
 @pytest.mark.parametrize("top", ROOMY)

@@ -24,7 +24,7 @@ from sessions.connection.address import RedisAddress
 from sessions.model.quotas import Quotas
 
 PREFIX = "PARLEY_"
-# The binary of the embedded Redis; the instruction set of the kernels (csrc/cpu/kernels.cpp).
+# The binary of the embedded Redis; the instruction set that csrc/cpu/kernels/kernels.cpp takes.
 OTHER_NAMES = ("PARLEY_REDIS_SERVER", "PARLEY_CPU_LEVEL")
 DEMO_PACE = 60.0  # tokens/s of the demo model, which decodes faster than a hand can stop
 EXPOSED_LIMITS = {

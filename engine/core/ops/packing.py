@@ -1,4 +1,4 @@
-"""Weights as `linear` and `decoder_step` of csrc read them: panels of 16 outputs (cpu/product.h).
+"""Weights as `linear` and `decoder_step` of csrc read them: panels of 16 outputs (`product.h`).
 
 A format is named by how it stores a weight: "float32", "bfloat16", or "int8" with one scale for
 every 128 inputs of an output.

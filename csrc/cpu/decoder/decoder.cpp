@@ -1,0 +1,196 @@
+// decoder_step: one forward pass of a Llama-like decoder, from token ids to logits, in one call. Here its
+// arguments are checked and become a Step; step.cpp does it.
+#include <torch/csrc/stable/ops.h>
+
+#include <limits>
+
+#include "decoder/step.h"
+#include "product/packed_weight.h"
+
+namespace parley {
+namespace {
+
+Stack read_stack(
+    const Tensor& panels, const std::optional<Tensor>& scales, int64_t num_layers, int64_t num_outputs,
+    const std::optional<Tensor>& bias = std::nullopt) {
+  STD_TORCH_CHECK(panels.dim() == 5 && panels.size(0) == num_layers, "weights are stacked by layer");
+  Stack stack{};
+  Weight& weight = stack.first;
+  weight = read_weight(panels, scales, num_layers, num_outputs);
+  stack.panels_bytes = panels.size(1) * weight.num_inputs * kPanel * element_size(weight.format);
+  stack.num_scales = panels.size(1) * weight.num_groups() * kPanel;
+  if (bias) {
+    STD_TORCH_CHECK(
+        bias->scalar_type() == ScalarType::Float && bias->is_contiguous() &&
+            bias->numel() == panels.size(0) * num_outputs,
+        "bias is one float32 per output");
+    weight.bias = static_cast<const float*>(bias->const_data_ptr());
+  }
+  return stack;
+}
+
+// As check_cache, for caches of all layers: [layers, blocks, 16, heads, dim].
+void check_stacked_cache(const Tensor& keys, const Tensor& values) {
+  STD_TORCH_CHECK(
+      keys.size(2) == kBlockSize && keys.stride(2) == 1 && keys.stride(4) == kBlockSize &&
+          values.stride(4) == 1,
+      "keys lie as [layer][block][head][dim][token], values as [layer][block][head][token][dim]");
+  for (int64_t dim = 0; dim < 5; ++dim) {
+    STD_TORCH_CHECK(keys.size(dim) == values.size(dim), "caches differ in dimension ", dim);
+  }
+  STD_TORCH_CHECK(
+      keys.scalar_type() == values.scalar_type() && (keys.scalar_type() == ScalarType::Float ||
+                                                     keys.scalar_type() == ScalarType::BFloat16 ||
+                                                     keys.scalar_type() == ScalarType::Char),
+      "caches are float32, bfloat16 or int8");
+}
+
+// What the bytes of each token stand for: [layers, blocks, keys and values, heads, 16].
+float* read_cache_scales(const std::optional<Tensor>& scales, const Tensor& keys) {
+  const bool has_bytes = keys.scalar_type() == ScalarType::Char;
+  STD_TORCH_CHECK(has_bytes == scales.has_value(), "int8 caches have scales, others have none");
+  if (!has_bytes) return nullptr;
+  STD_TORCH_CHECK(
+      scales->scalar_type() == ScalarType::Float && scales->is_contiguous() &&
+          scales->numel() == keys.size(0) * keys.size(1) * 2 * keys.size(3) * kBlockSize,
+      "cache_scales are contiguous float32, [layers, blocks, 2, heads, 16]");
+  return static_cast<float*>(scales->mutable_data_ptr());
+}
+
+const float* read_floats(const Tensor& tensor, int64_t count, const char* name) {
+  STD_TORCH_CHECK(
+      tensor.scalar_type() == ScalarType::Float && tensor.is_contiguous() && tensor.numel() == count,
+      name, " has ", tensor.numel(), " numbers, not ", count, " in float32");
+  return static_cast<const float*>(tensor.const_data_ptr());
+}
+
+const int64_t* read_indices(
+    const Tensor& tensor, int64_t count, int64_t least, int64_t limit, const char* name) {
+  STD_TORCH_CHECK(
+      tensor.scalar_type() == ScalarType::Long && tensor.dim() == 1 && tensor.is_contiguous() &&
+          tensor.size(0) == count,
+      name, " is a row of ", count, " int64");
+  const auto* const indices = static_cast<const int64_t*>(tensor.const_data_ptr());
+  for (int64_t i = 0; i < tensor.size(0); ++i) {
+    STD_TORCH_CHECK(
+        least <= indices[i] && indices[i] < limit, name, " has ", indices[i], ", the limit is ", limit);
+  }
+  return indices;
+}
+
+}  // namespace
+
+void decoder_step_cpu(
+    const Tensor& input_ids, const Tensor& positions, const Tensor& slot_mapping,
+    const Tensor& block_tables, const Tensor& cu_seqlens_q, const Tensor& seq_lens,
+    const Tensor& logits_rows, const Tensor& key_cache, const Tensor& value_cache,
+    std::optional<Tensor> cache_scales, std::optional<Tensor> embeddings, const Tensor& norms,
+    std::optional<Tensor> qk_norms, const Tensor& rotary, const Tensor& qkv,
+    std::optional<Tensor> qkv_scales, std::optional<Tensor> qkv_bias, const Tensor& attention_out,
+    std::optional<Tensor> attention_out_scales, const Tensor& gate_up,
+    std::optional<Tensor> gate_up_scales, const Tensor& down, std::optional<Tensor> down_scales,
+    const Tensor& head, std::optional<Tensor> head_scales, const Tensor& logits,
+    std::vector<int64_t> windows, int64_t num_heads, double scale, double epsilon) {
+  Step s{};
+  s.num_rows = input_ids.size(0);
+  s.num_logits = logits.size(0);
+  s.num_layers = static_cast<int64_t>(windows.size());
+  STD_TORCH_CHECK(
+      key_cache.dim() == 5 && value_cache.dim() == 5 && key_cache.size(0) == s.num_layers &&
+          value_cache.size(0) == s.num_layers && norms.dim() == 2 && rotary.dim() == 3,
+      "caches are [layers, blocks, 16, heads, dim], norms [2 * layers + 1, hidden], and rotary "
+      "[positions, 2, dim / 2]");
+  s.hidden_size = norms.size(1);
+  s.num_heads = num_heads;
+  s.num_kv_heads = key_cache.size(3);
+  s.head_dim = key_cache.size(4);
+  s.num_gated = gate_up.size(1) / 2 * kPanel;
+  STD_TORCH_CHECK(num_heads % s.num_kv_heads == 0, "key-value heads do not divide the heads");
+  s.epsilon = static_cast<float>(epsilon);
+  s.norms = read_floats(norms, (2 * s.num_layers + 1) * s.hidden_size, "norms");
+  s.qk_norms = qk_norms ? read_floats(*qk_norms, s.num_layers * 2 * s.head_dim, "qk_norms") : nullptr;
+  s.rotary = read_floats(rotary, rotary.size(0) * s.head_dim, "rotary");
+  const int64_t layers = s.num_layers;
+  s.qkv = read_stack(qkv, qkv_scales, layers, s.heads_size(), qkv_bias);
+  s.attention_out = read_stack(attention_out, attention_out_scales, layers, s.hidden_size);
+  s.gate_up = read_stack(gate_up, gate_up_scales, layers, 2 * s.num_gated);
+  s.down = read_stack(down, down_scales, layers, s.hidden_size);
+  s.head = read_stack(head, head_scales, 1, logits.size(1));
+  STD_TORCH_CHECK(
+      s.qkv.first.num_inputs == s.hidden_size && s.head.first.num_inputs == s.hidden_size &&
+          s.attention_out.first.num_inputs == s.num_heads * s.head_dim &&
+          s.gate_up.first.num_inputs == s.hidden_size && s.down.first.num_inputs <= s.num_gated,
+      "weights differ from the model in their inputs");
+  STD_TORCH_CHECK(
+      logits.scalar_type() == ScalarType::Float && logits.is_contiguous() &&
+          logits_rows.size(0) == s.num_logits,
+      "logits are contiguous float32, one row for each of logits_rows");
+  constexpr int64_t kAny = std::numeric_limits<int64_t>::min();
+  const int64_t rows = s.num_rows, num_slots = key_cache.size(1) * kBlockSize;
+  STD_TORCH_CHECK(s.num_logits <= rows, "there are more logits_rows than rows");
+  s.input_ids = read_indices(input_ids, rows, 0, s.head.first.num_outputs, "input_ids");
+  s.positions = read_indices(positions, rows, 0, rotary.size(0), "positions");
+  s.slots = read_indices(slot_mapping, rows, kAny, num_slots, "slot_mapping");
+  s.logits_rows = read_indices(logits_rows, s.num_logits, 0, rows, "logits_rows");
+  s.logits = static_cast<float*>(logits.mutable_data_ptr());
+  if (embeddings) {
+    STD_TORCH_CHECK(
+        embeddings->is_contiguous() && embeddings->size(0) >= logits.size(1) &&
+            embeddings->size(1) == s.hidden_size &&
+            (embeddings->scalar_type() == ScalarType::Float ||
+             embeddings->scalar_type() == ScalarType::BFloat16),
+        "embeddings are contiguous [vocab, hidden] in float32 or bfloat16");
+    s.embeddings = embeddings->const_data_ptr();
+    s.embeddings_are_floats = embeddings->scalar_type() == ScalarType::Float;
+  }
+  check_stacked_cache(key_cache, value_cache);
+  check_sequences(block_tables, cu_seqlens_q, seq_lens);
+  s.cache_type = key_cache.scalar_type();
+  const int64_t size = s.cache_element =
+      s.cache_type == ScalarType::Float ? 4 : s.cache_type == ScalarType::BFloat16 ? 2 : 1;
+  s.cache_scales = read_cache_scales(cache_scales, key_cache);
+  s.scales_layer = key_cache.size(1) * 2 * s.num_kv_heads * kBlockSize;
+  s.key_cache = static_cast<std::byte*>(key_cache.mutable_data_ptr());
+  s.value_cache = static_cast<std::byte*>(value_cache.mutable_data_ptr());
+  s.key_layer = key_cache.stride(0) * size, s.value_layer = value_cache.stride(0) * size;
+  s.windows = std::move(windows);
+
+  static thread_local Buffers buffers;
+  s.buffers = &buffers;
+  s.hidden = buffers.hidden.get<float>(s.num_rows * s.hidden_size);
+  s.normalized = buffers.normalized.get<float>(s.num_rows * s.hidden_size);
+  s.heads = buffers.heads.get<float>(s.num_rows * s.heads_size());
+  s.attended = buffers.attended.get<float>(s.num_rows * num_heads * s.head_dim);
+  s.gated = buffers.gated.get<float>(s.num_rows * s.num_gated);
+  const int64_t widest = std::max({s.hidden_size, num_heads * s.head_dim, s.num_gated});
+  s.values = buffers.values.get<std::byte>(s.num_rows * widest * sizeof(float));
+  s.scales = buffers.scales.get<float>(s.num_rows * (widest / kGroup + 1));
+  s.offsets = buffers.offsets.get<int32_t>(s.num_rows * (widest / kGroup + 1));
+
+  Problem& p = s.attention;
+  p.query = s.heads, p.out = s.attended;
+  p.block_tables = static_cast<const int32_t*>(block_tables.const_data_ptr());
+  p.cu_seqlens_q = static_cast<const int32_t*>(cu_seqlens_q.const_data_ptr());
+  p.seq_lens = static_cast<const int32_t*>(seq_lens.const_data_ptr());
+  p.max_blocks = block_tables.size(1);
+  p.num_kv_heads = s.num_kv_heads;
+  p.group = num_heads / s.num_kv_heads;
+  p.key_dim = p.value_dim = s.head_dim;
+  p.query_token = s.heads_size(), p.query_head = s.head_dim;
+  p.out_token = num_heads * s.head_dim, p.out_head = s.head_dim;
+  p.key_block = key_cache.stride(1), p.key_head = key_cache.stride(3);
+  p.value_block = value_cache.stride(1), p.value_token = value_cache.stride(2);
+  p.value_head = value_cache.stride(3);
+  p.scale = static_cast<float>(scale);
+  const int64_t num_seqs = seq_lens.size(0);
+  STD_TORCH_CHECK(
+      p.cu_seqlens_q[num_seqs] <= rows, "cu_seqlens_q ends at ", p.cu_seqlens_q[num_seqs], " of ", rows,
+      " rows");
+  Team& team = Team::of_size(static_cast<int>(torch::stable::get_num_threads()));
+  double work = 0;
+  make_units(p, num_seqs, key_cache.size(1), team.size(), buffers.units, buffers.parts, &work);
+  buffers.fit_scratches(p, team.size());
+  team.run([&](int thread) { s.run(team, thread); });  // so small that std::function keeps it in itself
+}
+
+}  // namespace parley

@@ -1,0 +1,109 @@
+// One forward pass of a Llama-like decoder: what it reads, what it writes, and what one thread of a team
+// does for it. decoder.cpp makes one of the op's arguments.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <iterator>
+#include <memory>
+#include <vector>
+
+#include "common/arguments.h"
+#include "common/team.h"
+#include "kernels/attention.h"
+#include "kernels/kernels.h"
+
+namespace parley {
+
+// Memory that grows and is kept from step to step.
+class Buffer {
+ public:
+  template <typename T>
+  T* get(int64_t count) {
+    const size_t size = static_cast<size_t>(count) * sizeof(T) + 64;
+    if (size > size_) {
+      size_ = 0;  // also if there is no memory
+      memory_.reset(static_cast<std::byte*>(std::aligned_alloc(64, (size + 63) / 64 * 64)));
+      STD_TORCH_CHECK(memory_ != nullptr, "can't allocate memory: ", size, " bytes for a step");
+      size_ = size;
+    }
+    return reinterpret_cast<T*>(memory_.get());
+  }
+
+ private:
+  struct Free {
+    void operator()(std::byte* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<std::byte, Free> memory_;
+  size_t size_ = 0;
+};
+
+struct Buffers {
+  Buffer hidden, normalized, heads, attended, gated, values, scales, offsets;
+  std::vector<Unit> units;
+  Parts parts;  // of units that threads share
+  std::vector<Scratch> scratches;  // one for each thread
+
+  void fit_scratches(const Problem& p, int num_threads) {
+    if (std::ssize(scratches) < num_threads) scratches.resize(num_threads);
+    for (Scratch& scratch : scratches) scratch.fit(p);
+  }
+};
+
+// A weight of all layers, or of the output layer.
+struct Stack {
+  Weight first;
+  int64_t panels_bytes, num_scales;  // of each layer
+
+  Weight layer(int64_t index) const {
+    Weight weight = first;
+    weight.panels = static_cast<const std::byte*>(first.panels) + index * panels_bytes;
+    if (first.scales) weight.scales += index * num_scales;
+    if (first.bias) weight.bias += index * first.num_outputs;
+    return weight;
+  }
+};
+
+struct Step {
+  const Kernels& k = kernels();
+  int64_t num_rows, num_logits, num_layers, hidden_size, num_heads, num_kv_heads, head_dim, num_gated;
+  float epsilon;
+  const int64_t *input_ids, *positions, *slots, *logits_rows;
+  const void* embeddings;  // null: the output layer's
+  bool embeddings_are_floats;
+  ScalarType cache_type;
+  int64_t cache_element;  // bytes
+  const float *norms, *qk_norms, *rotary;
+  Stack qkv, attention_out, gate_up, down, head;
+  std::vector<int64_t> windows;
+  Problem attention;
+  std::byte *key_cache, *value_cache;
+  int64_t key_layer, value_layer;  // bytes from layer to layer
+  float* cache_scales;             // of an int8 cache: see attention.h
+  int64_t scales_layer;            // elements from layer to layer
+  float* logits;
+
+  float *hidden, *normalized, *heads, *attended, *gated;  // [num_rows][...]
+  std::byte* values;  // prepared rows
+  float* scales;
+  int32_t* offsets;
+  Buffers* buffers;
+
+  int64_t heads_size() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
+
+  // What one thread does.
+  void run(Team& team, int thread);
+
+ private:
+  Rows prepare(
+      Team& team, int thread, const Weight& weight, const float* rows, int64_t count, int64_t stride);
+  void multiply(
+      Team& team, int thread, const Weight& weight, const float* rows, int64_t count, int64_t stride,
+      Epilogue epilogue, float* out, int64_t out_stride);
+  void embed(int64_t row);
+  void finish_heads(int64_t layer, int64_t row);
+  void normalize_rows(Team& team, int thread, const float* weight);
+  void attend(Team& team, int thread, int64_t layer) const;
+};
+
+}  // namespace parley

@@ -1,9 +1,0 @@
-// Kernels for x86 with AVX2 and FMA.
-#include "level_includes.h"
-
-#ifdef PARLEY_X86
-#pragma GCC target("arch=x86-64-v3")
-#define PARLEY_ISA x86_64_v3
-#define PARLEY_WIDTH 8
-#include "level.h"
-#endif

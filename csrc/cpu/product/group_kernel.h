@@ -1,0 +1,323 @@
+// The products of one group of inputs: what is added to the totals of a tile, kRows rows by kPanels panels.
+//
+// All sums of a tile stay in registers; a weight and an input are loaded once for all that they meet. Each
+// output is summed over the inputs in order, in a lane of its own: so its bits do not depend on how many
+// rows there are, on which of them it belongs to, on panels or on threads.
+#pragma once
+
+#include "common/vectors.h"
+
+namespace parley::PARLEY_ISA {
+
+// What is fetched meanwhile of the panels behind these: where the memory's own look-ahead ends, at each page,
+// the processor would wait. Of each panel one line in each 2^shift rounds, so that tiles that take turns with
+// the same weights also share the fetching of the next ones.
+struct Fetch {
+  const std::byte* first;
+  int64_t panel_bytes;
+  int shift;
+};
+
+constexpr int64_t kLineBytes = 64;  // one round reads so much of each panel
+
+// Inputs that are added by one call. Those of int8 have a scale, and of float rows a sum, for themselves; dot
+// products of bfloat16 go on with the totals, so that a call may be longer.
+#if defined(PARLEY_DOT_BFLOAT16)
+template <Format kFormat>
+constexpr int64_t kInputs = kFormat == Format::kBFloat16 ? 2 * kGroup : kGroup;
+#else
+template <Format kFormat>
+constexpr int64_t kInputs = kGroup;
+#endif
+
+// `totals` of a panel and a row: 16 outputs. They lie as [kRows][kPanels].
+using AddGroup = void (*)(
+    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals,
+    const Fetch& fetch);
+
+// Where the group lies in the rows of a tile and in its first panel.
+template <typename R, typename W, int kRows, int64_t kSize = kGroup>
+struct Inputs {
+  PARLEY_MEMBER Inputs(const Product& p, int64_t row, int64_t panel, int64_t group)
+      : panel_size(p.weight.num_inputs * kPanel),
+        count(std::min(kSize, p.weight.num_inputs - group * kSize)),
+        rows(static_cast<const R*>(p.rows.values) + row * p.weight.num_inputs + group * kSize * kRows),
+        weights(static_cast<const W*>(p.weight.panels) + panel * panel_size + group * kSize * kPanel) {}
+
+  int64_t panel_size, count;
+  const R* rows;     // [input / n][row][n]
+  const W* weights;  // [input / n][16][n], of the first panel
+};
+
+// The lines to fetch, round by round.
+template <int kRows, int kPanels>
+struct Fetching {
+  PARLEY_MEMBER explicit Fetching(const Fetch& fetch)
+      : line(fetch.first), panel_bytes(fetch.panel_bytes), step(kLineBytes >> fetch.shift) {}
+
+  PARLEY_MEMBER void next() {
+    if constexpr (kRows >= 4) {  // fewer wait for the memory anyway
+      unrolled<kPanels>([&](auto panel) PARLEY_LAMBDA {
+        __builtin_prefetch(line + panel * panel_bytes, 0, 2);
+      });
+      line += step;
+    }
+  }
+
+  const std::byte* line;
+  int64_t panel_bytes, step;
+};
+
+// 16 outputs of one input; of a pair of bfloat16 one half is moved up and the other masked.
+PARLEY_INLINE Floats load_input(const float* input, int) { return load(input); }
+
+PARLEY_INLINE Floats load_input(const BFloat16* pair, int which) {
+  Floats result;
+  for (int i = 0; i < kParts; ++i) {
+    WordPart words;
+    std::memcpy(&words, pair + 2 * PARLEY_WIDTH * i, sizeof(words));
+    words = which == 0 ? words << 16 : words & 0xffff0000u;
+    std::memcpy(&result.parts[i], &words, sizeof(words));
+  }
+  return result;
+}
+
+// sums[i] += *value * factors[i]. With AVX-512 an instruction that multiplies can read a number itself: for
+// two vectors that is an instruction less and a load more. Both are scarce at times (docs/performance.md), so
+// that every other row of a tall tile is read so, and not all.
+template <bool kReads, int kCount>
+PARLEY_INLINE void add_multiples(
+    Floats (&sums)[kCount], const float* value, const Floats (&factors)[kCount]) {
+#if defined(PARLEY_X86) && PARLEY_WIDTH == 16
+  if constexpr (kReads) {
+    for (int i = 0; i < kCount; ++i) {
+      asm("vfmadd231ps %2%{1to16%}, %1, %0"
+          : "+v"(sums[i].parts[0])
+          : "v"(factors[i].parts[0]), "m"(*value));
+    }
+    return;
+  }
+#endif
+  const Floats loaded = splat(*value);
+  for (int i = 0; i < kCount; ++i) add_product(sums[i], loaded, factors[i]);
+}
+
+// Float rows. W: float or BFloat16. The group has sums of its own, which then join the totals.
+template <typename W, int kRows, int kPanels>
+void add_float_group(
+    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals,
+    const Fetch& fetch) {
+  constexpr int kStep = std::is_same_v<W, float> ? 1 : 2;  // inputs that lie together
+  const Inputs<float, W, kRows> inputs(p, first_row, first_panel, group);
+  Floats sums[kRows][kPanels];
+  unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA { sums[row][panel] = splat(0.0f); });
+  Fetching<kRows, kPanels> fetching(fetch);
+  for (int64_t input = 0; input < inputs.count; input += kStep) {
+    const W* const from = inputs.weights + input * kPanel;
+    fetching.next();
+    unrolled<kStep>([&](auto which) PARLEY_LAMBDA {
+      Floats weights[kPanels];
+      unrolled<kPanels>([&](auto panel) PARLEY_LAMBDA {
+        weights[panel] = load_input(from + panel * inputs.panel_size, which);
+      });
+      unrolled<kRows>([&](auto row) PARLEY_LAMBDA {
+        const float* const value = inputs.rows + (input + which) * kRows + row;
+        add_multiples<(kRows > 8 && row % 2 == 1)>(sums[row], value, weights);
+      });
+    });
+  }
+  unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA {
+    add(totals[row * kPanels + panel], sums[row][panel]);
+  });
+}
+
+// Dot products are written in assembler: from intrinsics, gcc 12 makes two copies of each sum.
+typedef int32_t Word __attribute__((may_alias));  // some inputs of a row
+
+#if defined(PARLEY_DOT_BFLOAT16)
+
+// Rows in bfloat16 too: one instruction multiplies pairs and adds both to the total.
+template <int kRows, int kPanels>
+void add_dot_group(
+    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals,
+    const Fetch& fetch) {
+  const Inputs<BFloat16, BFloat16, kRows, kInputs<Format::kBFloat16>> inputs(
+      p, first_row, first_panel, group);
+  FloatPart sums[kRows][kPanels];
+  unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA {
+    sums[row][panel] = totals[row * kPanels + panel].parts[0];
+  });
+  Fetching<kRows, kPanels> fetching(fetch);
+  for (int64_t input = 0; input < inputs.count; input += 2) {
+    const BFloat16* const from = inputs.weights + input * kPanel;
+    fetching.next();
+    __m512i weights[kPanels];
+    unrolled<kPanels>([&](auto panel) PARLEY_LAMBDA {
+      weights[panel] = _mm512_loadu_si512(from + panel * inputs.panel_size);
+    });
+    unrolled<kRows>([&](auto row) PARLEY_LAMBDA {
+      const auto* const pair = reinterpret_cast<const Word*>(inputs.rows + input * kRows + 2 * row);
+      const __m512i value = _mm512_set1_epi32(*pair);
+      unrolled<kPanels>([&](auto panel) PARLEY_LAMBDA {
+        asm("vdpbf16ps %2, %1, %0" : "+v"(sums[row][panel]) : "v"(weights[panel]), "v"(value));
+      });
+    });
+  }
+  unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA {
+    totals[row * kPanels + panel].parts[0] = sums[row][panel];
+  });
+}
+
+#endif
+
+// ---- int8: exact sums of a group, then their scales --------------------------------------------------
+
+#if defined(PARLEY_X86) && PARLEY_WIDTH >= 8 && !defined(PARLEY_DOT_INT8)
+
+using Quantized = int16_t;  // what a row holds: products of pairs grow in 32 bits without saturation
+
+struct GroupSums {
+  __m256i parts[2];  // 8 outputs each
+};
+
+PARLEY_INLINE GroupSums sums_from(int32_t offset) {
+  return {{_mm256_set1_epi32(offset), _mm256_set1_epi32(offset)}};
+}
+
+// The products of kRows rows with four inputs of kPanels panels.
+template <int kRows, int kPanels>
+PARLEY_INLINE void add_products(
+    GroupSums (&sums)[kRows][kPanels], const uint8_t* weights, int64_t panel_size,
+    const Quantized* inputs) {
+  const __m256i even = _mm256_set1_epi32(0x00ff00ff);
+  unrolled<kPanels, 2>([&](auto panel, auto pair) PARLEY_LAMBDA {  // bytes 0 and 2, then 1 and 3
+    __m256i two[2];
+    unrolled<2>([&](auto part) PARLEY_LAMBDA {
+      const auto* const from = weights + panel * panel_size + 32 * part;
+      const __m256i four = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+      two[part] = pair == 0 ? _mm256_and_si256(four, even) : _mm256_srli_epi16(four, 8);
+    });
+    unrolled<kRows>([&](auto row) PARLEY_LAMBDA {
+      const auto* const both = reinterpret_cast<const Word*>(inputs + 4 * row + 2 * pair);
+      const __m256i value = _mm256_set1_epi32(*both);
+      unrolled<2>([&](auto part) PARLEY_LAMBDA {
+        __m256i& sum = sums[row][panel].parts[part];
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(two[part], value));
+      });
+    });
+  });
+}
+
+PARLEY_INLINE Floats to_floats(const GroupSums& sums) {
+  float totals[kPanel];
+  for (int i = 0; i < 2; ++i) _mm256_storeu_ps(totals + 8 * i, _mm256_cvtepi32_ps(sums.parts[i]));
+  return load(totals);
+}
+
+// Where one of four inputs lies: bytes 0 and 2 are multiplied together.
+constexpr int64_t place_of(int64_t input) { return input == 1 ? 2 : input == 2 ? 1 : input; }
+
+#elif defined(PARLEY_DOT_INT8)
+
+using Quantized = int8_t;
+
+struct GroupSums {
+  __m512i sums;
+};
+
+PARLEY_INLINE GroupSums sums_from(int32_t offset) { return {_mm512_set1_epi32(offset)}; }
+
+template <int kRows, int kPanels>
+PARLEY_INLINE void add_products(
+    GroupSums (&sums)[kRows][kPanels], const uint8_t* weights, int64_t panel_size,
+    const Quantized* inputs) {
+  __m512i fours[kPanels];  // of 16 outputs
+  unrolled<kPanels>([&](auto panel) PARLEY_LAMBDA {
+    fours[panel] = _mm512_loadu_si512(weights + panel * panel_size);
+  });
+  unrolled<kRows>([&](auto row) PARLEY_LAMBDA {
+    const __m512i value = _mm512_set1_epi32(*reinterpret_cast<const Word*>(inputs + 4 * row));
+    unrolled<kPanels>([&](auto panel) PARLEY_LAMBDA {
+      asm("vpdpbusd %2, %1, %0" : "+v"(sums[row][panel].sums) : "v"(fours[panel]), "v"(value));
+    });
+  });
+}
+
+PARLEY_INLINE Floats to_floats(const GroupSums& sums) {
+  const __m512 floats = _mm512_cvtepi32_ps(sums.sums);
+  Floats result;
+  std::memcpy(&result.parts[0], &floats, sizeof(floats));
+  return result;
+}
+
+constexpr int64_t place_of(int64_t input) { return input; }
+
+#else
+
+using Quantized = int16_t;
+
+struct GroupSums {
+  int32_t sums[kPanel];
+};
+
+PARLEY_INLINE GroupSums sums_from(int32_t offset) {
+  GroupSums result;
+  for (int32_t& sum : result.sums) sum = offset;
+  return result;
+}
+
+template <int kRows, int kPanels>
+PARLEY_INLINE void add_products(
+    GroupSums (&sums)[kRows][kPanels], const uint8_t* weights, int64_t panel_size,
+    const Quantized* inputs) {
+  for (int panel = 0; panel < kPanels; ++panel) {
+    for (int row = 0; row < kRows; ++row) {
+      for (int output = 0; output < kPanel; ++output) {
+        for (int i = 0; i < 4; ++i) {
+          sums[row][panel].sums[output] +=
+              weights[panel * panel_size + 4 * output + i] * inputs[4 * row + i];
+        }
+      }
+    }
+  }
+}
+
+PARLEY_INLINE Floats to_floats(const GroupSums& sums) {
+  float totals[kPanel];
+  for (int output = 0; output < kPanel; ++output) {
+    totals[output] = static_cast<float>(sums.sums[output]);
+  }
+  return load(totals);
+}
+
+constexpr int64_t place_of(int64_t input) { return input; }
+
+#endif
+
+template <int kRows, int kPanels>
+void add_int8_group(
+    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals,
+    const Fetch& fetch) {
+  const Inputs<Quantized, uint8_t, kRows> inputs(p, first_row, first_panel, group);
+  const int64_t num_groups = p.weight.num_groups(), first = first_row * num_groups + group;
+  const float* const scales = p.weight.scales + (first_panel * num_groups + group) * kPanel;
+  GroupSums sums[kRows][kPanels];
+  unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA {
+    sums[row][panel] = sums_from(p.rows.offsets[first + row * num_groups]);
+  });
+  Fetching<kRows, kPanels> fetching(fetch);
+  for (int64_t input = 0; input < inputs.count; input += 4) {
+    const uint8_t* const from = inputs.weights + input * kPanel;
+    fetching.next();
+    add_products<kRows, kPanels>(sums, from, inputs.panel_size, inputs.rows + input * kRows);
+  }
+  unrolled<kPanels>([&](auto panel) PARLEY_LAMBDA {
+    const Floats scale = load(scales + panel * num_groups * kPanel);
+    unrolled<kRows>([&](auto row) PARLEY_LAMBDA {
+      const Floats scaled = product(to_floats(sums[row][panel]), scale);
+      add_scaled(totals[row * kPanels + panel], p.rows.scales[first + row * num_groups], scaled);
+    });
+  });
+}
+
+}  // namespace parley::PARLEY_ISA

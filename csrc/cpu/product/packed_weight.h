@@ -1,0 +1,44 @@
+// A packed weight's tensors, checked: [panels][inputs / n][16][n], for one layer or behind one another for
+// several.
+#pragma once
+
+#include "common/arguments.h"
+#include "kernels/product.h"
+
+namespace parley {
+
+inline int64_t inputs_together(Format format) {  // n
+  return format == Format::kFloat32 ? 1 : format == Format::kBFloat16 ? 2 : 4;
+}
+
+// `num_layers` of them, whose `first` this is. Throws where sizes, types or scales contradict each other.
+inline Weight read_weight(
+    const Tensor& panels, const std::optional<Tensor>& scales, int64_t num_layers, int64_t num_outputs) {
+  const ScalarType type = panels.scalar_type();
+  STD_TORCH_CHECK(
+      type == ScalarType::Float || type == ScalarType::BFloat16 || type == ScalarType::Byte,
+      "weights are float32, bfloat16 or uint8");
+  Weight weight{};
+  weight.format = type == ScalarType::Float      ? Format::kFloat32
+                  : type == ScalarType::BFloat16 ? Format::kBFloat16
+                                                 : Format::kInt8;
+  const int64_t n = inputs_together(weight.format), dims = panels.dim();
+  STD_TORCH_CHECK(
+      dims >= 4 && panels.is_contiguous() && panels.size(dims - 2) == kPanel &&
+          panels.size(dims - 1) == n && panels.size(dims - 4) == (num_outputs + kPanel - 1) / kPanel,
+      "panels are [layers][panels][inputs / ", n, "][16][", n, "]");
+  weight.panels = panels.const_data_ptr();
+  weight.num_inputs = panels.size(dims - 3) * n;
+  weight.num_outputs = num_outputs;
+  STD_TORCH_CHECK((weight.format == Format::kInt8) == scales.has_value(), "int8 weights have scales");
+  if (scales) {
+    STD_TORCH_CHECK(
+        scales->scalar_type() == ScalarType::Float && scales->is_contiguous() &&
+            scales->numel() == num_layers * panels.size(dims - 4) * weight.num_groups() * kPanel,
+        "scales are one float32 for each 128 inputs of an output");
+    weight.scales = static_cast<const float*>(scales->const_data_ptr());
+  }
+  return weight;
+}
+
+}  // namespace parley

@@ -1,0 +1,209 @@
+// Pieces [begin, end) of a product, for all rows.
+#pragma once
+
+#include "common/vectors.h"
+#include "product/group_kernel.h"
+
+namespace parley::PARLEY_ISA {
+
+PARLEY_INLINE Floats silu_of(const Floats& x) {
+  Floats result = magnitude_of(x);
+  for (FloatPart& part : result.parts) part = -part;
+  const Floats small = exp_of(result, 0.0f);  // e^-|x|
+  for (int i = 0; i < kParts; ++i) {
+    const FloatPart numerator = x.parts[i] < 0 ? small.parts[i] : FloatPart{} + 1.0f;
+    result.parts[i] = x.parts[i] * (numerator / (small.parts[i] + 1.0f));
+  }
+  return result;
+}
+
+PARLEY_INLINE void write_out(const Product& p, int64_t row, int64_t output, const Floats& sums) {
+  const int64_t num_outputs = std::min(kPanel, p.weight.num_outputs - output);
+  float* const to = p.out + row * p.out_stride + output;
+  if (num_outputs == kPanel) {
+    Floats result = sums;
+    if (p.weight.bias) add(result, load(p.weight.bias + output));
+    if (p.epilogue == Epilogue::kAdd) add(result, load(to));
+    store(to, result);
+    return;
+  }
+  float result[kPanel];
+  store(result, sums);
+  if (p.weight.bias) {
+    for (int64_t i = 0; i < num_outputs; ++i) result[i] += p.weight.bias[output + i];
+  }
+  if (p.epilogue == Epilogue::kAdd) {
+    for (int64_t i = 0; i < num_outputs; ++i) to[i] += result[i];
+  } else {
+    for (int64_t i = 0; i < num_outputs; ++i) to[i] = result[i];
+  }
+}
+
+PARLEY_INLINE void write_gated(
+    const Product& p, int64_t row, int64_t pair, const Floats& gate, const Floats& up) {
+  store(p.out + row * p.out_stride + pair * kPanel, product(silu_of(gate), up));
+}
+
+// A tile's totals, [width / step][height][step].
+PARLEY_INLINE void write_tile(
+    const Product& p, int64_t first_row, int64_t height, int64_t first_panel, int64_t width, int64_t step,
+    const Floats* totals) {
+  const auto of = [&](int64_t row, int64_t panel) PARLEY_LAMBDA -> const Floats& {
+    return totals[(panel & -step) * height + row * step + (panel & (step - 1))];  // a power of two
+  };
+  for (int64_t row = 0; row < height; ++row) {
+    if (p.epilogue == Epilogue::kSiluMultiply) {
+      for (int64_t i = 0; i < width; i += 2) {
+        write_gated(p, first_row + row, (first_panel + i) / 2, of(row, i), of(row, i + 1));
+      }
+    } else {
+      for (int64_t i = 0; i < width; ++i) {
+        write_out(p, first_row + row, (first_panel + i) * kPanel, of(row, i));
+      }
+    }
+  }
+}
+
+// ---- which tiles --------------------------------------------------------------------------------------
+
+// Registers hold so many vectors of 16 sums besides weights and an input. Of int8 without dot products a
+// vector takes two registers of half the width.
+#if PARLEY_WIDTH == 16
+constexpr int kMostFloatSums = 24, kTallest = 12;
+#elif PARLEY_WIDTH == 8
+constexpr int kMostFloatSums = 6, kTallest = 6;
+#else
+constexpr int kMostFloatSums = 3, kTallest = 3;
+#endif
+
+#if PARLEY_WIDTH == 16 && !defined(PARLEY_DOT_INT8)
+constexpr int kMostInt8Sums = kMostFloatSums / 2;
+#else
+constexpr int kMostInt8Sums = kMostFloatSums;
+#endif
+
+template <Format kFormat>
+constexpr int kMostSums = kFormat == Format::kInt8 ? kMostInt8Sums : kMostFloatSums;
+
+constexpr int kBundle = 4;  // tiles that take turns with a group of weights, which stays in the cache meanwhile
+
+// Panels at once: the more sums grow side by side, the better is the latency of each hidden.
+template <Format kFormat>
+constexpr int width_of(int64_t height) {
+  return height * 4 <= kMostSums<kFormat> ? 4 : height * 2 <= kMostSums<kFormat> ? 2 : 1;
+}
+
+template <Format kFormat, int kRows, int kPanels>
+constexpr AddGroup add_group() {
+  if constexpr (kRows * kPanels > kMostSums<kFormat>) {
+    return nullptr;
+  } else if constexpr (kFormat == Format::kFloat32) {
+    return add_float_group<float, kRows, kPanels>;
+  } else if constexpr (kFormat == Format::kInt8) {
+    return add_int8_group<kRows, kPanels>;
+  } else {
+#if defined(PARLEY_DOT_BFLOAT16)
+    return add_dot_group<kRows, kPanels>;
+#else
+    return add_float_group<BFloat16, kRows, kPanels>;
+#endif
+  }
+}
+
+// By height, from 1 on.
+template <Format kFormat, int kPanels>
+constexpr std::array<AddGroup, kTallest> kAddGroups = []<int... i>(std::integer_sequence<int, i...>) {
+  return std::array<AddGroup, kTallest>{add_group<kFormat, i + 1, kPanels>()...};
+}(std::make_integer_sequence<int, kTallest>{});
+
+template <Format kFormat>
+PARLEY_INLINE AddGroup add_group_of(int64_t height, int64_t width) {
+  return (width == 4   ? kAddGroups<kFormat, 4>
+          : width == 2 ? kAddGroups<kFormat, 2>
+                       : kAddGroups<kFormat, 1>)[height - 1];
+}
+
+// Fetch what rows [first, last) will be written to, in turns with the groups: a line at a time costs nothing,
+// and all at once would be waited for.
+PARLEY_INLINE void fetch_outputs(
+    const Product& p, int64_t first, int64_t last, int64_t panel, int64_t width, int64_t group,
+    int64_t num_groups) {
+  const int shift = p.epilogue == Epilogue::kSiluMultiply ? 1 : 0;  // two panels to a line
+  for (int64_t row = first + group; row < last; row += num_groups) {
+    const float* const to = p.out + row * p.out_stride + (panel >> shift) * kPanel;
+    for (int64_t line = 0; line < width >> shift; ++line) __builtin_prefetch(to + line * kPanel, 1);
+  }
+}
+
+// Fetch the scales of a group of `width` panels.
+PARLEY_INLINE void fetch_scales(const Weight& weight, int64_t panel, int64_t width, int64_t group) {
+  const float* const scales = weight.scales + (panel * weight.num_groups() + group) * kPanel;
+  for (int64_t i = 0; i < width; ++i) {
+    __builtin_prefetch(scales + i * weight.num_groups() * kPanel, 0, 2);
+  }
+}
+
+// Some tiles' rows of `width` panels.
+template <Format kFormat>
+void compute_bundle(
+    const Product& p, const Tiles& tiles, int64_t first, int64_t last, int64_t panel, int64_t width) {
+  Floats totals[kBundle * std::max(kMostFloatSums, 2 * kTallest)];
+  int64_t begins[kBundle + 1];  // divisions are slow
+  for (int64_t tile = first; tile <= last; ++tile) begins[tile - first] = tiles.begin(tile);
+  const int64_t first_row = begins[0], num_rows = begins[last - first] - first_row;
+  std::fill(totals, totals + num_rows * width, splat(0.0f));
+  const int64_t num_groups = (p.weight.num_inputs + kInputs<kFormat> - 1) / kInputs<kFormat>;
+  const int64_t group_bytes = kInputs<kFormat> * kPanel * element_size(kFormat);
+  const int64_t panel_bytes = p.weight.num_inputs * kPanel * element_size(kFormat);
+  const auto* const later = static_cast<const std::byte*>(p.weight.panels) + (panel + width) * panel_bytes;
+  const int shift = last - first >= 4 ? 2 : last - first >= 2 ? 1 : 0;
+  const int64_t fetched = group_bytes >> shift;  // by each tile, of each panel
+  for (int64_t group = 0; group < num_groups; ++group) {
+    if (kFormat == Format::kInt8) fetch_scales(p.weight, panel + width, width, group);
+    for (int64_t tile = 0; tile < last - first; ++tile) {
+      const int64_t row = begins[tile], height = begins[tile + 1] - row;
+      fetch_outputs(p, row, row + height, panel, width, group, num_groups);
+      const int64_t step = std::min<int64_t>(width, width_of<kFormat>(height));
+      const AddGroup add_group = add_group_of<kFormat>(height, step);
+      const std::byte* const of_tile = later + group * group_bytes + (tile & ((1 << shift) - 1)) * fetched;
+      for (int64_t i = 0; i < width; i += step) {
+        add_group(
+            p, row, panel + i, group, totals + (row - first_row) * width + i * height,
+            {of_tile + i * panel_bytes, panel_bytes, shift});
+      }
+    }
+  }
+  for (int64_t tile = 0; tile < last - first; ++tile) {
+    const int64_t row = begins[tile], height = begins[tile + 1] - row;
+    const int64_t step = std::min<int64_t>(width, width_of<kFormat>(height));
+    write_tile(p, row, height, panel, width, step, totals + (row - first_row) * width);
+  }
+}
+
+template <Format kFormat>
+void compute_pieces(const Product& p, int64_t begin, int64_t end) {
+  const Tiles tiles(p.num_rows, kTallest);
+  const int64_t panels = p.epilogue == Epilogue::kSiluMultiply ? 2 : 1;  // of a piece
+  const int64_t widest = std::max<int64_t>(panels, width_of<kFormat>(tiles.begin(1)));
+  for (int64_t panel = begin * panels; panel < end * panels;) {
+    int64_t width = widest;
+    while (panel + width > end * panels) width /= 2;
+    for (int64_t tile = 0; tile < tiles.count; tile += kBundle) {
+      compute_bundle<kFormat>(p, tiles, tile, std::min(tile + kBundle, tiles.count), panel, width);
+    }
+    panel += width;
+  }
+}
+
+int64_t tallest_tile() { return kTallest; }
+
+void multiply(const Product& p, int64_t begin, int64_t end) {
+  if (p.num_rows == 0) return;
+  switch (p.weight.format) {
+    case Format::kFloat32: return compute_pieces<Format::kFloat32>(p, begin, end);
+    case Format::kBFloat16: return compute_pieces<Format::kBFloat16>(p, begin, end);
+    case Format::kInt8: return compute_pieces<Format::kInt8>(p, begin, end);
+  }
+}
+
+}  // namespace parley::PARLEY_ISA
