@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bench.demo_model.corpus import Corpus, encode
-from bench.demo_model.grammar import load_rules
+from bench.demo_model.generator.grammar import load_rules
 from bench.report import Figure, report
 from engine import demo_model
 from engine.config import EngineConfig

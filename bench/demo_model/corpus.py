@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from .talk import Talker, Turn
+from bench.demo_model.generator.talk import Talker, Turn
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 KIND_TO_WEIGHT = {"talk": 56, "short": 12, "medium": 11, "long": 6, "raw": 15}

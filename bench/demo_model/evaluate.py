@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from .corpus import Corpus
-from .grammar import load_rules
-from .questions import LONG_PROMPTS, QUESTIONS, RAW_PROMPTS, ROUND_TRIPS
-from .readability import Language, Reading, read
+from bench.demo_model.corpus import Corpus
+from bench.demo_model.generator.grammar import load_rules
+from bench.demo_model.questions import LONG_PROMPTS, QUESTIONS, RAW_PROMPTS, ROUND_TRIPS
+from bench.demo_model.readability import Language, Reading, read
 
 TEMPERATURE, TOP_P = 0.7, 0.95
 MIN_TOKENS = 1500

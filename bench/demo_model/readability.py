@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .stories import ORDINALS
-from .world import BEINGS
+from bench.demo_model.generator.stories import ORDINALS
+from bench.demo_model.generator.world import BEINGS
 
 REPEAT_LENGTH = 12  # words
 LONG_PARAGRAPH = 30  # words

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from .corpus import END_OF_TEXT, TURN_END, TURN_START, Corpus
+from bench.demo_model.corpus import END_OF_TEXT, TURN_END, TURN_START, Corpus
 
 VOCAB_SIZE = 2560
 SAMPLE_DOCUMENTS = 6000

@@ -20,13 +20,13 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import MistralForCausalLM
 
-from .corpus import BEGINNINGS_KIND_TO_WEIGHT, Corpus, Packer, attention_mask
-from .grammar import load_rules
-from .model import CONTEXT, WINDOW, export_model, new_model
-from .muon import Muon
-from .stories import ORDINALS
-from .tokenizer import save_tokenizer, train_tokenizer
-from .world import BEINGS, PLACES, THINGS
+from bench.demo_model.corpus import BEGINNINGS_KIND_TO_WEIGHT, Corpus, Packer, attention_mask
+from bench.demo_model.generator.grammar import load_rules
+from bench.demo_model.generator.stories import ORDINALS
+from bench.demo_model.generator.world import BEINGS, PLACES, THINGS
+from bench.demo_model.model import CONTEXT, WINDOW, export_model, new_model
+from bench.demo_model.muon import Muon
+from bench.demo_model.tokenizer import save_tokenizer, train_tokenizer
 
 WARMUP_STEPS = 30
 # First each step sees beginnings, short rows that start with a document; after that part of the run

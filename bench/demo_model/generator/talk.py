@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .stories import Cast, Storyteller
-from .world import (
+from bench.demo_model.generator.stories import Cast, Storyteller
+from bench.demo_model.generator.world import (
     ANIMALS,
     BEINGS,
     FEASTS,

@@ -10,8 +10,8 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .grammar import Grammar, tidy
-from .world import (
+from bench.demo_model.generator.grammar import Grammar, tidy
+from bench.demo_model.generator.world import (
     ANIMALS,
     FEASTS,
     NAME_TO_BEING,

@@ -1,0 +1,1 @@
+"""The village, and the stories and conversations that are told of it."""
