@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bench.peers.environments import cache_folder
-from bench.peers.machine_speed import MachineSpeed
+from bench.peers.machine.environments import cache_folder
+from bench.peers.machine.speed import MachineSpeed
 from bench.peers.models import SHAPES, Shape
 from bench.report import machine
 from engine.core.ops import library as ops

@@ -19,11 +19,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bench.peers.environments import cache_folder
-from bench.peers.figures import floor_rate
-from bench.peers.machine_speed import MachineSpeed
+from bench.peers.engines.parley import Parley
+from bench.peers.machine.environments import cache_folder
+from bench.peers.machine.speed import MachineSpeed
 from bench.peers.models import Checkpoint, checkpoint
-from bench.peers.parley import Parley
+from bench.peers.record.figures import floor_rate
 from bench.report import machine
 from engine.core.runner import model_runner
 from engine.core.tensors.batch import build_batch

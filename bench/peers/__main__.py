@@ -20,21 +20,21 @@ import uvloop
 
 import bench
 from bench.peers import models
-from bench.peers.environments import Environments, Unavailable, cache_folder
-from bench.peers.figures import Row
-from bench.peers.llama_cpp import LlamaCpp, LlamaCppSplit
-from bench.peers.load import LoadError
-from bench.peers.machine_speed import MachineSpeed, Speed
-from bench.peers.openvino import OpenVINO
-from bench.peers.parley import Parley
-from bench.peers.processes import Foreign
-from bench.peers.prompts import Prompts
-from bench.peers.record import Mismatch, Record
-from bench.peers.servers import Peer, Running, Site
-from bench.peers.tables import markdown, show
-from bench.peers.terminal import console, say, warn
-from bench.peers.transformers_serve import Transformers
-from bench.peers.vllm import VLLM
+from bench.peers.engines.llama_cpp import LlamaCpp, LlamaCppSplit
+from bench.peers.engines.openvino import OpenVINO
+from bench.peers.engines.parley import Parley
+from bench.peers.engines.peer import Peer, Running, Site
+from bench.peers.engines.transformers_serve import Transformers
+from bench.peers.engines.vllm import VLLM
+from bench.peers.load.doors import LoadError
+from bench.peers.load.prompts import Prompts
+from bench.peers.machine.environments import Environments, Unavailable, cache_folder
+from bench.peers.machine.processes import Foreign
+from bench.peers.machine.speed import MachineSpeed, Speed
+from bench.peers.machine.terminal import console, say, warn
+from bench.peers.record.figures import Row
+from bench.peers.record.record import Mismatch, Record
+from bench.peers.record.tables import markdown, show
 from bench.peers.workloads import (
     FULL,
     QUICK,
@@ -366,7 +366,7 @@ def plot(environments: Environments, path: Path) -> None:
     except Unavailable as reason:
         warn(f"no plots: {reason}")
         return
-    command = [str(python), "-m", "bench.peers.plots", str(path), str(path.parent)]
+    command = [str(python), "-m", "bench.peers.record.plots", str(path), str(path.parent)]
     if subprocess.run(command, cwd=ROOT).returncode:
         warn("no plots: see above")
 

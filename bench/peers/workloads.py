@@ -11,10 +11,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bench.peers.load import Answer, ChatDoor, Door, LoadError
-from bench.peers.processes import busy_cores, quiet_after, sample_busy, tree
-from bench.peers.prompts import Prompts
-from bench.peers.servers import Running
+from bench.peers.engines.peer import Running
+from bench.peers.load.doors import Answer, ChatDoor, Door, LoadError
+from bench.peers.load.prompts import Prompts
+from bench.peers.machine.processes import busy_cores, quiet_after, sample_busy, tree
 from bench.report import percentile
 
 STOP_LOOK_SECONDS = 2.5  # behind a stop: vLLM spins for a second

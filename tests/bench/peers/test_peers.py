@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import pytest
 
 import bench.peers.__main__ as peers
-from bench.peers.environments import Environments, Unavailable
+from bench.peers.engines.parley import Parley
+from bench.peers.engines.peer import Running, Site
+from bench.peers.machine.environments import Environments, Unavailable
 from bench.peers.models import Checkpoint
-from bench.peers.parley import Parley
-from bench.peers.servers import Running, Site
 
 
 class Absent(Parley):

@@ -7,11 +7,11 @@ from typing import ClassVar
 import pytest
 import uvloop
 
-from bench.peers.environments import Environments
+from bench.peers.engines.parley import Parley
+from bench.peers.engines.peer import Running, Site
+from bench.peers.load.prompts import Prompts
+from bench.peers.machine.environments import Environments
 from bench.peers.models import Checkpoint
-from bench.peers.parley import Parley
-from bench.peers.prompts import Prompts
-from bench.peers.servers import Running, Site
 from bench.peers.workloads import (
     FULL,
     QUICK,

@@ -1,4 +1,4 @@
-"""PNG curves of a recorded run: `python -m bench.peers.plots peers.json FOLDER`.
+"""PNG curves of a recorded run: `python -m bench.peers.record.plots peers.json FOLDER`.
 
 Runs in an environment of its own that has matplotlib, so of this package it imports only what needs
 nothing else.
@@ -12,8 +12,8 @@ from typing import Any
 from matplotlib import pyplot
 from matplotlib.ticker import NullLocator
 
-from bench.peers.figures import PARLEY, Row, Summary, summaries
-from bench.peers.record import Record
+from bench.peers.record.figures import PARLEY, Row, Summary, summaries
+from bench.peers.record.record import Record
 
 COLORS = {  # told apart by eyes that see few colours, too (Okabe and Ito)
     PARLEY: "#d55e00",

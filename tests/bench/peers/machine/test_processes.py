@@ -2,7 +2,7 @@
 
 import os
 
-from bench.peers.processes import busy_cores, busy_seconds, quiet_after
+from bench.peers.machine.processes import busy_cores, busy_seconds, quiet_after
 
 MS = 0.001
 

@@ -15,7 +15,7 @@ import venv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.peers.terminal import console, say
+from bench.peers.machine.terminal import console, say
 from server.bootstrap import torch_index_options
 
 TORCH = "torch==2.13.0"

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
-from bench.peers.environments import REQUIREMENTS
-from bench.peers.load import OpenAIDoor
-from bench.peers.processes import free_port
-from bench.peers.servers import MAX_CHATS, MAX_MODEL_LEN, Peer, Running
+from bench.peers.engines.peer import MAX_CHATS, MAX_MODEL_LEN, Peer, Running
+from bench.peers.load.doors import OpenAIDoor
+from bench.peers.machine.environments import REQUIREMENTS
+from bench.peers.machine.processes import free_port
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 

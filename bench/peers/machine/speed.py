@@ -6,7 +6,7 @@ from pathlib import Path
 
 from csrc.build import find_compiler
 
-SOURCE = Path(__file__).parent / "machine_speed.c"
+SOURCE = Path(__file__).parent / "speed.c"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from bench.peers.figures import Row
+from bench.peers.record.figures import Row
 
 
 class Mismatch(Exception):

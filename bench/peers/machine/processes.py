@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.peers.environments import Unavailable, reason
+from bench.peers.machine.environments import Unavailable, reason
 
 STOP_SECONDS = 15.0  # between a polite request to end and SIGKILL
 POLL_SECONDS = 0.2

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from bench.peers.prompts import Prompt
+from bench.peers.load.prompts import Prompt
 
 SILENCE_SECONDS = 300.0  # between two pieces; a long prompt on a slow engine takes a while
 

@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import ClassVar
 
-from bench.peers.environments import REQUIREMENTS
-from bench.peers.load import OpenAIDoor
-from bench.peers.processes import free_port
-from bench.peers.servers import KV_TOKENS, Peer, Running
+from bench.peers.engines.peer import KV_TOKENS, Peer, Running
+from bench.peers.load.doors import OpenAIDoor
+from bench.peers.machine.environments import REQUIREMENTS
+from bench.peers.machine.processes import free_port
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 BLOCK_SIZE = 32

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bench.peers.load import Answer, EventParser, LoadError, take_event
+from bench.peers.load.doors import Answer, EventParser, LoadError, take_event
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
 BODY = b'data: {"a": 1}\n\n: a comment\n\ndata: {"b":\ndata: 2}\n\nevent: x\ndata: [DONE]\n\n'

@@ -4,7 +4,7 @@
    Reading: each thread its own contiguous part of 512 MiB, the best of three passes counts.
    Arithmetic: chains of fused multiplications and additions in the widest vectors that the compiler
    knows of this processor, for a tenth of a second; what the threads did is added up.
-   Usage: machine_speed THREADS */
+   Usage: speed THREADS */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>

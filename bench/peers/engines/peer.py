@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from bench.peers.environments import Environments
-from bench.peers.figures import family
-from bench.peers.load import ChatDoor, JoinedDoor
+from bench.peers.load.doors import ChatDoor, JoinedDoor
+from bench.peers.machine.environments import Environments
+from bench.peers.machine.processes import running
 from bench.peers.models import Checkpoint
-from bench.peers.processes import running
+from bench.peers.record.figures import family
 
 MAX_MODEL_LEN = 4096
 KV_TOKENS = 10_240  # what all chats of any workload need together, with room

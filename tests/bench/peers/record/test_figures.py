@@ -2,7 +2,15 @@
 
 import pytest
 
-from bench.peers.figures import Row, Summary, Target, compare, floor_rate, prefill_rate, summaries
+from bench.peers.record.figures import (
+    Row,
+    Summary,
+    Target,
+    compare,
+    floor_rate,
+    prefill_rate,
+    summaries,
+)
 
 
 def row(engine: str, case: str, value: float, round: int = 0, unit: str = "tok/s") -> Row:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.peers.prompts import Prompts
+from bench.peers.load.prompts import Prompts
 
 
 @pytest.mark.parametrize("num_tokens", [20, 128, 1024])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.peers.environments import Environments, Unavailable, cache_folder, reason
+from bench.peers.machine.environments import Environments, Unavailable, cache_folder, reason
 
 
 def test_the_reason_is_the_last_error_not_the_last_line() -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 from rich.table import Table
 
-from bench.peers.figures import (
+from bench.peers.machine.terminal import console
+from bench.peers.record.figures import (
     PARLEY,
     TARGETS,
     VALUE_BYTES,
@@ -18,7 +19,6 @@ from bench.peers.figures import (
     prefill_rate,
     summaries,
 )
-from bench.peers.terminal import console
 
 
 def show(rows: list[Row], known: dict[str, Any], is_quick: bool) -> None:

@@ -2,8 +2,9 @@
 
 import pytest
 
-from bench.peers.figures import Row, Summary, Target, compare, floor_rate, prefill_rate
-from bench.peers.tables import (
+from bench.peers.machine.terminal import console
+from bench.peers.record.figures import Row, Summary, Target, compare, floor_rate, prefill_rate
+from bench.peers.record.tables import (
     floor_verdict,
     markdown,
     share_of_floor,
@@ -11,7 +12,6 @@ from bench.peers.tables import (
     show,
     wanted,
 )
-from bench.peers.terminal import console
 
 KNOWN = {"num_weights": 10**8, "kv_values": 10**4, "weight_bytes": {"vllm:bf16": 2.0}}
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
-from bench.peers.environments import REQUIREMENTS
-from bench.peers.load import OpenAIDoor
-from bench.peers.processes import free_port
-from bench.peers.servers import Peer, Running
+from bench.peers.engines.peer import Peer, Running
+from bench.peers.load.doors import OpenAIDoor
+from bench.peers.machine.environments import REQUIREMENTS
+from bench.peers.machine.processes import free_port
 
 FRONT = Path(__file__).parent / "openvino_front.py"
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.peers.figures import Row
-from bench.peers.record import Mismatch, Record
+from bench.peers.record.figures import Row
+from bench.peers.record.record import Mismatch, Record
 
 CONDITIONS = {"machine": "one", "threads": 2, "sizes": {"chats": (4, 8)}}
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
-from bench.peers.environments import LLAMA
-from bench.peers.load import OpenAIDoor
-from bench.peers.processes import free_port
-from bench.peers.servers import KV_TOKENS, MAX_CHATS, Peer, Running
+from bench.peers.engines.peer import KV_TOKENS, MAX_CHATS, Peer, Running
+from bench.peers.load.doors import OpenAIDoor
+from bench.peers.machine.environments import LLAMA
+from bench.peers.machine.processes import free_port
 
 CONVERTER = Path(__file__).parent / "gguf_converter.py"
 

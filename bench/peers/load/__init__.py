@@ -1,0 +1,1 @@
+"""What the servers are asked, and the ways into them."""

@@ -1,0 +1,1 @@
+"""This machine: its speed, processes, environments, and the terminal."""

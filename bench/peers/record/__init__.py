@@ -1,0 +1,1 @@
+"""What was measured: rows, their medians, tables and plots."""
