@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench.chats import load, stop_latencies
-from bench.report import RESULTS, machine, percentile
-from bench.servers import running_server
-from bench.transformers_peer import TransformersPeer
+from bench.harness.chats import load, stop_latencies
+from bench.harness.report import RESULTS, machine, percentile
+from bench.harness.servers import running_server
+from bench.harness.transformers_peer import TransformersPeer
 from engine import demo_model
 from tests.end_to_end.site.harness import Server
 

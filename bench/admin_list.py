@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.report import Figure, percentile, report
+from bench.harness.report import Figure, percentile, report
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.directory.listing import Listing
 from sessions.store.store import SessionStore

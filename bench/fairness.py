@@ -15,9 +15,9 @@ from typing import Any
 
 import uvloop
 
-from bench.report import Figure, latencies, percentile, report
-from bench.servers import running_server, user_tokens
-from bench.socket_client import BenchSocket, random_key
+from bench.harness.report import Figure, latencies, percentile, report
+from bench.harness.servers import running_server, user_tokens
+from bench.harness.socket_client import BenchSocket, random_key
 from engine import demo_model
 from server.config.settings import DEMO_PACE
 from tests.end_to_end.site.harness import Server

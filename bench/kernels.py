@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from bench.harness.report import machine
 from bench.peers.machine.environments import cache_folder
 from bench.peers.machine.speed import MachineSpeed
 from bench.peers.models import SHAPES, Shape
-from bench.report import machine
 from engine.core.ops import library as ops
 from engine.core.ops.packing import DTYPES, PackedWeight
 from engine.core.tensors.kv_cache import allocate_cache

@@ -13,9 +13,9 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from bench.report import Figure, report
-from bench.servers import running_server, user_tokens
-from bench.socket_client import BenchSocket, random_key
+from bench.harness.report import Figure, report
+from bench.harness.servers import running_server, user_tokens
+from bench.harness.socket_client import BenchSocket, random_key
 from engine import demo_model
 from tests.end_to_end.site.harness import Server
 

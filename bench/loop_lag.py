@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.report import percentile
+from bench.harness.report import percentile
 from engine import AsyncEngineArgs, AsyncLLM, RequestOutputKind, SamplingParams, demo_model
 from engine.errors import ValidationError
 

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from bench.demo_model.corpus import Corpus, encode
 from bench.demo_model.generator.grammar import load_rules
-from bench.report import Figure, report
+from bench.harness.report import Figure, report
 from engine import demo_model
 from engine.config import EngineConfig
 from engine.core.models.loader import load_model

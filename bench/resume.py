@@ -11,9 +11,9 @@ from typing import Any
 
 import uvloop
 
-from bench.report import Figure, latencies, percentile, report
-from bench.servers import running_server
-from bench.socket_client import BenchSocket
+from bench.harness.report import Figure, latencies, percentile, report
+from bench.harness.servers import running_server
+from bench.harness.socket_client import BenchSocket
 from tests.end_to_end.site.harness import Server
 from tests.helpers.tiny_model import oracle_answer, oracle_word
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import uvloop
 from rich.progress import track
 
-from bench.report import Figure, latencies, report
-from bench.servers import running_server, user_tokens
-from bench.socket_client import BenchSocket
+from bench.harness.report import Figure, latencies, report
+from bench.harness.servers import running_server, user_tokens
+from bench.harness.socket_client import BenchSocket
 from tests.end_to_end.site.harness import Server
 
 PER_ADDRESS = 1000

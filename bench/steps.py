@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from bench.harness.report import machine
 from bench.peers.engines.parley import Parley
 from bench.peers.machine.environments import cache_folder
 from bench.peers.machine.speed import MachineSpeed
 from bench.peers.models import Checkpoint, checkpoint
 from bench.peers.record.figures import floor_rate
-from bench.report import machine
 from engine.core.runner import model_runner
 from engine.core.tensors.batch import build_batch
 from tests.engine.helpers.stepped_engine import SteppedEngine

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import uvloop
 
-from bench.report import Figure, latencies, report
-from bench.servers import running_server
-from bench.socket_client import BenchSocket
+from bench.harness.report import Figure, latencies, report
+from bench.harness.servers import running_server
+from bench.harness.socket_client import BenchSocket
 from engine import demo_model
 from server.config.settings import DEMO_PACE
 from tests.end_to_end.site.harness import Server

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from rich.progress import track
 
-from bench.report import Figure, report
-from bench.servers import running_server, user_tokens
+from bench.harness.report import Figure, report
+from bench.harness.servers import running_server, user_tokens
 from tests.end_to_end.site.harness import Server
 
 MARGIN = 3.0  # standard errors of the figure itself, where time tells nothing

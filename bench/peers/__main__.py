@@ -19,6 +19,7 @@ import psutil
 import uvloop
 
 import bench
+from bench.harness.report import RESULTS, machine
 from bench.peers import models
 from bench.peers.engines.llama_cpp import LlamaCpp, LlamaCppSplit
 from bench.peers.engines.openvino import OpenVINO
@@ -46,7 +47,6 @@ from bench.peers.workloads import (
     wake,
     warm_up,
 )
-from bench.report import RESULTS, machine
 
 ROOT = Path(bench.__file__).resolve().parent.parent
 PEERS: tuple[type[Peer], ...] = (Parley, LlamaCpp, LlamaCppSplit, OpenVINO, VLLM, Transformers)

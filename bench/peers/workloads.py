@@ -11,11 +11,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bench.harness.report import percentile
 from bench.peers.engines.peer import Running
 from bench.peers.load.doors import Answer, ChatDoor, Door, LoadError
 from bench.peers.load.prompts import Prompts
 from bench.peers.machine.processes import busy_cores, quiet_after, sample_busy, tree
-from bench.report import percentile
 
 STOP_LOOK_SECONDS = 2.5  # behind a stop: vLLM spins for a second
 IDLE_LOOK_SECONDS = 0.5

@@ -18,13 +18,13 @@ from urllib.parse import urlsplit
 import psutil
 import uvloop
 
+from bench.harness.servers import running_server, user_tokens
+from bench.harness.socket_client import ANSWER_SECONDS, BenchSocket, random_key
 from bench.peers.engines.peer import MAX_CHATS, MAX_MODEL_LEN, Peer, Running
 from bench.peers.load.doors import Answer, Conversation, LoadError, Until, events
 from bench.peers.load.prompts import Prompt
 from bench.peers.machine.environments import Unavailable
 from bench.peers.record.figures import cache_of, weights_of
-from bench.servers import running_server, user_tokens
-from bench.socket_client import ANSWER_SECONDS, BenchSocket, random_key
 from engine import AsyncLLM, CoreState, RequestOutputKind, SamplingParams
 from engine.client.requests.inputs import TokensPrompt
 from tests.end_to_end.site.harness import Server

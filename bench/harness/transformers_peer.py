@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from bench.chats import PROMPT
+from bench.harness.chats import PROMPT
 
 
 class TransformersPeer:

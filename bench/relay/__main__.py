@@ -1,6 +1,6 @@
 """`python -m bench.relay`: what the server adds between a step of the engine and the sockets.
 
-The engine core replays recorded step durations (`bench/replay_core.py`), so it costs next to
+The engine core replays recorded step durations (`replay_core.py`), so it costs next to
 nothing and its tokens come when a real one's would. Each delta is measured from the moment at which
 it could first have been sent: when its first token left the core, or 25 ms behind the delta before
 it, which is how long the server collects text on purpose.
@@ -19,20 +19,26 @@ from pathlib import Path
 
 import uvloop
 
-from bench.report import Figure, latencies, report
-from bench.servers import ReplayServer, running_server, user_tokens
-from bench.socket_client import BenchSocket
+from bench.harness.report import Figure, latencies, report
+from bench.harness.servers import running_server, user_tokens
+from bench.harness.socket_client import BenchSocket
 from server.runs.producer import FLUSH_SECONDS
 from tests.end_to_end.site.harness import Server
 from tests.helpers.tiny_model import oracle_word
 
-SCHEDULE = Path(__file__).parent / "schedules" / "decode_64.json"
+SCHEDULE = Path(__file__).parents[1] / "schedules" / "decode_64.json"
 WORD = len(oracle_word(0))
 MAX_RELAY_MS = 5.0
 MAX_CALLS_PER_TOKEN = 0.25
 MAX_CALLS_PER_SECOND = 40.0
 FAST, SLOW = 160.0, 40.0  # tokens/s of a stream
 NUM_COUNTED_STREAMS = 32  # enough that what a worker asks for itself weighs little
+
+
+class ReplayServer(Server):
+    """Its engine core replays steps instead of running a model."""
+
+    module = "bench.relay.replay_server"
 
 
 def main() -> None:

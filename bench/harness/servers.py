@@ -12,12 +12,6 @@ from tests.end_to_end.site.harness import Server
 from tests.helpers.tiny_model import build_oracle_model
 
 
-class ReplayServer(Server):
-    """Its engine core replays steps instead of running a model."""
-
-    module = "bench.replay_server"
-
-
 @contextlib.contextmanager
 def running_server(
     model: Path | None = None, kind: type[Server] = Server, **environment: str

@@ -1,0 +1,1 @@
+"""What the server adds to a step: `python -m bench.relay`."""

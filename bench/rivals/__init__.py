@@ -1,0 +1,1 @@
+"""What users of chat servers feel: `python -m bench.rivals`."""
