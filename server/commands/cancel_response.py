@@ -13,21 +13,20 @@ from msgspec.structs import replace
 from server.commands.services import Services
 from server.config.intervals import STORE_RETRY_SECONDS
 from server.engines.client import EngineError
-from server.live.delivery import put_event
-from server.live.response_log import ResponseLog, is_done, read_log
+from server.live.response_log import ResponseLog, is_done, put_event, read_log
 from server.live.subscription import Subscription, Watcher
 from server.live.told import Stopped
 from server.protocol.client_frames import CancelResponse
 from server.protocol.entries import is_final
 from server.protocol.errors import ApiError, invalid_field
 from server.protocol.server_frames import ResponseCancelling
-from server.protocol.store_errors import check_response_id, check_session_id, translate_store_errors
+from server.protocol.store_errors import translate_store_errors
 from server.runs.run import Run
 from server.runs.stop import Stop, StoredStop, cancel_command
 from sessions.background import Background
 from sessions.model.errors import ResponseNotFound, RunEnded, SessionNotFound, StoreUnavailable
 from sessions.model.events import Event
-from sessions.model.ids import session_of
+from sessions.model.ids import check_response_id, check_session_id, session_of
 
 logger = structlog.get_logger("server")
 

@@ -3,8 +3,8 @@
 from server.commands.services import Services
 from server.live.subscription import Watcher
 from server.protocol.server_frames import SessionDeleted
-from server.protocol.store_errors import check_session_id
 from sessions.model.errors import ResponseNotFound, RevisionConflict, RunError
+from sessions.model.ids import check_session_id
 
 
 async def delete_session(

@@ -6,9 +6,8 @@ from msgspec import UnsetType
 
 from server.protocol.client_frames import CreateResponse
 from server.protocol.errors import invalid_field
-from server.protocol.store_errors import check_message_id
 from sessions.model.errors import MessageNotFound, ResponseInProgress
-from sessions.model.ids import new_message_id
+from sessions.model.ids import check_message_id, new_message_id
 from sessions.model.records import Message, Session
 from sessions.store.store import SessionStore
 

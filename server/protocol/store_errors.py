@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 
 from server.protocol.errors import ApiError
-from sessions.model import errors, ids
+from sessions.model import errors
 
 _CODES: dict[type[Exception], tuple[str, str, str | None]] = {
     errors.SessionNotFound: ("session_not_found", "no such session", "session_id"),
@@ -41,29 +41,21 @@ def translate_store_errors(*, only_reads: bool = False) -> Iterator[None]:
     """Turn the store's exceptions into `ApiError`s. `only_reads`: nothing was to be stored."""
     try:
         yield
-    except errors.QuotaExceeded as error:
-        message = f"no more than {error.limit:,} {error.what}"
-        raise ApiError("quota_exceeded", message, retry_after_ms=error.retry_after_ms) from error
     except errors.SessionError as error:
-        if type(error) not in _CODES:
+        refusal = translated(error, only_reads=only_reads)
+        if refusal is None:
             raise
-        code, message, param = _CODES[type(error)]
-        if only_reads and code == "store_unavailable":
-            message = "the session store does not answer"
-        raise ApiError(code, message, param=param) from error
+        raise refusal from error
 
 
-def check_session_id(session_id: str) -> None:
-    """A malformed id is answered like an unknown one, and never reaches Redis."""
-    if not ids.is_session_id(session_id):
-        raise errors.SessionNotFound
-
-
-def check_message_id(message_id: str | None) -> None:
-    if message_id is not None and not ids.is_message_id(message_id):
-        raise errors.MessageNotFound
-
-
-def check_response_id(response_id: str) -> None:
-    if not ids.is_response_id(response_id):
-        raise errors.ResponseNotFound
+def translated(error: errors.SessionError, *, only_reads: bool = False) -> ApiError | None:
+    """What a client is told; None where the protocol has no word for it."""
+    if isinstance(error, errors.QuotaExceeded):
+        message = f"no more than {error.limit:,} {error.what}"
+        return ApiError("quota_exceeded", message, retry_after_ms=error.retry_after_ms)
+    if type(error) not in _CODES:
+        return None
+    code, message, param = _CODES[type(error)]
+    if only_reads and code == "store_unavailable":
+        message = "the session store does not answer"
+    return ApiError(code, message, param=param)

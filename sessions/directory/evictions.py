@@ -8,8 +8,8 @@ import orjson
 
 from sessions.connection.client import RedisClient
 from sessions.model.errors import SessionNotFound
+from sessions.model.ids import check_session_id
 from sessions.model.keys import Keys
-from sessions.store.arguments import check_session_id
 from sessions.store.base import LOG_LIMITS, PUBLISH
 
 

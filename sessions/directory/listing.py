@@ -16,10 +16,9 @@ from sessions.indexes.indexes import Indexes, local_ms
 from sessions.indexes.pages import Place, cursor_of, newest_after, parse_cursor
 from sessions.model.codec import decode_body, decode_count, decode_run
 from sessions.model.errors import ResponseNotFound, SessionNotFound
-from sessions.model.ids import session_of
+from sessions.model.ids import check_session_id, session_of
 from sessions.model.keys import INDEX_GRACE_MS, SHARDS, Keys
 from sessions.model.records import LIVE_STATUSES, Message, RunRecord
-from sessions.store.arguments import check_session_id
 
 MAX_EXAMINED: Final = 2000  # sessions that one page looks at for a filter that no index answers
 VIEWERS_MS: Final = 60_000  # a worker repeats its count of viewers well within that

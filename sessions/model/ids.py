@@ -11,6 +11,8 @@ import hashlib
 import re
 import secrets
 
+from sessions.model.errors import MessageNotFound, ResponseNotFound, SessionNotFound
+
 _USER_ID = re.compile(r"usr_[A-Za-z0-9_-]{22}\Z")
 
 
@@ -64,6 +66,24 @@ def is_message_id(value: object) -> bool:
 def is_response_id(value: object) -> bool:
     """Whether `value` has the shape of a response id."""
     return isinstance(value, str) and _RESPONSE_ID.match(value) is not None
+
+
+def check_session_id(session_id: str) -> None:
+    """Raise `SessionNotFound` for an id that was never ours: it is answered like an unknown one."""
+    if not is_session_id(session_id):
+        raise SessionNotFound
+
+
+def check_message_id(message_id: str | None) -> None:
+    """Likewise `MessageNotFound`; None names no message, and passes."""
+    if message_id is not None and not is_message_id(message_id):
+        raise MessageNotFound
+
+
+def check_response_id(response_id: str) -> None:
+    """Likewise `ResponseNotFound`."""
+    if not is_response_id(response_id):
+        raise ResponseNotFound
 
 
 def is_idempotency_key(value: object) -> bool:

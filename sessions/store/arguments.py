@@ -24,7 +24,7 @@ from sessions.model.errors import (
     SessionLocked,
     SessionNotFound,
 )
-from sessions.model.ids import is_idempotency_key, is_session_id
+from sessions.model.ids import is_idempotency_key
 from sessions.model.records import Message
 
 _UID: Final = re.compile(r"[^\s{}]{1,128}\Z")
@@ -42,12 +42,6 @@ def owner_argument(uid: str | None) -> str:
         return ""
     check_uid(uid)
     return uid
-
-
-def check_session_id(session_id: str) -> None:
-    """Raise `SessionNotFound` for an id that was never ours, so that Redis is not asked."""
-    if not is_session_id(session_id):
-        raise SessionNotFound
 
 
 def check_idempotency_key(key: str) -> None:

@@ -22,18 +22,12 @@ from sessions.model.errors import (
     UserGone,
 )
 from sessions.model.events import SessionEvent
-from sessions.model.ids import derived_session_id, is_message_id, is_user_id
+from sessions.model.ids import check_session_id, derived_session_id, is_message_id, is_user_id
 from sessions.model.keys import TOMBSTONE_MS
 from sessions.model.records import Message, Session
 from sessions.model.replies import CreatedSession, DeletedSession, MessagePage
 from sessions.model.tree import children_of, parents_of, path_to
-from sessions.store.arguments import (
-    check_idempotency_key,
-    check_owner,
-    check_session_id,
-    check_uid,
-    owner_argument,
-)
+from sessions.store.arguments import check_idempotency_key, check_owner, check_uid, owner_argument
 from sessions.store.base import SESSION_SUFFIXES
 from sessions.store.session_lists import SessionLists
 

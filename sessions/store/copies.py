@@ -29,12 +29,18 @@ from sessions.model.errors import (
     SessionNotFound,
     StoreUnavailable,
 )
-from sessions.model.ids import derived_session_id, is_message_id, new_message_id, new_session_id
+from sessions.model.ids import (
+    check_session_id,
+    derived_session_id,
+    is_message_id,
+    new_message_id,
+    new_session_id,
+)
 from sessions.model.keys import COPY_LEASE_MS, PART_MS
 from sessions.model.records import Message
 from sessions.model.replies import CreatedSession
 from sessions.model.tree import parents_of, path_to
-from sessions.store.arguments import check_owner, check_session_id, check_uid
+from sessions.store.arguments import check_owner, check_uid
 from sessions.store.conversations import Conversations
 
 PART_MESSAGES: Final = 200

@@ -10,12 +10,11 @@ import orjson
 from sessions.connection.client import Argument
 from sessions.indexes.indexes import local_ms
 from sessions.model.errors import MessageNotFound, QuotaExceeded, SessionNotFound, StoreUnavailable
-from sessions.model.ids import is_message_id, is_response_id, session_of
+from sessions.model.ids import check_session_id, is_message_id, is_response_id, session_of
 from sessions.model.records import UNSET, Message, Unset
 from sessions.model.replies import BegunResponse, LiveResponses
 from sessions.store.arguments import (
     check_idempotency_key,
-    check_session_id,
     check_uid,
     field_arguments,
     message_arguments,

@@ -18,11 +18,10 @@ from sessions.model.codec import (
 )
 from sessions.model.errors import ResponseNotFound, RunGone, RunLive
 from sessions.model.events import Event, decode_event, encode_event
-from sessions.model.ids import is_response_id, session_of
+from sessions.model.ids import check_session_id, is_response_id, session_of
 from sessions.model.records import LIVE_STATUSES, Message, RunRecord
 from sessions.model.replies import AppendReply, CancelRequested, Finished, Reaped
 from sessions.store.arguments import (
-    check_session_id,
     field_arguments,
     optional_number,
     owner_argument,

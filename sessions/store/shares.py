@@ -20,8 +20,9 @@ import orjson
 
 from sessions.indexes.indexes import local_ms
 from sessions.model.errors import SessionNotFound, ShareNotFound
+from sessions.model.ids import check_session_id
 from sessions.model.records import Message
-from sessions.store.arguments import check_session_id, check_uid
+from sessions.store.arguments import check_uid
 from sessions.store.base import SESSION_SUFFIXES, StoreBase
 
 PART_BYTES: Final = 64 * 1024  # unpacked at once

@@ -16,10 +16,11 @@ import orjson
 
 from sessions.connection.checks import check_redis, find_faults, read_identity
 from sessions.connection.client import TIMEOUT_SECONDS, RedisClient
+from sessions.model.ids import check_session_id
 from sessions.model.keys import PROBE_MS, Keys
 from sessions.model.quotas import Quotas
 from sessions.model.replies import StoreFault
-from sessions.store.arguments import check_session_id, check_uid
+from sessions.store.arguments import check_uid
 from sessions.store.base import PUBLISH
 from sessions.store.copies import Copies
 from sessions.store.responses import Responses

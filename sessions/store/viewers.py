@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from sessions.indexes.indexes import local_ms
-from sessions.store.arguments import check_session_id
+from sessions.model.ids import check_session_id
 from sessions.store.base import SESSION_SUFFIXES, StoreBase
 
 # A worker repeats its count well within that time; one that died is not counted for longer.

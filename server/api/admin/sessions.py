@@ -20,11 +20,16 @@ from server.api.rest.operation import Access, Call, Operation, json_response
 from server.api.rest.sessions import Cursor, Limit
 from server.protocol.client_frames import to_struct
 from server.protocol.errors import invalid_field
-from server.protocol.store_errors import check_message_id, check_response_id, check_session_id
 from server.protocol.titles import clean_title
 from sessions.directory.listing import Listed
 from sessions.model.errors import ResponseNotFound, SessionNotFound
-from sessions.model.ids import is_response_id, session_of
+from sessions.model.ids import (
+    check_message_id,
+    check_response_id,
+    check_session_id,
+    is_response_id,
+    session_of,
+)
 from sessions.model.records import Message, RunRecord
 from sessions.store.store import SessionStore
 

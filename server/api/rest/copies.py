@@ -14,8 +14,7 @@ from server.commands.imports import ImportBody, parse_import
 from server.protocol.client_frames import to_struct
 from server.protocol.errors import invalid_field
 from server.protocol.objects import SessionObject
-from server.protocol.store_errors import check_message_id, check_session_id
-from sessions.model.ids import is_idempotency_key
+from sessions.model.ids import check_message_id, check_session_id, is_idempotency_key
 from sessions.model.replies import CreatedSession
 
 # Of one worker. A file has up to 16 MiB and may be half a minute on its way, so what is still to

@@ -7,7 +7,7 @@ from server.api.rest.objects import MessagePage
 from server.api.rest.operation import Access, ApiContext, Call, Operation, json_response
 from server.api.rest.sessions import Limit
 from server.protocol.objects import MessageObject
-from server.protocol.store_errors import check_message_id, check_session_id
+from sessions.model.ids import check_message_id, check_session_id
 from sessions.model.replies import MessagePage as Page
 
 MAX_PAGE_BYTES = 2 * 1024 * 1024  # of texts: a larger answer would hold up the others' frames

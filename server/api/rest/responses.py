@@ -31,11 +31,11 @@ from server.protocol.entries import is_final
 from server.protocol.errors import ApiError, invalid_field
 from server.protocol.objects import ResponseObject
 from server.protocol.server_frames import ResponseCancelling, ResponseDone
-from server.protocol.store_errors import check_response_id, check_session_id, translate_store_errors
+from server.protocol.store_errors import translate_store_errors
 from sessions.background import start
 from sessions.model.errors import ResponseNotFound, StoreUnavailable
 from sessions.model.events import ObjectEvent
-from sessions.model.ids import session_of
+from sessions.model.ids import check_response_id, check_session_id, session_of
 
 CANCEL_SECONDS = 5.0  # then 202: the owner has not said yet that the answer has ended
 RETRY_MS = 5000  # for one who has too many streams open

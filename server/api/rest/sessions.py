@@ -21,9 +21,9 @@ from server.commands.delete_session import delete_session
 from server.protocol.client_frames import MAX_INTEGER, CreateSession, UpdateSession, convert
 from server.protocol.errors import ApiError, invalid_field
 from server.protocol.objects import SessionObject
-from server.protocol.store_errors import check_message_id, check_session_id
 from server.protocol.titles import clean_title
 from sessions.model.errors import RevisionConflict
+from sessions.model.ids import check_message_id, check_session_id
 from sessions.model.records import Session
 
 Limit = Annotated[int, Meta(ge=1, le=200)]

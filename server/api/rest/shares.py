@@ -16,8 +16,8 @@ from server.access.rates import Places, TokenBuckets
 from server.api.rest.objects import SharedSession, ShareLink
 from server.api.rest.operation import Access, ApiContext, Call, Operation, json_response
 from server.commands.exports import breathing
-from server.protocol.store_errors import check_session_id
 from sessions.model.errors import QuotaExceeded, ShareNotFound
+from sessions.model.ids import check_session_id
 from sessions.store.shares import Share
 
 MAX_SHARED_BYTES = 2 * 1024 * 1024  # of text; on a page it may be six times that

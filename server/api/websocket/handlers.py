@@ -33,15 +33,10 @@ from server.protocol.entries import session_event_frame
 from server.protocol.errors import ApiError
 from server.protocol.objects import MessageObject, SessionObject, Snapshot
 from server.protocol.server_frames import SessionCreated, SessionSubscribed, SessionUnsubscribed
-from server.protocol.store_errors import (
-    check_message_id,
-    check_response_id,
-    check_session_id,
-    translate_store_errors,
-)
+from server.protocol.store_errors import translated
 from server.protocol.titles import clean_title
-from sessions.model.errors import ResponseNotFound
-from sessions.model.ids import session_of
+from sessions.model.errors import ResponseNotFound, SessionError
+from sessions.model.ids import check_message_id, check_response_id, check_session_id, session_of
 from sessions.model.records import Session
 from sessions.model.replies import MessagePage
 
@@ -77,24 +72,32 @@ class Handlers:
 
     async def handle(self, frame: ClientFrame, asked: int) -> None:
         """`asked`: the number that the connection's `Told` gave the frame when it was read."""
-        with translate_store_errors():
-            match frame:
-                case CreateSession():
-                    await self._create_session(frame)
-                case SubscribeSession():
-                    await self._subscribe(frame, asked)
-                case UnsubscribeSession():
-                    await self._unsubscribe(frame)
-                case UpdateSession():
-                    await self._update_session(frame)
-                case DeleteSession():
-                    await self._delete_session(frame)
-                case CreateResponse():
-                    await self._create_response(frame, asked)
-                case CancelResponse():
-                    await self.canceller.cancel(frame, asked)
-                case ResumeResponse():
-                    await self._resume(frame, asked)
+        try:
+            await self._handle(frame, asked)
+        except SessionError as error:
+            refusal = translated(error)
+            if refusal is None:
+                raise
+            raise refusal from error
+
+    async def _handle(self, frame: ClientFrame, asked: int) -> None:
+        match frame:
+            case CreateSession():
+                await self._create_session(frame)
+            case SubscribeSession():
+                await self._subscribe(frame, asked)
+            case UnsubscribeSession():
+                await self._unsubscribe(frame)
+            case UpdateSession():
+                await self._update_session(frame)
+            case DeleteSession():
+                await self._delete_session(frame)
+            case CreateResponse():
+                await self._create_response(frame, asked)
+            case CancelResponse():
+                await self.canceller.cancel(frame, asked)
+            case ResumeResponse():
+                await self._resume(frame, asked)
 
     async def leave_all(self) -> None:
         """The connection is gone: it watches nothing any more. Answers go on."""
