@@ -9,16 +9,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from server.live.delivery import (
+from server.live.outbox import Outbox
+from server.live.response_log import (
     MAX_BURST_BYTES,
     MAX_REPLAY_CHARACTERS,
+    ResponseLog,
+    is_done,
+    is_whole_end,
     put_event,
     put_snapshot,
     replay_bytes,
     replay_frames,
+    text_of,
 )
-from server.live.outbox import Outbox
-from server.live.response_log import ResponseLog, is_done, is_whole_end, text_of
 from server.live.told import Told
 from server.protocol.entries import is_final
 from sessions.model.events import Event, ObjectEvent, TextEvent

@@ -5,8 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
-from server.live.delivery import MAX_SNAPSHOT_PART, put_event, put_snapshot
-from server.live.response_log import text_of
+from server.live.response_log import MAX_SNAPSHOT_PART, put_event, put_snapshot, text_of
 from sessions.model.events import Event, ObjectEvent, TextEvent
 from tests.server.helpers.watching import Viewer
 
