@@ -1,12 +1,10 @@
-"""Short names for what a model computes and for what it is given: an answer goes on under both.
+"""A short name for what a model computes: an answer goes on under the same one alone.
 
-Small files count whole; of weights,
-which may be gigabytes, their length and a piece at each end, where safetensors have their header.
+Small files count whole; of weights, which may be gigabytes, their length and a piece at each end,
+where safetensors have their header.
 """
 
 import hashlib
-from array import array
-from collections.abc import Iterable
 from pathlib import Path
 
 WHOLE_BYTES = 32 * 1024 * 1024  # up to here a file counts whole: configurations, tokenizers
@@ -31,8 +29,3 @@ def model_fingerprint(folder: Path) -> str:
                 file.seek(size - PIECE_BYTES)
                 digest.update(file.read())
     return digest.hexdigest()[:DIGITS]
-
-
-def prompt_hash(token_ids: Iterable[int]) -> str:
-    """The same for the same prompt."""
-    return hashlib.sha256(array("I", token_ids).tobytes()).hexdigest()[:DIGITS]

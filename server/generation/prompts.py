@@ -6,6 +6,8 @@ cache keeps hitting. Where it starts is found by walking the chat from its begin
 rule, so every worker finds the same place without having to remember one.
 """
 
+import hashlib
+from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ PAGE_SIZE = 200
 MAX_HISTORY_MESSAGES = 2000  # beyond any context in use; bounds the work for one prompt
 MESSAGE_OVERHEAD_TOKENS = 8  # role markers of a chat template; the final count is exact anyway
 MAX_COUNTS = 50_000
+HASH_DIGITS = 16
 
 ChatMessage = dict[str, str]  # {"role": …, "content": …}
 
@@ -40,6 +43,11 @@ class Prompt:
     first_message_id: str | None  # the oldest message kept; None when nothing was left out
     omitted_messages: int
     is_settled: bool = True  # no answer of the history was still being written
+
+    @property
+    def hash(self) -> str:
+        """A short name, the same for the same prompt: an answer goes on under it alone."""
+        return hashlib.sha256(array("I", self.token_ids).tobytes()).hexdigest()[:HASH_DIGITS]
 
 
 class PromptBuilder:

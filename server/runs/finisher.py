@@ -21,7 +21,8 @@ from server.protocol.objects import MessageObject
 from server.protocol.server_frames import DoneEntry, MessageUpdated
 from server.runs.log_writer import LogWriter
 from server.runs.publisher import Publisher
-from server.runs.run import STATUS_TO_MESSAGE_STATUS, End, Run
+from server.runs.run import Run
+from server.runs.state import STATUS_TO_MESSAGE_STATUS, End
 from server.runs.stop import Stop, cancel_command
 from server.telemetry.metrics import Metrics
 from sessions.model.errors import (

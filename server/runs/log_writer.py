@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from server.config.intervals import STORE_RETRY_SECONDS, Intervals
-from server.generation.fingerprint import prompt_hash
 from server.runs.publisher import Publisher
 from server.runs.run import Run
 from sessions.background import start
@@ -39,14 +38,10 @@ class Batch:
         return self.first - 1 + len(self.events)
 
 
-async def _nothing() -> None:
-    """For a writer that never runs, and so never hears of a stop."""
-
-
 class LogWriter:
     """Writes while `running`; where only an end is to be written, it knows where the log ends.
 
-    `publisher` hears of renewals and of what Redis had lost. Only one that runs has more to tell.
+    `publisher` hears of renewals and of what Redis had lost.
     `on_stop`: a stop is stored; `on_loss`: nothing more may be said.
     """
 
@@ -57,8 +52,8 @@ class LogWriter:
         store: SessionStore,
         intervals: Intervals,
         publisher: Publisher,
-        on_stop: Callable[[], Awaitable[None]] = _nothing,
-        on_loss: Callable[[Exception], None] = lambda _: None,
+        on_stop: Callable[[], Awaitable[None]],
+        on_loss: Callable[[Exception], None],
     ) -> None:
         self._run = run
         self._store = store
@@ -196,7 +191,7 @@ class LogWriter:
         if run.prompt is None:
             return {}
         fields: dict[str, str | int] = {
-            "prompt_hash": prompt_hash(run.prompt.token_ids),
+            "prompt_hash": run.prompt.hash,
             "model_fingerprint": run.model_fingerprint,
         }
         if run.prompt_from is not None:

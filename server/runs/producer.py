@@ -9,13 +9,12 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import structlog
 from msgspec import UNSET
 
-from server.config.intervals import Intervals
+from server.config.intervals import STORE_RETRY_SECONDS, Intervals
 from server.engines.client import (
     EngineClient,
     EngineDeadError,
@@ -26,13 +25,17 @@ from server.engines.client import (
     ValidationError,
 )
 from server.generation.logprobs import token_logprobs
+from server.generation.prompts import PromptBuilder
 from server.generation.queue_estimate import QueueEstimate
+from server.generation.sampling import sampling_params
 from server.live.hub import Hub
+from server.protocol.errors import ApiError
 from server.protocol.server_frames import InProgressEntry, QueueReason, ResponseQueued
 from server.runs.finisher import Finisher
 from server.runs.log_writer import LogWriter
 from server.runs.publisher import Publisher
-from server.runs.run import End, Run
+from server.runs.run import Run
+from server.runs.state import End
 from server.runs.stop import Stop, StoredStop
 from server.telemetry.metrics import Metrics
 from sessions.background import start
@@ -56,6 +59,7 @@ class Producer:
         *,
         store: SessionStore,
         engine: EngineClient,
+        prompts: PromptBuilder,
         hub: Hub,
         metrics: Metrics,
         intervals: Intervals,
@@ -69,6 +73,7 @@ class Producer:
         self._max_seconds = max_seconds  # for writing the answer, over all its owners; 0: no limit
         self._store = store
         self._engine = engine
+        self._prompts = prompts
         self._hub = hub
         self._metrics = metrics
         self._intervals = intervals
@@ -82,23 +87,30 @@ class Producer:
             on_stop=self.stop_as_stored,
             on_loss=self._lose,
         )
-        self._finisher = Finisher(
-            run,
-            store=store,
-            hub=hub,
-            metrics=metrics,
-            queue=self._queue,
-            writer=self._writer,
-            publisher=self._publisher,
-        )
         self._last_queue_frame = 0.0
         self._last_text_at: float | None = None
 
-    def writing(self) -> AbstractAsyncContextManager[None]:
-        """Keep the lease and store what comes during a block; `finish` comes behind it."""
-        return self._writer.running()
+    async def produce(self, queued_behind: int = 0) -> Finished | None:
+        """The answer's whole life: wait for its turn, ask the engine, store and show what it says.
 
-    async def hold(self) -> None:
+        `queued_behind`: how many answers of the session come first. Returns what `finish` does.
+        """
+        run = self._run
+        try:
+            async with self._writer.running():
+                if queued_behind:
+                    self.show_queued("session", queued_behind)
+                    await self._hold()
+                end = await self._answer()
+        except ApiError as error:  # what it was to answer makes no prompt by now
+            logger.warning("no prompt", response_id=run.response_id, code=error.code)
+            end = End("failed", "engine_error", "released")
+        except Exception:
+            logger.exception("run failed", response_id=run.response_id)
+            end = End("failed", "engine_error", "unknown")
+        return await self.finish(end)
+
+    async def _hold(self) -> None:
         """Wait for the answer's turn, until it is promoted or stopped."""
         while not self._run.promoted.is_set():
             with contextlib.suppress(TimeoutError):
@@ -114,6 +126,40 @@ class Producer:
             if live.active == run.response_id or run.is_elsewhere:
                 run.promoted.set()
 
+    # ---- the prompt -----------------------------------------------------------------------------
+
+    async def _answer(self) -> End:
+        """From the prompt to the engine's last output."""
+        run, settings = self._run, self._run.response["settings"]
+        if run.prompt is None and run.stopping is None:
+            await self._wait_for_engine()  # it knows how long a prompt may be
+        while run.prompt is None and run.stopping is None:
+            await self._read_prompt()
+        if run.prompt is None:
+            return run.end("abort", None, "released")
+        if run.known_prompt_hash not in ("", run.prompt.hash):
+            return End("incomplete", "owner_lost", "unknown")
+        token_ids = run.prompt.token_ids
+        room = self._engine.model_config.max_model_len - len(token_ids)
+        max_tokens = run.within_budget(min(settings["max_output_tokens"], room))
+        params = sampling_params(settings, max_tokens, self._engine.get_tokenizer().chat_stop)
+        return await self.generate(token_ids, params)
+
+    async def _read_prompt(self) -> None:
+        """An answer that was promised waits for a store that is away, until somebody stops it."""
+        run, asked = self._run, self._run.user_message
+        settings = run.response["settings"]
+        try:
+            run.set_prompt(
+                await self._prompts.build(
+                    run.uid, run.session_id, asked.parent_id, asked.text, settings, run.base
+                )
+            )
+        except StoreUnavailable:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STORE_RETRY_SECONDS):
+                    await run.stop_asked.wait()
+
     # ---- from the engine ------------------------------------------------------------------------
 
     async def generate(self, token_ids: list[int], params: SamplingParams) -> End:
@@ -124,7 +170,7 @@ class Producer:
         run = self._run
         if run.stopping is not None:  # stopped before the engine heard of it
             return run.end("abort", None, "released")
-        await self.wait_for_engine()
+        await self._wait_for_engine()
         if run.stopping is not None:
             return run.end("abort", None, "released")
         run.num_prompt_tokens = len(token_ids)
@@ -175,7 +221,7 @@ class Producer:
         self._add_text(decided[len(known) :], [])
         return True
 
-    async def wait_for_engine(self) -> None:
+    async def _wait_for_engine(self) -> None:
         """An answer that was promised waits for a core that restarts, until somebody stops it."""
         if self._engine.is_ready:
             return
@@ -206,7 +252,7 @@ class Producer:
             run.timeline.note("first_token_at")
             self._metrics.observe_first_token(now - run.timeline.created)
         run.timeline.last_token = now
-        logprobs = token_logprobs(answer.logprobs, answer.token_ids)
+        logprobs = token_logprobs(answer.logprobs, answer.token_ids) if answer.logprobs else ()
         self._add_text(answer.text, answer.token_ids, logprobs)
         self._check_deadline(now)
 
@@ -314,4 +360,13 @@ class Producer:
 
     async def finish(self, end: End) -> Finished | None:
         """Make the answer terminal, as `Finisher.finish` does."""
-        return await self._finisher.finish(end)
+        finisher = Finisher(
+            self._run,
+            store=self._store,
+            hub=self._hub,
+            metrics=self._metrics,
+            queue=self._queue,
+            writer=self._writer,
+            publisher=self._publisher,
+        )
+        return await finisher.finish(end)

@@ -7,8 +7,7 @@ called, `add_text` refuses, whoever calls it.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import UNSET
@@ -18,8 +17,6 @@ from server.generation.prompts import Prompt
 from server.live.response_log import ResponseLog, text_of
 from server.protocol.encoding import of_stored
 from server.protocol.objects import (
-    By,
-    EndStatus,
     Engine,
     Reason,
     ResponseObject,
@@ -28,75 +25,46 @@ from server.protocol.objects import (
     Usage,
 )
 from server.protocol.server_frames import DoneEntry, InProgressEntry
+from server.runs.state import FINISH_TO_STATUS, MOVES, STOP_TO_STATUS, End, IllegalMove, RunState
 from server.runs.stop import Stop
-from server.runs.timeline import Timeline, _now_ms
 from sessions.model.events import Event, ObjectEvent, TextEvent
-from sessions.model.records import Message, MessageStatus, RunRecord, utf16_length
-
-# The engine's finish reason → (status of the response, reason), where no stop was asked for.
-FINISH_TO_STATUS: dict[str, tuple[EndStatus, Reason]] = {
-    "stop": ("completed", "eos"),
-    "length": ("incomplete", "max_output_tokens"),
-    "abort": ("failed", "engine_error"),
-    "error": ("failed", "engine_error"),
-}
-STOP_TO_STATUS: dict[Reason, EndStatus] = {
-    "server_shutdown": "incomplete",
-    "deadline": "incomplete",
-}  # else cancelled
-STATUS_TO_MESSAGE_STATUS: dict[EndStatus, MessageStatus] = {
-    "completed": "completed",
-    "cancelled": "interrupted",
-    "incomplete": "interrupted",
-    "failed": "failed",
-}
+from sessions.model.records import Message, RunRecord, utf16_length
 
 
-class RunState(Enum):
-    """Where an answer is in its life. `MOVES` has what may follow; nothing else can."""
+@dataclass(slots=True)
+class Timeline:
+    """Moments of a run, `time.monotonic()` seconds; None until they come."""
 
-    RUNNING = "running"  # its gate is open: from waiting for its turn to the engine's last token
-    STOPPING = "stopping"  # its gate is closed; the engine's last output is awaited
-    LEAVING = "leaving"  # stopped, too, but only here: another worker will go on
-    ENDING = "ending"  # its end is on the way to the store: too late for a stop
-    LOST = "lost"  # the store refuses this worker's writes: nothing more may be said
-    ENDED = "ended"  # its end is certain, and told
-    DISOWNED = "disowned"  # another worker ends it, or has
-    HANDED_OVER = "handed_over"  # this worker has given it up
+    created: float = field(default_factory=time.monotonic)
+    scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    done: float | None = None
+    at: dict[str, int] = field(default_factory=dict)  # milliseconds since 1970, by Redis' clock
+    clock_ahead_ms: int | None = None  # of Redis' clock to ours
 
+    def note(self, name: str, at_ms: int | None = None) -> None:
+        """Keep a moment, by default the present one; the first of its name counts."""
+        self.at.setdefault(name, _now_ms() + (self.clock_ahead_ms or 0) if at_ms is None else at_ms)
 
-MOVES: dict[RunState, frozenset[RunState]] = {
-    RunState.RUNNING: frozenset(
-        {
-            RunState.STOPPING,
-            RunState.LEAVING,
-            RunState.ENDING,
-            RunState.LOST,
-            RunState.DISOWNED,
-        }
-    ),
-    RunState.STOPPING: frozenset({RunState.ENDING, RunState.LOST, RunState.DISOWNED}),
-    RunState.LEAVING: frozenset({RunState.HANDED_OVER}),
-    RunState.ENDING: frozenset({RunState.ENDED, RunState.LOST, RunState.DISOWNED}),
-    RunState.LOST: frozenset({RunState.ENDED, RunState.DISOWNED}),
-    RunState.ENDED: frozenset({RunState.DISOWNED}),  # by a bug on the way from there
-    RunState.DISOWNED: frozenset(),
-    RunState.HANDED_OVER: frozenset(),
-}
+    def set_clock(self, redis_ms: int) -> None:
+        """It was that late by Redis' clock; of all its replies the one that came soonest counts."""
+        ahead = redis_ms - _now_ms()
+        if self.clock_ahead_ms is None or ahead > self.clock_ahead_ms:
+            self.clock_ahead_ms = ahead
 
-
-class IllegalMove(Exception):
-    """An answer cannot come from the one state into the other: a bug of ours."""
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """How the answer ended, before the store has confirmed it."""
-
-    status: EndStatus
-    reason: Reason
-    engine: Engine
-    by: By | None = None
+    def wire(self, num_tokens: int) -> dict[str, Any]:
+        """The `timings` object: milliseconds from the creation, the decoding rate, the moments."""
+        end = self.done or time.monotonic()
+        timings: dict[str, Any] = {"total_ms": _ms(end - self.created), **self.at}
+        if self.scheduled is not None:
+            timings["queue_ms"] = _ms(self.scheduled - self.created)
+        if self.first_token is not None and self.last_token is not None:
+            timings["ttft_ms"] = _ms(self.first_token - self.created)
+            decoding = self.last_token - self.first_token
+            if num_tokens > 1 and decoding > 0:
+                timings["tokens_per_s"] = round((num_tokens - 1) / decoding, 1)
+        return timings
 
 
 class Run:
@@ -113,6 +81,8 @@ class Run:
         base: str = "",
     ) -> None:
         self.response = response  # the protocol's object, as in response.created
+        self.response_id = str(response["id"])
+        self.session_id = str(response["session_id"])
         self.message = message  # the assistant message as it was when the run began
         self.base = base  # the text that it had then, behind which this run writes
         self.uid = uid
@@ -151,14 +121,6 @@ class Run:
         self.promoted = asyncio.Event()  # its turn has come among the session's responses
         self.done = asyncio.Event()  # `response.done` was published
         self.settled = asyncio.Event()  # its end is stored, or somebody else's
-
-    @property
-    def response_id(self) -> str:
-        return str(self.response["id"])
-
-    @property
-    def session_id(self) -> str:
-        return str(self.response["session_id"])
 
     @property
     def ids(self) -> dict[str, str]:
@@ -381,3 +343,11 @@ class Run:
             "cached_tokens": self.num_cached_tokens,
             "output_tokens": len(self.token_ids),
         }
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _ms(seconds: float) -> int:
+    return max(0, round(seconds * 1000))

@@ -14,19 +14,15 @@ import structlog
 
 from server.config.intervals import STORE_RETRY_SECONDS, Intervals
 from server.engines.client import CoreState, EngineClient, EngineError
-from server.generation.fingerprint import prompt_hash
 from server.generation.prompts import PromptBuilder
 from server.generation.queue_estimate import QueueEstimate
-from server.generation.sampling import sampling_params
 from server.live.hub import Hub
 from server.protocol.errors import ApiError
 from server.protocol.server_frames import QueueReason, ResponseQueued
 from server.runs.active_limit import ActiveLimit
-from server.runs.finisher import Finisher
-from server.runs.log_writer import LogWriter
 from server.runs.producer import Producer
-from server.runs.publisher import Publisher
-from server.runs.run import End, Run, RunState
+from server.runs.run import Run
+from server.runs.state import End, RunState
 from server.runs.stop import Stop, StoredStop, cancel_command
 from server.telemetry.metrics import Metrics
 from sessions.background import Background
@@ -149,22 +145,9 @@ class Runs:
     # ---- run ------------------------------------------------------------------------------------
 
     async def _run(self, run: Run, queued_behind: int) -> None:
-        producer = self._producers[run.response_id]
         run.model_fingerprint = self.model_fingerprint
         try:
-            try:
-                async with producer.writing():
-                    if queued_behind:
-                        producer.show_queued("session", queued_behind)
-                        await producer.hold()
-                    end = await self._generate(run, producer)
-            except ApiError as error:  # what it was to answer makes no prompt by now
-                logger.warning("no prompt", response_id=run.response_id, code=error.code)
-                end = End("failed", "engine_error", "released")
-            except Exception:
-                logger.exception("run failed", response_id=run.response_id)
-                end = End("failed", "engine_error", "unknown")
-            finished = await producer.finish(end)
+            finished = await self._producers[run.response_id].produce(queued_behind)
         except Exception:
             # Whoever has its lease next ends it, if need be without what cannot be stored.
             logger.exception("run cannot be ended", response_id=run.response_id)
@@ -176,53 +159,9 @@ class Runs:
             self._forget(run)
         await self._promote_next(finished)
 
-    async def _generate(self, run: Run, producer: Producer) -> End:
-        """From the prompt to the engine's last output."""
-        settings = run.response["settings"]
-        if run.prompt is None and run.stopping is None:
-            await producer.wait_for_engine()  # it knows how long a prompt may be
-        while run.prompt is None and run.stopping is None:
-            await self._read_prompt(run)
-        if run.prompt is None:
-            return run.end("abort", None, "released")
-        token_ids = run.prompt.token_ids
-        if run.known_prompt_hash not in ("", prompt_hash(token_ids)):
-            return End("incomplete", "owner_lost", "unknown")
-        room = self._engine.model_config.max_model_len - len(token_ids)
-        max_tokens = run.within_budget(min(settings["max_output_tokens"], room))
-        params = sampling_params(settings, max_tokens, self._engine.get_tokenizer().chat_stop)
-        return await producer.generate(token_ids, params)
-
-    async def _read_prompt(self, run: Run) -> None:
-        """An answer that was promised waits for a store that is away, until somebody stops it."""
-        asked, settings = run.user_message, run.response["settings"]
-        try:
-            run.set_prompt(
-                await self._prompts.build(
-                    run.uid, run.session_id, asked.parent_id, asked.text, settings, run.base
-                )
-            )
-        except StoreUnavailable:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STORE_RETRY_SECONDS):
-                    await run.stop_asked.wait()
-
     async def finish(self, run: Run, end: End) -> None:
         """End a run that was taken over: it produces nothing more, only its end is missing."""
-        publisher = Publisher(
-            run, hub=self._hub, intervals=self._intervals, has_peers=self._has_peers
-        )
-        writer = LogWriter(run, store=self._store, intervals=self._intervals, publisher=publisher)
-        finisher = Finisher(
-            run,
-            store=self._store,
-            hub=self._hub,
-            metrics=self._metrics,
-            queue=self._queue,
-            writer=writer,
-            publisher=publisher,
-        )
-        finished = await finisher.finish(end)
+        finished = await self._producer(run).finish(end)
         self._limit.free(run.uid, run.response_id)
         self._hub.show_activity(run.uid, run.session_id, active=False, status=run.status)
         await self._promote_next(finished)
@@ -232,6 +171,7 @@ class Runs:
             run,
             store=self._store,
             engine=self._engine,
+            prompts=self._prompts,
             hub=self._hub,
             metrics=self._metrics,
             intervals=self._intervals,
@@ -278,7 +218,7 @@ class Runs:
         `run.stop_is_stored` becomes True once the wish is in the store.
         """
         if run.stop(stop):
-            self._hub.spawn(self._engine.abort(run.response_id))
+            self.spawn(self._engine.abort(run.response_id))
         elif not run.is_elsewhere:  # else it is the next owner's to carry out
             return
         self.spawn(self._store_stop(run, stop))
@@ -327,7 +267,7 @@ class Runs:
         for run in self.local_of_session(session_id):
             run.is_deleted = True
             if run.stop(Stop("user", "session_deleted")):
-                self._hub.spawn(self._engine.abort(run.response_id))
+                self.spawn(self._engine.abort(run.response_id))
 
     # ---- the engine core ------------------------------------------------------------------------
 
@@ -356,7 +296,7 @@ class Runs:
             stop = Stop("policy", "server_shutdown")
             if run.leave(stop) if successor is not None or or_nobody else run.stop(stop):
                 left.append(run.response_id)
-                self._hub.spawn(self._engine.abort(run.response_id))
+                self.spawn(self._engine.abort(run.response_id))
         await self.wait_idle(DRAIN_GRACE_SECONDS)
         if successor is None:
             return

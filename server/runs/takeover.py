@@ -20,8 +20,9 @@ from server.protocol.encoding import of_stored
 from server.protocol.objects import ResponseObject, SettingsObject
 from server.protocol.server_frames import CreatedEntry
 from server.runs.peers import Peers
-from server.runs.run import End, Run
+from server.runs.run import Run
 from server.runs.runs import Runs
+from server.runs.state import End
 from server.runs.stop import Stop
 from server.telemetry.metrics import Metrics
 from sessions.indexes.sweep import IndexSweep

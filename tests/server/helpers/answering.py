@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
-from engine import AsyncLLM, CompletionOutput, RequestOutput, SamplingParams
+from engine import AsyncLLM, CompletionOutput, RequestOutput
 from engine.errors import RetryableRequestError
 from server.config.intervals import Intervals
+from server.generation.prompts import Prompt, PromptBuilder
 from server.live.hub import Hub
 from server.live.subscription import Subscription
 from server.runs.producer import Producer
@@ -19,7 +21,7 @@ from tests.helpers.patience import PATIENCE
 from tests.server.helpers.watching import SilentFeed, Viewer
 from tests.sessions.helpers.chat import CREATED, Chat
 
-PARAMS = SamplingParams(max_tokens=100)
+SETTINGS = {"temperature": 0, "top_p": 1.0, "max_output_tokens": 100, "seed": 1}
 MAX_SECONDS = 300.0
 
 
@@ -36,6 +38,11 @@ def output(rid: str, text: str, finish_reason: str | None = None) -> RequestOutp
 
 class Engine:
     """Says what the test lets it say; an abort ends it."""
+
+    model_config = SimpleNamespace(max_model_len=128)
+
+    def get_tokenizer(self) -> Any:
+        return SimpleNamespace(chat_stop=())
 
     def __init__(self) -> None:
         self._outputs: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
@@ -87,10 +94,11 @@ class Answering:
         self.hub = Hub(self.store, cast("LiveFeed", SilentFeed()), self.store.keys, "w1")
         begun = await self.chat.begin()
         self.rid = begun.response_id
-        response = {"id": self.rid, "session_id": self.chat.session_id, "settings": {}}
+        response = {"id": self.rid, "session_id": self.chat.session_id, "settings": SETTINGS}
         message = self.chat.messages[self.rid]
         created = ObjectEvent(dict(CREATED))
         self.run = Run(response, message, uid="alice", fence=1, created=created)
+        self.run.set_prompt(Prompt([1, 2, 3], None, 0))
         self.hub.rooms.add_run(self.rid, cast("Any", self.run))
         subscription = Subscription(self.viewer, self.chat.session_id)
         await self.hub.join(subscription)
@@ -100,6 +108,7 @@ class Answering:
             self.run,
             store=self.store,
             engine=cast("AsyncLLM", self.engine),
+            prompts=cast("PromptBuilder", None),  # it has its prompt
             hub=self.hub,
             metrics=Metrics(),
             intervals=self.intervals,
@@ -112,9 +121,7 @@ class Answering:
         return asyncio.create_task(self._produce())
 
     async def _produce(self) -> Any:
-        async with self.producer.writing():
-            end = await self.producer.generate([1, 2, 3], PARAMS)
-        return await self.producer.finish(end)
+        return await self.producer.produce()
 
     async def text_comes(self) -> None:
         while (await self.viewer.next())["type"] != "response.output_text.delta":

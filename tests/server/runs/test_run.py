@@ -5,9 +5,9 @@ from itertools import pairwise, product
 import pytest
 
 from server.protocol.server_frames import InProgressEntry
-from server.runs.run import MOVES, IllegalMove, Run, RunState
+from server.runs.run import Run, Timeline
+from server.runs.state import MOVES, IllegalMove, RunState
 from server.runs.stop import Stop
-from server.runs.timeline import Timeline
 from sessions.model.events import ObjectEvent, TextEvent
 from sessions.model.records import Message
 

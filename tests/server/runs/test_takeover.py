@@ -17,7 +17,8 @@ from redis.exceptions import ResponseError
 from server.commands import cancel_response as stops
 from server.commands.cancel_response import Canceller
 from server.config.intervals import SHORTENED
-from server.generation.fingerprint import model_fingerprint, prompt_hash
+from server.generation.fingerprint import model_fingerprint
+from server.generation.prompts import Prompt
 from server.live.outbox import Outbox
 from server.live.told import Told
 from server.protocol.client_frames import CancelResponse
@@ -71,7 +72,7 @@ class Survivor:
             started: dict[str, Any] = {"prompt_tokens": 1, "cached_tokens": 0}
             begins = ObjectEvent({"type": "response.in_progress", **started})
             known = {
-                "prompt_hash": prompt_hash([FIRST]),
+                "prompt_hash": Prompt([FIRST], None, 0).hash,
                 "model_fingerprint": model_fingerprint(Path(self.worker.config.model_folder)),
             }
             await self.worker.store.append(

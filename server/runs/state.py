@@ -1,0 +1,72 @@
+"""`RunState`: the life of an answer at the worker that produces it, and how it may end."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from server.protocol.objects import By, EndStatus, Engine, Reason
+from sessions.model.records import MessageStatus
+
+# The engine's finish reason → (status of the response, reason), where no stop was asked for.
+FINISH_TO_STATUS: dict[str, tuple[EndStatus, Reason]] = {
+    "stop": ("completed", "eos"),
+    "length": ("incomplete", "max_output_tokens"),
+    "abort": ("failed", "engine_error"),
+    "error": ("failed", "engine_error"),
+}
+STOP_TO_STATUS: dict[Reason, EndStatus] = {
+    "server_shutdown": "incomplete",
+    "deadline": "incomplete",
+}  # else cancelled
+STATUS_TO_MESSAGE_STATUS: dict[EndStatus, MessageStatus] = {
+    "completed": "completed",
+    "cancelled": "interrupted",
+    "incomplete": "interrupted",
+    "failed": "failed",
+}
+
+
+class RunState(Enum):
+    """Where an answer is in its life. `MOVES` has what may follow; nothing else can."""
+
+    RUNNING = "running"  # its gate is open: from waiting for its turn to the engine's last token
+    STOPPING = "stopping"  # its gate is closed; the engine's last output is awaited
+    LEAVING = "leaving"  # stopped, too, but only here: another worker will go on
+    ENDING = "ending"  # its end is on the way to the store: too late for a stop
+    LOST = "lost"  # the store refuses this worker's writes: nothing more may be said
+    ENDED = "ended"  # its end is certain, and told
+    DISOWNED = "disowned"  # another worker ends it, or has
+    HANDED_OVER = "handed_over"  # this worker has given it up
+
+
+MOVES: dict[RunState, frozenset[RunState]] = {
+    RunState.RUNNING: frozenset(
+        {
+            RunState.STOPPING,
+            RunState.LEAVING,
+            RunState.ENDING,
+            RunState.LOST,
+            RunState.DISOWNED,
+        }
+    ),
+    RunState.STOPPING: frozenset({RunState.ENDING, RunState.LOST, RunState.DISOWNED}),
+    RunState.LEAVING: frozenset({RunState.HANDED_OVER}),
+    RunState.ENDING: frozenset({RunState.ENDED, RunState.LOST, RunState.DISOWNED}),
+    RunState.LOST: frozenset({RunState.ENDED, RunState.DISOWNED}),
+    RunState.ENDED: frozenset({RunState.DISOWNED}),  # by a bug on the way from there
+    RunState.DISOWNED: frozenset(),
+    RunState.HANDED_OVER: frozenset(),
+}
+
+
+class IllegalMove(Exception):
+    """An answer cannot come from the one state into the other: a bug of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How the answer ended, before the store has confirmed it."""
+
+    status: EndStatus
+    reason: Reason
+    engine: Engine
+    by: By | None = None
