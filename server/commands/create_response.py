@@ -291,12 +291,15 @@ class ResponseCreator:
         """The messages that are new or written on, response.created, and the sidebars' dot."""
         kind = MessageUpdated if target.version else MessageCreated
         messages = [run.message] if target.question else [run.user_message, run.message]
-        for offset, message in enumerate(messages, begun.offset - len(messages) + 1):
-            about = of_stored(MessageObject, message.event_wire())
-            self._hub.publish_session(kind(session_id=run.session_id, offset=offset, message=about))
-        asker.put_created(run.response_id, run.fence, run.events[0], frame.event_id)
-        self._hub.publish_events(run.response_id, run.fence, 1, run.events[:1])
-        self._hub.show_activity(run.uid, run.session_id, active=True)
+        entries = [
+            kind(
+                session_id=run.session_id,
+                offset=offset,
+                message=of_stored(MessageObject, message.event_wire()),
+            )
+            for offset, message in enumerate(messages, begun.offset - len(messages) + 1)
+        ]
+        self._hub.publish_begun(run, entries, asker, frame.event_id)
         logger.info("response created", session_id=run.session_id, response_id=run.response_id)
 
     async def _set_title(self, uid: str, session_id: str, text: str) -> None:

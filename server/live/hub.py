@@ -8,7 +8,7 @@ lacks from the log. That is what makes "nothing lost, nothing doubled" one rule 
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -17,7 +17,7 @@ from msgspec import UNSET
 from server.live.catch_up import CatchUp
 from server.live.data_loss import DataLoss
 from server.live.response_log import ResponseLog
-from server.live.rooms import Room, Rooms
+from server.live.rooms import BegunRun, Room, Rooms
 from server.live.subscription import Subscription, Watcher
 from server.live.viewers import Viewers
 from server.protocol.encoding import ServerFrame, of_stored
@@ -185,7 +185,7 @@ class Hub:
                     raise
                 room = self.rooms.open(session_id, session.epoch, session.offset)
             room.subscriptions.add(subscription)
-            subscription.outbox.withholds = self._withholds
+            subscription.outbox.withholds = self.rooms.withholds
         if subscription.is_viewer:
             await self.viewers.announce(session_id)
 
@@ -218,6 +218,23 @@ class Hub:
 
     # ---- answers --------------------------------------------------------------------------------
 
+    def publish_begun(
+        self,
+        run: BegunRun,
+        messages: Sequence[SessionEntry],
+        asker: Subscription,
+        event_id: str | None,
+    ) -> None:
+        """What an answer begins with: its messages, `response.created`, and the sidebars' dot.
+
+        The asker's `response.created` has the `event_id` of the frame that asked.
+        """
+        for entry in messages:
+            self.publish_session(entry)
+        asker.put_created(run.response_id, run.fence, run.events[0], event_id)
+        self.publish_events(run.response_id, run.fence, 1, run.events[:1])
+        self.show_activity(run.uid, run.session_id, active=True)
+
     def publish_events(self, response_id: str, fence: int, first: int, events: list[Event]) -> None:
         """Entries of an answer's log: from the run itself, or from another worker's."""
         room = self.rooms.of_response(response_id)
@@ -245,21 +262,6 @@ class Hub:
         for subscription in room.subscriptions if room else ():
             if not subscription.joining and subscription.wants(response_id):
                 subscription.put_end_again(response_id, log)
-
-    def _withholds(self, response_id: str) -> bool:
-        """Asked for each entry just before it is sent: whether the answer may be another's by now.
-
-        The queue may be slow, or this process was stopped: what was in time then, is late now.
-        """
-        run = self.rooms.run(response_id)
-        if run is None or not run.must_be_silent():
-            return False
-        run.is_held = True
-        room = self.rooms.of_response(response_id)
-        for subscription in room.subscriptions if room else ():
-            if subscription.outbox.withhold(response_id):
-                subscription.doubt(response_id)
-        return True
 
     def disown(self, response_id: str) -> None:
         """An answer of this worker is another's now: its viewers get the log's text instead."""

@@ -13,6 +13,7 @@ from server.live.response_log import ResponseLog
 from server.live.subscription import Subscription
 from server.protocol.errors import ApiError
 from sessions.background import Background
+from sessions.model.events import Event
 from sessions.model.ids import session_of
 
 
@@ -30,6 +31,16 @@ class LocalRun(Protocol):
 
     is_held: bool
     must_be_silent: Callable[[], bool]
+
+
+class BegunRun(Protocol):
+    """What the viewers of an answer are told when it begins."""
+
+    response_id: str
+    session_id: str
+    uid: str
+    fence: int
+    events: list[Event]
 
 
 class Room:
@@ -100,6 +111,21 @@ class Rooms(Mapping[str, Room]):
     def run(self, response_id: str) -> LocalRun | None:
         """The answer, if this worker produces it."""
         return self._runs.get(response_id)
+
+    def withholds(self, response_id: str) -> bool:
+        """Asked for each entry just before it is sent: whether the answer may be another's by now.
+
+        The queue may be slow, or this process was stopped: what was in time then, is late now.
+        """
+        run = self._runs.get(response_id)
+        if run is None or not run.must_be_silent():
+            return False
+        run.is_held = True
+        room = self.of_response(response_id)
+        for subscription in room.subscriptions if room else ():
+            if subscription.outbox.withhold(response_id):
+                subscription.doubt(response_id)
+        return True
 
     def unanswered(self) -> set[str]:
         """Sessions that are watched here, and in which this worker produces no answer."""

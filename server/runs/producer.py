@@ -250,7 +250,7 @@ class Producer:
         if run.timeline.first_token is None:
             run.timeline.first_token = now
             run.timeline.note("first_token_at")
-            self._metrics.observe_first_token(now - run.timeline.created)
+            self._metrics.first_token.observe(now - run.timeline.created)
         run.timeline.last_token = now
         logprobs = token_logprobs(answer.logprobs, answer.token_ids) if answer.logprobs else ()
         self._add_text(answer.text, answer.token_ids, logprobs)
@@ -272,7 +272,7 @@ class Producer:
         if event is not None:
             now = time.monotonic()
             if self._last_text_at is not None:
-                self._metrics.observe_inter_event(now - self._last_text_at)
+                self._metrics.inter_event.observe(now - self._last_text_at)
             self._last_text_at = now
             self._publisher.publish([event])
 

@@ -111,13 +111,13 @@ class Metrics:
         self._discarded = Counter(
             "parley_tokens_discarded_after_stop", "Tokens decoded behind a stop.", registry=r
         )
-        self._ttft = Histogram(
+        self.first_token = Histogram(
             "parley_time_to_first_token_seconds",
             "From response.create to the first token.",
             buckets=LONG,
             registry=r,
         )
-        self._inter_event = Histogram(
+        self.inter_event = Histogram(
             "parley_inter_token_seconds",
             "Between two text events of one answer.",
             buckets=SHORT,
@@ -126,12 +126,6 @@ class Metrics:
         self._stop = Histogram(
             "parley_stop_seconds", "From a stop to response.done.", buckets=SHORT, registry=r
         )
-
-    def observe_first_token(self, seconds: float) -> None:
-        self._ttft.observe(seconds)
-
-    def observe_inter_event(self, seconds: float) -> None:
-        self._inter_event.observe(seconds)
 
     def observe_stop(self, seconds: float, num_discarded: int) -> None:
         self._stop.observe(seconds)
@@ -156,8 +150,8 @@ class Metrics:
             if status == "cancelled":
                 found["count", f"stops.{reason}"] = number
         for name, histogram in (
-            ("ttft_ms", self._ttft),
-            ("inter_token_ms", self._inter_event),
+            ("ttft_ms", self.first_token),
+            ("inter_token_ms", self.inter_event),
             ("stop_ms", self._stop),
         ):
             found |= {(name, bound): number for bound, number in _buckets(histogram)}

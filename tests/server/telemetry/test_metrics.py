@@ -70,8 +70,8 @@ def test_what_is_counted_is_shown(metrics: Metrics) -> None:
     metrics.count_error("invalid_json")
     metrics.count_close(4400)
     metrics.observe_stop(0.02, num_discarded=3)
-    metrics.observe_first_token(0.3)
-    metrics.observe_inter_event(0.004)
+    metrics.first_token.observe(0.3)
+    metrics.inter_event.observe(0.004)
     found = values(metrics)
     assert found['parley_responses_total{reason="client_cancelled",status="cancelled"}'] == 1
     assert found['parley_errors_total{code="invalid_json"}'] == 2
