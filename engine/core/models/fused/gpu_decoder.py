@@ -26,7 +26,9 @@ class RowOps:
     """What csrc/cuda computes between the products: as built, or in torch (`row_reference`)."""
 
     add_rms_norm: Callable[[Tensor, Tensor | None, Tensor, Tensor, float], None]
-    rotate_and_store: Callable[..., None]
+    rotate_and_store: Callable[
+        [Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, int, float], None
+    ]
     silu_and_mul: Callable[[Tensor, Tensor], None]
 
     @classmethod
