@@ -1,5 +1,5 @@
 """The order of the files, the slow ones first, so that the processes of a run end together; and
-`--part`, which chooses among the tests that are marked `slow`.
+`--part` and `--row`, which choose among the tests by the marks `slow` and `row`.
 """
 
 from pathlib import Path
@@ -14,11 +14,12 @@ TESTS = Path(__file__).parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", choices=sorted(set(PARTS.values())), help="of the slow tests")
+    parser.addoption("--row", help="of docs/reliability.md, such as E1: the tests that show it")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Behind pytest-randomly, whose order within these groups stays."""
+    """Called after pytest-randomly, whose order within these groups stays."""
     items.sort(key=lambda item: not set(SLOW_FIRST) & set(item.path.parts))
     parts = {
         item: part_of(item.path.relative_to(TESTS), item.name.partition("[")[2])
@@ -26,6 +27,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("slow") is not None
     }
     if (wanted := config.getoption("--part")) is not None:
-        others = [item for item in items if parts.get(item) != wanted]
-        items[:] = [item for item in items if parts.get(item) == wanted]
-        config.hook.pytest_deselected(items=others)
+        _keep(config, items, [item for item in items if parts.get(item) == wanted])
+    if (row := config.getoption("--row")) is not None:
+        _keep(config, items, [item for item in items if row in _rows(item)])
+
+
+def _rows(item: pytest.Item) -> set[str]:
+    return {code for mark in item.iter_markers("row") for code in mark.args}
+
+
+def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[pytest.Item]) -> None:
+    others = set(items) - set(kept)
+    items[:] = kept
+    config.hook.pytest_deselected(items=list(others))
