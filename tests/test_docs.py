@@ -23,6 +23,7 @@ from server.protocol.client_frames import TYPES
 from server.protocol.client_frames import Settings as ResponseSettings
 from server.protocol.close_codes import CloseCode
 from server.protocol.errors import CODES
+from tests.helpers.marked_rows import rows_by_test
 from tests.helpers.root import ROOT
 
 # A page that is being written is not in git yet, and one in .venv is not ours.
@@ -40,7 +41,9 @@ SETTING = re.compile(rf"\b{PREFIX}[A-Z_]*[A-Z]")
 METRIC = re.compile(r"`(parley_[a-z_]+)`")
 TEST = re.compile(r"`(test_\w+)(…?)`")
 TEST_FILE = re.compile(r"`(?:tests/\w+/)?(test_\w+\.py)`")
-ROWS = {"E": 11, "S": 10, "R": 17, "C": 18, "N": 11, "B": 48}  # the last of each that has a test
+ROWS = {"E": 11, "S": 10, "R": 17, "C": 21, "N": 11, "B": 48}  # the last of each without a gap
+ROW = re.compile(r"\brows? ([A-Z]\d+(?:(?:, | and | to )[A-Z]\d+)*)")  # as prose names them
+MATRIX = re.findall(r"^\| ([A-Z]\d+(?:, [A-Z]\d+)*) \| (.+) \|$", RELIABILITY, re.M)
 
 
 def prose(page: Path) -> str:
@@ -207,23 +210,39 @@ def test_every_part_of_an_output_that_the_page_names_exists() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_test_that_a_page_names_exists(page: Path) -> None:
-    files = sorted((ROOT / "tests").rglob("test_*.py"))
-    known = {name for file in files for name in re.findall(r"def (test_\w+)\(", file.read_text())}
+    files = {file.name for file in (ROOT / "tests").rglob("test_*.py")}
     text = page.read_text()
     if page.name != "engine.md":  # it names files of vLLM's suite
-        assert set(TEST_FILE.findall(text)) <= {file.name for file in files}
+        assert set(TEST_FILE.findall(text)) <= files
     for name, begins in TEST.findall(text):
         if begins:
-            assert any(one.startswith(name) for one in known), name
+            assert any(one.startswith(name) for one in rows_by_test()), name
         else:
-            assert name in known
+            assert name in rows_by_test()
+
+
+def marked() -> set[str]:
+    """The rows that a test is marked with."""
+    return set().union(*rows_by_test().values())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_row_that_a_page_names_has_a_test(page: Path) -> None:
+    named = {row for rows in ROW.findall(page.read_text()) for row in re.findall(r"\w\d+", rows)}
+    assert named - marked() == set()
 
 
 @pytest.mark.parametrize("kind", ROWS)
-def test_every_row_of_the_fault_matrix_is_listed_with_a_test(kind: str) -> None:
-    rows = re.findall(r"^\| ([A-Z\d, ]+) \| .*(?:`test_|`tests/)", RELIABILITY, re.M)
-    listed = {name for row in rows for name in row.split(", ")}
+def test_every_row_of_the_fault_matrix_is_listed_and_has_a_test(kind: str) -> None:
+    listed = {row for rows, _ in MATRIX for row in rows.split(", ") if row[0] == kind}
     assert {f"{kind}{number}" for number in range(1, ROWS[kind] + 1)} - listed == set()
+    assert listed - marked() == set()
+
+
+@pytest.mark.parametrize(("rows", "cells"), MATRIX, ids=[rows for rows, _ in MATRIX])
+def test_every_test_in_the_fault_matrix_is_marked_with_its_row(rows: str, cells: str) -> None:
+    for name, begins in TEST.findall(cells):
+        assert begins or rows_by_test()[name] & set(rows.split(", ")), name
 
 
 def drawn_folders() -> set[str]:

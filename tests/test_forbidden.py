@@ -4,6 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.helpers.root import ROOT
 
 PACKAGES = ("server", "sessions", "engine", "csrc")
@@ -36,13 +38,15 @@ def root_of(module: str) -> str:
     return module.partition(".")[0]
 
 
-def test_p21_no_module_unpickles_evaluates_or_runs_code_of_others() -> None:
+@pytest.mark.row("P21")
+def test_no_module_unpickles_evaluates_or_runs_code_of_others() -> None:
     modules = list(product_modules())
     assert len(modules) > 100
     found = {str(path): list(forbidden(path.read_text())) for path in modules}
     assert {path: names for path, names in found.items() if names} == {}
 
 
-def test_p21_the_search_finds_what_it_looks_for() -> None:
+@pytest.mark.row("P21")
+def test_the_search_for_forbidden_calls_finds_planted_ones() -> None:
     source = "import pickle\nfrom marshal import loads\ntorch.load(f)\nrun(x, shell=True)\neval(s)"
     assert sorted(forbidden(source)) == ["eval", "marshal", "pickle", "shell=True", "torch.load"]

@@ -29,7 +29,7 @@ def cores_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def r8_nothing_is_left_of_any_scheduler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_is_left_of_any_scheduler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """R8: when all has ended, free and cached blocks are all there are, without a reference."""
     built: list[Scheduler] = []
     build = Scheduler.__init__

@@ -253,7 +253,8 @@ def test_a_broken_folder_is_the_same_line_whichever_process_finds_it(
     assert str(caught.value).isprintable()
 
 
-async def test_r28_killed_core_is_noticed_at_once_by_its_owner(arguments: AsyncEngineArgs) -> None:
+@pytest.mark.row("engine R28")
+async def test_killed_core_is_noticed_at_once_by_its_owner(arguments: AsyncEngineArgs) -> None:
     engine = AsyncLLM.from_engine_args(arguments)
     streams = [await engine.add_request(n, [FIRST], greedy(1900)) for n in range(3)]
     await streams[0].get()
@@ -311,7 +312,8 @@ async def supervised(arguments: AsyncEngineArgs) -> AsyncIterator[Supervised]:
     supervised.close()
 
 
-async def test_r29_core_that_stops_and_goes_on_in_time_doubles_no_token(
+@pytest.mark.row("engine R29")
+async def test_core_that_stops_and_goes_on_in_time_doubles_no_token(
     supervised: Supervised,
 ) -> None:
     engine = supervised.engine
@@ -332,7 +334,8 @@ async def test_r29_core_that_stops_and_goes_on_in_time_doubles_no_token(
     assert CoreState.DEAD not in supervised.states
 
 
-async def test_r28_answers_go_on_bit_by_bit_in_the_next_core(tmp_path: Path) -> None:
+@pytest.mark.row("engine R28")
+async def test_answers_go_on_bit_for_bit_in_the_next_core(tmp_path: Path) -> None:
     """Random text: a token lost, doubled or drawn anew would change all that follow."""
     model = build_tiny_model(tmp_path)
     supervised = Supervised(AsyncEngineArgs(str(model), threads=1, pace=40))

@@ -33,9 +33,10 @@ async def told_by_asyncio() -> AsyncIterator[list[dict[str, Any]]]:
     assert told == []
 
 
+@pytest.mark.row("M5")
 @pytest.mark.usefixtures("told_by_asyncio")
 @pytest.mark.parametrize("error", [Refusal(), SessionNotFound()])
-async def test_m5_a_refusal_that_nobody_waits_for_is_dropped(
+async def test_a_refusal_that_nobody_waits_for_is_dropped(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     background = Background(Refusal)
@@ -44,8 +45,9 @@ async def test_m5_a_refusal_that_nobody_waits_for_is_dropped(
     assert caplog.records == []
 
 
+@pytest.mark.row("M5")
 @pytest.mark.usefixtures("told_by_asyncio")
-async def test_m5_a_bug_in_the_background_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_in_the_background_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     background = Background(Refusal)
     background.spawn(fail(KeyError("a bug")))
     await background.wait(1.0)
@@ -54,9 +56,10 @@ async def test_m5_a_bug_in_the_background_is_logged_once(caplog: pytest.LogCaptu
     assert record.exc_info is not None and isinstance(record.exc_info[1], KeyError)
 
 
+@pytest.mark.row("M5")
 @pytest.mark.usefixtures("told_by_asyncio")
 @pytest.mark.parametrize(("error", "num_told"), [(Refusal(), 0), (KeyError("a bug"), 1)])
-async def test_m5_what_is_seen_through_goes_on_without_its_caller_and_fails_unheard(
+async def test_what_is_seen_through_goes_on_without_its_caller_and_logs_only_bugs(
     error: Exception, num_told: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     background, go_on, has_gone_on = Background(Refusal), asyncio.Event(), False
@@ -77,8 +80,9 @@ async def test_m5_what_is_seen_through_goes_on_without_its_caller_and_fails_unhe
     assert len(caplog.records) == num_told
 
 
+@pytest.mark.row("M5")
 @pytest.mark.usefixtures("told_by_asyncio")
-async def test_m5_who_waits_gets_the_failure_and_nobody_else(
+async def test_only_those_who_wait_get_the_failure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with pytest.raises(KeyError):
@@ -105,7 +109,8 @@ async def test_close_ends_what_is_left() -> None:
     assert was_cancelled
 
 
-def test_m5_no_other_module_starts_tasks() -> None:
+@pytest.mark.row("M5")
+def test_no_other_module_starts_tasks() -> None:
     paths = [
         path for name in ("server", "sessions", "engine") for path in (ROOT / name).rglob("*.py")
     ]

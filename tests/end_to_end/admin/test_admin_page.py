@@ -94,7 +94,8 @@ async def test_a_session_is_watched_live_after_saying_that_it_is_audited(
         assert (await drawer.get_by_role("log").inner_text()).strip().endswith(done.final.strip())
 
 
-async def test_b60_an_eviction_with_a_reason_and_titles_that_are_only_words(
+@pytest.mark.row("B60")
+async def test_an_eviction_gives_its_reason_and_markup_in_titles_is_only_words(
     page: Page, two_workers: Server
 ) -> None:
     async with Http(two_workers, admin_token(two_workers)) as admin:

@@ -16,7 +16,8 @@ from tests.helpers.tiny_model import oracle_word
 UNKNOWN = "ses_" + "A" * 22
 
 
-async def test_b61_a_transcript_needs_its_scope_and_is_audited(
+@pytest.mark.row("B61")
+async def test_a_transcript_needs_its_scope_and_is_audited(
     two_workers: Server, admin: Http
 ) -> None:
     helper = await new_user(admin, roles=["admin"], scopes=["admin"])
@@ -108,7 +109,8 @@ async def test_a_stop_reaches_the_worker_that_answers(two_workers: Server, admin
                 assert answer.done["response"]["status"] == "cancelled"
 
 
-async def test_c11_an_eviction_closes_every_viewer_and_ends_the_answers(
+@pytest.mark.row("B36", "C11")
+async def test_an_eviction_closes_every_viewer_and_ends_the_answers(
     two_workers: Server, admin: Http
 ) -> None:
     async with at_both(two_workers) as viewers, Client(two_workers) as bystander:
@@ -143,7 +145,8 @@ async def test_c11_an_eviction_closes_every_viewer_and_ends_the_answers(
     assert await audit(admin, session_id) == actions
 
 
-async def test_c11_an_eviction_ends_streams_over_http(two_workers: Server, admin: Http) -> None:
+@pytest.mark.row("C11")
+async def test_an_eviction_ends_streams_over_http(two_workers: Server, admin: Http) -> None:
     async with Http(two_workers) as http:
         session_id = (await http.new_session())["id"]
     async with ask_and_follow(two_workers, session_id, oracle_word(0), settings=SETTINGS) as stream:
@@ -180,8 +183,9 @@ async def test_the_timeline_of_an_answer_outlives_its_run(two_workers: Server, a
     assert [one["id"] for one in details["responses"]] == [response_id]
 
 
+@pytest.mark.row("B59")
 @pytest.mark.parametrize("session_id", ["*", "ses_x", UNKNOWN, "{a}", "..", "%00", "A" * 5000])
-async def test_b59_an_id_that_is_none_is_not_found(admin: Http, session_id: str) -> None:
+async def test_an_admin_finds_nothing_under_a_malformed_id(admin: Http, session_id: str) -> None:
     path = f"/v1/admin/sessions/{session_id}"
     asked = [
         await admin.get(path),
@@ -195,7 +199,8 @@ async def test_b59_an_id_that_is_none_is_not_found(admin: Http, session_id: str)
     assert {answer.status_code for answer in asked} == {404}
 
 
-async def test_b59_looking_while_a_session_is_deleted_gives_all_or_nothing(
+@pytest.mark.row("B59")
+async def test_looking_while_a_session_is_deleted_gives_all_or_nothing(
     two_workers: Server, admin: Http
 ) -> None:
     async with Client(two_workers) as client:

@@ -96,7 +96,8 @@ async def test_nobody_gives_a_scope_that_they_lack(two_workers: Server, admin: H
         assert code_of(await http.post(path, body)) == (403, "forbidden")
 
 
-async def test_b61_without_the_scope_for_transcripts_nobody_comes_in_as_a_user(
+@pytest.mark.row("B61")
+async def test_without_the_scope_for_transcripts_no_admin_logs_in_as_a_user(
     two_workers: Server, admin: Http
 ) -> None:
     user = await new_user(admin)
@@ -108,7 +109,8 @@ async def test_b61_without_the_scope_for_transcripts_nobody_comes_in_as_a_user(
     assert await audit(admin, user["id"]) == ["user.create"]
 
 
-async def test_p31_a_login_link_of_a_deleted_user_brings_nothing_back(
+@pytest.mark.row("P31")
+async def test_a_login_link_of_a_deleted_user_brings_nothing_back(
     two_workers: Server, admin: Http
 ) -> None:
     user = await new_user(admin)
@@ -134,7 +136,8 @@ async def test_an_admin_invites_a_user_by_a_login_link(two_workers: Server, admi
     assert {token["kind"] for token in kinds} == {"token", "cookie"}
 
 
-async def test_p2_a_users_own_login_link_is_theirs_and_nobody_elses(
+@pytest.mark.row("P2")
+async def test_a_users_own_login_link_is_theirs_and_nobody_elses(
     two_workers: Server, admin: Http
 ) -> None:
     user = await new_user(admin)
@@ -152,6 +155,7 @@ async def test_p2_a_users_own_login_link_is_theirs_and_nobody_elses(
     assert again.status == 401
 
 
+@pytest.mark.row("P2", "P6")
 @pytest.mark.parametrize("change", ["revoke", "revoke_all", "disable", "delete", "expire"])
 async def test_what_ends_a_users_rights_ends_their_login_codes_and_cookies(
     two_workers: Server, admin: Http, change: str
@@ -243,8 +247,9 @@ async def test_guesses_at_any_door_are_slowed_down_logged_once_and_lock_nobody_o
             assert (await theirs.get("/v1/sessions")).status_code == 200
 
 
+@pytest.mark.row("C12")
 @pytest.mark.parametrize("change", ["revoke", "revoke_all", "disable", "role", "delete"])
-async def test_c12_what_ends_a_users_rights_closes_their_sockets_on_every_worker(
+async def test_what_ends_a_users_rights_closes_their_sockets_on_every_worker(
     two_workers: Server, admin: Http, change: str
 ) -> None:
     user = await new_user(admin)
@@ -275,7 +280,8 @@ async def test_c12_what_ends_a_users_rights_closes_their_sockets_on_every_worker
     await admin.post(f"/v1/admin/sessions/{session_id}/stop")
 
 
-async def test_c12_a_stream_over_http_ends_with_its_users_rights(
+@pytest.mark.row("C12")
+async def test_a_stream_over_http_ends_with_its_users_rights(
     two_workers: Server, admin: Http
 ) -> None:
     user = await new_user(admin)
@@ -301,9 +307,10 @@ async def test_c12_a_stream_over_http_ends_with_its_users_rights(
     await admin.post(f"/v1/admin/sessions/{session_id}/stop")
 
 
+@pytest.mark.row("C12")
 @pytest.mark.parametrize("change", ["revoke_all", "disable", "demote", "delete"])
 @pytest.mark.parametrize("path", ["/v1/admin/users", "/v1/sessions", "/v1/sessions/import"])
-async def test_c12_a_body_that_comes_behind_its_senders_rights_does_nothing(
+async def test_a_body_that_comes_after_its_senders_rights_ended_does_nothing(
     two_workers: Server, admin: Http, path: str, change: str
 ) -> None:
     user = await new_user(admin, roles=["user", "admin"], scopes=["admin"])
@@ -363,7 +370,8 @@ async def test_an_expired_token_is_told_apart_and_closes_open_sockets(
         assert code_of(await http.get("/v1/sessions")) == (401, "token_expired")
 
 
-async def test_p31_a_deleted_user_leaves_nothing(two_workers: Server, admin: Http) -> None:
+@pytest.mark.row("P31")
+async def test_a_deleted_user_leaves_nothing(two_workers: Server, admin: Http) -> None:
     user = await new_user(admin)
     async with Client(two_workers, token=user["token"]) as client:
         session_id, response_id = await answering(client)
@@ -379,7 +387,8 @@ async def test_p31_a_deleted_user_leaves_nothing(two_workers: Server, admin: Htt
     assert (await audit(admin, user["id"]))[0] == "user.delete"
 
 
-async def test_b58_the_admins_doors_open_to_an_admins_bearer_token_alone(
+@pytest.mark.row("B58")
+async def test_the_admins_doors_open_to_an_admins_bearer_token_alone(
     two_workers: Server, admin: Http
 ) -> None:
     path = "/v1/admin/sessions"
@@ -397,7 +406,8 @@ async def test_b58_the_admins_doors_open_to_an_admins_bearer_token_alone(
         assert (answer.status, answer.error["code"]) == (401, "token_invalid")
 
 
-async def test_b58_a_thousand_wrong_tokens_are_slowed_down_with_one_log_line(
+@pytest.mark.row("B58")
+async def test_a_thousand_wrong_tokens_are_slowed_down_with_one_log_line(
     two_workers: Server, admin: Http
 ) -> None:
     address = elsewhere()

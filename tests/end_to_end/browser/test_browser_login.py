@@ -4,6 +4,7 @@ import secrets
 import time
 from urllib.parse import urlsplit
 
+import pytest
 from playwright.async_api import Browser, BrowserContext, Page, expect
 from redis import Redis
 
@@ -66,6 +67,7 @@ async def test_an_invitation_is_one_click_and_works_without_scripts(
         assert set(await cookies(context)) == {cookie_name(two_workers)}
 
 
+@pytest.mark.row("P2", "P6")
 async def test_a_link_planted_by_somebody_else_replaces_nobody(
     browser: Browser, two_workers: Server, admin: Http, foreign_page: str
 ) -> None:

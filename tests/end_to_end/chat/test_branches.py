@@ -210,8 +210,9 @@ async def test_only_an_interrupted_answer_of_ours_can_be_continued(server: Serve
         assert len(messages_of(server, session)) == 2
 
 
+@pytest.mark.row("C13")
 @pytest.mark.parametrize("purpose", ["regenerate_of", "continue_of", "edit"])
-async def test_c13_edits_and_other_answers_wait_their_turn_as_on_busy_says(
+async def test_edits_and_other_answers_wait_their_turn_as_on_busy_says(
     server: Server, purpose: str
 ) -> None:
     async with Client(server) as client:

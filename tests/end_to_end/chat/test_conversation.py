@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from sessions.connection.client import RedisClient
 from sessions.model.keys import Keys
 from tests.end_to_end.site.harness import Client, Server
@@ -171,7 +173,8 @@ async def test_who_resumes_at_the_end_is_told_the_end(server: Server) -> None:
         assert (await other.next("response.done"))["sequence_number"] == end["sequence_number"]
 
 
-async def test_c9_c10_the_same_key_begins_one_answer(server: Server) -> None:
+@pytest.mark.row("C9", "C10")
+async def test_the_same_key_begins_one_answer(server: Server) -> None:
     async with Client(server) as client:
         session = await client.new_session()
         settings = {"temperature": 0, "max_output_tokens": 30}
@@ -205,7 +208,8 @@ async def test_a_stop_that_comes_before_its_answer_wins(server: Server) -> None:
         assert answer.final == ""
 
 
-async def test_c3_create_and_stop_in_one_packet_give_an_answer_without_text(server: Server) -> None:
+@pytest.mark.row("C3")
+async def test_create_and_stop_in_one_packet_give_an_answer_without_text(server: Server) -> None:
     async with Client(server) as client:
         session = await client.new_session()
         key = {"session_id": session, "idempotency_key": "packet"}
@@ -219,7 +223,8 @@ async def test_c3_create_and_stop_in_one_packet_give_an_answer_without_text(serv
         assert (answer.final, answer.num_deltas) == ("", 0)
 
 
-async def test_c4_stopping_twice_and_after_the_end_changes_nothing(server: Server) -> None:
+@pytest.mark.row("C4")
+async def test_stopping_twice_and_after_the_end_changes_nothing(server: Server) -> None:
     async with Client(server) as client:
         session = await client.new_session()
         response = await client.ask(session, oracle_word(0), settings={"temperature": 0})
@@ -272,7 +277,8 @@ async def test_a_session_takes_its_title_from_the_first_message(server: Server) 
     assert listed[0]["id"] == session
 
 
-async def test_c11_a_deleted_session_ends_its_answer_and_is_gone(server: Server) -> None:
+@pytest.mark.row("C11")
+async def test_a_deleted_session_ends_its_answer_and_is_gone(server: Server) -> None:
     free = server.metric("parley_kv_blocks_free")
     async with Client(server) as client:
         session = await client.new_session()

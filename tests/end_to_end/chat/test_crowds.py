@@ -28,7 +28,8 @@ NUM_CLIENTS = 1000
 SENT = ("evalsha", "hget", "hgetall", "hmget", "get", "xrange", "lrange", "zrange", "zrangebyscore")
 
 
-async def test_s8_a_worker_without_descriptors_serves_who_is_there(server: Server) -> None:
+@pytest.mark.row("S8")
+async def test_a_worker_without_descriptors_serves_the_clients_that_it_has(server: Server) -> None:
     (worker,) = server.children("server.worker")
     limits = worker.rlimit(psutil.RLIMIT_NOFILE)
     async with Client(server) as client, AsyncExitStack() as crowd:
@@ -56,8 +57,9 @@ async def test_s8_a_worker_without_descriptors_serves_who_is_there(server: Serve
             await late.new_session()
 
 
+@pytest.mark.row("N5")
 @pytest.mark.slow
-async def test_n5_of_a_thousand_at_once_each_is_served_or_refused(server: Server) -> None:
+async def test_each_of_a_thousand_clients_at_once_is_served_or_refused(server: Server) -> None:
     ends: Counter[str] = Counter()
     have_all = asyncio.Event()
 
@@ -197,13 +199,15 @@ async def storm(server: Server, num_viewers: int, num_tokens: int) -> tuple[floa
     return max(back) - killed, await asking
 
 
-async def test_n6_all_viewers_of_a_killed_worker_come_back_at_once(two_workers: Server) -> None:
+@pytest.mark.row("N6")
+async def test_all_viewers_of_a_killed_worker_come_back_at_once(two_workers: Server) -> None:
     seconds, _ = await storm(two_workers, num_viewers=20, num_tokens=150)
     assert seconds < 15
 
 
+@pytest.mark.row("N6")
 @pytest.mark.slow
-async def test_n6_five_hundred_viewers_of_a_killed_worker_have_text_again_within_fifteen_seconds(
+async def test_five_hundred_viewers_of_a_killed_worker_have_text_again_within_fifteen_seconds(
     new_server: Callable[..., Server],
 ) -> None:
     server = new_server(PARLEY_WORKERS="2", PARLEY_PACE="2", PARLEY_MAX_NUM_SEQS="512")

@@ -9,8 +9,9 @@ from tests.end_to_end.clients.http_client import Http
 from tests.end_to_end.site.harness import Client, Server
 
 
+@pytest.mark.row("B37")
 @pytest.mark.parametrize("num_turns", [500, pytest.param(10_000, marks=pytest.mark.slow)])
-async def test_b37_a_session_of_many_turns_opens_with_its_newest_page(
+async def test_a_session_of_many_turns_opens_with_its_newest_page(
     server: Server, num_turns: int
 ) -> None:
     messages = [

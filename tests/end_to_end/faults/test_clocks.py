@@ -69,9 +69,8 @@ def serving(folder: Path, model: Path, binary: str, **environment: str) -> Itera
             server.close()
 
 
-async def test_r17_answers_survive_the_jumps_of_redis_clock(
-    oracle_model: Path, folder: Path
-) -> None:
+@pytest.mark.row("R17")
+async def test_answers_survive_the_jumps_of_redis_clock(oracle_model: Path, folder: Path) -> None:
     clock = Clock(folder)
     if (real := redis_6_2()) is None:
         pytest.skip("Debian's redis-server does not start under libfaketime")
@@ -107,9 +106,8 @@ async def test_r17_answers_survive_the_jumps_of_redis_clock(
                     assert (await viewer.done(response)).final == oracle_answer(word, NUM_TOKENS)
 
 
-async def test_n10_the_jumps_of_our_own_clocks_change_nothing(
-    oracle_model: Path, folder: Path
-) -> None:
+@pytest.mark.row("N10")
+async def test_the_jumps_of_our_own_clocks_change_nothing(oracle_model: Path, folder: Path) -> None:
     clock = Clock(folder)
     with serving(folder, oracle_model, find_server().binary, **clock.environment) as server:
         await two_workers_serve(server)

@@ -68,7 +68,8 @@ def outcome(answer: Answer) -> Frame:
     return {name: answer.done["response"][name] for name in names}
 
 
-async def test_e1_r28_answers_go_on_with_the_same_text_when_the_core_is_killed(
+@pytest.mark.row("E1", "engine R28")
+async def test_answers_go_on_with_the_same_text_when_the_core_is_killed(
     server: Server,
 ) -> None:
     async with Client(server) as client:
@@ -92,7 +93,8 @@ async def test_e1_r28_answers_go_on_with_the_same_text_when_the_core_is_killed(
         await next_question_works(client, disturbed[0][0])
 
 
-async def test_e5_r29_answer_goes_on_when_a_hanging_core_is_killed(server: Server) -> None:
+@pytest.mark.row("E5", "engine R29")
+async def test_answer_goes_on_when_a_hanging_core_is_killed(server: Server) -> None:
     async with Client(server) as client:
         session = await client.new_session()
         response = await client.ask(session, oracle_word(0), settings=GREEDY)
@@ -109,8 +111,9 @@ async def test_e5_r29_answer_goes_on_when_a_hanging_core_is_killed(server: Serve
         await next_question_works(client, session)
 
 
+@pytest.mark.row("E4", "engine R29")
 @pytest.mark.slow
-async def test_e4_r29_core_that_goes_on_in_time_is_left_alone(server: Server) -> None:
+async def test_core_that_goes_on_in_time_is_left_alone(server: Server) -> None:
     async with Client(server) as client:
         first, second = [await client.new_session() for _ in range(2)]
         response = await client.ask(first, oracle_word(0), settings=GREEDY)
@@ -133,7 +136,8 @@ async def test_e4_r29_core_that_goes_on_in_time_is_left_alone(server: Server) ->
         assert server.children("engine.core") == [core]
 
 
-async def test_e2_answer_begins_again_when_the_core_is_killed_before_its_first_token(
+@pytest.mark.row("E2")
+async def test_answer_begins_again_when_the_core_is_killed_before_its_first_token(
     server: Server,
 ) -> None:
     for moment in ("response.created", "response.in_progress"):
@@ -167,8 +171,9 @@ async def test_stop_while_there_is_no_core_ends_the_answer_at_once(server: Serve
         assert (await client.done(queued)).final == oracle_answer(300, 10)
 
 
+@pytest.mark.row("E3", "engine R30", "engine R31")
 @pytest.mark.slow
-async def test_r30_r31_parley_ends_when_the_core_cannot_be_started_again(
+async def test_parley_ends_when_the_core_cannot_be_started_again(
     new_server: NewServer, oracle_model: Path, tmp_path: Path
 ) -> None:
     model = shutil.copytree(oracle_model, tmp_path / "model")
@@ -232,22 +237,25 @@ async def failed(client: Client, num_tokens: int) -> Answer:
     return answer
 
 
-async def test_e7_a_request_without_finite_logits_fails_alone(server: Server) -> None:
+@pytest.mark.row("E7")
+async def test_a_request_without_finite_logits_fails_alone(server: Server) -> None:
     (core,) = server.children("engine.core")
     async with whole_answers_beside(server) as client:
         await failed(client, NAN_TOKENS)
     assert server.children("engine.core") == [core]
 
 
-async def test_e6_a_prompt_that_memory_does_not_suffice_for_fails_alone(server: Server) -> None:
+@pytest.mark.row("E6")
+async def test_a_prompt_too_large_for_the_memory_fails_alone(server: Server) -> None:
     (core,) = server.children("engine.core")
     async with whole_answers_beside(server) as client:
         await failed(client, MEMORY_TOKENS)
     assert server.children("engine.core") == [core]
 
 
+@pytest.mark.row("E6")
 @pytest.mark.slow
-async def test_e6_a_core_whose_gpu_fails_ends_itself_and_all_answers_go_on(server: Server) -> None:
+async def test_a_core_whose_gpu_fails_ends_itself_and_all_answers_go_on(server: Server) -> None:
     (core,) = server.children("engine.core")
     async with whole_answers_beside(server) as client:
         session = await client.new_session()
@@ -257,7 +265,8 @@ async def test_e6_a_core_whose_gpu_fails_ends_itself_and_all_answers_go_on(serve
         assert (await client.done(response)).final == oracle_answer(0, 200)
 
 
-async def test_e9_garbage_on_the_cores_socket_is_the_end_of_its_sender_alone(
+@pytest.mark.row("E9")
+async def test_garbage_on_the_cores_socket_ends_its_sender_alone(
     server: Server,
 ) -> None:
     (core,) = server.children("engine.core")
@@ -271,8 +280,9 @@ async def test_e9_garbage_on_the_cores_socket_is_the_end_of_its_sender_alone(
     assert server.children("engine.core") == [core]
 
 
+@pytest.mark.row("E3")
 @pytest.mark.slow
-async def test_e3_a_request_that_two_cores_die_of_fails_alone(server: Server) -> None:
+async def test_a_request_that_kills_two_cores_fails_alone(server: Server) -> None:
     async with whole_answers_beside(server) as client:
         first = server.children("engine.core")
         answer = await failed(client, DEADLY_TOKENS)
@@ -280,8 +290,9 @@ async def test_e3_a_request_that_two_cores_die_of_fails_alone(server: Server) ->
         assert server.children("engine.core") != first
 
 
+@pytest.mark.row("E3")
 @pytest.mark.slow
-async def test_e3_five_deaths_in_a_row_are_five_longer_and_longer_pauses(
+async def test_five_deaths_in_a_row_bring_longer_and_longer_pauses(
     new_server: NewServer,
 ) -> None:
     """1, 2, 4, 8 and 16 s between the death and the next start; new questions are refused fast."""
@@ -318,8 +329,9 @@ async def test_e3_five_deaths_in_a_row_are_five_longer_and_longer_pauses(
         assert ran < 2**number + 15
 
 
+@pytest.mark.row("E8")
 @pytest.mark.slow
-async def test_e8_forty_chats_share_a_cache_of_64_blocks_and_all_get_their_whole_text(
+async def test_forty_chats_share_a_cache_of_64_blocks_and_all_get_their_whole_text(
     new_server: NewServer,
 ) -> None:
     """Preempted, in turn, and never locked; what can never fit is refused at once."""

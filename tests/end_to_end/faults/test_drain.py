@@ -55,8 +55,9 @@ class Follower:
         return await client.done(self.response)
 
 
+@pytest.mark.row("S4")
 @pytest.mark.parametrize("count", [12, pytest.param(50, marks=pytest.mark.slow)])
-async def test_s4_rolling_restart_under_load_loses_nothing(two_workers: Server, count: int) -> None:
+async def test_rolling_restart_under_load_loses_nothing(two_workers: Server, count: int) -> None:
     await two_workers_serve(two_workers)
     before = {worker.pid: worker for worker in two_workers.children("server.worker")}
     # Longer than a worker waits for its answers, so that each worker hands some over.
@@ -75,7 +76,8 @@ async def test_s4_rolling_restart_under_load_loses_nothing(two_workers: Server, 
     assert not before.keys() & {worker.pid for worker in two_workers.children("server.worker")}
 
 
-async def test_s4_new_responses_are_refused_while_a_worker_leaves(two_workers: Server) -> None:
+@pytest.mark.row("S4")
+async def test_new_responses_are_refused_while_a_worker_leaves(two_workers: Server) -> None:
     async with owner_and_other(two_workers) as (owner, other, pid):
         _, response = await begin(owner, other, max_output_tokens=500)
         os.kill(pid, signal.SIGTERM)
@@ -92,8 +94,9 @@ async def test_s4_new_responses_are_refused_while_a_worker_leaves(two_workers: S
         assert (await other.done(response)).final == oracle_answer(0, 500)
 
 
+@pytest.mark.row("S4")
 @pytest.mark.parametrize("is_elsewhere", [False, True], ids=["at the owner", "elsewhere"])
-async def test_s4_a_stop_holds_while_its_worker_leaves(
+async def test_a_stop_holds_while_its_worker_leaves(
     two_workers: Server, is_elsewhere: bool
 ) -> None:
     async with owner_and_other(two_workers) as (owner, other, pid):
@@ -112,7 +115,8 @@ async def test_s4_a_stop_holds_while_its_worker_leaves(
         assert await owner.closed() == 1012
 
 
-async def test_s5_second_signal_hands_over_at_once(two_workers: Server) -> None:
+@pytest.mark.row("S5")
+async def test_second_signal_hands_over_at_once(two_workers: Server) -> None:
     async with owner_and_other(two_workers) as (owner, other, pid):
         _, response = await begin(owner, other)
         os.kill(pid, signal.SIGTERM)

@@ -75,22 +75,25 @@ async def one_host_dies(first: Server, second: Server, seconds: float) -> None:
     first.process.wait()
 
 
-async def test_s1_s2_another_host_goes_on_when_the_lease_has_ended(
+@pytest.mark.row("S1", "S2")
+async def test_another_host_goes_on_when_the_lease_has_ended(
     hosts: tuple[Server, Server],
 ) -> None:
     first, second = hosts
     await one_host_dies(first, second, LEASE_SECONDS + 2.0)
 
 
+@pytest.mark.row("S1", "S2")
 @pytest.mark.slow
-async def test_s1_s2_another_host_goes_on_within_twelve_seconds(
+async def test_another_host_goes_on_within_twelve_seconds(
     oracle_model: Path, tmp_path: Path
 ) -> None:
     with two_hosts(oracle_model, tmp_path) as (first, second):
         await one_host_dies(first, second, 12.0)
 
 
-async def test_e10_core_of_one_host_dies_and_the_other_never_notices(
+@pytest.mark.row("E10")
+async def test_core_of_one_host_dies_and_the_other_never_notices(
     hosts: tuple[Server, Server],
 ) -> None:
     first, second = hosts

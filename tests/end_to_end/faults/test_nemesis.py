@@ -15,11 +15,13 @@ async def hold(model: Path, **arguments: float) -> None:
     assert sum(done.ends.values()) > 0
 
 
+@pytest.mark.row("C18")
 @pytest.mark.slow
-async def test_c18_the_history_holds_through_a_few_faults(oracle_model: Path) -> None:
+async def test_the_history_holds_through_a_few_faults(oracle_model: Path) -> None:
     await hold(oracle_model, minutes=0.01, num_sessions=6, round_seconds=5.0)
 
 
+@pytest.mark.row("C18")
 @pytest.mark.slow
-async def test_c18_the_history_holds_through_a_minute_of_faults(oracle_model: Path) -> None:
+async def test_the_history_holds_through_a_minute_of_faults(oracle_model: Path) -> None:
     await hold(oracle_model, minutes=1.0)

@@ -78,7 +78,8 @@ async def metric_becomes(server: Server, name: str, value: float, seconds: float
         assert running_time() - started < seconds
 
 
-async def test_n1_a_client_that_vanished_is_noticed_and_its_answer_goes_on(
+@pytest.mark.row("N1")
+async def test_a_client_that_vanished_is_noticed_and_its_answer_goes_on(
     brisk: Server, brisk_way: FaultProxy
 ) -> None:
     before = brisk.metric("parley_connections")
@@ -127,7 +128,8 @@ async def stumble(
             known = client.answers.get(response, known)
 
 
-async def test_n2_ten_resets_in_one_answer_lose_nothing(
+@pytest.mark.row("N2")
+async def test_ten_resets_in_one_answer_lose_nothing(
     server: Server, way: FaultProxy, dice: random.Random
 ) -> None:
     before = server.metric("parley_engine_requests_total")
@@ -135,14 +137,16 @@ async def test_n2_ten_resets_in_one_answer_lose_nothing(
     assert server.metric("parley_engine_requests_total") == before + 1
 
 
+@pytest.mark.row("N2")
 @pytest.mark.slow
-async def test_n2_thirty_resets_in_a_minute_lose_nothing(
+async def test_thirty_resets_in_a_minute_lose_nothing(
     server: Server, way: FaultProxy, dice: random.Random
 ) -> None:
     await stumble(server, way, dice, cuts=30, num_tokens=12_000)
 
 
-async def test_n3_frames_may_come_and_go_in_single_bytes(server: Server, way: FaultProxy) -> None:
+@pytest.mark.row("N3")
+async def test_frames_may_come_and_go_in_single_bytes(server: Server, way: FaultProxy) -> None:
     way.command("split")
     async with Client(server, address=way.address) as client:
         session = await client.new_session()
@@ -205,12 +209,14 @@ async def read_slowly(server: Server, num_answers: int, num_tokens: int, rate: i
         assert grown < 3 * 2**20
 
 
-async def test_n4_a_slow_reader_gets_fewer_frames_and_the_whole_text(server: Server) -> None:
+@pytest.mark.row("N4")
+async def test_a_slow_reader_gets_fewer_frames_and_the_whole_text(server: Server) -> None:
     await read_slowly(server, num_answers=8, num_tokens=400, rate=8_000)
 
 
+@pytest.mark.row("N4")
 @pytest.mark.slow
-async def test_n4_a_reader_that_reads_nothing_is_closed_with_4008(server: Server) -> None:
+async def test_a_reader_that_reads_nothing_is_closed_with_4008(server: Server) -> None:
     """It is cut because it takes nothing for 15 s, before its pong is missed or the kernel acts."""
     num_tokens = 6_000  # 30 s of them
     before = server.num_closes(4008)
@@ -262,20 +268,23 @@ async def join_at_random(
     return kinds
 
 
-async def test_n7_who_comes_late_gets_the_whole_text_at_any_moment(
+@pytest.mark.row("N7")
+async def test_a_client_that_comes_late_gets_the_whole_text_at_any_moment(
     server: Server, dice: random.Random
 ) -> None:
     assert SNAPSHOT in await join_at_random(server, dice, joins=20, num_tokens=600, seconds=3.0)
 
 
+@pytest.mark.row("N7")
 @pytest.mark.slow
-async def test_n7_two_hundred_come_late_to_an_answer_of_16_000_tokens(
+async def test_two_hundred_late_clients_get_the_whole_text_of_16_000_tokens(
     server: Server, dice: random.Random
 ) -> None:
     await join_at_random(server, dice, joins=200, num_tokens=16_000, seconds=80.0)
 
 
-async def test_n8_a_position_beyond_the_truth_is_answered_with_a_snapshot(server: Server) -> None:
+@pytest.mark.row("N8")
+async def test_a_position_beyond_the_truth_is_answered_with_a_snapshot(server: Server) -> None:
     async with Client(server) as client, Client(server, token=admin_token(server)) as stranger:
         session = await client.new_session()
         response = await client.ask(session, oracle_word(0), settings=settings(100))
@@ -311,20 +320,23 @@ async def sleep_on(server: Server, way: FaultProxy, seconds: float, num_tokens: 
         assert (await back.done(response)).final == oracle_answer(0, num_tokens)
 
 
-async def test_n9_a_tab_that_slept_through_two_pings_comes_back_to_the_whole_text(
+@pytest.mark.row("N9")
+async def test_a_tab_that_slept_through_two_pings_comes_back_to_the_whole_text(
     brisk: Server, brisk_way: FaultProxy
 ) -> None:
     await sleep_on(brisk, brisk_way, 2.5 * PING_SECONDS, 400)
 
 
+@pytest.mark.row("N9")
 @pytest.mark.slow
-async def test_n9_a_tab_that_slept_for_five_minutes_comes_back_to_the_whole_text(
+async def test_a_tab_that_slept_for_five_minutes_comes_back_to_the_whole_text(
     server: Server, way: FaultProxy
 ) -> None:
     await sleep_on(server, way, 300.0, 2_000)
 
 
-async def test_n11_pings_keep_an_idle_socket_open(brisk: Server, brisk_way: FaultProxy) -> None:
+@pytest.mark.row("N11")
+async def test_pings_keep_an_idle_socket_open(brisk: Server, brisk_way: FaultProxy) -> None:
     async with Client(brisk, address=brisk_way.address, **PATIENT) as client:
         await client.new_session()
         brisk_way.command(f"idle {2.5 * PING_SECONDS}")
@@ -332,8 +344,9 @@ async def test_n11_pings_keep_an_idle_socket_open(brisk: Server, brisk_way: Faul
         assert (await client.reply("session.create", idempotency_key="still-there"))["session"]
 
 
+@pytest.mark.row("N11")
 @pytest.mark.slow
-async def test_n11_pings_keep_sockets_open_that_would_be_cut_after_30_seconds(
+async def test_pings_keep_open_sockets_that_would_be_cut_after_30_seconds(
     server: Server, way: FaultProxy
 ) -> None:
     async with Client(server, address=way.address, **PATIENT) as client:

@@ -117,6 +117,7 @@ async def test_where_a_token_is_chosen_that_of_the_file_is_none(server: Server) 
     assert (await ask(server, request(server, path="/v1/sessions", headers=headers))).status == 401
 
 
+@pytest.mark.row("S5", "S10")
 @pytest.mark.parametrize(
     "die",
     [
@@ -125,7 +126,7 @@ async def test_where_a_token_is_chosen_that_of_the_file_is_none(server: Server) 
         pytest.param(supervisor_gets_two_signals, marks=pytest.mark.slow),
     ],
 )
-async def test_s5_s10_next_start_goes_on_whatever_was_killed(
+async def test_next_start_goes_on_whatever_was_killed(
     server: Server, die: Callable[[Server], Awaitable[None]]
 ) -> None:
     async with Client(server) as client:

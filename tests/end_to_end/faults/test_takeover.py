@@ -27,7 +27,8 @@ from tests.helpers.tiny_model import oracle_answer, oracle_word
 NewServer = Callable[..., Server]
 
 
-async def test_s1_answer_of_a_killed_worker_goes_on_within_two_seconds(two_workers: Server) -> None:
+@pytest.mark.row("S1")
+async def test_answer_of_a_killed_worker_goes_on_within_two_seconds(two_workers: Server) -> None:
     async with owner_and_other(two_workers) as (owner, other, pid):
         session, response = await begin(owner, other)
         two_workers.history.fault("kill -9 of the owner")
@@ -50,7 +51,8 @@ async def test_s1_answer_of_a_killed_worker_goes_on_within_two_seconds(two_worke
         assert (await run_of(two_workers, response))["fence"] == "2"
 
 
-async def test_s1_queued_answer_of_a_killed_worker_has_its_turn(two_workers: Server) -> None:
+@pytest.mark.row("S1")
+async def test_queued_answer_of_a_killed_worker_has_its_turn(two_workers: Server) -> None:
     async with owner_and_other(two_workers) as (owner, other, pid):
         session, response = await begin(owner, other)
         queued = await owner.ask(session, oracle_word(7), settings=SETTINGS, on_busy="queue")
@@ -59,7 +61,8 @@ async def test_s1_queued_answer_of_a_killed_worker_has_its_turn(two_workers: Ser
         assert (await other.done(queued)).final == oracle_answer(7, NUM_TOKENS)
 
 
-async def test_s1_continued_answer_of_a_killed_worker_goes_on_in_its_message(
+@pytest.mark.row("S1")
+async def test_continued_answer_of_a_killed_worker_goes_on_in_its_message(
     two_workers: Server,
 ) -> None:
     async with owner_and_other(two_workers) as (owner, other, pid):
@@ -83,7 +86,8 @@ async def test_s1_continued_answer_of_a_killed_worker_goes_on_in_its_message(
         assert answer.done is not None and answer.done["fence"] == 2
 
 
-async def test_s1_stop_that_was_stored_before_the_death_is_carried_out(two_workers: Server) -> None:
+@pytest.mark.row("S1")
+async def test_stop_that_was_stored_before_the_death_is_carried_out(two_workers: Server) -> None:
     async with owner_and_other(two_workers) as (owner, other, pid):
         _, response = await begin(owner, other)
         os.kill(pid, signal.SIGSTOP)
@@ -97,8 +101,9 @@ async def test_s1_stop_that_was_stored_before_the_death_is_carried_out(two_worke
         assert answer.final == seen != ""
 
 
+@pytest.mark.row("S1")
 @pytest.mark.slow  # `make demo-crash`, which is tested too, shows the same for one answer
-async def test_s1_seeded_and_greedy_answers_of_a_trained_model_go_on_as_undisturbed(
+async def test_seeded_and_greedy_answers_of_a_trained_model_go_on_as_undisturbed(
     tmp_path: Path,
 ) -> None:
     server = Server(tmp_path / "data", "demo", None, **TESTING, PARLEY_WORKERS="2")
@@ -131,8 +136,9 @@ async def test_s1_seeded_and_greedy_answers_of_a_trained_model_go_on_as_undistur
         server.close()
 
 
+@pytest.mark.row("S9")
 @pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.slow)])
-async def test_s9_death_right_behind_the_beginning_loses_neither_question_nor_answer(
+async def test_death_right_after_the_beginning_loses_neither_question_nor_answer(
     two_workers: Server, rounds: int
 ) -> None:
     seed = random.randrange(1 << 32)
@@ -190,10 +196,12 @@ async def owner_hangs(server: Server) -> None:
         assert (await run_of(server, response))["fence"] == "2"
 
 
-async def test_s3_owner_that_hung_shows_nothing_after_it_was_replaced(two_workers: Server) -> None:
+@pytest.mark.row("S3")
+async def test_owner_that_hung_shows_nothing_after_it_was_replaced(two_workers: Server) -> None:
     await owner_hangs(two_workers)
 
 
+@pytest.mark.row("S3")
 @pytest.mark.slow
-async def test_s3_owner_that_hung_for_a_whole_lease_shows_nothing(new_server: NewServer) -> None:
+async def test_owner_that_hung_for_a_whole_lease_shows_nothing(new_server: NewServer) -> None:
     await owner_hangs(new_server(PARLEY_WORKERS="2"))

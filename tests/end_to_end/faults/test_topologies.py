@@ -85,8 +85,9 @@ def guarded() -> Iterator[Guarded]:
         yield guarded
 
 
+@pytest.mark.row("R7")
 @pytest.mark.slow
-async def test_r7_an_answer_goes_on_while_a_sentinel_promotes_the_replica(
+async def test_an_answer_goes_on_while_a_sentinel_promotes_the_replica(
     guarded: Guarded, new_server: Callable[..., Server]
 ) -> None:
     where = {"PARLEY_REDIS_URL": guarded.url, "PARLEY_WORKERS": "2"}

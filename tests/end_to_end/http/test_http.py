@@ -76,8 +76,9 @@ async def get_json(server: Server, path: str) -> Any:
 # ---- doors --------------------------------------------------------------------------------------
 
 
+@pytest.mark.row("P10")
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-async def test_p10_every_route_but_the_public_ones_needs_a_credential(
+async def test_every_route_but_the_public_ones_needs_a_credential(
     server: Server, method: str, path: str
 ) -> None:
     wrong: list[Headers] = [[], [("Authorization", "Bearer wrong")], [("Cookie", "parley=wrong")]]
@@ -142,16 +143,18 @@ async def test_the_last_page_has_no_cursor(server: Server) -> None:
         page = await get_json(server, f"{path}&cursor={quote(page['next_cursor'])}")
 
 
+@pytest.mark.row("B45")
 @pytest.mark.parametrize(
     "limit", ["0", "-1", "201", "1000000000", "abc", "", "1.0", "٣", "9" * 5000]
 )
-async def test_b45_a_bad_limit_is_refused(server: Server, limit: str) -> None:
+async def test_a_bad_limit_is_refused(server: Server, limit: str) -> None:
     for path in ("/v1/sessions", f"/v1/sessions/{UNKNOWN_SESSION}/messages"):
         answer = await get(server, f"{path}?limit={quote(limit)}")
         assert answer.status == 400
         assert (answer.error["code"], answer.error["param"]) == ("invalid_field", "limit")
 
 
+@pytest.mark.row("B45")
 @pytest.mark.parametrize(
     "cursor",
     [
@@ -159,7 +162,7 @@ async def test_b45_a_bad_limit_is_refused(server: Server, limit: str) -> None:
         *(f"{number}:{UNKNOWN_SESSION}" for number in ("-1", "9" * 400, "+inf", "1.5", "")),
     ],
 )
-async def test_b45_a_broken_cursor_is_refused(server: Server, cursor: str) -> None:
+async def test_a_broken_cursor_is_refused(server: Server, cursor: str) -> None:
     answer = await get(server, f"/v1/sessions?cursor={quote(cursor)}")
     assert answer.status == 400
     assert (answer.error["code"], answer.error["param"]) == ("invalid_field", "cursor")
@@ -196,7 +199,8 @@ async def test_a_session_is_read_with_its_revision(server: Server) -> None:
     assert answer.header("etag") == '"1"'
 
 
-async def test_b46_a_session_of_somebody_else_is_not_found_like_any_other(server: Server) -> None:
+@pytest.mark.row("B46")
+async def test_a_session_of_somebody_else_is_not_found_like_any_other(server: Server) -> None:
     async with Client(server) as client:
         foreign = await client.new_session()
     admin = (server.data_dir / "admin-token").read_text().strip()
@@ -257,8 +261,9 @@ async def test_the_policy_allows_exactly_the_inline_script_of_the_page(server: S
 # ---- refusals -----------------------------------------------------------------------------------
 
 
+@pytest.mark.row("B39")
 @pytest.mark.parametrize("path", sorted({path for _, path in ROUTES} | {"/static/js/shell/app.js"}))
-async def test_b39_other_methods_are_refused_with_those_allowed(server: Server, path: str) -> None:
+async def test_other_methods_are_refused_with_the_allowed_ones(server: Server, path: str) -> None:
     allowed = {method for method, known in ROUTES if known == path} or {"GET", "HEAD"}
     for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "FOO"):
         if method in allowed:
@@ -277,6 +282,7 @@ async def test_there_is_nothing_at_other_addresses(server: Server) -> None:
     assert (await get(server, "/v1/nothing")).error["code"] == "not_found"
 
 
+@pytest.mark.row("B42")
 @pytest.mark.parametrize(
     "path",
     [
@@ -285,14 +291,15 @@ async def test_there_is_nothing_at_other_addresses(server: Server) -> None:
         *("/static/" + "x" * 5000, "/static/js", "/static/" + "a/" * 3000, "/static/%ff"),
     ],
 )
-async def test_b42_no_byte_from_outside_the_static_folder(server: Server, path: str) -> None:
+async def test_no_byte_is_served_from_outside_the_static_folder(server: Server, path: str) -> None:
     answer = await get(server, path)
     assert answer.status == 404
     assert answer.error["code"] == "not_found"
 
 
+@pytest.mark.row("B42", "L5")
 @pytest.mark.parametrize("path", ["/static/js/main.js", "/", "/admin"])
-async def test_b42_l5_a_range_is_answered_with_the_whole_file(server: Server, path: str) -> None:
+async def test_a_range_is_answered_with_the_whole_file(server: Server, path: str) -> None:
     whole = await get(server, path)
     assert whole.header("accept-ranges") is None
     many = ",".join(f"{n}-{n}" for n in range(0, 3000, 2))
@@ -310,6 +317,7 @@ UPGRADE = [
 ]
 
 
+@pytest.mark.row("L5")
 @pytest.mark.parametrize(
     ("line", "headers", "status"),
     [
@@ -338,7 +346,7 @@ UPGRADE = [
     ],
     ids=lambda value: str(value)[:40],
 )
-async def test_l5_a_refusal_has_the_error_object_as_its_body_or_none(
+async def test_a_refusal_has_the_error_object_as_its_body_or_none(
     server: Server, line: str, headers: Headers, status: int
 ) -> None:
     pairs = [("Host", urlsplit(server.url).netloc), *headers]
@@ -352,14 +360,16 @@ async def test_l5_a_refusal_has_the_error_object_as_its_body_or_none(
         assert status in (400, 403, 426, 431)
 
 
-async def test_l5_empty_lines_in_front_of_a_request_are_skipped(server: Server) -> None:
+@pytest.mark.row("L5")
+async def test_empty_lines_in_front_of_a_request_are_skipped(server: Server) -> None:
     host = urlsplit(server.url).netloc
     data = f"\r\n\r\nGET /healthz HTTP/1.1\r\nHost: {host}\r\n\r\n"
     assert (await ask(server, data.encode())).status == 200
 
 
+@pytest.mark.row("B7")
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "", "127.0.0.1.nip.io"])
-async def test_b7_a_foreign_host_name_is_refused(server: Server, host: str) -> None:
+async def test_a_foreign_host_name_is_refused(server: Server, host: str) -> None:
     answer = await ask(server, request(server, headers=[("Host", host)], host=False))
     assert (answer.status, answer.body) == (421, b"")
 
@@ -375,6 +385,7 @@ async def test_other_ways_to_name_a_host(server: Server) -> None:
     assert (await ask(server, request(server, headers=two, host=False))).status == 400
 
 
+@pytest.mark.row("B5", "B40")
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -397,15 +408,14 @@ async def test_other_ways_to_name_a_host(server: Server) -> None:
         ([("Content-Length", "300000000")], 413),
     ],
 )
-async def test_b5_b40_bad_headers_are_refused(
-    server: Server, headers: Headers, status: int
-) -> None:
+async def test_bad_headers_are_refused(server: Server, headers: Headers, status: int) -> None:
     answer = await ask(server, request(server, path="/healthz", headers=headers))
     accepted = {status} if status in (431, 400) else {status, 400 if status == 501 else 0}
     assert answer.status in accepted
 
 
-async def test_b40_a_body_too_large_says_so(server: Server) -> None:
+@pytest.mark.row("B40")
+async def test_a_body_that_is_too_large_is_refused_with_the_reason(server: Server) -> None:
     headers = [*bearer(server), ("Content-Length", str(MAX_BODY_BYTES + 1))]
     answer = await ask(server, request(server, "POST", "/v1/login-codes", headers))
     assert (answer.status, answer.error["code"]) == (413, "payload_too_large")

@@ -127,6 +127,7 @@ async def test_markdown_shows_the_current_branch(server: Server, http: Http) -> 
     assert code_of(refused) == (400, "invalid_field")
 
 
+@pytest.mark.row("B43")
 @pytest.mark.parametrize(
     ("title", "name"),
     [
@@ -139,7 +140,7 @@ async def test_markdown_shows_the_current_branch(server: Server, http: Http) -> 
         ("...", "chat"),
     ],
 )
-async def test_b43_a_title_is_cleaned_for_the_file_name(http: Http, title: str, name: str) -> None:
+async def test_a_title_is_cleaned_for_the_file_name(http: Http, title: str, name: str) -> None:
     from urllib.parse import unquote
 
     session = (await http.new_session(title=title))["id"]
@@ -202,6 +203,7 @@ def long_file(num_messages: int) -> dict[str, Any]:
     return {**EMPTY, "messages": messages}
 
 
+@pytest.mark.row("B63")
 async def test_a_conversation_of_more_than_two_mebibytes_is_not_shared(http: Http) -> None:
     session = (await http.post("/v1/sessions/import", long_file(17))).json()["id"]
     refused = await http.post(f"/v1/sessions/{session}/share")
@@ -223,6 +225,7 @@ async def begin_to_read(stack: AsyncExitStack, server: Server, path: str) -> byt
     return (await loop.sock_recv(reader, 12))[-3:]
 
 
+@pytest.mark.row("B63")
 async def test_who_does_not_read_a_shared_page_takes_little_room_and_keeps_no_one_out(
     server: Server, http: Http
 ) -> None:
@@ -261,6 +264,7 @@ async def unfinished_import(stack: AsyncExitStack, server: Server, token: str) -
     return await raw.ask(request(server, "POST", "/v1/sessions/import", headers))
 
 
+@pytest.mark.row("B48")
 async def test_files_that_do_not_come_keep_no_import_of_others_waiting(
     server: Server, http: Http
 ) -> None:
@@ -273,6 +277,7 @@ async def test_files_that_do_not_come_keep_no_import_of_others_waiting(
         assert running_time() - asked < 5  # the places of the others are free after 30 s anyway
 
 
+@pytest.mark.row("B48")
 async def test_so_many_files_are_read_at_once_and_then_one_is_told_to_come_back(
     server: Server, http: Http
 ) -> None:

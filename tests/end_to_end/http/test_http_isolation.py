@@ -56,7 +56,8 @@ async def ask(who: Http, one: Operation, ids: dict[str, str]) -> tuple[int, byte
     return answer.status_code, answer.content
 
 
-async def test_p11_foreign_and_unknown_ids_are_the_same(
+@pytest.mark.row("B46", "P11")
+async def test_foreign_and_unknown_ids_are_answered_alike(
     server: Server, alice: Http, bob: Http
 ) -> None:
     session = (await alice.new_session(title="Secret"))["id"]
@@ -82,15 +83,17 @@ async def test_p11_foreign_and_unknown_ids_are_the_same(
     assert (await alice.get(f"/v1/sessions/{session}")).json()["title"] == "Secret"
 
 
-async def test_p11_lists_hold_the_callers_own_alone(alice: Http, bob: Http) -> None:
+@pytest.mark.row("P11")
+async def test_lists_hold_only_what_is_the_callers_own(alice: Http, bob: Http) -> None:
     mine = (await alice.new_session())["id"]
     for who, expected in ((alice, True), (bob, False)):
         page = (await who.get("/v1/sessions", params={"limit": 200})).json()
         assert (mine in [session["id"] for session in page["sessions"]]) is expected
 
 
+@pytest.mark.row("B46")
 @pytest.mark.parametrize("who", ["deleted", "unshared"])
-async def test_b46_what_is_gone_is_like_what_never_was(
+async def test_what_was_deleted_is_answered_like_what_never_was(
     server: Server, alice: Http, who: str
 ) -> None:
     session = (await alice.new_session())["id"]

@@ -120,6 +120,7 @@ async def test_a_search_goes_on_behind_its_cursor(http: Http) -> None:
     assert found == made[::-1]
 
 
+@pytest.mark.row("B45")
 async def test_a_cursor_belongs_to_its_user(server: Server, http: Http) -> None:
     await asyncio.gather(http.new_session(), http.new_session())
     cursor = (await http.get("/v1/sessions", params={"limit": 1})).json()["next_cursor"]

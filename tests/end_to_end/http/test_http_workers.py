@@ -67,7 +67,8 @@ async def test_a_stop_of_a_silent_owner_is_accepted_and_carried_out(pair: Server
             assert (await again.get(path)).json()["status"] == "cancelled"
 
 
-async def test_c12_a_revoked_token_ends_its_streams(pair: Server) -> None:
+@pytest.mark.row("C12")
+async def test_a_revoked_token_ends_its_streams(pair: Server) -> None:
     async with Http(pair, admin_token(pair)) as admin:
         made = (await admin.post("/v1/admin/users", {"name": "Carol"})).json()
         uid, token = made["id"], made["token"]

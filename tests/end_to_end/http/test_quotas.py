@@ -20,6 +20,9 @@ from tests.end_to_end.site.harness import Client, Server, other_user
 from tests.helpers.patience import PATIENCE
 from tests.helpers.tiny_model import oracle_word
 
+pytestmark = pytest.mark.row("P19", "P20")
+
+
 SHORT = {"temperature": 0, "max_output_tokens": 2}
 
 StartServer = Callable[..., Server]
@@ -157,7 +160,8 @@ async def waits_for_engine(client: Client, response: str) -> None:
     await client.wait(is_queued, "response.queued")
 
 
-async def test_p17_one_answer_more_than_may_wait_is_refused_until_a_place_is_free(
+@pytest.mark.row("P17")
+async def test_one_answer_more_than_may_wait_is_refused_until_a_place_is_free(
     narrow: Server,
 ) -> None:
     settings = {"temperature": 0, "max_output_tokens": 16_000}
@@ -202,7 +206,8 @@ async def test_quotas_are_shown_beside_what_is_used(small: Server) -> None:
     assert [row["user"]["id"] for row in shown["quotas"][:2]] == ["local", "admin"]
 
 
-async def test_b16_one_connection_too_many_closes_with_4429_and_the_others_stay(
+@pytest.mark.row("B16")
+async def test_one_connection_too_many_closes_with_4429_and_the_others_stay(
     small: Server,
 ) -> None:
     async with RawSocket(small) as first, RawSocket(small) as second:

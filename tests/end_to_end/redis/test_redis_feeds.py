@@ -38,7 +38,8 @@ async def two(_two: Site) -> Site:
     return _two
 
 
-async def test_r2_with_other_workers_nothing_is_shown_that_could_be_taken_over(two: Site) -> None:
+@pytest.mark.row("R2")
+async def test_with_other_workers_nothing_is_shown_that_could_be_taken_over(two: Site) -> None:
     async with Client(two.server) as client:
         session, response = await ask(client, 400)
         two.kill_redis()
@@ -54,7 +55,8 @@ async def test_r2_with_other_workers_nothing_is_shown_that_could_be_taken_over(t
         await whole(two, client, session, response, 400)
 
 
-async def test_r6_an_eviction_policy_set_while_running_is_named(two: Site) -> None:
+@pytest.mark.row("R6")
+async def test_an_eviction_policy_set_while_running_is_named(two: Site) -> None:
     await two.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     try:
         named = "maxmemory-policy is allkeys-lru and must be noeviction"
@@ -65,7 +67,8 @@ async def test_r6_an_eviction_policy_set_while_running_is_named(two: Site) -> No
     await two.ready()
 
 
-async def test_r13_a_silently_dead_feed_is_found_and_what_it_missed_is_read(two: Site) -> None:
+@pytest.mark.row("R13")
+async def test_a_silently_dead_feed_is_found_and_what_it_missed_is_read(two: Site) -> None:
     async with at_both(two.server) as (owner, other):
         session, response = await ask(owner, 1100)
         await other.reply("session.subscribe", session_id=session)
@@ -80,7 +83,8 @@ async def test_r13_a_silently_dead_feed_is_found_and_what_it_missed_is_read(two:
         await whole(two, owner, session, response, 1100)
 
 
-async def test_r14_a_feed_that_redis_cuts_off_is_caught_up(two: Site) -> None:
+@pytest.mark.row("R14")
+async def test_a_feed_that_redis_cuts_off_is_caught_up(two: Site) -> None:
     limit = "client-output-buffer-limit"
     async with at_both(two.server) as (owner, other):
         session, response = await ask(owner, 600)

@@ -44,10 +44,9 @@ async def one(_one: Site) -> Site:
     return _one
 
 
+@pytest.mark.row("R1", "R2")
 @pytest.mark.parametrize("seconds", [2.0, pytest.param(30.0, marks=pytest.mark.slow)])
-async def test_r1_r2_viewers_are_fed_from_memory_while_redis_is_away(
-    one: Site, seconds: float
-) -> None:
+async def test_viewers_are_fed_from_memory_while_redis_is_away(one: Site, seconds: float) -> None:
     num_tokens = 200 + int(seconds * PACE)
     async with Client(one.server) as client:
         session, response = await ask(client, num_tokens)
@@ -71,8 +70,9 @@ async def test_r1_r2_viewers_are_fed_from_memory_while_redis_is_away(
         assert (await client.done(accepted)).final == oracle_answer(1, 20)
 
 
+@pytest.mark.row("R3")
 @pytest.mark.parametrize("how", ["stop", pytest.param("pause", marks=pytest.mark.slow)])
-async def test_r3_a_redis_that_hangs_stores_nothing_twice(one: Site, how: str) -> None:
+async def test_a_redis_that_hangs_stores_nothing_twice(one: Site, how: str) -> None:
     async with Client(one.server) as client:
         session, response = await ask(client, 500)
         assert one.redis.pid is not None
@@ -90,7 +90,8 @@ async def test_r3_a_redis_that_hangs_stores_nothing_twice(one: Site, how: str) -
         await whole(one, client, session, response, 500)
 
 
-async def test_r3_a_stop_at_the_owner_does_not_wait_behind_frames_for_a_redis_that_hangs(
+@pytest.mark.row("R3")
+async def test_a_stop_at_the_owner_does_not_wait_behind_frames_for_a_redis_that_hangs(
     one: Site,
 ) -> None:
     async with Client(one.server) as client:
@@ -111,7 +112,8 @@ async def test_r3_a_stop_at_the_owner_does_not_wait_behind_frames_for_a_redis_th
         await client.done(response)
 
 
-async def test_r4_a_write_whose_reply_was_lost_is_recognised(one: Site) -> None:
+@pytest.mark.row("R4")
+async def test_a_write_whose_reply_was_lost_is_recognised(one: Site) -> None:
     async with Client(one.server) as client:
         session, response = await ask(client, 400)
         one.proxy.command("blackhole replies")
@@ -124,7 +126,8 @@ async def test_r4_a_write_whose_reply_was_lost_is_recognised(one: Site) -> None:
         await whole(one, client, session, response, 400)
 
 
-async def test_r5_with_memory_full_a_stop_and_a_delete_work(one: Site) -> None:
+@pytest.mark.row("R5")
+async def test_a_stop_and_a_delete_work_while_the_memory_of_redis_is_full(one: Site) -> None:
     async with Client(one.server) as client:
         session, response = await ask(client, 600)
         stopped, second = await ask(client, 600)
@@ -148,7 +151,8 @@ async def test_r5_with_memory_full_a_stop_and_a_delete_work(one: Site) -> None:
         assert await asyncio.to_thread(one.stored_text, stopped) == end.final
 
 
-async def test_r8_a_redis_that_became_a_replica_is_an_outage(one: Site) -> None:
+@pytest.mark.row("R8")
+async def test_a_redis_that_became_a_replica_is_an_outage(one: Site) -> None:
     async with Client(one.server) as client:
         session, response = await ask(client, 400)
         await one.command("REPLICAOF", "127.0.0.1", "1")
@@ -164,7 +168,8 @@ async def test_r8_a_redis_that_became_a_replica_is_an_outage(one: Site) -> None:
         await whole(one, client, session, response, 400)
 
 
-async def test_r9_flushed_data_is_told_and_nothing_half_comes_back(one: Site) -> None:
+@pytest.mark.row("R9")
+async def test_flushed_data_is_reported_and_nothing_comes_back_by_halves(one: Site) -> None:
     async with Client(one.server) as client, Client(one.server) as idle:
         quiet = await idle.new_session()
         session, response = await ask(client, 400)
@@ -187,7 +192,8 @@ async def test_r9_flushed_data_is_told_and_nothing_half_comes_back(one: Site) ->
         assert one.server.metric("parley_requests_running") == 0
 
 
-async def test_r11_entries_behind_a_torn_end_are_written_again(one: Site) -> None:
+@pytest.mark.row("R11")
+async def test_entries_lost_at_a_torn_end_are_written_again(one: Site) -> None:
     async with Client(one.server) as client:
         session, response = await ask(client, 300)
         one.server.history.is_data_lost = True
@@ -203,8 +209,9 @@ async def test_r11_entries_behind_a_torn_end_are_written_again(one: Site) -> Non
         one.server.history.is_data_lost = False
 
 
+@pytest.mark.row("R12")
 @pytest.mark.slow
-async def test_r12_a_slow_link_costs_no_round_trip_per_token(one: Site) -> None:
+async def test_a_slow_link_costs_no_round_trip_per_token(one: Site) -> None:
     async with Client(one.server) as client:
         first_seconds, rates = [], []
         for delay in (0.0, 0.1, 0.1, 0.1, 0.1, 0.1):
@@ -238,7 +245,8 @@ async def test_r12_a_slow_link_costs_no_round_trip_per_token(one: Site) -> None:
         await whole(one, client, session, response, 100)
 
 
-async def test_r16_scripts_that_were_flushed_are_loaded_again(server: Server) -> None:
+@pytest.mark.row("R16")
+async def test_scripts_that_were_flushed_are_loaded_again(server: Server) -> None:
     """On the server whose Redis is patient: a stalled machine is no outage there."""
     async with Client(server) as client:
         session = await client.new_session()

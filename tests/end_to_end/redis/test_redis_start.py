@@ -22,7 +22,8 @@ from tests.helpers.redis_topology import wait_for
 from tests.helpers.running_time import running_time
 
 
-async def test_s6_a_server_that_starts_before_redis_waits_and_then_joins(
+@pytest.mark.row("S6")
+async def test_a_server_that_starts_before_redis_waits_and_then_joins(
     oracle_model: Path, tmp_path: Path
 ) -> None:
     redis = EmbeddedRedis(tmp_path / "redis", binary=BINARY)
@@ -77,6 +78,7 @@ def refused_start(folder: Path, model: Path, **environment: str) -> str:
     return line
 
 
+@pytest.mark.row("B64")
 @pytest.mark.parametrize(
     ("url", "words"),
     [
@@ -85,7 +87,7 @@ def refused_start(folder: Path, model: Path, **environment: str) -> str:
         ("SOCKET?username=me&password=hush", "refused our credentials"),
     ],
 )
-async def test_b64_a_url_that_cannot_be_used_is_refused_without_its_password(
+async def test_a_url_that_cannot_be_used_is_refused_without_its_password(
     plain_redis: EmbeddedRedis, oracle_model: Path, tmp_path: Path, url: str, words: str
 ) -> None:
     url = url.replace("SOCKET", plain_redis.url)
@@ -93,6 +95,7 @@ async def test_b64_a_url_that_cannot_be_used_is_refused_without_its_password(
     assert words in line and "hush" not in line
 
 
+@pytest.mark.row("R6")
 @pytest.mark.parametrize(
     ("setup", "words"),
     [

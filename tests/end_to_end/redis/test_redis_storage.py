@@ -17,7 +17,8 @@ from tests.helpers.running_time import running_time
 from tests.helpers.tiny_model import oracle_answer
 
 
-async def test_r7_what_a_promoted_replica_lacks_is_written_again(
+@pytest.mark.row("R7")
+async def test_what_a_promoted_replica_is_missing_is_written_again(
     oracle_model: Path, tmp_path: Path
 ) -> None:
     with running_pair(BINARY) as (primary, replica):
@@ -73,8 +74,9 @@ def enlarge(pid: int, data: Path) -> None:
     subprocess.run(["nsenter", "-t", str(pid), "-m", *larger], check=True)
 
 
+@pytest.mark.row("R10")
 @pytest.mark.slow
-async def test_r10_a_full_disk_is_an_outage_that_reads_outlive(
+async def test_reads_go_on_while_a_full_disk_stops_writes(
     oracle_model: Path, tmp_path: Path
 ) -> None:
     data = tmp_path / "small"

@@ -7,6 +7,8 @@ import json
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import pytest
+
 from tests.end_to_end.clients.raw import (
     Answer,
     RawSocket,
@@ -94,7 +96,8 @@ async def test_an_explicit_credential_beats_the_cookie(server: Server) -> None:
     assert (await user_of(server, header_first))["id"] == "local"
 
 
-async def test_p2_p6_a_login_link_works_once_and_sets_a_cookie(server: Server) -> None:
+@pytest.mark.row("P2", "P6")
+async def test_a_login_link_works_once_and_sets_a_cookie(server: Server) -> None:
     path = await login_path(server)
     first = await submit_login(server, path)
     assert (first.status, first.header("location")) == (303, "/")

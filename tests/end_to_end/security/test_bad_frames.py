@@ -57,6 +57,9 @@ def in_connections(frames: Sequence[BadFrame]) -> list[list[BadFrame]]:
     return [*([harmless] if harmless else []), *pairs]
 
 
+@pytest.mark.row(
+    "B17", "B18", "B19", "B20", "B21", "B25", "B26", "B27", "B28", "B29", "B32", "B34", "B38"
+)
 @pytest.mark.parametrize("row", FRAME_ROWS)
 async def test_a_bad_frame_is_answered_and_the_connection_stays(server: Server, row: str) -> None:
     async with Client(server) as client:
@@ -72,7 +75,8 @@ async def test_a_bad_frame_is_answered_and_the_connection_stays(server: Server, 
     assert server.get_json(f"/v1/sessions/{session}/messages")["messages"] == []
 
 
-async def test_b10_binary_frames_are_no_frames(server: Server) -> None:
+@pytest.mark.row("B10")
+async def test_binary_frames_are_refused(server: Server) -> None:
     for data in bad_input.BINARY_FRAMES:
         async with Client(server) as client:
             await client.socket.send(data)
@@ -87,6 +91,7 @@ async def test_the_third_bad_frame_closes_with_4400(server: Server) -> None:
         assert await client.closed() == 4400
 
 
+@pytest.mark.row("B8", "B9", "B11", "B12", "B13", "B14", "B15", "P16")
 @pytest.mark.parametrize("bad", bad_input.BYTES, ids=lambda bad: f"{bad.row} {bad.name}")
 async def test_a_broken_frame_ends_with_a_close_frame(server: Server, bad: BadBytes) -> None:
     async with RawSocket(server) as socket:
@@ -112,8 +117,9 @@ async def test_so_does_one_in_the_same_packet_as_the_handshake_and_none_costs_me
     assert worker.memory_info().rss - before < 20 * 2**20
 
 
+@pytest.mark.row("B12")
 @pytest.mark.slow
-async def test_b12_a_message_that_is_open_for_30_seconds_closes_with_4400(server: Server) -> None:
+async def test_a_message_that_is_open_for_30_seconds_closes_with_4400(server: Server) -> None:
     async with RawSocket(server) as socket:
         await socket.upgrade()
         await socket.send(HELLO + frame(TEXT, b"{", fin=False))
@@ -124,10 +130,11 @@ async def test_b12_a_message_that_is_open_for_30_seconds_closes_with_4400(server
         assert end.result() == (4400, "message_timeout")
 
 
+@pytest.mark.row("B11", "B23")
 @pytest.mark.parametrize(
     "text", ["x" * 2**22, "e" + "\u0301" * 10**6], ids=["b11-letters", "b23-marks-on-a-letter"]
 )
-async def test_b11_b23_a_library_client_hears_why_its_huge_message_was_refused(
+async def test_a_library_client_hears_why_its_huge_message_was_refused(
     server: Server, text: str
 ) -> None:
     async with Client(server) as client:
@@ -136,7 +143,8 @@ async def test_b11_b23_a_library_client_hears_why_its_huge_message_was_refused(
         assert await client.closed() == 1009
 
 
-async def test_b15_nothing_behind_a_close_is_processed(server: Server) -> None:
+@pytest.mark.row("B15")
+async def test_nothing_after_a_close_is_processed(server: Server) -> None:
     late = {"type": "session.create", "idempotency_key": "late", "title": "behind a close"}
     for closing in (close_frame(1000), frame(TEXT, b"{}", rsv=1), frame(TEXT, b"\xff\xfe")):
         async with RawSocket(server) as socket:

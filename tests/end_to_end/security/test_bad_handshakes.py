@@ -14,8 +14,9 @@ from tests.helpers.running_time import running_time
 pytestmark = pytest.mark.usefixtures("bystander")  # somebody else's answer streams meanwhile
 
 
+@pytest.mark.row("B6")
 @pytest.mark.slow
-async def test_b6_who_does_not_get_on_is_gone_after_12_seconds(server: Server) -> None:
+async def test_a_client_that_makes_no_progress_is_gone_after_12_seconds(server: Server) -> None:
     """A connection without a word, half a head, a head that drips, a socket without a frame."""
     started = running_time()
 
@@ -43,18 +44,21 @@ async def test_b6_who_does_not_get_on_is_gone_after_12_seconds(server: Server) -
     assert running_time() - started < 12
 
 
-async def test_b5_a_url_of_8_kb_is_refused(server: Server) -> None:
+@pytest.mark.row("B5")
+async def test_a_url_of_8_kb_is_refused(server: Server) -> None:
     long = upgrade(server, path="/v1/ws?x=" + "y" * 8192)
     assert (await ask(server, long)).status in (414, 431)
 
 
-async def test_b8_frames_may_come_right_behind_the_handshake(server: Server) -> None:
+@pytest.mark.row("B8")
+async def test_frames_may_come_right_after_the_handshake(server: Server) -> None:
     async with RawSocket(server) as socket:
         await socket.send(upgrade(server) + frame(TEXT, b'{"type":"ping","t":7}'))
         assert (await socket.answer()).status == 101
         assert (await socket.next("pong"))["t"] == 7
 
 
+@pytest.mark.row("B3", "B4", "B5", "B7")
 @pytest.mark.parametrize("bad", bad_input.HANDSHAKES, ids=lambda bad: f"{bad.row} {bad.name}")
 async def test_a_bad_handshake_gets_an_http_answer(server: Server, bad: BadHandshake) -> None:
     answer = await ask(server, upgrade(server, bad.changed, method=bad.method))
@@ -67,6 +71,7 @@ async def test_a_bad_handshake_gets_an_http_answer(server: Server, bad: BadHands
         assert answer.header("allow") is not None
 
 
+@pytest.mark.row("B2", "B3", "B4")
 @pytest.mark.parametrize(
     "bad", bad_input.CLOSED_HANDSHAKES, ids=lambda bad: f"{bad.row} {bad.name}"
 )
@@ -78,7 +83,8 @@ async def test_a_refused_client_can_read_why(server: Server, bad: ClosedHandshak
         assert (await socket.closed())[0] == bad.code
 
 
-async def test_b2_a_token_in_the_url_is_none(server: Server) -> None:
+@pytest.mark.row("B2")
+async def test_a_token_in_the_url_does_not_count(server: Server) -> None:
     async with RawSocket(server) as socket:
         path = f"/v1/ws?token={server.token}&ticket={server.token}"
         answer = await socket.ask(upgrade(server, {"Authorization": None}, path=path))
@@ -87,7 +93,8 @@ async def test_b2_a_token_in_the_url_is_none(server: Server) -> None:
     assert server.token not in server.log()
 
 
-async def test_b1_a_cookie_counts_only_with_our_exact_origin(server: Server) -> None:
+@pytest.mark.row("B1")
+async def test_a_cookie_counts_only_with_our_exact_origin(server: Server) -> None:
     cookie = await log_in(server)
     port = str(urlsplit(server.url).port)
     for origin in bad_input.BAD_ORIGINS:

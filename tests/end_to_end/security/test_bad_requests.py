@@ -57,9 +57,10 @@ async def state(http: Http) -> tuple[int, str]:
     return len(page["sessions"]), json.dumps(page["sessions"][:1])
 
 
+@pytest.mark.row("B33", "B39", "B45", "B47", "B48")
 @pytest.mark.parametrize("row", ROWS)
 @beside_a_stream
-async def test_b33_b39_b45_b47_b48_a_bad_request_is_refused_and_changes_nothing(
+async def test_a_bad_request_is_refused_and_changes_nothing(
     server: Server, http: Http, ids: dict[str, str], row: str
 ) -> None:
     before = await state(http)
@@ -120,6 +121,7 @@ async def test_bodies_have_the_limits_of_frames(
 # ---- sizes, credentials --------------------------------------------------------------------------
 
 
+@pytest.mark.row("B40", "B48")
 @pytest.mark.parametrize(
     ("path", "announced"),
     [
@@ -129,7 +131,7 @@ async def test_bodies_have_the_limits_of_frames(
         (IMPORT, 10**20),
     ],
 )
-async def test_b40_b48_a_body_that_announces_too_much_is_not_read(
+async def test_a_body_that_announces_too_much_is_not_read(
     server: Server, path: str, announced: int
 ) -> None:
     headers = [("Authorization", f"Bearer {server.token}"), ("Content-Length", str(announced))]
@@ -139,9 +141,10 @@ async def test_b40_b48_a_body_that_announces_too_much_is_not_read(
         assert answer.error["code"] == "payload_too_large"
 
 
+@pytest.mark.row("B40", "B48")
 @pytest.mark.parametrize(("path", "limit"), [("/v1/sessions", 1), (IMPORT, 16)])
 @beside_a_stream
-async def test_b40_b48_a_body_in_chunks_is_read_up_to_the_limit(
+async def test_a_body_in_chunks_is_read_up_to_the_limit(
     server: Server, path: str, limit: int
 ) -> None:
     headers = [
@@ -157,8 +160,9 @@ async def test_b40_b48_a_body_in_chunks_is_read_up_to_the_limit(
     assert (answer.status, answer.error["code"]) == (413, "payload_too_large")
 
 
+@pytest.mark.row("B40")
 @pytest.mark.slow
-async def test_b40_a_body_that_never_comes_is_given_up(server: Server) -> None:
+async def test_a_body_that_never_comes_is_given_up(server: Server) -> None:
     headers = [
         *(("Authorization", f"Bearer {server.token}"), ("Content-Length", "100")),
         *(("Content-Type", "application/json"), ("Idempotency-Key", "b40")),
@@ -169,8 +173,9 @@ async def test_b40_a_body_that_never_comes_is_given_up(server: Server) -> None:
         await socket.ended()
 
 
+@pytest.mark.row("B41")
 @beside_a_stream
-async def test_b41_a_cookie_changes_nothing_from_another_origin(server: Server, http: Http) -> None:
+async def test_a_cookie_changes_nothing_from_another_origin(server: Server, http: Http) -> None:
     session = (await http.new_session(title="kept"))["id"]
     cookie = ("Cookie", await log_in(server))
     paths = [
@@ -191,8 +196,9 @@ async def test_b41_a_cookie_changes_nothing_from_another_origin(server: Server, 
     assert answer.status == 204
 
 
+@pytest.mark.row("B47")
 @beside_a_stream
-async def test_b47_one_credential_counts(server: Server, http: Http) -> None:
+async def test_only_the_most_explicit_credential_counts(server: Server, http: Http) -> None:
     mine = (await http.new_session())["id"]
     cookie = ("Cookie", await log_in(server))
     path = f"/v1/sessions/{mine}"
@@ -213,7 +219,8 @@ async def test_b47_one_credential_counts(server: Server, http: Http) -> None:
     assert (await http.get(f"{path}?session_id=x&id=y&id=z")).status_code == 200
 
 
-async def test_b44_forwarded_headers_are_not_believed(server: Server, http: Http) -> None:
+@pytest.mark.row("B44")
+async def test_forwarded_headers_are_not_believed(server: Server, http: Http) -> None:
     headers = {
         "X-Forwarded-For": "127.0.0.1",
         "X-Forwarded-Proto": "https",

@@ -67,7 +67,8 @@ async def bystander(strict: Server) -> AsyncIterator[Client]:
 # ---- processes ----------------------------------------------------------------------------------
 
 
-def test_p1_the_only_open_port_is_that_of_the_workers_on_loopback(server: Server) -> None:
+@pytest.mark.row("P1")
+def test_the_only_open_port_is_that_of_the_workers_on_loopback(server: Server) -> None:
     listening = {
         (connection.laddr.ip, connection.laddr.port)
         for process in processes(server)
@@ -77,7 +78,8 @@ def test_p1_the_only_open_port_is_that_of_the_workers_on_loopback(server: Server
     assert listening == {("127.0.0.1", urlsplit(server.url).port)}
 
 
-def test_p21_others_cannot_reach_the_sockets_between_our_processes(server: Server) -> None:
+@pytest.mark.row("P21")
+def test_others_cannot_reach_the_sockets_between_our_processes(server: Server) -> None:
     paths = {
         Path(connection.laddr)
         for process in processes(server)
@@ -89,7 +91,8 @@ def test_p21_others_cannot_reach_the_sockets_between_our_processes(server: Serve
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700, path
 
 
-def test_p30_no_process_leaves_core_dumps_files_for_others_or_secrets_in_its_arguments(
+@pytest.mark.row("P30")
+def test_no_process_leaves_core_dumps_files_for_others_or_secrets_in_its_arguments(
     server: Server,
 ) -> None:
     secrets = [(server.data_dir / name).read_text().strip() for name in ("token", "admin-token")]
@@ -131,7 +134,8 @@ async def cached_tokens(client: Client, text: str) -> int:
     )
 
 
-async def test_p13_nobody_finds_the_prompts_of_others_in_the_prefix_cache(server: Server) -> None:
+@pytest.mark.row("P13")
+async def test_nobody_finds_the_prompts_of_others_in_the_prefix_cache(server: Server) -> None:
     prompt = "".join(oracle_word(7000 + number) for number in range(200))
     async with Client(server) as alice, Client(other_user(server)) as bob:
         assert await cached_tokens(alice, prompt) == 0
@@ -140,7 +144,8 @@ async def test_p13_nobody_finds_the_prompts_of_others_in_the_prefix_cache(server
         assert await cached_tokens(bob, prompt) >= 160
 
 
-async def test_p31_who_comes_after_a_deleted_user_finds_none_of_their_prompts_in_the_cache(
+@pytest.mark.row("P31")
+async def test_the_next_user_finds_no_prompts_of_a_deleted_user_in_the_cache(
     server: Server,
 ) -> None:
     prompt = "".join(oracle_word(8000 + number) for number in range(200))
@@ -167,7 +172,8 @@ async def opened(server: Server, source: str, headers: dict[str, str | list[str]
         return answer["type"] if isinstance(answer, dict) else " ".join(map(str, answer))
 
 
-async def test_b16_the_connections_of_a_user_and_of_an_address_are_limited(
+@pytest.mark.row("B16")
+async def test_the_connections_of_a_user_and_of_an_address_are_limited(
     strict: Server, bystander: Client
 ) -> None:
     source = "127.0.1.1"
@@ -194,7 +200,8 @@ async def handshakes(server: Server, source: str, forwarded: list[str]) -> list[
     return await asyncio.gather(*(opened(server, source, {**changed}) for changed in changes))
 
 
-async def test_p15_handshakes_are_limited_by_address(strict: Server, bystander: Client) -> None:
+@pytest.mark.row("P15")
+async def test_handshakes_are_limited_by_address(strict: Server, bystander: Client) -> None:
     unknown: dict[str, str | list[str] | None] = {"Authorization": None}
     ends = await asyncio.gather(*(opened(strict, "127.0.1.3", unknown) for _ in range(300)))
     codes = Counter(end.split()[0] for end in ends)
@@ -203,7 +210,8 @@ async def test_p15_handshakes_are_limited_by_address(strict: Server, bystander: 
     assert (await opened(strict, "127.0.1.4", unknown)).startswith("4401 ")
 
 
-async def test_p28_a_forwarded_address_counts_only_from_a_trusted_proxy(
+@pytest.mark.row("P28")
+async def test_a_forwarded_address_counts_only_from_a_trusted_proxy(
     strict: Server, bystander: Client
 ) -> None:
     others = [f"10.0.0.{number}" for number in range(250)]
@@ -215,7 +223,8 @@ async def test_p28_a_forwarded_address_counts_only_from_a_trusted_proxy(
     assert "4429" in {a.split()[0] for a in await handshakes(strict, PROXY, spoofed)}
 
 
-async def test_p5_the_name_of_an_allowed_origin_is_a_name_of_ours(strict: Server) -> None:
+@pytest.mark.row("P5")
+async def test_the_host_name_of_an_allowed_origin_is_a_name_of_ours(strict: Server) -> None:
     for host, status in (("chat.example", 200), ("evil.example", 421)):
         answer = await ask(
             strict, request(strict, path="/healthz", headers=[("Host", host)], host=False)
@@ -223,7 +232,8 @@ async def test_p5_the_name_of_an_allowed_origin_is_a_name_of_ours(strict: Server
         assert answer.status == status
 
 
-async def test_p4_behind_a_proxy_the_allowed_origin_opens_a_socket_and_no_other_does(
+@pytest.mark.row("P4")
+async def test_behind_a_proxy_the_allowed_origin_opens_a_socket_and_no_other_does(
     strict: Server,
 ) -> None:
     # Under the name that it has at the proxy's address, which is without a port.
@@ -241,7 +251,10 @@ async def test_p4_behind_a_proxy_the_allowed_origin_opens_a_socket_and_no_other_
 # ---- messages -----------------------------------------------------------------------------------
 
 
-async def test_b35_who_sends_too_much_is_told(strict: Server, bystander: Client) -> None:
+@pytest.mark.row("B35")
+async def test_a_client_that_sends_too_much_is_told_when_to_go_on(
+    strict: Server, bystander: Client
+) -> None:
     async with RawSocket(strict, "127.0.2.1") as socket:
         await socket.upgrade()
         await socket.next("connection.ready")
@@ -253,14 +266,18 @@ async def test_b35_who_sends_too_much_is_told(strict: Server, bystander: Client)
         assert all(error["retry_after_ms"] > 0 for error in refused)
 
 
-async def test_b35_who_goes_on_is_closed_with_4429(strict: Server, bystander: Client) -> None:
+@pytest.mark.row("B35")
+async def test_a_client_that_goes_on_sending_too_much_is_closed_with_4429(
+    strict: Server, bystander: Client
+) -> None:
     async with RawSocket(strict, "127.0.2.2") as socket:
         await socket.upgrade()
         await socket.send(frame(TEXT, b'{"type":"stop","response_id":"resp_x"}') * 10_000)
         assert await socket.closed() == (4429, "rate_limited;retry_after_ms=5000")
 
 
-async def test_b36_what_is_too_busy_is_refused_and_nothing_stored(
+@pytest.mark.row("B36")
+async def test_a_question_to_a_busy_session_or_queue_is_refused_and_not_stored(
     strict: Server, bystander: Client
 ) -> None:
     settings = {"temperature": 0, "max_output_tokens": 16_000}
@@ -286,7 +303,8 @@ async def test_b36_what_is_too_busy_is_refused_and_nothing_stored(
             await client.done(response)
 
 
-async def test_b36_a_fifth_message_does_not_wait_in_a_session(server: Server) -> None:
+@pytest.mark.row("B36")
+async def test_a_fifth_message_does_not_wait_in_a_session(server: Server) -> None:
     settings = {"temperature": 0, "max_output_tokens": 16_000}
     async with Client(server) as client:
         session = await client.new_session()
@@ -309,7 +327,8 @@ async def test_b36_a_fifth_message_does_not_wait_in_a_session(server: Server) ->
             await client.done(response)
 
 
-async def test_b37_a_connection_follows_64_sessions(server: Server) -> None:
+@pytest.mark.row("B37")
+async def test_a_connection_follows_at_most_64_sessions(server: Server) -> None:
     async with Client(server) as client:
         sessions = [await client.new_session() for _ in range(64)]
         refused = await client.reply("session.create", idempotency_key="one-more")

@@ -38,10 +38,9 @@ def cpu_of(worker: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
+@pytest.mark.row("B6")
 @pytest.mark.parametrize("name", [name for name in ATTACKS if name != "messages"])
-async def test_b6_floods_cost_little_and_their_senders_are_closed(
-    server: Server, name: str
-) -> None:
+async def test_floods_cost_little_and_their_senders_are_closed(server: Server, name: str) -> None:
     worker = worker_of(server)
     async with Client(server, token=admin_token(server)) as other:
         await other.reply("session.create", idempotency_key=name.replace(" ", "-"))
@@ -82,9 +81,10 @@ def quiet_server(oracle_model: Path, tmp_path: Path) -> Iterator[Server]:
         server.close()
 
 
+@pytest.mark.row("B6")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ATTACKS)
-async def test_b6_another_user_s_pings_hardly_change_beside_eight_attackers(
+async def test_another_users_pings_hardly_change_beside_eight_attackers(
     quiet_server: Server, name: str
 ) -> None:
     """The attackers come back at once, all of them, for as long as it lasts."""

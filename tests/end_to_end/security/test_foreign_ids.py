@@ -3,6 +3,8 @@
 import json
 from collections.abc import Sequence
 
+import pytest
+
 from sessions.connection.client import RedisClient
 from sessions.connection.embedded import EmbeddedRedis
 from tests.end_to_end.clients.raw import assert_discreet
@@ -22,7 +24,8 @@ async def answers(client: Client, frames: Sequence[Frame]) -> list[Frame]:
     return errors
 
 
-async def test_b31_a_session_id_that_is_not_ours_is_answered_like_an_unknown_one(
+@pytest.mark.row("B31")
+async def test_a_session_id_that_is_not_ours_is_answered_like_an_unknown_one(
     server: Server, bystander: Client
 ) -> None:
     foreign = next(f["session"]["id"] for f in bystander.frames if f["type"] == "session.created")
@@ -43,7 +46,8 @@ async def test_b31_a_session_id_that_is_not_ours_is_answered_like_an_unknown_one
     assert await keys_of(server) - before == set()
 
 
-async def test_b31_a_response_id_that_is_not_ours_is_answered_like_an_unknown_one(
+@pytest.mark.row("B31")
+async def test_a_response_id_that_is_not_ours_is_answered_like_an_unknown_one(
     server: Server, bystander: Client
 ) -> None:
     (foreign,) = bystander.answers  # it is running
@@ -60,7 +64,8 @@ async def test_b31_a_response_id_that_is_not_ours_is_answered_like_an_unknown_on
     assert await keys_of(server) - before == set()
 
 
-async def test_b31_a_message_id_that_is_not_ours_is_answered_like_an_unknown_one(
+@pytest.mark.row("B31")
+async def test_a_message_id_that_is_not_ours_is_answered_like_an_unknown_one(
     server: Server, bystander: Client
 ) -> None:
     foreign = next(f["message"]["id"] for f in bystander.frames if f["type"] == "message.created")

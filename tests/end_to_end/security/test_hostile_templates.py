@@ -26,6 +26,7 @@ def with_template(model: Path, folder: Path, template: str) -> Path:
     return folder
 
 
+@pytest.mark.row("B69")
 @pytest.mark.parametrize("name", ["loop", "memory", "power", "big"])
 def test_a_folder_with_a_hostile_template_is_refused_in_one_line(
     oracle_model: Path, tmp_path: Path, name: str
@@ -69,6 +70,7 @@ def is_renderer(process: psutil.Process) -> bool:
         return False
 
 
+@pytest.mark.row("B69")
 async def test_a_content_that_the_template_loops_over_ends_that_request_only(
     late: Server,
 ) -> None:
@@ -96,6 +98,7 @@ async def test_a_content_that_the_template_loops_over_ends_that_request_only(
     assert "Traceback" not in late.log(None)
 
 
+@pytest.mark.row("B69")
 async def test_a_renderer_that_is_killed_is_replaced_unnoticed(late: Server) -> None:
     (pid,) = renderers(late)
     psutil.Process(pid).kill()

@@ -15,7 +15,8 @@ from tests.helpers.tiny_model import oracle_word
 pytestmark = pytest.mark.usefixtures("bystander")  # somebody else's answer streams meanwhile
 
 
-async def test_b27_a_tiny_temperature_is_accepted_and_the_effective_one_told(
+@pytest.mark.row("B27")
+async def test_a_tiny_temperature_is_accepted_and_the_effective_one_reported(
     server: Server,
 ) -> None:
     async with Client(server) as client:
@@ -26,7 +27,8 @@ async def test_b27_a_tiny_temperature_is_accepted_and_the_effective_one_told(
         assert created["response"]["settings"]["temperature"] == 0.01
 
 
-async def test_b26_an_input_of_128_kib_is_accepted(server: Server) -> None:
+@pytest.mark.row("B26")
+async def test_an_input_of_128_kib_is_accepted(server: Server) -> None:
     async with Client(server) as client:
         session = await client.new_session()
         text = "x" * bad_input.MAX_INPUT_BYTES
@@ -34,7 +36,8 @@ async def test_b26_an_input_of_128_kib_is_accepted(server: Server) -> None:
         await client.done(response)
 
 
-async def test_b22_text_is_stored_and_sent_back_exactly(server: Server) -> None:
+@pytest.mark.row("B22")
+async def test_text_is_stored_and_sent_back_exactly(server: Server) -> None:
     texts = ["a\0b", "\u202eabc\u2066", "a\u200bb\u2060", "\U000e0041\U000e007f", "e\u0301 \u00e9"]
     async with Client(server) as client:
         session = await client.new_session()
@@ -45,7 +48,8 @@ async def test_b22_text_is_stored_and_sent_back_exactly(server: Server) -> None:
     assert [m["content"][0]["text"] for m in messages if m["role"] == "user"] == texts
 
 
-async def test_b21_an_unknown_top_level_field_is_ignored(server: Server) -> None:
+@pytest.mark.row("B21")
+async def test_an_unknown_top_level_field_is_ignored(server: Server) -> None:
     async with Client(server) as client:
         extra = {"__proto__": {"t": 9}, "__class__": "x", "user_id": "admin", "token": "x"}
         many = {f"k{number}": number for number in range(10_000)}
@@ -53,7 +57,8 @@ async def test_b21_an_unknown_top_level_field_is_ignored(server: Server) -> None
         assert (await client.next("pong"))["t"] == 3
 
 
-async def test_b20_an_event_id_comes_back_with_the_error_and_only_if_it_is_short(
+@pytest.mark.row("B20")
+async def test_an_event_id_comes_back_with_the_error_and_only_if_it_is_short(
     server: Server,
 ) -> None:
     async with Client(server) as client:
@@ -63,6 +68,7 @@ async def test_b20_an_event_id_comes_back_with_the_error_and_only_if_it_is_short
         assert "event_id" not in (await client.next("error"))["error"]
 
 
+@pytest.mark.row("B9", "B13")
 async def test_unusual_but_valid_framing_is_read(server: Server) -> None:
     for _, data in bad_input.HARMLESS_BYTES:
         async with RawSocket(server) as socket:
@@ -71,7 +77,8 @@ async def test_unusual_but_valid_framing_is_read(server: Server) -> None:
             assert (await socket.next("pong", "error"))["t"] == 5
 
 
-async def test_p27_no_words_of_a_user_reach_the_log(server: Server) -> None:
+@pytest.mark.row("P27")
+async def test_no_words_of_a_user_reach_the_log(server: Server) -> None:
     canary = "canary-7f3a9c"
     async with Client(server) as client:
         session = await client.new_session()

@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Callable
 
+import pytest
 from redis import Redis
 
 from tests.end_to_end.clients.http_client import Http, admin_token
@@ -13,7 +14,8 @@ from tests.end_to_end.site.harness import Client, Server
 SETTINGS = {"max_output_tokens": 4}
 
 
-async def test_p7_p27_no_credential_is_stored_or_logged_and_no_log_holds_a_users_words(
+@pytest.mark.row("P7", "P27")
+async def test_no_credential_is_stored_or_logged_and_no_log_holds_a_users_words(
     new_server: Callable[..., Server],
 ) -> None:
     server = new_server(PARLEY_WORKERS="2", PARLEY_LOG_LEVEL="debug")

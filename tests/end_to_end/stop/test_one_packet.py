@@ -218,6 +218,7 @@ async def come_back_often(server: Server, num_rounds: int) -> None:
     assert not wrong, f"{len(wrong)} of {len(todo)}:\n" + "\n\n".join(wrong[:5])
 
 
+@pytest.mark.row("C19")
 async def test_whatever_comes_in_one_packet_a_stop_and_an_end_are_the_last_of_the_text(
     two_workers: Server,
 ) -> None:

@@ -87,18 +87,23 @@ async def race_the_end(server: Server, dice: random.Random, count: int) -> dict[
     return ends
 
 
-async def test_c1_a_stop_that_races_the_end_ends_the_same_for_everybody(
+@pytest.mark.row("C1")
+async def test_a_stop_that_races_the_end_ends_the_same_for_everybody(
     pair: Server, dice: random.Random
 ) -> None:
     print(await race_the_end(pair, dice, 6))
 
 
+@pytest.mark.row("C1")
 @pytest.mark.slow
-async def test_c1_five_hundred_stops_race_the_end(pair: Server, dice: random.Random) -> None:
+async def test_five_hundred_stops_that_race_the_end_end_the_same_for_everybody(
+    pair: Server, dice: random.Random
+) -> None:
     print(await race_the_end(pair, dice, 100))
 
 
-async def test_c4_three_stops_in_two_tabs_give_one_end_and_leave_the_next_answer_alone(
+@pytest.mark.row("C4")
+async def test_three_stops_in_two_tabs_give_one_end_and_leave_the_next_answer_alone(
     pair: Server,
 ) -> None:
     async with at_both(pair) as (asker, other):
@@ -117,7 +122,8 @@ async def test_c4_three_stops_in_two_tabs_give_one_end_and_leave_the_next_answer
         assert (await other.done(following)).final == oracle_answer(9, 20)
 
 
-async def test_c4_three_stops_at_another_worker_bring_one_end(pair: Server) -> None:
+@pytest.mark.row("C4")
+async def test_three_stops_at_another_worker_bring_one_end(pair: Server) -> None:
     async with at_both(pair) as (owner, other):
         session = await owner.new_session()
         await other.reply("session.subscribe", session_id=session)
@@ -164,7 +170,8 @@ async def test_who_stops_and_then_subscribes_is_shown_the_end_alone(
         assert not {kind for kind in behind if kind.startswith("response.output_text")}
 
 
-async def test_c6_a_foreign_response_is_stopped_by_nobody_else(pair: Server) -> None:
+@pytest.mark.row("C6")
+async def test_nobody_stops_the_answer_of_another_user(pair: Server) -> None:
     async with Client(pair) as owner, Client(pair, token=admin_token(pair)) as stranger:
         session = await owner.new_session()
         response = await owner.ask(session, oracle_word(3), settings=short(60))
@@ -182,7 +189,8 @@ async def test_c6_a_foreign_response_is_stopped_by_nobody_else(pair: Server) -> 
         assert (await owner.done(response)).final == oracle_answer(3, 60)
 
 
-async def test_c7_an_ended_response_answers_with_its_end_and_an_unknown_one_is_not_found(
+@pytest.mark.row("C7")
+async def test_an_ended_response_answers_with_its_end_and_an_unknown_one_is_not_found(
     pair: Server, http: Http
 ) -> None:
     async with at_both(pair) as (asker, other):
@@ -206,8 +214,9 @@ async def test_c7_an_ended_response_answers_with_its_end_and_an_unknown_one_is_n
 # ---- tabs and keys ------------------------------------------------------------------------------
 
 
+@pytest.mark.row("C8")
 @pytest.mark.parametrize("on_busy", ["reject", "queue"])
-async def test_c8_of_two_questions_in_the_same_moment_one_comes_first_in_both_tabs(
+async def test_of_two_questions_in_the_same_moment_one_comes_first_in_both_tabs(
     pair: Server, dice: random.Random, on_busy: str
 ) -> None:
     async with at_both(pair) as (first, second):
@@ -250,7 +259,8 @@ def questions(client: Client, session: str) -> list[str]:
     ]
 
 
-async def test_c9_ten_equal_creates_at_two_workers_begin_one_response(pair: Server) -> None:
+@pytest.mark.row("C9")
+async def test_ten_equal_creates_at_two_workers_begin_one_response(pair: Server) -> None:
     async with at_both(pair) as (first, second):
         for number in range(5):
             session = await first.new_session()
@@ -267,7 +277,8 @@ async def test_c9_ten_equal_creates_at_two_workers_begin_one_response(pair: Serv
             assert (await second.done(response)).final == oracle_answer(7, 10)
 
 
-async def test_c10_a_key_that_was_used_for_another_question_is_refused(pair: Server) -> None:
+@pytest.mark.row("C10")
+async def test_a_key_that_was_used_for_another_question_is_refused(pair: Server) -> None:
     async with at_both(pair) as (first, second):
         session = await first.new_session()
         await second.reply("session.subscribe", session_id=session)
@@ -286,8 +297,9 @@ async def test_c10_a_key_that_was_used_for_another_question_is_refused(pair: Ser
 # ---- sessions and connections that go away ------------------------------------------------------
 
 
+@pytest.mark.row("C11")
 @pytest.mark.parametrize("door", ["socket", "other worker", "rest"])
-async def test_c11_a_session_deleted_while_streaming_ends_its_answer_and_leaves_nothing(
+async def test_a_session_deleted_while_streaming_ends_its_answer_and_leaves_nothing(
     pair: Server, http: Http, door: str
 ) -> None:
     async with at_both(pair) as (owner, other):
@@ -308,7 +320,8 @@ async def test_c11_a_session_deleted_while_streaming_ends_its_answer_and_leaves_
             await client.next("session.deleted")
 
 
-async def test_c14_an_asker_that_leaves_with_the_last_token_loses_nothing(
+@pytest.mark.row("C14")
+async def test_an_asker_that_leaves_with_the_last_token_loses_nothing(
     pair: Server, dice: random.Random
 ) -> None:
     async def leave_at_the_end(word: int) -> str:
@@ -334,7 +347,8 @@ async def test_c14_an_asker_that_leaves_with_the_last_token_loses_nothing(
             assert stored["status_details"] == {"reason": "max_output_tokens"}
 
 
-async def test_c17_garbage_behind_a_good_handshake_closes_its_own_socket_alone(
+@pytest.mark.row("C17")
+async def test_garbage_after_a_good_handshake_closes_its_own_socket_alone(
     pair: Server, dice: random.Random
 ) -> None:
     async with clients(pair, 4) as streams:

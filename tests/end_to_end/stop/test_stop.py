@@ -23,7 +23,8 @@ def narrow(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         server.close()
 
 
-async def test_c2_a_queued_answer_leaves_the_queue_at_once(narrow: Server) -> None:
+@pytest.mark.row("C2")
+async def test_a_queued_answer_leaves_the_queue_at_once(narrow: Server) -> None:
     async with Client(narrow) as client:
         running_session, waiting_session = await client.new_session(), await client.new_session()
         settings = {"temperature": 0, "max_output_tokens": 150}

@@ -56,7 +56,8 @@ async def stop(asker: Client, response: str) -> tuple[Answer, float]:
     return answer, seconds
 
 
-async def test_c5_a_stop_arrives_by_the_control_channel_alone(wiring: Wired) -> None:
+@pytest.mark.row("C5")
+async def test_a_stop_arrives_by_the_control_channel_alone(wiring: Wired) -> None:
     async with at_both(wiring.server) as (owner, asker):
         _, response = await begin(owner, asker)
         pid = pid_of(await replica_of(owner))
@@ -74,7 +75,8 @@ async def test_c5_a_stop_arrives_by_the_control_channel_alone(wiring: Wired) -> 
         assert oracle_answer(0, 3000).startswith(answer.final)
 
 
-async def test_c5_a_stop_arrives_by_the_reply_of_an_append_alone(wiring: Wired) -> None:
+@pytest.mark.row("C5")
+async def test_a_stop_arrives_by_the_reply_of_an_append_alone(wiring: Wired) -> None:
     async with at_both(wiring.server) as (owner, asker):
         _, response = await begin(owner, asker)
         wiring.links.command("blackhole every SUBSCRIBE")  # and it never comes to a renewal
@@ -84,7 +86,8 @@ async def test_c5_a_stop_arrives_by_the_reply_of_an_append_alone(wiring: Wired) 
         assert (await owner.done(response)).final == answer.final
 
 
-async def test_c5_a_stop_arrives_by_a_renewal_alone(wiring: Wired) -> None:
+@pytest.mark.row("C5")
+async def test_a_stop_arrives_by_a_renewal_alone(wiring: Wired) -> None:
     async with at_both(wiring.server) as (owner, asker):
         session, first = await begin(owner, asker)
         waiting = await owner.ask(session, oracle_word(5), on_busy="queue")
@@ -134,16 +137,19 @@ async def stop_many(wiring: Wired, count: int) -> None:
         await asyncio.gather(*(stop_some(*tabs, number) for number, tabs in enumerate(pairs)))
 
 
-async def test_c16_a_hundred_stops_over_slow_links_cross_no_replies(wiring: Wired) -> None:
+@pytest.mark.row("C16")
+async def test_a_hundred_stops_over_slow_links_cross_no_replies(wiring: Wired) -> None:
     await stop_many(wiring, 100)
 
 
+@pytest.mark.row("C16")
 @pytest.mark.slow
-async def test_c16_a_thousand_stops_over_slow_links_cross_no_replies(wiring: Wired) -> None:
+async def test_a_thousand_stops_over_slow_links_cross_no_replies(wiring: Wired) -> None:
     await stop_many(wiring, 1000)
 
 
-async def test_c5_a_stop_at_another_worker_takes_a_moment_when_nothing_is_cut(
+@pytest.mark.row("C5")
+async def test_a_stop_at_another_worker_takes_a_moment_when_nothing_is_cut(
     wiring: Wired,
 ) -> None:
     times = []

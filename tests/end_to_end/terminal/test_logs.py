@@ -24,7 +24,8 @@ def events(log: str) -> list[dict[str, Any]]:
     return found
 
 
-async def test_l10_every_line_of_a_json_log_is_json_through_starts_deaths_and_the_end(
+@pytest.mark.row("L10")
+async def test_every_line_of_a_json_log_is_json_through_starts_deaths_and_the_end(
     oracle_model: Path, tmp_path: Path
 ) -> None:
     server = Server(tmp_path / "data", oracle_model, PARLEY_LOG_FORMAT="json")
@@ -62,6 +63,7 @@ def is_replaced(server: Server, child: str, before: int) -> bool:
     return any(it.pid != before for it in server.children(child)) and server._is_ready()
 
 
+@pytest.mark.row("L10")
 @pytest.mark.parametrize(
     ("arguments", "environment"),
     [
@@ -74,7 +76,7 @@ def is_replaced(server: Server, child: str, before: int) -> bool:
     ],
     ids=["option", "value", "setting", "name", "model", "folder"],
 )
-def test_l10_a_start_that_fails_is_told_in_json(
+def test_a_start_that_fails_is_reported_in_json(
     arguments: list[str], environment: dict[str, str], tmp_path: Path
 ) -> None:
     inherited = {name: value for name, value in os.environ.items() if "PARLEY" not in name}
@@ -114,7 +116,8 @@ raise RuntimeError("of the process")
 """
 
 
-def test_l10_what_python_and_libraries_print_by_themselves_is_json() -> None:
+@pytest.mark.row("L10")
+def test_what_python_and_libraries_print_by_themselves_is_json() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FAULTS], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
     )

@@ -177,6 +177,7 @@ GARBAGE = {
 }
 
 
+@pytest.mark.row("E9")
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
 def test_garbage_makes_its_sender_a_dead_client_and_touches_no_other(
     io: Io, garbage: list[bytes]

@@ -173,7 +173,8 @@ async def test_reading_over_http_needs_no_origin(authenticator: Authenticator, c
         assert user.uid == "alice"
 
 
-async def test_p9_a_cookie_never_makes_an_admin(
+@pytest.mark.row("P9")
+async def test_a_cookie_never_makes_an_admin(
     authenticator: Authenticator, credentials: Credentials, users: Users
 ) -> None:
     await users.create("Root", ("user", "admin"), uid="root")
@@ -238,7 +239,8 @@ async def test_an_expired_token_is_told_apart(
     assert await refusal(authenticator, bearer(token)) == "token_expired"
 
 
-async def test_b2_a_ticket_stands_for_its_credential_once(
+@pytest.mark.row("B2")
+async def test_a_ticket_stands_for_its_credential_once(
     authenticator: Authenticator, credentials: Credentials, users: Users
 ) -> None:
     user = await users.create("Ada")
@@ -345,7 +347,8 @@ async def test_a_neighbours_old_cookie_is_left_to_the_neighbour(
 # ---- guessing -----------------------------------------------------------------------------------
 
 
-async def test_b58_an_address_that_keeps_guessing_waits_and_the_admin_does_not(
+@pytest.mark.row("B58")
+async def test_an_address_that_keeps_guessing_waits_and_the_admin_does_not(
     authenticator: Authenticator, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
@@ -361,6 +364,7 @@ async def test_b58_an_address_that_keeps_guessing_waits_and_the_admin_does_not(
     assert (await authenticator.admin(bearer(ADMIN_TOKEN))).is_admin
 
 
+@pytest.mark.row("B58")
 async def test_an_admin_who_came_during_an_outage_does_not_wait_behind_it(
     authenticator: Authenticator, identities: Identities, monkeypatch: pytest.MonkeyPatch
 ) -> None:

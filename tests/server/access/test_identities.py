@@ -88,8 +88,9 @@ async def make(change: str, user: User, users: Users, credentials: Credentials) 
             await users.forget(user.uid)
 
 
+@pytest.mark.row("C12")
 @pytest.mark.parametrize("change", ["revoke", "disable", "demote", "forget"])
-async def test_c12_a_change_ends_open_connections_at_once(
+async def test_a_change_of_rights_ends_open_connections_at_once(
     told: Identities,
     user: User,
     users: Users,
@@ -106,8 +107,9 @@ async def test_c12_a_change_ends_open_connections_at_once(
         assert not await told.still_holds(user)
 
 
+@pytest.mark.row("C12")
 @pytest.mark.parametrize("change", ["revoke", "disable", "demote", "forget", "expire"])
-async def test_c12_a_change_ends_a_request_whose_body_is_still_to_come(
+async def test_a_change_of_rights_ends_a_request_whose_body_is_still_to_come(
     told: Identities,
     users: Users,
     credentials: Credentials,
@@ -143,8 +145,9 @@ async def test_whose_rights_hold_is_confirmed_without_a_question(
         await identities.confirm(user)
 
 
+@pytest.mark.row("P8")
 @pytest.mark.parametrize("change", ["revoke", "disable"])
-async def test_p8_a_change_that_nobody_announced_is_found_within_five_seconds(
+async def test_an_unannounced_change_of_rights_is_found_within_five_seconds(
     identities: Identities, user: User, store: SessionStore, change: str
 ) -> None:
     began = running_time()
@@ -335,7 +338,8 @@ async def test_a_login_code_of_an_older_version_is_refused_with_a_sentence(
     assert (raised.value.code, raised.value.message) == ("token_invalid", OLD_LOGIN_CODE)
 
 
-async def test_p31_a_code_of_somebody_who_is_gone_or_kept_out_opens_nothing(
+@pytest.mark.row("P31")
+async def test_a_login_code_of_a_deleted_or_disabled_user_opens_nothing(
     identities: Identities, user: User, credentials: Credentials, users: Users
 ) -> None:
     gone, out = await users.create("Ada"), await users.create("Eve")
@@ -349,7 +353,8 @@ async def test_p31_a_code_of_somebody_who_is_gone_or_kept_out_opens_nothing(
         assert await credentials.of_user(one.uid) == []
 
 
-async def test_p31_a_user_who_goes_at_that_moment_leaves_no_cookie(
+@pytest.mark.row("P31")
+async def test_a_user_who_is_deleted_during_the_login_gets_no_cookie(
     identities: Identities,
     user: User,
     credentials: Credentials,

@@ -75,7 +75,8 @@ def test_connections_are_counted_by_user_and_by_address() -> None:
     assert counter.enter("dave", "1.1.1.1")
 
 
-def test_p15_a_worker_has_room_for_so_many_connections() -> None:
+@pytest.mark.row("P15")
+def test_a_worker_refuses_connections_beyond_its_limit() -> None:
     counter = ConnectionCounter(Limits(max_connections=2))
     assert counter.enter("alice", "1.1.1.1")
     assert counter.enter("bob", "2.2.2.2")

@@ -192,7 +192,8 @@ class FullQueue(ScriptedEngine):
         return await super().apply_chat_template_async(messages, answer)
 
 
-async def test_p17_answers_that_begin_at_the_same_time_are_counted_before_the_engine_has_them(
+@pytest.mark.row("P17")
+async def test_answers_that_begin_at_the_same_time_are_counted_before_the_engine_has_them(
     redis_server: EmbeddedRedis, tmp_path: Path
 ) -> None:
     engine, settings = FullQueue(3, num_asking=20), {"max_output_tokens": NUM_TOKENS}
@@ -227,7 +228,8 @@ class LongPrompts(SlowTemplate):
         return 100_000 * await super().apply_chat_template_async(messages, answer, **options)
 
 
-async def test_m5_a_refusal_whose_asker_has_left_writes_nothing_into_the_log(
+@pytest.mark.row("M5")
+async def test_a_refusal_whose_asker_has_left_writes_nothing_into_the_log(
     redis_server: EmbeddedRedis, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[dict[str, Any]] = []  # by asyncio, of a task whose failure nobody has taken

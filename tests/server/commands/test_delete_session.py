@@ -83,6 +83,7 @@ async def last_words(client: LocalClient) -> list[str]:
     return [frame["type"] for frame in client.frames if frame["type"] in ENDS]
 
 
+@pytest.mark.row("C11")
 async def test_a_session_that_redis_lost_is_told_behind_the_end_of_its_answer_everywhere(
     site: Site,
 ) -> None:
@@ -101,6 +102,7 @@ async def test_a_session_that_redis_lost_is_told_behind_the_end_of_its_answer_ev
             assert len(client.answers[site.response].final) == done["response"]["text_length"]
 
 
+@pytest.mark.row("C11")
 async def test_an_answer_whose_begin_redis_lost_ends_for_viewers_everywhere(site: Site) -> None:
     async with site.client(0) as asker, site.client(1) as elsewhere, site.client(1) as late:
         await site.ask(asker, elsewhere)
@@ -113,6 +115,7 @@ async def test_an_answer_whose_begin_redis_lost_ends_for_viewers_everywhere(site
             assert len(client.answers[site.response].final) == done["response"]["text_length"]
 
 
+@pytest.mark.row("C11")
 @pytest.mark.parametrize("deleter", ["asker", "viewer", "rest", "elsewhere"])
 async def test_a_deleted_session_is_told_behind_the_end_of_its_answer_everywhere(
     site: Site, deleter: str
@@ -130,6 +133,7 @@ async def test_a_deleted_session_is_told_behind_the_end_of_its_answer_everywhere
             assert await last_words(client) == ["response.done", "session.deleted"]
 
 
+@pytest.mark.row("C11")
 async def test_who_asks_for_a_session_that_it_has_just_deleted_still_hears_how_its_answer_ended(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +155,7 @@ async def test_who_asks_for_a_session_that_it_has_just_deleted_still_hears_how_i
         assert await last_words(elsewhere) == ["response.done", "session.deleted"]
 
 
+@pytest.mark.row("C21")
 async def test_who_stopped_an_answer_at_another_worker_has_its_whole_text_though_it_is_deleted(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +187,7 @@ async def test_who_stopped_an_answer_at_another_worker_has_its_whole_text_though
             assert len(answer.final) == answer.done["response"]["text_length"] > 0
 
 
+@pytest.mark.row("C21")
 async def test_who_is_told_of_its_stop_after_the_end_hears_that_end_though_the_session_is_deleted(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +222,7 @@ async def test_who_is_told_of_its_stop_after_the_end_hears_that_end_though_the_s
         ]
 
 
+@pytest.mark.row("C11")
 async def test_sessions_that_are_deleted_count_as_no_subscriptions(site: Site) -> None:
     limit = site.workers[0].services.limits.max_subscriptions
     async with site.client(0) as client, site.client(1) as other:

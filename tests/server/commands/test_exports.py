@@ -7,6 +7,7 @@ import pytest
 from server.commands.exports import attachment
 
 
+@pytest.mark.row("B43")
 @pytest.mark.parametrize(
     ("title", "fallback", "name"),
     [
@@ -19,7 +20,9 @@ from server.commands.exports import attachment
         ("x" * 300, "x" * 80, "x" * 80),
     ],
 )
-def test_b43_the_name_has_a_plain_and_an_encoded_form(title: str, fallback: str, name: str) -> None:
+def test_the_file_name_of_an_export_has_a_plain_and_an_encoded_form(
+    title: str, fallback: str, name: str
+) -> None:
     header = attachment(title, "json")
     assert header.startswith(f'attachment; filename="{fallback}.json"; ')
     assert unquote(header.partition("; filename*=UTF-8''")[2]) == f"{name}.json"

@@ -9,6 +9,9 @@ from server.commands.imports import MAX_ANSWER_BYTES, MAX_USAGE_TOKENS, parse_im
 from server.protocol.client_frames import MAX_INPUT_BYTES
 from server.protocol.errors import ApiError
 
+pytestmark = pytest.mark.row("B48")
+
+
 QUESTION: dict[str, Any] = {
     "id": "q",
     "role": "user",
@@ -48,6 +51,7 @@ def test_an_empty_file_is_an_empty_conversation() -> None:
     assert (draft.messages, draft.head) == ([], None)
 
 
+@pytest.mark.row("B48")
 @pytest.mark.parametrize(
     ("messages", "param"),
     [
@@ -70,13 +74,16 @@ def test_an_empty_file_is_an_empty_conversation() -> None:
         ([7], "messages[0]"),
     ],
 )
-def test_b48_what_the_live_path_would_refuse_is_refused(messages: list[Any], param: str) -> None:
+def test_an_import_that_the_live_path_would_refuse_is_refused(
+    messages: list[Any], param: str
+) -> None:
     error = refusal(file(*messages))
     assert error.code == "invalid_field"
     assert error.param is not None and error.param.startswith(param)
 
 
-def test_b48_texts_have_the_limits_of_the_live_path() -> None:
+@pytest.mark.row("B48")
+def test_imported_texts_have_the_limits_of_the_live_path() -> None:
     for message, most in ((QUESTION, MAX_INPUT_BYTES), (ANSWER, MAX_ANSWER_BYTES)):
         within = {**message, "content": [{"type": "text", "text": "x" * most}]}
         beyond = {**message, "content": [{"type": "text", "text": "x" * (most + 1)}]}
@@ -85,7 +92,8 @@ def test_b48_texts_have_the_limits_of_the_live_path() -> None:
         assert refusal(file(*first, beyond)).code == "message_too_large"
 
 
-def test_b48_an_answer_may_have_used_more_tokens_than_any_context_holds() -> None:
+@pytest.mark.row("B48")
+def test_an_imported_answer_may_have_used_more_tokens_than_any_context_holds() -> None:
     usage = dict.fromkeys(("input_tokens", "cached_tokens", "output_tokens"), MAX_USAGE_TOKENS)
     draft = parse_import(file(QUESTION, {**ANSWER, "usage": usage}), "m")
     assert draft.messages[1].usage == usage
@@ -94,6 +102,7 @@ def test_b48_an_answer_may_have_used_more_tokens_than_any_context_holds() -> Non
         assert (error.code, error.param) == ("invalid_field", f"messages[1].usage.{name}")
 
 
+@pytest.mark.row("B48")
 @pytest.mark.parametrize(
     ("changed", "param"),
     [
@@ -106,11 +115,12 @@ def test_b48_an_answer_may_have_used_more_tokens_than_any_context_holds() -> Non
         ({"messages": {}}, "messages"),
     ],
 )
-def test_b48_the_rest_of_a_file_is_checked_too(changed: dict[str, Any], param: str) -> None:
+def test_the_rest_of_an_imported_file_is_checked_too(changed: dict[str, Any], param: str) -> None:
     error = refusal(file(**changed))
     assert (error.code, error.param) == ("invalid_field", param)
 
 
+@pytest.mark.row("B48")
 @pytest.mark.parametrize(
     "data",
     [
@@ -123,5 +133,5 @@ def test_b48_the_rest_of_a_file_is_checked_too(changed: dict[str, Any], param: s
         b"nul",
     ],
 )
-def test_b48_what_is_no_json_is_refused(data: bytes) -> None:
+def test_an_import_that_is_not_json_is_refused(data: bytes) -> None:
     assert refusal(data).code == "invalid_json"

@@ -34,7 +34,8 @@ def test_defaults_listen_on_loopback_without_limits_per_user() -> None:
     assert limits.messages_per_s == 20
 
 
-def test_p17_a_queue_for_the_engine_has_a_bound_unless_it_is_taken_away() -> None:
+@pytest.mark.row("P17")
+def test_the_queue_for_the_engine_is_bounded_unless_the_bound_is_removed() -> None:
     assert load_settings({}).max_num_queued_reqs == 256
     assert load_settings({"max_num_queued_reqs": 0}).max_num_queued_reqs == 0
     assert "max_num_queued_reqs" in refused(max_num_queued_reqs=-1)
@@ -150,9 +151,10 @@ def test_origins_are_a_list_without_case() -> None:
     assert settings.origins == ("https://a.example", "http://b.example:80")
 
 
+@pytest.mark.row("B62", "P3")
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::", "chat.example"])
 @pytest.mark.parametrize("name", ["token", "admin_token"])
-def test_p3_b62_a_weak_token_is_no_token_on_loopback_either(host: str, name: str) -> None:
+def test_a_weak_token_is_refused_on_loopback_too(host: str, name: str) -> None:
     for weak in ("", " ", "x" * 23):
         assert name in refused(**{"host": host, name: weak})
     assert load_settings({"host": host, name: "x" * 24})

@@ -265,8 +265,9 @@ class RefusingTokenizer(WordTokenizer):
         raise ValidationError("the chat template refuses these messages: at /models/x", "messages")
 
 
+@pytest.mark.row("B29")
 @pytest.mark.parametrize(("system", "param"), [("be kind", "settings.system"), ("", "input")])
-async def test_b29_what_the_template_refuses_is_an_invalid_field(system: str, param: str) -> None:
+async def test_what_the_template_refuses_is_an_invalid_field(system: str, param: str) -> None:
     with pytest.raises(ApiError) as raised:
         await builder([], Engine(RefusingTokenizer())).build(
             "alice", "ses", None, "hi", {"system": system, "max_output_tokens": 5}

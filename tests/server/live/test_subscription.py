@@ -95,6 +95,7 @@ def told_with_logprobs(num_tokens: int) -> list[Event]:
     return [TextEvent(6 * place, "token ", logprobs=(logprob,)) for place in range(num_tokens)]
 
 
+@pytest.mark.row("N4")
 async def test_a_replay_with_logprobs_passes_however_long_it_is() -> None:
     """What this server sends at once says nothing about how fast it is read."""
     viewer, overflows = Viewer(), 0
@@ -206,6 +207,7 @@ async def test_a_stopped_answer_whose_text_is_known_ends_with_the_text_that_was_
     assert kinds([done]) == ["done"] and done["text"] == "all of it"
 
 
+@pytest.mark.row("C19")
 @pytest.mark.parametrize("position", [0, 2, 5, 99])
 @pytest.mark.parametrize("is_stopped", [False, True])
 async def test_behind_its_end_an_answer_is_its_end_alone_to_whoever_asks_for_more(

@@ -42,7 +42,8 @@ async def test_a_stop_keeps_what_was_shown_and_discards_what_comes(answering: An
     assert await answering.stored() == (["kept "], "kept ")
 
 
-async def test_p17_an_answer_that_takes_too_long_ends_with_what_it_has(
+@pytest.mark.row("P17")
+async def test_an_answer_that_takes_too_long_ends_with_what_it_has(
     answering: Answering,
 ) -> None:
     producing = answering.start()

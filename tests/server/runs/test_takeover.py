@@ -156,6 +156,7 @@ async def test_answer_that_outlived_too_many_owners_fails(survivor: Survivor) ->
     assert (record.fence, text) == (MAX_FENCE + 1, oracle_answer(FIRST, NUM_STORED))
 
 
+@pytest.mark.row("S1")
 async def test_answer_that_nobody_can_read_is_ended_without_its_text(survivor: Survivor) -> None:
     response_id = await survivor.orphan()
     store, owner = survivor.worker.store, "dead"
@@ -173,6 +174,7 @@ async def test_answer_that_nobody_can_read_is_ended_without_its_text(survivor: S
     assert not survivor.worker.hub.rooms.is_claimed(response_id)
 
 
+@pytest.mark.row("S1")
 @pytest.mark.parametrize("way", ["adopt", "sweep"])
 async def test_one_answer_that_cannot_be_ended_keeps_no_other_one_waiting(
     survivor: Survivor, monkeypatch: pytest.MonkeyPatch, way: str
@@ -210,6 +212,7 @@ async def test_answer_whose_tokens_say_another_text_is_not_made_worse(
     assert (record.reason, text) == ("owner_lost", oracle_answer(FIRST, NUM_STORED))
 
 
+@pytest.mark.row("P19", "P20")
 @pytest.mark.parametrize(("used", "num_tokens"), [(0, 5), (4, NUM_STORED), (9, NUM_STORED)])
 async def test_answer_that_is_taken_over_ends_where_its_users_day_ends(
     survivor: Survivor, used: int, num_tokens: int
@@ -386,7 +389,8 @@ def has_durable_end(answer: Answer) -> bool:
     return answer.done is not None and bool(answer.done["durable"])
 
 
-async def test_s3_end_by_the_next_owner_reaches_who_stopped_and_was_shown_more(
+@pytest.mark.row("S3")
+async def test_the_end_by_the_next_owner_reaches_a_client_that_stopped_and_was_shown_more(
     redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first owner showed what it could not store, and told an end that it could not store."""

@@ -163,6 +163,7 @@ async def test_a_stop_promised_by_another_worker_corrects_an_end_that_was_told(s
         assert events.frames[-1]["response"]["text_length"] == len(message.text)
 
 
+@pytest.mark.row("C20")
 async def test_the_first_stop_that_was_stored_is_the_one_that_cuts_the_text(site: Site) -> None:
     """Its owner was silent, and had by then another stop to read: that one was promised nothing."""
     async with (

@@ -1,7 +1,10 @@
+import pytest
+
 from server.supervisor.backoff import MAX_FAILED_STARTS, STABLE_SECONDS, Backoff
 
 
-def test_r30_ten_failed_starts_in_a_row_are_enough() -> None:
+@pytest.mark.row("engine R30")
+def test_after_ten_failed_starts_in_a_row_no_other_is_tried() -> None:
     restarts = Backoff()
     delays = [restarts.delay_after(5.0)]  # the death itself
     delays += [restarts.delay_after(None) for _ in range(MAX_FAILED_STARTS)]

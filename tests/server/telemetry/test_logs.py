@@ -37,7 +37,8 @@ def broken_stream(request: pytest.FixtureRequest) -> Iterator[int]:
     os.close(descriptor)
 
 
-def test_s7_a_log_that_takes_nothing_stops_nothing(broken_stream: int) -> None:
+@pytest.mark.row("S7")
+def test_a_log_that_is_full_or_unread_stops_nothing(broken_stream: int) -> None:
     command = [sys.executable, "-c", SPEAK]
     done = subprocess.run(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=broken_stream, timeout=PATIENCE

@@ -97,7 +97,8 @@ def exported() -> dict[str, str]:
     return {words[2]: words[3] for words in lines if words[:2] == ["#", "TYPE"]}
 
 
-def test_l3_names_are_as_promtool_wants_them() -> None:
+@pytest.mark.row("L3")
+def test_metric_names_are_as_promtool_wants_them() -> None:
     for name, kind in exported().items():
         words = name.split("_")
         assert re.fullmatch("parley(_[a-z]+)+", name), name
@@ -108,7 +109,8 @@ def test_l3_names_are_as_promtool_wants_them() -> None:
         assert not units & set(words), name  # base units only: seconds, bytes, ratios
 
 
-def test_l3_the_docs_list_exactly_the_exported_names() -> None:
+@pytest.mark.row("L3")
+def test_the_docs_list_exactly_the_exported_metrics() -> None:
     page = (ROOT / "docs" / "operations.md").read_text()
     section = page.partition("\n## Metrics\n")[2].partition("\n## ")[0]
     rows = [line.split("|") for line in section.splitlines() if line.startswith("| `parley_")]

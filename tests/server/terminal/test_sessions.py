@@ -88,8 +88,9 @@ def test_the_chosen_row_is_marked() -> None:
     assert "▸" not in printed([row()])
 
 
+@pytest.mark.row("B60")
 @pytest.mark.parametrize("place", ["title", "name", "replica"])
-def test_b60_nothing_that_a_terminal_would_obey_gets_through(place: str) -> None:
+def test_nothing_that_a_terminal_would_obey_gets_through(place: str) -> None:
     hostile = row()
     if place == "title":
         hostile["title"] = HOSTILE

@@ -131,7 +131,8 @@ async def drip(socket: RawSocket, data: bytes) -> None:
 # ---- HTTP ---------------------------------------------------------------------------------------
 
 
-async def test_b6_a_connection_that_says_nothing_is_closed(
+@pytest.mark.row("B6")
+async def test_a_connection_that_says_nothing_is_closed(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_protocol, "HEAD_SECONDS", SOON)
@@ -139,8 +140,9 @@ async def test_b6_a_connection_that_says_nothing_is_closed(
         assert (await socket.answer()).status == 0
 
 
+@pytest.mark.row("B6")
 @pytest.mark.parametrize("head", [b"GET / HTTP/1.1\r\nHost: x", b"GET /" + b"x" * 1000])
-async def test_b6_half_a_head_is_answered_408_however_it_drips(
+async def test_half_a_head_is_answered_408_however_it_drips(
     target: Target, monkeypatch: pytest.MonkeyPatch, head: bytes
 ) -> None:
     monkeypatch.setattr(http_protocol, "HEAD_SECONDS", SOON)
@@ -152,7 +154,8 @@ async def test_b6_half_a_head_is_answered_408_however_it_drips(
         dripping.cancel()
 
 
-async def test_b6_the_head_of_a_second_request_has_a_deadline_of_its_own(
+@pytest.mark.row("B6")
+async def test_the_head_of_a_second_request_has_a_deadline_of_its_own(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_protocol, "HEAD_SECONDS", IN_TIME)
@@ -163,6 +166,7 @@ async def test_b6_the_head_of_a_second_request_has_a_deadline_of_its_own(
         assert (await socket.ask(b"GET / HTTP/1.1\r\n")).status == 408
 
 
+@pytest.mark.row("B6")
 @pytest.mark.parametrize(
     ("part", "status"),
     [
@@ -171,7 +175,7 @@ async def test_b6_the_head_of_a_second_request_has_a_deadline_of_its_own(
     ],
     ids=["head", "body"],
 )
-async def test_b6_a_request_that_began_in_one_packet_with_another_has_its_deadline(
+async def test_a_request_that_began_in_the_packet_of_another_has_its_own_deadline(
     target: Target, monkeypatch: pytest.MonkeyPatch, part: bytes, status: int
 ) -> None:
     monkeypatch.setattr(http_protocol, "HEAD_SECONDS", SOON)
@@ -183,7 +187,8 @@ async def test_b6_a_request_that_began_in_one_packet_with_another_has_its_deadli
         await socket.ended()
 
 
-async def test_p18_a_body_that_nobody_reads_does_not_hold_its_connection(
+@pytest.mark.row("P18")
+async def test_a_body_that_nobody_reads_does_not_hold_its_connection(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_protocol, "BODY_SECONDS", SOON)
@@ -196,7 +201,8 @@ async def test_p18_a_body_that_nobody_reads_does_not_hold_its_connection(
         dripping.cancel()
 
 
-async def test_p18_a_client_that_reads_nothing_of_its_answer_is_cut(
+@pytest.mark.row("P18")
+async def test_a_client_that_reads_nothing_of_its_answer_is_cut(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_protocol, "WRITE_SECONDS", SOON)
@@ -225,7 +231,8 @@ async def last_words(target: Target, data: bytes) -> bytes:
     return answer
 
 
-async def test_p18_a_client_that_is_still_sending_can_read_why_it_is_refused(
+@pytest.mark.row("P18")
+async def test_a_client_that_is_still_sending_can_read_why_it_is_refused(
     target: Target,
 ) -> None:
     head = request(target, "POST", "/refuse", [("Content-Length", str(BIG))])
@@ -234,8 +241,11 @@ async def test_p18_a_client_that_is_still_sending_can_read_why_it_is_refused(
     assert answer.endswith(b"short")
 
 
+@pytest.mark.row("B5")
 @pytest.mark.parametrize("size", [64_000, 10_000_000])
-async def test_b5_so_can_one_with_a_head_that_is_too_long(target: Target, size: int) -> None:
+async def test_a_client_whose_head_is_too_long_can_read_why_it_is_refused(
+    target: Target, size: int
+) -> None:
     answer = await last_words(target, b"GET / HTTP/1.1\r\nX: " + b"x" * size)
     assert answer.startswith(b"HTTP/1.1 431 ")
 
@@ -248,9 +258,10 @@ FLOODS = {
 }
 
 
+@pytest.mark.row("B6")
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
 @pytest.mark.parametrize(("path", "status"), [("/", 200), ("/read", 400)])
-async def test_b6_a_flood_of_small_pieces_is_cut_and_parsed_no_further(
+async def test_a_flood_of_small_pieces_is_cut_and_parsed_no_further(
     target: Target, monkeypatch: pytest.MonkeyPatch, flood: bytes, path: str, status: int
 ) -> None:
     """Whether its request is answered already, or waits for the body."""
@@ -276,8 +287,9 @@ async def test_b6_a_flood_of_small_pieces_is_cut_and_parsed_no_further(
     assert num_parsed < 2 * FREE_CHUNKS
 
 
+@pytest.mark.row("B6")
 @pytest.mark.parametrize("way", ["answered", "refused", "websocket"])
-async def test_b6_of_what_a_client_goes_on_sending_only_so_much_is_read(
+async def test_what_a_refused_client_goes_on_sending_is_read_only_up_to_a_bound(
     target: Target, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """Reading without an end would take a processor, whether or not anything is parsed."""
@@ -305,7 +317,8 @@ async def test_b6_of_what_a_client_goes_on_sending_only_so_much_is_read(
     assert num_read < 3 * 2**20
 
 
-async def test_b5_a_header_of_two_lines_is_refused_and_a_body_may_look_like_one(
+@pytest.mark.row("B5")
+async def test_a_header_of_two_lines_is_refused_and_a_body_may_look_like_one(
     target: Target,
 ) -> None:
     async with RawSocket(target) as socket:
@@ -350,8 +363,9 @@ async def test_an_ended_websocket_takes_no_frame_past_all_layers(target: Target)
     assert late_writes == [False]
 
 
+@pytest.mark.row("B14")
 @pytest.mark.parametrize("idle", [*IDLE.values(), EMPTY_PARTS], ids=[*IDLE, "empty parts"])
-async def test_b14_control_frames_and_empty_fragments_beyond_their_burst_close_with_4429(
+async def test_control_frames_and_empty_fragments_beyond_their_burst_close_with_4429(
     target: Target, idle: bytes
 ) -> None:
     ending = frame(CONTINUATION, b"hello") if idle is EMPTY_PARTS else frame(TEXT, b"hello")
@@ -363,8 +377,11 @@ async def test_b14_control_frames_and_empty_fragments_beyond_their_burst_close_w
         assert await socket.closed() == (4429, "rate_limited;retry_after_ms=5000")
 
 
+@pytest.mark.row("B12")
 @pytest.mark.parametrize("size", [1, SMALL_FRAGMENT_BYTES - 1])
-async def test_b12_small_fragments_count_whatever_they_hold(target: Target, size: int) -> None:
+async def test_small_fragments_count_towards_the_rate_whatever_they_hold(
+    target: Target, size: int
+) -> None:
     part = frame(CONTINUATION, b"x" * size, fin=False)
     async with RawSocket(target) as socket:
         await socket.upgrade()
@@ -372,7 +389,8 @@ async def test_b12_small_fragments_count_whatever_they_hold(target: Target, size
         assert await socket.closed() == (4429, "rate_limited;retry_after_ms=5000")
 
 
-async def test_b12_the_largest_message_may_come_in_fragments_that_are_not_small(
+@pytest.mark.row("B12")
+async def test_the_largest_message_may_come_in_fragments_that_are_not_small(
     target: Target,
 ) -> None:
     part = b"x" * SMALL_FRAGMENT_BYTES
@@ -444,7 +462,8 @@ async def test_a_ping_in_one_packet_with_what_is_closed_for_is_no_error_of_ours(
     assert not caplog.records
 
 
-async def test_b14_frames_after_our_own_close_are_parsed_for_a_while_and_then_no_more(
+@pytest.mark.row("B14")
+async def test_frames_after_our_own_close_are_parsed_for_a_while_and_then_no_more(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[int] = []
@@ -479,10 +498,11 @@ TWO_PARTS = frame(TEXT, b"x", fin=False) + frame(CONTINUATION, b"x", fin=False)
 WITH_PINGS = frame(TEXT, b"x", fin=False) + frame(PING) * 3
 
 
+@pytest.mark.row("B12")
 @pytest.mark.parametrize(
     "data", [ONE_FRAME[:1], ONE_FRAME[:2], ONE_FRAME, TWO_PARTS, WITH_PINGS, WITH_PINGS[:-2]]
 )
-async def test_b12_a_message_that_does_not_end_closes_with_4400(
+async def test_a_message_that_does_not_end_closes_with_4400(
     target: Target, monkeypatch: pytest.MonkeyPatch, data: bytes
 ) -> None:
     monkeypatch.setattr(websocket_protocol, "MESSAGE_SECONDS", SOON)
@@ -492,7 +512,8 @@ async def test_b12_a_message_that_does_not_end_closes_with_4400(
         assert await socket.closed() == (4400, "message_timeout")
 
 
-async def test_b12_messages_that_end_in_time_may_come_for_ever(
+@pytest.mark.row("B12")
+async def test_messages_that_end_in_time_may_come_for_ever(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(websocket_protocol, "MESSAGE_SECONDS", IN_TIME)
@@ -506,8 +527,9 @@ async def test_b12_messages_that_end_in_time_may_come_for_ever(
             assert (await socket.next("echo"))["length"] == 5
 
 
+@pytest.mark.row("B12")
 @pytest.mark.parametrize("path", ["/slow", "/busy"])
-async def test_b12_a_message_that_the_application_keeps_waiting_is_not_late(
+async def test_a_message_that_the_application_keeps_waiting_is_not_late(
     target: Target, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr(websocket_protocol, "MESSAGE_SECONDS", IN_TIME)
@@ -521,7 +543,8 @@ async def test_b12_a_message_that_the_application_keeps_waiting_is_not_late(
             assert (await socket.next("echo"))["length"] == 5
 
 
-async def test_p18_the_deadlines_of_http_end_with_the_handshake(
+@pytest.mark.row("P18")
+async def test_the_deadlines_of_http_end_with_the_handshake(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_protocol, "HEAD_SECONDS", IN_TIME)

@@ -44,6 +44,7 @@ def test_a_cluster() -> None:
     assert (connection.host, connection.password) == ("two", "pw")
 
 
+@pytest.mark.row("B64")
 @pytest.mark.parametrize(
     "url",
     [
@@ -65,18 +66,20 @@ def test_a_cluster() -> None:
         "unix+cluster://u:hush@host",
     ],
 )
-def test_b64_a_malformed_url_is_refused_in_one_line_without_its_password(url: str) -> None:
+def test_a_malformed_url_is_refused_in_one_line_without_its_password(url: str) -> None:
     with pytest.raises(ValueError, match=r"Redis|sentinel") as refused:
         RedisClient(url)
     assert "hu" not in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_b64_no_repr_shows_the_password() -> None:
+@pytest.mark.row("B64")
+def test_no_repr_shows_the_password_of_redis() -> None:
     assert "hush" not in repr(RedisAddress.parse("redis+cluster://u:hush@host"))
 
 
+@pytest.mark.row("B64")
 @pytest.mark.parametrize("scheme", ["redis", "rediss", "redis+cluster", "redis+sentinel"])
-async def test_b64_an_outage_does_not_show_the_password(scheme: str) -> None:
+async def test_an_outage_does_not_show_the_password_of_redis(scheme: str) -> None:
     service = "/main" if scheme == "redis+sentinel" else ""
     client = RedisClient(f"{scheme}://user:hush@127.0.0.1:1{service}")
     with pytest.raises(StoreUnavailable) as away:

@@ -21,6 +21,9 @@ from tests.helpers.root import ROOT
 from tests.sessions.helpers.chat import Chat
 from tests.sessions.store.test_invariants import play
 
+pytestmark = pytest.mark.row("P24")
+
+
 PRODUCT = [*(ROOT / "sessions").rglob("*.py"), *(ROOT / "server").rglob("*.py")]
 # They walk all keys, or hold the server or the connection up for as long as they like.
 FORBIDDEN = {*"KEYS SCAN HSCAN SSCAN ZSCAN SORT FLUSHALL FLUSHDB MONITOR WAIT XREAD BLPOP".split()}
@@ -122,8 +125,9 @@ async def test_the_documented_rights_give_no_more(restricted: SessionStore, word
         await restricted.client.call(*words.split())
 
 
+@pytest.mark.row("R15")
 @pytest.mark.parametrize("name", sorted({str(words[0]) for words in TRIALS} - {"PING"}))
-async def test_r15_each_missing_right_is_named_at_the_start(
+async def test_each_missing_right_is_named_at_the_start(
     any_own_redis: EmbeddedRedis, name: str
 ) -> None:
     rule = acl_rule().replace(f"+{name.lower()} ", "") + " "
@@ -144,7 +148,8 @@ def any_own_redis(any_redis: object) -> EmbeddedRedis:
     return any_redis
 
 
-async def test_r15_missing_keys_and_channels_are_named(own_redis: EmbeddedRedis) -> None:
+@pytest.mark.row("R15")
+async def test_missing_rights_to_keys_and_channels_are_named(own_redis: EmbeddedRedis) -> None:
     for wrong in ("~parley:*", "&parley:*"):
         rule = acl_rule().replace(wrong, wrong.replace("parley", "other"))
         await command(own_redis, *f"ACL SETUSER parley on >pw {rule}".split())

@@ -97,7 +97,8 @@ async def test_an_unknown_service_and_absent_sentinels_are_unavailable(guarded: 
         await client.close()
 
 
-async def test_r8_a_replica_is_an_outage_for_writes_and_no_crash() -> None:
+@pytest.mark.row("R8")
+async def test_a_replica_is_an_outage_for_writes_and_no_crash() -> None:
     if not OLDEST:
         pytest.skip("no redis-server found")
     with running_pair(OLDEST[0]) as (primary, replica):

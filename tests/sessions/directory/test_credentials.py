@@ -27,7 +27,8 @@ async def test_a_cookie_stands_for_its_user(credentials: Credentials) -> None:
     assert len(raw) >= 43
 
 
-async def test_p6_a_cookie_that_nobody_uses_goes_after_twelve_hours(
+@pytest.mark.row("P6")
+async def test_a_cookie_that_nobody_uses_goes_after_twelve_hours(
     credentials: Credentials, store: SessionStore
 ) -> None:
     raw = await credentials.create_cookie("alice", 7 * 86400)
@@ -213,6 +214,7 @@ async def test_a_ticket_holds_no_field_that_older_workers_do_not_know(
     assert set(orjson.loads(stored)) == known
 
 
+@pytest.mark.row("B2")
 async def test_a_ticket_stands_for_its_credential_once(
     credentials: Credentials, store: SessionStore
 ) -> None:
@@ -225,7 +227,8 @@ async def test_a_ticket_stands_for_its_credential_once(
     assert await credentials.redeem_ticket(ticket) is None
 
 
-async def test_p6_p7_no_secret_is_stored(credentials: Credentials, store: SessionStore) -> None:
+@pytest.mark.row("P6", "P7")
+async def test_no_secret_is_stored(credentials: Credentials, store: SessionStore) -> None:
     cookie = await credentials.create_cookie("alice", 60)
     credential = await credentials.lookup(cookie)
     assert credential is not None

@@ -36,7 +36,8 @@ async def test_an_eviction_is_a_numbered_event_that_every_worker_hears(
     assert stored is not None and [one.data for one in stored] == [event]
 
 
-async def test_b36_a_locked_session_takes_no_answer_until_it_is_unlocked(
+@pytest.mark.row("B36")
+async def test_a_locked_session_takes_no_answer_until_it_is_unlocked(
     chat: Chat, store: SessionStore, evictions: Evictions
 ) -> None:
     await evictions.lock(chat.session_id, "- under review")

@@ -136,10 +136,9 @@ async def test_the_details_of_a_session_hold_its_answers(
     assert abs(now_ms - time.time() * 1000) < 5000
 
 
+@pytest.mark.row("B59")
 @pytest.mark.parametrize("session_id", ["*", "ses_x", "ses_AAAAAAAAAAAAAAAAAAAAAA"])
-async def test_b59_an_unknown_or_malformed_id_is_not_found(
-    listing: Listing, session_id: str
-) -> None:
+async def test_an_unknown_or_malformed_id_is_not_found(listing: Listing, session_id: str) -> None:
     with pytest.raises(SessionNotFound):
         await listing.session(session_id)
 
@@ -165,8 +164,9 @@ def emptied_redis() -> Iterator[EmbeddedRedis]:
         yield redis
 
 
+@pytest.mark.row("B59")
 @pytest.mark.parametrize("num_sessions", [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
-async def test_b59_a_page_costs_the_same_however_many_sessions_there_are(
+async def test_a_page_costs_the_same_however_many_sessions_there_are(
     emptied_redis: EmbeddedRedis, num_sessions: int
 ) -> None:
     seed = random.randrange(2**32)

@@ -78,7 +78,8 @@ async def test_a_change_never_brings_a_deleted_user_back(users: Users) -> None:
     assert (await users.page()).users == ()
 
 
-async def test_p31_nothing_of_a_forgotten_user_stays(
+@pytest.mark.row("P31")
+async def test_nothing_of_a_deleted_user_stays(
     users: Users, credentials: Credentials, store: SessionStore
 ) -> None:
     user = await users.create("Ada")

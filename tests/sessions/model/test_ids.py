@@ -49,7 +49,8 @@ def test_a_derived_session_id_depends_on_user_and_key() -> None:
     assert len({derived_session_id(u, k) for u in ("a", "b") for k in ("k", "l")}) == 4
 
 
-def test_p12_ids_are_unique_have_their_shape_and_tell_no_order() -> None:
+@pytest.mark.row("P12")
+def test_ids_are_unique_have_their_shape_and_tell_no_order() -> None:
     session_id = new_session_id()
     shaped: list[tuple[Callable[[], str], Callable[[object], bool]]] = [
         (new_session_id, is_session_id),

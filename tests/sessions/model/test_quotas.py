@@ -19,6 +19,9 @@ from sessions.model.quotas import Quotas
 from sessions.store.store import SessionStore
 from tests.sessions.helpers.chat import Chat
 
+pytestmark = pytest.mark.row("P19", "P20")
+
+
 QUOTAS = Quotas(
     sessions_per_user=3, messages_per_session=4, bytes_per_session=8000, tokens_per_day=20
 )

@@ -46,8 +46,9 @@ async def test_the_same_key_of_another_user_makes_another_session(store: Session
     assert first.session.id != second.session.id and not second.replayed
 
 
+@pytest.mark.row("P31")
 @pytest.mark.parametrize("change", ["disable", "forget"])
-async def test_p31_a_session_that_comes_behind_the_end_of_its_user_does_not_stay(
+async def test_a_session_stored_after_its_user_was_deleted_does_not_stay(
     store: SessionStore, change: str
 ) -> None:
     users = Users(store.client, store.keys)

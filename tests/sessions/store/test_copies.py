@@ -225,7 +225,8 @@ async def test_a_call_that_was_silent_for_too_long_writes_nothing_more(
     assert made.replayed and len(await texts(store, "alice", made.session.id)) == 3
 
 
-async def test_i9_a_copy_never_holds_the_loop_for_more_than_a_part(
+@pytest.mark.row("I9")
+async def test_a_copy_never_holds_the_loop_for_more_than_a_part(
     store: SessionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Long messages that are short when they are compressed: only their real size tells the work.
@@ -265,6 +266,7 @@ async def test_an_empty_copy_is_an_empty_session(store: SessionStore) -> None:
     assert await texts(store, "alice", made.session.id) == []
 
 
+@pytest.mark.row("B48")
 async def test_what_is_too_much_is_refused_and_leaves_nothing(small_store: SessionStore) -> None:
     cases = (
         (draft(501), "messages in a session"),
@@ -298,6 +300,7 @@ async def test_the_session_quota_counts_copies(small_store: SessionStore) -> Non
     await small_store.import_session("bob", draft(1))
 
 
+@pytest.mark.row("B48")
 async def test_the_tokens_of_a_copy_are_counted_within_bounds(store: SessionStore) -> None:
     usage = {"input_tokens": MAX_COUNT // 2 + 1, "output_tokens": 7}
     plain = draft(3)

@@ -55,7 +55,8 @@ async def test_a_new_session_expires(chat: Chat) -> None:
     assert_fresh(await lives(chat))
 
 
-async def test_c15_an_answer_that_is_being_written_keeps_every_key(chat: Chat) -> None:
+@pytest.mark.row("C15")
+async def test_an_answer_that_is_being_written_keeps_every_key(chat: Chat) -> None:
     begun = await chat.begin("hello")
     queued = await chat.begin("next", on_busy="queue")
     assert set((await lives(chat)).values()) == {-1}
@@ -65,7 +66,8 @@ async def test_c15_an_answer_that_is_being_written_keeps_every_key(chat: Chat) -
     assert_fresh(await lives(chat))
 
 
-async def test_c15_use_renews_every_key(chat: Chat) -> None:
+@pytest.mark.row("C15")
+async def test_use_of_a_session_renews_every_key(chat: Chat) -> None:
     begun = await chat.begin("hello")
     await chat.finish(begun.response_id, 2)
     store = chat.store
@@ -89,13 +91,15 @@ async def test_c15_use_renews_every_key(chat: Chat) -> None:
         assert_fresh(await lives(chat))
 
 
-async def test_c15_whoever_leaves_renews_nothing(chat: Chat) -> None:
+@pytest.mark.row("C15")
+async def test_leaving_a_session_renews_nothing(chat: Chat) -> None:
     await age(chat)
     await chat.store.set_viewers(chat.session_id, "w1", 0)
     assert (await lives(chat))["m"] <= 5000
 
 
-async def test_c15_to_watch_an_answer_that_is_being_written_lets_nothing_expire(
+@pytest.mark.row("C15")
+async def test_watching_an_answer_that_is_being_written_lets_nothing_expire(
     chat: Chat,
 ) -> None:
     await chat.begin("hello")
@@ -103,7 +107,8 @@ async def test_c15_to_watch_an_answer_that_is_being_written_lets_nothing_expire(
     assert set((await lives(chat)).values()) == {-1}
 
 
-async def test_c15_a_session_goes_with_all_its_keys(
+@pytest.mark.row("C15")
+async def test_a_session_that_expires_goes_with_all_its_keys(
     redis_server: EmbeddedRedis, prefix: str
 ) -> None:
     store = await SessionStore.open(redis_server.url, prefix=prefix, idle_seconds=0.05)

@@ -20,6 +20,8 @@ from sessions.store.copies import PART_MESSAGES, Draft
 from sessions.store.store import SessionStore
 from tests.sessions.helpers.chat import Chat, user_message
 
+pytestmark = pytest.mark.row("R4")
+
 
 class LossyProxy:
     """Stands before Redis; after `lose_next()` it drops a connection instead of its next reply."""

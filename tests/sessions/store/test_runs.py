@@ -228,6 +228,7 @@ async def test_a_stored_stop_allows_no_other_end(chat: Chat) -> None:
     assert (await chat.store.run(None, rid)).status == "cancelled"
 
 
+@pytest.mark.row("C20")
 @pytest.mark.parametrize(
     ("reason", "seen"),
     [("client_cancelled", None), ("client_cancelled", 3), ("superseded", 2)],
@@ -298,6 +299,7 @@ async def test_finish_is_refused_for_gap_fence_and_unknown_run(chat: Chat) -> No
     assert (await chat.store.run(None, rid)).status == "queued"
 
 
+@pytest.mark.row("S1")
 @pytest.mark.parametrize("stored", [2**53 - 1, 2**63 - 1, 2**64])
 async def test_a_session_that_can_count_no_further_takes_the_end_of_its_answer(
     chat: Chat, stored: int
@@ -424,7 +426,8 @@ async def test_an_ended_or_unknown_run_is_not_taken_over_and_leaves_the_index(ch
         await chat.store.reap(new_response_id(chat.session_id), new_owner="w2")
 
 
-async def test_r17_a_lease_far_ahead_counts_as_ended(chat: Chat) -> None:
+@pytest.mark.row("R17")
+async def test_a_lease_that_ends_far_ahead_counts_as_ended(chat: Chat) -> None:
     """Redis' clock has jumped back; its leases would otherwise hold for as long."""
     rid = (await chat.begin()).response_id
     reply = await chat.append(rid, 0, lease_seconds=3600)

@@ -78,7 +78,8 @@ async def test_silent_core_is_not_waited_for(
     assert stream.get_nowait() is None
 
 
-async def test_r2_r11_aborting_twice_unknown_ended_and_several(
+@pytest.mark.row("engine R2", "engine R11")
+async def test_aborts_of_several_and_twice_and_of_unknown_ids_end_each_request_once(
     engine: AsyncLLM, core: ScriptedCore
 ) -> None:
     streams = {name: await engine.add_request(name, PROMPT, DELTA) for name in (1, 2, "r10")}

@@ -88,7 +88,8 @@ def reason(output: RequestOutput) -> str | None:
 # ---- the next core goes on
 
 
-async def test_r28_stream_goes_on_in_the_next_core(cores: Cores) -> None:
+@pytest.mark.row("engine R28")
+async def test_stream_goes_on_in_the_next_core(cores: Cores) -> None:
     stream = await cores.add("r")
     first = await cores.receive(AddRequest)
     cores.core.emit(first.request_id, A)
@@ -246,6 +247,7 @@ async def test_shutdown_ends_the_wait_for_a_core(cores: Cores) -> None:
 # ---- cores that die again
 
 
+@pytest.mark.row("E3")
 async def test_request_that_two_cores_died_of_fails_and_the_others_go_on(cores: Cores) -> None:
     harmless = [await cores.add(f"harmless{n}") for n in range(3)]
     for _ in harmless:
@@ -353,7 +355,8 @@ async def test_core_that_has_given_us_up_is_joined_again(cores: Cores) -> None:
 # ---- one request, and the event loop
 
 
-async def test_r32_exception_in_one_requests_processing_fails_that_one(cores: Cores) -> None:
+@pytest.mark.row("engine R32")
+async def test_exception_in_one_requests_processing_fails_that_request_alone(cores: Cores) -> None:
     streams = [await cores.add(f"r{n}") for n in range(3)]
     ids = [(await cores.receive(AddRequest)).request_id for _ in streams]
     cores.core.emit(ids[1], A, logprobs=[[]])  # what cannot be read
@@ -366,7 +369,8 @@ async def test_r32_exception_in_one_requests_processing_fails_that_one(cores: Co
     assert [(await rest(streams[n]))[0] for n in (0, 2)] == ["b", "b"]
 
 
-async def test_r39_loop_gets_a_turn_between_slices_of_outputs(
+@pytest.mark.row("engine R39")
+async def test_loop_gets_a_turn_between_slices_of_outputs(
     cores: Cores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slices: list[int] = []
@@ -400,7 +404,8 @@ async def test_what_the_core_said_before_an_answer_is_with_the_readers_by_then(
     assert all(reader.done() for reader in readers)
 
 
-async def test_r40_tokens_are_joined_before_they_are_decoded(
+@pytest.mark.row("engine R40")
+async def test_tokens_are_joined_before_they_are_decoded(
     cores: Cores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[list[int]] = []

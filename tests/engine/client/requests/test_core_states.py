@@ -87,9 +87,8 @@ async def test_core_s_last_words_are_the_reason(core: ScriptedCore, model: Path)
     engine.shutdown()
 
 
-async def test_e11_outputs_of_another_epoch_are_dropped(
-    engine: AsyncLLM, core: ScriptedCore
-) -> None:
+@pytest.mark.row("E11")
+async def test_outputs_of_another_epoch_are_dropped(engine: AsyncLLM, core: ScriptedCore) -> None:
     stream = await engine.add_request("r", PROMPT, DELTA)
     request = await receive(core, AddRequest)
     core.emit_all([SequenceOutput(request.request_id, [A], "length")], epoch=99)

@@ -65,7 +65,8 @@ async def held(core: ThreadedCore, engine: AsyncLLM, **options: Any) -> RequestO
 # ---- aborts
 
 
-async def test_r2_abort_after_the_end_twice_or_of_nobody_does_nothing(
+@pytest.mark.row("engine R2")
+async def test_abort_after_the_end_or_twice_or_of_an_unknown_id_does_nothing(
     core: ThreadedCore, engine: AsyncLLM
 ) -> None:
     await engine.abort("nobody")
@@ -87,7 +88,8 @@ async def test_r2_abort_after_the_end_twice_or_of_nobody_does_nothing(
     assert (metrics["aborts_total"], metrics["requests_total"]) == (1, 2)
 
 
-async def test_r5_abort_of_a_parent_ends_all_answers_within_a_step(
+@pytest.mark.row("engine R5")
+async def test_abort_of_a_parent_ends_all_answers_within_a_step(
     core: ThreadedCore, engine: AsyncLLM
 ) -> None:
     stream = await held(core, engine, n=3)
@@ -105,7 +107,8 @@ async def test_r5_abort_of_a_parent_ends_all_answers_within_a_step(
     assert not engine.output_processor.request_states
 
 
-async def test_r5_abort_while_a_prompt_for_several_is_tokenized(engine: AsyncLLM) -> None:
+@pytest.mark.row("engine R5")
+async def test_abort_while_a_prompt_is_tokenized_ends_all_of_its_answers(engine: AsyncLLM) -> None:
     adding = asyncio.create_task(engine.add_request("r", LONG_TEXT, params(5, n=3)))
     await asyncio.sleep(0)
     await engine.abort("r")
@@ -113,7 +116,8 @@ async def test_r5_abort_while_a_prompt_for_several_is_tokenized(engine: AsyncLLM
     assert (await engine.metrics())["requests_total"] == 0
 
 
-async def test_r10_id_is_of_use_again_right_after_its_abort(engine: AsyncLLM) -> None:
+@pytest.mark.row("engine R10")
+async def test_id_can_be_used_again_right_after_its_abort(engine: AsyncLLM) -> None:
     for _ in range(1000):
         first = await engine.add_request("x", PROMPT, params(100))
         await engine.abort("x")
@@ -121,7 +125,8 @@ async def test_r10_id_is_of_use_again_right_after_its_abort(engine: AsyncLLM) ->
         assert reasons(await read(first)) == ["abort"]
 
 
-async def test_r11_abort_compares_whole_ids(core: ThreadedCore, engine: AsyncLLM) -> None:
+@pytest.mark.row("engine R11")
+async def test_abort_compares_whole_ids(core: ThreadedCore, engine: AsyncLLM) -> None:
     core.hold()
     streams = {name: await engine.add_request(name, PROMPT, params(9)) for name in ("r10", "1r")}
     for name in ("r1", "", "r", "r10-", "0", ["r1", "r"]):
@@ -173,10 +178,11 @@ async def _add_request(engine: AsyncLLM, prompt: Any, n: int) -> None:
         stream.close()
 
 
+@pytest.mark.row("engine R9")
 @pytest.mark.parametrize("reader", [_generate, _add_request])
 @pytest.mark.parametrize("prompt", [PROMPT, LONG_TEXT], ids=["ids", "text"])
 @pytest.mark.parametrize("n", [1, 3])
-async def test_r9_cancelling_at_any_await_leaves_nothing_behind(
+async def test_cancelling_at_any_await_leaves_nothing_behind(
     engine: AsyncLLM, reader: Reader, prompt: Any, n: int
 ) -> None:
     for number in range(100):
@@ -194,7 +200,8 @@ async def _refused_rpc(engine: AsyncLLM) -> None:
         await engine.collective_rpc("nothing")
 
 
-async def test_r20_cancelling_any_call_leaves_the_engine_alive(engine: AsyncLLM) -> None:
+@pytest.mark.row("engine R20")
+async def test_cancelling_any_call_leaves_the_engine_alive(engine: AsyncLLM) -> None:
     calls: list[Callable[[], Coroutine[Any, Any, Any]]] = [
         engine.check_health,
         engine.metrics,
@@ -222,7 +229,8 @@ async def test_r20_cancelling_any_call_leaves_the_engine_alive(engine: AsyncLLM)
 # ---- every request has one end
 
 
-async def test_r33_prompt_larger_than_the_cache_is_refused_at_once(tmp_path: Path) -> None:
+@pytest.mark.row("engine R33")
+async def test_prompt_larger_than_the_cache_is_refused_at_once(tmp_path: Path) -> None:
     with ThreadedCore(num_blocks=4) as core:
         async with connected(core, build_chatml(tmp_path)) as engine:
             with pytest.raises(ValidationError, match="17 tokens"):
@@ -232,7 +240,8 @@ async def test_r33_prompt_larger_than_the_cache_is_refused_at_once(tmp_path: Pat
             assert reasons(await read(fits)) == ["length"]
 
 
-async def test_r36_whatever_is_refused_says_so(core: ThreadedCore, tmp_path: Path) -> None:
+@pytest.mark.row("engine R36")
+async def test_every_refusal_raises(core: ThreadedCore, tmp_path: Path) -> None:
     folder = build_chatml(tmp_path)
     async with connected(core, folder, max_num_queued_reqs=0) as engine:
         for name, prompt, options in (
@@ -256,10 +265,9 @@ async def test_r36_whatever_is_refused_says_so(core: ThreadedCore, tmp_path: Pat
         assert (await engine.metrics())["requests_total"] == 1  # the core has only seen the last
 
 
+@pytest.mark.row("engine R37")
 @pytest.mark.parametrize("seed", range(3))
-async def test_r37_every_accepted_id_has_exactly_one_last_output(
-    engine: AsyncLLM, seed: int
-) -> None:
+async def test_every_accepted_id_has_exactly_one_last_output(engine: AsyncLLM, seed: int) -> None:
     print("seed", seed)
     rng = random.Random(seed)
     ends: list[str] = []
@@ -293,7 +301,8 @@ async def test_r37_every_accepted_id_has_exactly_one_last_output(
     await engine.wait_for_requests_to_drain(10)
 
 
-async def test_r36_request_that_bypasses_the_client_ends_as_well(
+@pytest.mark.row("engine R36")
+async def test_invalid_request_that_bypasses_the_client_ends_as_well(
     core: ThreadedCore, engine: AsyncLLM
 ) -> None:
     bias = params(1, logit_bias={5000: 1.0})

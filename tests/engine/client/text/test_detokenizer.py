@@ -70,8 +70,9 @@ def test_ids_behind_a_stop_string_are_not_taken(tokenizer: Tokenizer, batch: int
     assert detokenizer.finish() == ""
 
 
+@pytest.mark.row("engine R47")
 @pytest.mark.parametrize("end", ["eos", "length", "abort"])
-def test_r47_what_is_held_for_a_stop_string_is_given_out_at_the_end(
+def test_what_is_held_for_a_stop_string_is_given_out_at_the_end(
     tokenizer: Tokenizer, end: str
 ) -> None:
     detokenizer = Detokenizer(tokenizer, stops=["stop it", "stop 👍!"])
@@ -82,8 +83,9 @@ def test_r47_what_is_held_for_a_stop_string_is_given_out_at_the_end(
     assert detokenizer.stop is None
 
 
+@pytest.mark.row("engine R46")
 @pytest.mark.parametrize("stop", ["👍", "x👍", "👍y", "y é"])
-def test_r46_stop_string_may_begin_and_end_inside_a_token(tokenizer: Tokenizer, stop: str) -> None:
+def test_stop_string_may_begin_and_end_inside_a_token(tokenizer: Tokenizer, stop: str) -> None:
     ids = tokenizer.encode("before x👍y é after", add_special_tokens=False)
     detokenizer, shown = Detokenizer(tokenizer, stops=[stop]), ""
     for token_id in ids:
@@ -184,11 +186,12 @@ def _check_stops(tokenizer: Tokenizer, rng: random.Random) -> None:
     assert (before + after, second.stop) == (text, stop)
 
 
+@pytest.mark.row("engine R47")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "num_cases", [200, pytest.param(5_000, marks=pytest.mark.slow)], ids=["short", "long"]
 )
-def test_r47_random_stops_splits_ends_and_resumptions_are_as_defined(
+def test_random_stops_splits_ends_and_resumptions_follow_the_definition(
     tokenizers: dict[str, Tokenizer], family: str, num_cases: int
 ) -> None:
     seed = random.randrange(1 << 32)

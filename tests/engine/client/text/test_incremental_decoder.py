@@ -47,10 +47,11 @@ def _has_torn_run(tokenizer: Tokenizer, ids: list[int]) -> bool:
     return False
 
 
+@pytest.mark.row("engine R42")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("step", [1, 2, 3, 1000])
-def test_r42_joined_deltas_are_the_full_decode(
+def test_joined_deltas_are_the_full_decode(
     tokenizers: dict[str, Tokenizer], family: str, text: str, step: int
 ) -> None:
     tokenizer = tokenizers[family]
@@ -90,11 +91,12 @@ def _check_random_ids(tokenizer: Tokenizer, rng: random.Random) -> None:
 SPACES = "spaces_between_special_tokens"
 
 
+@pytest.mark.row("engine R42")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "num_sequences", [300, pytest.param(5_000, marks=pytest.mark.slow)], ids=["short", "long"]
 )
-def test_r42_random_tokens_in_any_pieces_are_the_full_decode(
+def test_random_tokens_in_any_pieces_are_the_full_decode(
     tokenizers: dict[str, Tokenizer], family: str, num_sequences: int
 ) -> None:
     seed = random.randrange(1 << 32)
@@ -104,12 +106,13 @@ def test_r42_random_tokens_in_any_pieces_are_the_full_decode(
         _check_random_ids(tokenizers[family], rng)
 
 
+@pytest.mark.row("engine R45")
 @given(
     ids=st.lists(st.integers(0, 419), max_size=60),
     cuts=st.lists(st.integers(0, 60), max_size=20),
 )
 @settings(max_examples=250, deadline=None)
-def test_r45_any_bytes_have_a_replacement_only_where_the_full_decode_has_one(
+def test_any_bytes_have_a_replacement_only_where_the_full_decode_has_one(
     tokenizers: dict[str, Tokenizer], ids: list[int], cuts: list[int]
 ) -> None:
     tokenizer = tokenizers["chatml"]
@@ -123,10 +126,11 @@ def test_r45_any_bytes_have_a_replacement_only_where_the_full_decode_has_one(
     assert shown + decoder.finish() == full
 
 
+@pytest.mark.row("engine R45")
 @pytest.mark.parametrize("family", WITH_BYTES)
 @given(text=st.text(max_size=40), cuts=st.lists(st.integers(0, 60), max_size=20))
 @settings(max_examples=200, deadline=None)
-def test_r45_no_whole_character_waits(
+def test_no_whole_character_is_held_back(
     tokenizers: dict[str, Tokenizer], family: str, text: str, cuts: list[int]
 ) -> None:
     tokenizer = tokenizers[family]
@@ -142,9 +146,10 @@ def test_r45_no_whole_character_waits(
         assert shown.rstrip(REPLACEMENT) == whole
 
 
+@pytest.mark.row("engine R45")
 @pytest.mark.parametrize("family", WITH_BYTES)
 @pytest.mark.parametrize("text", TEXTS)
-def test_r45_real_text_streams_without_replacements(
+def test_real_text_streams_without_replacements(
     tokenizers: dict[str, Tokenizer], family: str, text: str
 ) -> None:
     tokenizer = tokenizers[family]
@@ -154,8 +159,9 @@ def test_r45_real_text_streams_without_replacements(
     assert (shown + decoder.finish()).count(REPLACEMENT) == text.count(REPLACEMENT)
 
 
+@pytest.mark.row("engine R45")
 @pytest.mark.parametrize("family", WITH_BYTES)
-def test_r45_unfinished_character_is_given_out_at_the_end(
+def test_unfinished_character_is_given_out_at_the_end(
     tokenizers: dict[str, Tokenizer], family: str
 ) -> None:
     tokenizer = tokenizers[family]
@@ -180,7 +186,8 @@ def test_characters_that_were_shown_stay_when_a_broken_byte_follows(
     ]
 
 
-def test_r43_ids_that_break_a_prefix_stream_are_text_like_any_others(
+@pytest.mark.row("engine R43")
+def test_ids_that_break_a_prefix_stream_are_text_like_any_others(
     tokenizers: dict[str, Tokenizer],
 ) -> None:
     tokenizer = tokenizers["mistral"]
@@ -204,9 +211,10 @@ def _step_through(tokenizer: Tokenizer, ids: list[int]) -> None:
         stream.step(backend, token_id)
 
 
+@pytest.mark.row("engine R44")
 @pytest.mark.parametrize("family", WITH_BYTES)
 @pytest.mark.parametrize("cut", [1, 2, 3])
-def test_r44_prompt_that_ends_inside_a_character_leaks_nothing(
+def test_prompt_that_ends_inside_a_character_leaks_nothing(
     tokenizers: dict[str, Tokenizer], family: str, cut: int
 ) -> None:
     tokenizer = tokenizers[family]
@@ -218,9 +226,10 @@ def test_r44_prompt_that_ends_inside_a_character_leaks_nothing(
     assert IncrementalDecoder(tokenizer, secret).finish() == ""
 
 
+@pytest.mark.row("engine R44")
 @pytest.mark.parametrize("family", WITH_BYTES)
 @pytest.mark.parametrize("cut", [1, 2, 3])
-def test_r44_answer_may_finish_the_character_of_its_prompt(
+def test_answer_may_finish_the_character_of_its_prompt(
     tokenizers: dict[str, Tokenizer], family: str, cut: int
 ) -> None:
     tokenizer = tokenizers[family]

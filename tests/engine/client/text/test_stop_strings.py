@@ -26,6 +26,7 @@ def _run(matcher: StopMatcher, pieces: list[str]) -> tuple[str, str | None]:
     return shown + matcher.flush(), None
 
 
+@pytest.mark.row("engine R46")
 @pytest.mark.parametrize("include", [False, True])
 @pytest.mark.parametrize(
     ("text", "stop"),
@@ -39,7 +40,7 @@ def _run(matcher: StopMatcher, pieces: list[str]) -> tuple[str, str | None]:
         ("family 👩‍👩‍👧‍👦!", "‍👧"),
     ],
 )
-def test_r46_no_character_of_a_stop_string_is_shown_over_any_split(
+def test_no_character_of_a_stop_string_is_shown_over_any_split(
     text: str, stop: str, include: bool
 ) -> None:
     expected = _expected(text, [stop], include)
@@ -56,6 +57,7 @@ def test_r46_no_character_of_a_stop_string_is_shown_over_any_split(
             assert (shown if found else shown + matcher.flush(), found) == expected
 
 
+@pytest.mark.row("engine R48")
 @given(
     text=st.text("ab\n", max_size=30),
     stops=st.lists(st.text("ab\n", min_size=1, max_size=5), min_size=1, max_size=4),
@@ -63,7 +65,7 @@ def test_r46_no_character_of_a_stop_string_is_shown_over_any_split(
     include=st.booleans(),
 )
 @settings(max_examples=400, deadline=None)
-def test_r48_of_several_stops_the_earliest_wins_in_any_pieces(
+def test_of_several_stops_the_earliest_wins_in_any_pieces(
     text: str, stops: list[str], cuts: list[int], include: bool
 ) -> None:
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
@@ -73,18 +75,20 @@ def test_r48_of_several_stops_the_earliest_wins_in_any_pieces(
     )
 
 
-def test_r48_stop_that_completes_first_wins_and_ties_go_by_order() -> None:
+@pytest.mark.row("engine R48")
+def test_stop_that_completes_first_wins_and_ties_go_by_order() -> None:
     assert StopMatcher(["world!", "wor"]).feed("hello world!") == ("hello ", "wor")
     assert StopMatcher(["ab", "b"]).feed("xab") == ("x", "ab")
     assert StopMatcher(["b", "ab"]).feed("xab") == ("xa", "b")
 
 
+@pytest.mark.row("engine R47")
 @given(
     text=st.text("ab", max_size=20),
     stops=st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3),
 )
 @settings(max_examples=250, deadline=None)
-def test_r47_only_what_may_become_a_stop_string_is_held(text: str, stops: list[str]) -> None:
+def test_only_what_may_become_a_stop_string_is_held(text: str, stops: list[str]) -> None:
     matcher, shown = StopMatcher(stops), ""
     for place, character in enumerate(text, 1):
         safe, stop = matcher.feed(character)

@@ -6,6 +6,7 @@ from tests.engine.helpers.fakes import make_request, make_scheduler
 from tests.engine.helpers.scheduler_run import Run
 
 
+@pytest.mark.row("engine R36")
 @pytest.mark.parametrize(
     ("fields", "code"),
     [
@@ -16,7 +17,7 @@ from tests.engine.helpers.scheduler_run import Run
         ({"prompt": [1], "prompt_logprobs": 1}, "unsupported_parameter"),
     ],
 )
-def test_r36_what_can_never_be_served_is_refused_at_once(
+def test_a_request_that_can_never_be_served_is_refused_at_once(
     fields: dict[str, object], code: str
 ) -> None:
     run = Run(make_scheduler())
@@ -83,7 +84,8 @@ def test_an_id_in_use_is_not_taken_twice() -> None:
     assert scheduler.add("you", make_request("a"), 0.0) is not None
 
 
-def test_r33_a_prompt_larger_than_the_cache_is_refused_at_once() -> None:
+@pytest.mark.row("engine R33")
+def test_a_prompt_larger_than_the_cache_is_refused_at_once() -> None:
     run = Run(make_scheduler(num_blocks=5, max_model_len=100))
     run.add("too long", 20)
     run.add("fits", 19)

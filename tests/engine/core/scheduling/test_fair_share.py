@@ -82,9 +82,10 @@ def beside(hog: Load, num_steps: int = 20) -> Crowd:
     return crowd
 
 
+@pytest.mark.row("P14")
 @pytest.mark.parametrize("hog", HOGS)
 @pytest.mark.parametrize("load", LOADS, ids=str)
-def test_p14_first_tokens_beside_one_who_asks_for_all_take_twice_the_steps_at_most(
+def test_first_tokens_beside_a_user_who_asks_for_all_take_at_most_twice_the_steps(
     load: Load, hog: str
 ) -> None:
     num_steps, num_tokens = Crowd().cost("b", load)
@@ -95,7 +96,8 @@ def test_p14_first_tokens_beside_one_who_asks_for_all_take_twice_the_steps_at_mo
     assert num_tokens_beside <= 2 * max(num_tokens, num_steps * STEP_TOKENS)
 
 
-def test_p14_a_short_question_is_read_in_a_step_without_another_users_answers() -> None:
+@pytest.mark.row("P14")
+def test_a_short_question_is_read_in_a_step_without_another_users_answers() -> None:
     crowd = beside(HOGS["answers and a queue"])
     crowd.ask("b", Load(1, 48))
     assert [*crowd.run.step().values()] == [48]
@@ -105,7 +107,8 @@ def test_p14_a_short_question_is_read_in_a_step_without_another_users_answers() 
     assert crowd.run.step().keys() >= {it.request_id for it in crowd.running("b")[:1]}
 
 
-def test_p14_a_step_of_others_for_whom_there_is_no_room_is_everybodys() -> None:
+@pytest.mark.row("P14")
+def test_a_step_kept_for_others_who_do_not_fit_computes_those_who_do() -> None:
     run = Run(make_scheduler(num_blocks=8, max_model_len=32, max_num_seqs=4))
     for number in range(3):
         run.add(f"a{number}", prompt=[number + 1] * 4, cache_salt="a", max_tokens=4)
@@ -116,7 +119,8 @@ def test_p14_a_step_of_others_for_whom_there_is_no_room_is_everybodys() -> None:
     assert run.ends() == dict.fromkeys(["a0", "a1", "a2", "b"], "length")
 
 
-def test_p14_who_asks_again_and_again_is_served_as_quickly_each_time() -> None:
+@pytest.mark.row("P14")
+def test_a_user_who_asks_again_and_again_is_served_as_quickly_each_time() -> None:
     crowd = beside(HOGS["answers and a queue"])
     alone, load = Crowd(), Load(40, 48)
     for _ in range(3):
@@ -127,7 +131,8 @@ def test_p14_who_asks_again_and_again_is_served_as_quickly_each_time() -> None:
     assert crowd.run.scheduler.totals.preemptions == 0  # so nothing is computed twice
 
 
-def test_p14_nobody_starves_and_no_place_of_a_step_stays_empty() -> None:
+@pytest.mark.row("P14")
+def test_no_user_starves_and_no_place_of_a_step_stays_empty() -> None:
     crowd = beside(HOGS["answers and a queue"])
     crowd.cost("b", Load(40, 48))
     before = {it.request_id: it.num_tokens for it in crowd.run.scheduler.running}
@@ -142,7 +147,8 @@ def test_p14_nobody_starves_and_no_place_of_a_step_stays_empty() -> None:
         assert max(gained[user]) - min(gained[user]) <= 1
 
 
-def test_p14_a_long_question_is_read_however_many_short_ones_others_ask() -> None:
+@pytest.mark.row("P14")
+def test_a_long_question_is_read_however_many_short_ones_others_ask() -> None:
     crowd = Crowd()
     crowd.ask("a", Load(1, 3000))
     for _ in range(2 * 3000 // STEP_TOKENS + 1):
@@ -151,7 +157,8 @@ def test_p14_a_long_question_is_read_however_many_short_ones_others_ask() -> Non
     assert crowd.running("a")[0].first_token_ts
 
 
-def test_p14_a_queue_that_one_user_has_filled_refuses_nobody_who_finds_a_seat() -> None:
+@pytest.mark.row("P14")
+def test_a_queue_that_one_user_has_filled_refuses_no_other_who_finds_a_seat() -> None:
     run = Run(make_scheduler(max_num_seqs=2, max_num_queued_reqs=3))
     for number in range(6):
         run.add(f"a{number}", cache_salt="a", max_tokens=9)
@@ -168,9 +175,10 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_model(tmp_path_factory.mktemp("llama"))
 
 
+@pytest.mark.row("P14")
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("runs_ahead", [False, True])
-def test_p14_answers_that_take_turns_are_those_of_a_user_alone(
+def test_answers_that_take_turns_are_those_of_a_user_alone(
     tiny_llama: Path, runs_ahead: bool
 ) -> None:
     texts = []

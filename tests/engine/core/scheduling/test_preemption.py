@@ -43,14 +43,16 @@ def make_growing_run(num_blocks: int, names: str) -> Run:
     return run
 
 
-def test_r35_one_set_of_victims_makes_room_for_all_decodes_of_a_step() -> None:
+@pytest.mark.row("engine R35")
+def test_one_set_of_victims_makes_room_for_all_decodes_of_a_step() -> None:
     run = make_growing_run(13, "abcd")
     assert run.scheduler.blocks.num_free == 1
     assert list(run.step()) == ["a", "b", "c"]  # d alone gives three blocks for three
     assert run.scheduler.totals.preemptions == 1
 
 
-def test_r35_blocks_that_are_free_soon_are_waited_for_before_another_goes() -> None:
+@pytest.mark.row("engine R35")
+def test_blocks_that_will_soon_be_free_are_awaited_before_another_is_preempted() -> None:
     run = make_growing_run(10, "abc")
     run.scheduler.blocks.start_step()  # as if one were in flight
     run.scheduler.abort("me", ["c"])
@@ -62,7 +64,8 @@ def test_r35_blocks_that_are_free_soon_are_waited_for_before_another_goes() -> N
     assert run.scheduler.totals.preemptions == 0
 
 
-def test_r35_the_oldest_is_never_a_victim_and_nobody_thrashes() -> None:
+@pytest.mark.row("engine R35")
+def test_the_oldest_is_never_a_victim_and_no_two_preempt_each_other() -> None:
     run = Run(make_scheduler(num_blocks=12, max_model_len=48))
     names = [f"r{number}" for number in range(8)]
     for number, name in enumerate(names):
@@ -96,7 +99,8 @@ def finish_all(run: Run) -> dict[str, list[int]]:
     return {name: run.tokens(name) for name in names}
 
 
-def test_p14_another_user_gets_a_seat_at_once_and_nothing_is_lost() -> None:
+@pytest.mark.row("P14")
+def test_another_user_gets_a_seat_at_once_and_nothing_is_lost() -> None:
     run = Run(make_scheduler(max_num_seqs=4))
     crowd(run, "a", 8, 0, max_tokens=20)
     for _ in range(5):
@@ -111,7 +115,8 @@ def test_p14_another_user_gets_a_seat_at_once_and_nothing_is_lost() -> None:
     assert run.scheduler.totals.preemptions == 0
 
 
-def test_p14_where_all_seats_are_taken_as_many_make_way_at_once_as_come() -> None:
+@pytest.mark.row("P14")
+def test_when_all_seats_are_taken_as_many_give_way_at_once_as_arrive() -> None:
     run = Run(make_scheduler(max_num_seqs=4))
     crowd(run, "a", 5, 0, max_tokens=20)
     crowd(run, "b", 5, 10, max_tokens=20)
@@ -128,7 +133,8 @@ def test_p14_where_all_seats_are_taken_as_many_make_way_at_once_as_come() -> Non
     assert run.scheduler.totals.preemptions == 2
 
 
-def test_p14_nobody_keeps_more_than_half_of_the_blocks_from_others() -> None:
+@pytest.mark.row("P14")
+def test_nobody_keeps_more_than_half_of_the_blocks_from_others() -> None:
     run = Run(make_scheduler(num_blocks=16, max_model_len=48))
     crowd(run, "a", 4, 0, max_tokens=10)  # four blocks each, in the end
     for _ in range(4):
@@ -140,7 +146,8 @@ def test_p14_nobody_keeps_more_than_half_of_the_blocks_from_others() -> None:
     assert all(len(tokens) == 10 for tokens in finish_all(run).values())
 
 
-def test_p14_a_user_with_half_loses_nothing_and_the_last_one_stays() -> None:
+@pytest.mark.row("P14")
+def test_a_user_with_half_of_the_blocks_loses_nothing_and_the_last_one_stays() -> None:
     run = Run(make_scheduler(max_num_seqs=2))
     crowd(run, "a", 1, 0, max_tokens=20)
     crowd(run, "b", 2, 5, max_tokens=20)
@@ -149,7 +156,8 @@ def test_p14_a_user_with_half_loses_nothing_and_the_last_one_stays() -> None:
     assert run.scheduler.totals.preemptions == 0
 
 
-def test_p14_nobody_gives_way_to_a_less_urgent_request() -> None:
+@pytest.mark.row("P14")
+def test_no_request_gives_way_to_a_less_urgent_one() -> None:
     run = Run(make_scheduler(scheduling_policy="priority", max_num_seqs=2))
     crowd(run, "a", 2, 0, max_tokens=20, priority=-1)
     run.step()
@@ -160,8 +168,9 @@ def test_p14_nobody_gives_way_to_a_less_urgent_request() -> None:
     assert run.scheduler.totals.preemptions == 0
 
 
+@pytest.mark.row("P14")
 @pytest.mark.parametrize("seed", range(8))
-def test_p14_users_at_random_short_of_blocks_and_seats_all_get_their_text(seed: int) -> None:
+def test_random_users_short_of_blocks_and_seats_all_get_their_text(seed: int) -> None:
     rng = random.Random(seed)
     policy = rng.choice(["fcfs", "priority"])
     run = Run(

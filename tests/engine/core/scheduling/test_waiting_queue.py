@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from engine.core.scheduling.sequence import Sequence
 from engine.core.scheduling.waiting_queue import REPORT_SECONDS, WaitingQueue
 from engine.sampling_params import SamplingParams
@@ -69,7 +71,8 @@ def test_a_position_is_told_when_it_changes_and_not_too_often() -> None:
     assert list(queue.move_up(9 * REPORT_SECONDS)) == []
 
 
-def test_p14_users_take_turns_however_much_one_asks() -> None:
+@pytest.mark.row("P14")
+def test_users_take_turns_however_much_one_asks() -> None:
     queue = WaitingQueue()
     for number in range(5):
         push(queue, "a", f"a{number}", number)
@@ -82,7 +85,8 @@ def test_p14_users_take_turns_however_much_one_asks() -> None:
     assert served(queue, 4) == ["c1", "a3", "b2", "a4"]
 
 
-def test_p14_a_user_who_withdrew_everything_begins_anew() -> None:
+@pytest.mark.row("P14")
+def test_a_user_who_withdrew_everything_begins_anew() -> None:
     queue = WaitingQueue()
     for sequence in [push(queue, "a", f"a{number}", number) for number in range(9)]:
         queue.remove(sequence)
@@ -92,7 +96,8 @@ def test_p14_a_user_who_withdrew_everything_begins_anew() -> None:
     assert served(queue, 3) == ["b0", "again", "b1"]
 
 
-def test_p14_without_salts_requests_are_served_as_they_come() -> None:
+@pytest.mark.row("P14")
+def test_without_salts_requests_are_served_as_they_come() -> None:
     queue = WaitingQueue()
     for number in (3, 1, 2, 0):
         push(queue, "", f"r{number}", number)

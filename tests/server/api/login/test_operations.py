@@ -97,8 +97,9 @@ async def code(ada: User, identities: Identities, credentials: Credentials) -> s
     return await code_of(ada.uid, identities, credentials)
 
 
+@pytest.mark.row("P6")
 @pytest.mark.parametrize(("scheme", "name"), [("http", COOKIE), ("https", "__Host-parley")])
-async def test_p6_a_cookie_is_only_for_this_origin_and_under_tls_only_for_tls(
+async def test_a_cookie_is_only_for_this_origin_and_under_tls_only_for_tls(
     app: Starlette, code: str, scheme: str, name: str
 ) -> None:
     answer = await Browser(app, scheme).log_in(code)
@@ -112,6 +113,7 @@ async def test_p6_a_cookie_is_only_for_this_origin_and_under_tls_only_for_tls(
     assert len(pair.partition("=")[2]) == 43  # 256 bits
 
 
+@pytest.mark.row("P2", "P6")
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize(
     "headers",

@@ -71,6 +71,7 @@ async def test_an_end_that_comes_during_a_check_is_sent(
         assert events.frames[-1]["type"] == "response.done"
 
 
+@pytest.mark.row("N4")
 async def test_a_long_answer_with_logprobs_is_resumed_in_one_go_by_stream_and_by_socket(
     redis_server: EmbeddedRedis, tmp_path: Path
 ) -> None:

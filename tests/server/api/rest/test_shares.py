@@ -20,6 +20,9 @@ from server.api.rest.shares import HeldStream, ShareOperations
 from sessions.store.shares import Share
 from tests.helpers.patience import PATIENCE
 
+pytestmark = pytest.mark.row("B63")
+
+
 LINE = b'{"role":"user","content":[{"type":"text","text":"<b>"}],"status":"failed"}'
 SHARE = Share("shr_x", "<i>", 7, zlib.compress(LINE + b"\n" + LINE + b"\n"), "ada")
 

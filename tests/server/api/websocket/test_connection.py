@@ -328,7 +328,8 @@ async def test_a_bug_that_comes_back_closes_with_4500(served: Fixture) -> None:
     assert await served.ended(serving) == (4500, "internal")
 
 
-async def test_p8_no_frame_is_handled_for_a_user_without_rights(
+@pytest.mark.row("P8")
+async def test_no_frame_is_handled_for_a_user_without_rights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fixture = Fixture(monkeypatch)
