@@ -1,4 +1,7 @@
-"""A thousand aborts at random moments on a real model: blocks come back, others notice nothing."""
+"""Aborts by the thousand at random moments, on a real model: blocks return, others notice nothing.
+
+Each state of a request by itself is in core/scheduling/test_scheduled_aborts.py, on a fake model.
+"""
 
 import asyncio
 import random

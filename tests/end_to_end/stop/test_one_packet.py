@@ -1,4 +1,4 @@
-"""Come back, stop and delete in one packet: in any order, at the owner and at another worker.
+"""Stops, the wish, in one packet with subscribe, resume and delete: in any order, at either worker.
 
 Who comes back after a cut sends `session.subscribe` with positions and whatever had no answer, all
 at once. The server has read all of it before it has answered any of it, so what is asked for first

@@ -1,4 +1,8 @@
-"""C rows: stops, tabs, keys and ends that race each other, through real sockets and two workers."""
+"""Stops, the wish, and tabs, keys and ends that race each other: real sockets, two workers.
+
+The moments are those that a clock hits. tests/server/commands/test_stop_races.py chooses them by
+dice, at every await point, but without sockets.
+"""
 
 import asyncio
 import os

@@ -1,4 +1,6 @@
-"""C5: a stop at another worker reaches the owner by three paths, each alone, the others cut; C16.
+"""Stops, the wish, at another worker: three paths lead to the owner, each works alone (C5, C16).
+
+What the stop does once it is there is the same from every worker: `test_stop_phases.py`.
 
 The owner's links to Redis go through a fault proxy. What is measured is the time from the stop to
 `response.done` at the asker; the bounds leave room for a busy machine.

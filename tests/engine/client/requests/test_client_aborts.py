@@ -1,4 +1,9 @@
-"""Aborts by call, and by readers that leave: at once, once, and nothing behind them."""
+"""Aborts on the client's side: by call, and by readers that leave; each is sent at once, and once.
+
+The core is scripted. What it does with an abort is tested in
+tests/engine/core/scheduling/test_scheduled_aborts.py, both halves together in
+`test_request_lifecycle.py`. A user's stop, which leads to an abort, is the server's.
+"""
 
 import asyncio
 import gc

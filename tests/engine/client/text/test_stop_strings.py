@@ -1,3 +1,5 @@
+"""Stop strings, a sampling parameter: an answer ends where its text holds one. Nobody's wish."""
+
 from itertools import pairwise
 
 import pytest

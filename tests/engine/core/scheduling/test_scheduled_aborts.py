@@ -1,4 +1,8 @@
-"""An abort at the scheduler: blocks, ids and prefixes in every state, and no token too many."""
+"""Aborts at the scheduler: blocks, ids and prefixes in every state, and no token too many.
+
+How an abort gets here is in tests/engine/client/requests/test_client_aborts.py; one that meets a
+step which runs, in tests/engine/core/test_step_loop.py.
+"""
 
 import pytest
 

@@ -1,5 +1,7 @@
-"""A stop races everything: each case at every await point that dice find, judged by the history.
+"""Stops, the wish, in whatever moment they come: dice choose the await point, the history judges.
 
+Two whole workers run in this process, on a real Redis, with an engine that follows a script. Real
+sockets and the real engine are tests/end_to_end/stop/'s; what becomes of an abort, tests/engine/'s.
 A failure prints its seed; `PARLEY_RACE_SEED=N` plays it again, as far as it is up to the dice: what
 Redis and the kernel do meanwhile is not.
 """

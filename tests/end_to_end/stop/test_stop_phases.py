@@ -1,4 +1,9 @@
-"""Stop in every phase: queued, in prefill, before the first token, with the connection cut."""
+"""Stops, the wish, in each phase of an answer: queued, in prefill, before its first token.
+
+One worker, one stop at a time. Stops that race something are in `test_races.py`, the ways of a stop
+to another worker in `test_stop_paths.py`, stops in one packet with other frames in
+`test_one_packet.py`, and a stop in any moment at all in tests/server/commands/.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
