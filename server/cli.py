@@ -24,8 +24,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-users_app = typer.Typer(name="users", help="Who may come in.", no_args_is_help=True)
-sessions_app = typer.Typer(name="sessions", help="Who is being answered, live; stop and evict.")
+users_app = typer.Typer(name="users", help="Create, list and remove users.", no_args_is_help=True)
+sessions_app = typer.Typer(name="sessions", help="Watch sessions live; stop and evict.")
 app.add_typer(users_app)
 app.add_typer(sessions_app)
 
@@ -41,7 +41,7 @@ def _fail(message: str) -> typer.Exit:
 
 
 def _option(name: str) -> Any:
-    """A `serve` option whose help, like its validation, comes from `Settings`."""
+    """A `serve` option; its help and its validation come from `Settings`."""
     text = Settings.model_fields[name].description or ""
     return typer.Option(
         "--" + name.replace("_", "-"),
@@ -112,12 +112,12 @@ def serve(
 ) -> None:
     """Run the server: web workers, the engine and Redis, until Ctrl-C.
 
-    Every option can also be set in the environment; a flag wins. Secrets are read from the
+    Every option can also be set in the environment; a flag takes precedence. Secrets come from the
     environment only, because every user of the machine can read a command line.
     """
     flags = dict(locals())
     if redis_url is not None and urlsplit(redis_url).password is not None:
-        raise _fail(f"redis_url: a password belongs into {PREFIX}REDIS_URL")
+        raise _fail(f"redis_url: a password belongs in {PREFIX}REDIS_URL")
     try:
         settings = load_settings(flags)
     except ConfigError as error:
@@ -147,7 +147,7 @@ def login(data_dir: DataDir = None) -> None:
 @app.command()
 def chat(
     data_dir: DataDir = None,
-    session: Annotated[str | None, typer.Option(help="Go on with this session.")] = None,
+    session: Annotated[str | None, typer.Option(help="Continue this session.")] = None,
 ) -> None:
     """Chat in the terminal; Ctrl-C stops an answer, Ctrl-D leaves."""
     from server.terminal.chat import run_chat
@@ -161,7 +161,7 @@ def list_users(
     data_dir: DataDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
 ) -> None:
-    """Every user, the newest first."""
+    """List all users, the newest first."""
     from server.terminal import users as terminal_users
 
     with _admin(data_dir) as client:
@@ -176,9 +176,9 @@ def add_user(
     scope: Annotated[
         list[str] | None, typer.Option(help="admin or admin:transcripts; may be repeated.")
     ] = None,
-    days: Annotated[int | None, typer.Option(help="How long the token works.", min=1)] = None,
+    days: Annotated[int | None, typer.Option(help="Days until the token expires.", min=1)] = None,
 ) -> None:
-    """A new user; prints their token, once."""
+    """Create a user and print their token, once."""
     from server.terminal import users as terminal_users
 
     roles = ["user", "admin"] if admin else ["user"]
@@ -217,11 +217,11 @@ def invite_user(user: str, data_dir: DataDir = None) -> None:
 def sessions(
     context: typer.Context,
     data_dir: DataDir = None,
-    everything: Annotated[bool, typer.Option("--all", help="Idle ones, too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Include idle sessions.")] = False,
     once: Annotated[bool, typer.Option("--once", help="Print the list and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
 ) -> None:
-    """Who is being answered, live: arrow keys choose, s stops, e evicts, q leaves."""
+    """Watch sessions live: arrow keys choose, s stops, e evicts, q leaves."""
     if context.invoked_subcommand is not None:
         return
     from server.terminal.sessions import LiveSessions, list_once
@@ -241,7 +241,7 @@ def stop_session(
     data_dir: DataDir = None,
     reason: Annotated[str, typer.Option(help="For the audit log.")] = "",
 ) -> None:
-    """Stop what a session is being answered."""
+    """Stop a session's answers."""
     with _admin(data_dir) as client:
         stopped = client.post(f"/sessions/{quoted(session)}/stop", reason=reason)["responses"]
     for response in stopped:
@@ -251,7 +251,7 @@ def stop_session(
 @sessions_app.command("evict")
 def evict_session(
     session: str,
-    reason: Annotated[str, typer.Option(help="Told to the viewers.")],
+    reason: Annotated[str, typer.Option(help="Shown to the viewers.")],
     data_dir: DataDir = None,
     lock: Annotated[bool, typer.Option("--lock", help="No new answers until unlocked.")] = False,
 ) -> None:
@@ -275,7 +275,7 @@ def version() -> None:
 
 @contextmanager
 def _admin(data_dir: Path | None) -> Iterator[AdminClient]:
-    """The running server's admin API; its refusals become one line."""
+    """Open the running server's admin API; print its refusals as one line."""
     url, token = _running_server(data_dir, "admin-token")
     try:
         yield AdminClient(url, token)
@@ -284,7 +284,7 @@ def _admin(data_dir: Path | None) -> Iterator[AdminClient]:
 
 
 def _running_server(data_dir: Path | None, secret: str = "token") -> tuple[str, str]:
-    """URL and token, or admin-token, of the server that runs on this data directory."""
+    """Return URL and token, or admin-token, of the server that runs on this data directory."""
     try:
         settings = load_settings({} if data_dir is None else {"data_dir": data_dir})
     except ConfigError as error:
@@ -306,12 +306,12 @@ def main() -> None:
     if sys.argv[1:2] == ["serve"] and _log_format(sys.argv) == "json":
         from server.telemetry.logs import print_json
 
-        print_json("supervisor")  # also what is said of wrong arguments
+        print_json("supervisor")  # errors of wrong arguments, too
     app()
 
 
 def _log_format(arguments: list[str]) -> str:
-    """Before the arguments are known to be right."""
+    """Read the log format before the arguments are validated."""
     chosen = os.environ.get(PREFIX + "LOG_FORMAT", "auto")
     for argument, following in itertools.pairwise([*arguments, ""]):
         name, _, value = argument.partition("=")

@@ -54,15 +54,18 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
-    data_dir: Path = Field(Path("data"), description="Sessions and tokens live here.")
+    data_dir: Path = Field(Path("data"), description="Directory for sessions and tokens.")
     redis_url: str | None = Field(
         None, description="An existing Redis ≥ 6.2; without it Parley runs its own."
     )
     redis_secret: str | None = Field(
-        None, description="What all servers on one Redis have in common; others are refused."
+        None, description="A secret that all servers on one Redis share; others are refused."
     )
     redis_timeout_seconds: float = Field(
-        1.0, ge=0.1, le=5.0, description="A Redis that answers nothing for so long is away."
+        1.0,
+        ge=0.1,
+        le=5.0,
+        description="Redis counts as unavailable after this many seconds without a reply.",
     )
     model: str = Field(
         "demo", description="Folder or hub id of a causal language model; `demo` is built in."
@@ -78,20 +81,21 @@ class Settings(BaseSettings):
     max_model_len: int | None = Field(
         None,
         ge=16,
-        description="Context in tokens; one that model or memory cannot have is refused. "
+        description="Context in tokens; more than the model or memory allows is refused. "
         "[default: what they allow]",
     )
     max_num_seqs: int | None = Field(
         None,
         ge=1,
         le=4096,
-        description="Answers decoded at once; more wait, or take turns by user. [default: 64]",
+        description="Answers decoded at once; further ones wait, or users take turns. [default: "
+        "64]",
     )
     max_num_queued_reqs: int = Field(
         256,
         ge=0,
         le=100_000,
-        description="Answers that wait for the engine; one more is refused. 0 = unlimited.",
+        description="Answers that may wait for the engine; more are refused. 0 = unlimited.",
     )
     kv_cache_memory_bytes: int | None = Field(
         None, ge=1, description="Memory for keys and values. [default: the engine's choice]"
@@ -99,8 +103,8 @@ class Settings(BaseSettings):
     device: str = Field("auto", description="auto, cpu or cuda; auto is the CPU.")
     attn_backend: str = Field(
         "auto",
-        description="Which attention computes: cpu or torch, on a GPU flash_attn, varlen, cuda or "
-        "torch. [default: the best that can]",
+        description="Attention library: cpu or torch, on a GPU flash_attn, varlen, cuda or torch. "
+        "[default: the best that can compute the model]",
     )
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="Share of a GPU's memory for weights, keys, values and steps."
@@ -113,9 +117,13 @@ class Settings(BaseSettings):
     token: str | None = Field(
         None, description="Bearer token of the user `local`; generated into the data directory."
     )
-    admin_token: str | None = Field(None, description="Bearer token of the admin; likewise.")
+    admin_token: str | None = Field(
+        None, description="Bearer token of the admin; generated likewise."
+    )
     allowed_origins: str = Field(
-        "", description="Further exact origins for cookies, comma-separated (https://chat.example)."
+        "",
+        description="Further exact origins that cookies work from, comma-separated "
+        "(https://chat.example).",
     )
     trusted_proxies: str = Field(
         "",
@@ -123,65 +131,82 @@ class Settings(BaseSettings):
         "comma-separated.",
     )
     drain_seconds: float = Field(
-        30.0, ge=0, le=3600, description="How long running answers may finish when Parley stops."
+        30.0, ge=0, le=3600, description="Time for running answers to finish when Parley stops."
     )
     ping_seconds: float = Field(
         20.0,
         ge=1,
         le=300,
-        description="Between two pings of a websocket, and until it is closed without a pong.",
+        description="Time between pings of a websocket, and to wait for a pong before it is "
+        "closed.",
     )
     watchdog_seconds: float = Field(
         30.0,
         ge=1,
         le=3600,
-        description="An engine that answers nothing for so long is killed and started again.",
+        description="An engine is killed and restarted after this many seconds without a sign of "
+        "life.",
     )
     log_level: str = Field("info", description="debug, info, warning or error.")
     log_format: str = Field(
         "auto", description="json, text, or auto: text on a terminal, otherwise json."
     )
     max_connections: int = Field(
-        10_000, ge=0, description="Websockets of one worker; 0 = unlimited."
+        10_000, ge=0, description="Websockets for each worker; 0 = unlimited."
     )
     max_connections_per_user: int | None = Field(
-        None, ge=0, description="0 = unlimited. [default: 0 on loopback, otherwise 16]"
+        None,
+        ge=0,
+        description="Websockets for each user; 0 = unlimited. [default: 0 on loopback, otherwise "
+        "16]",
     )
     max_connections_per_address: int | None = Field(
-        None, ge=0, description="0 = unlimited. [default: 0 on loopback, otherwise 64]"
+        None,
+        ge=0,
+        description="Websockets for each address; 0 = unlimited. [default: 0 on loopback, "
+        "otherwise 64]",
     )
     max_handshakes_per_s: int | None = Field(
-        None, ge=0, description="By address; 0 = unlimited. [default: 0 on loopback, otherwise 20]"
+        None,
+        ge=0,
+        description="Handshakes for each address; 0 = unlimited. [default: 0 on loopback, "
+        "otherwise 20]",
     )
     max_active_responses_per_user: int | None = Field(
-        None, ge=0, description="0 = unlimited. [default: 0 on loopback, otherwise 4]"
+        None,
+        ge=0,
+        description="Answers at a time for each user; 0 = unlimited. [default: 0 on loopback, "
+        "otherwise 4]",
     )
     max_tokens_per_day: int | None = Field(
         None,
         ge=0,
-        description="Tokens of prompts and answers, by user and day (UTC); 0 = unlimited. "
+        description="Tokens of prompts and answers for each user and day (UTC); 0 = unlimited. "
         "[default: 0 on loopback, otherwise 200000]",
     )
     max_sessions_per_user: int = Field(10_000, ge=0, description="0 = unlimited.")
     max_messages_per_session: int = Field(20_000, ge=0, description="0 = unlimited.")
     max_bytes_per_session: int = Field(
-        16 * 1024 * 1024, ge=0, description="Of its messages; 0 = unlimited."
+        16 * 1024 * 1024, ge=0, description="For all of its messages; 0 = unlimited."
     )
     session_idle_days: float = Field(
-        0.0, ge=0, le=3650, description="Sessions unused for so long are deleted; 0 keeps them."
+        0.0,
+        ge=0,
+        le=3650,
+        description="Sessions are deleted after this many days without use; 0 keeps them.",
     )
     max_answer_seconds: float = Field(
-        300.0, ge=0, le=86_400, description="For writing one answer; 0 = unlimited."
+        300.0, ge=0, le=86_400, description="Time to write one answer; 0 = unlimited."
     )
     max_messages_per_s: int = Field(
-        20, ge=0, description="Frames of one connection, burst twice that; 0 = unlimited."
+        20,
+        ge=0,
+        description="Frames for each connection, with bursts of twice as many; 0 = unlimited.",
     )
     hide_observers: bool = Field(
-        False, description="Leave admins who observe a session out of its viewers."
+        False, description="Do not count admins who observe a session among its viewers."
     )
-    testing: bool = Field(
-        False, description="For tests of Parley: shorter intervals, and nothing else."
-    )
+    testing: bool = Field(False, description="Shorter intervals, for tests of Parley only.")
 
     @field_validator("redis_url")
     @classmethod
