@@ -7,7 +7,7 @@ it: when that exists it is used, when not it is built under a lock and moved int
 step, so any number of processes may ask at the same time.
 
     python -m csrc.build         builds the kernels of the CPU, if needed
-    python -m csrc.build cuda    builds those of GPUs, and tells what each of them takes
+    python -m csrc.build cuda    builds those of GPUs, and prints what each of them takes
 """
 
 import fcntl
@@ -219,13 +219,13 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class KernelUse:
-    """Of one kernel on one generation of GPUs, as ptxas tells it."""
+    """What one kernel takes on one generation of GPUs, as ptxas reports it."""
 
     architecture: str  # "sm_90"
     name: str  # as the linker sees it
     num_registers: int  # of a thread
     num_shared_bytes: int  # of a block
-    num_spilled_bytes: int  # to memory and back, for want of registers
+    num_spilled_bytes: int  # to memory and back, because registers ran out
 
 
 _PTXAS = re.compile(

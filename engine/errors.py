@@ -99,13 +99,13 @@ class RetryableRequestError(EngineError):
 
 
 class QueueOverflowError(EngineError):
-    """As many requests are waiting as the engine was told to queue."""
+    """As many requests are waiting as the engine may queue."""
 
     http_status = 503
 
 
 class MaxQueuedTokensError(EngineError):
-    """As many prompt tokens are waiting as the engine was told to queue."""
+    """As many prompt tokens are waiting as the engine may queue."""
 
     http_status = 503
 

@@ -41,7 +41,7 @@ class Hello(Message, frozen=True, tag="hello"):
 
 
 class AddRequest(Message, frozen=True, tag="add"):
-    """One sequence to generate. With `resume_token_ids` it goes on behind tokens already shown."""
+    """One sequence to generate. With `resume_token_ids` it continues after tokens already shown."""
 
     request_id: str
     prompt_token_ids: list[int]

@@ -297,7 +297,7 @@ class AsyncLLM(EngineControl):
 
         The id is taken at once and free again after the end or an `abort`. Cancelling this call
         leaves nothing behind; letting go of what it returns aborts the request. With
-        `resume_token_ids` the answer goes on behind tokens that an earlier run has shown. With
+        `resume_token_ids` the answer continues after tokens that an earlier run has shown. With
         `is_admitted` it is queued however many wait: `check_admission` was asked before. By
         position the arguments have the order of vLLM's earlier engine. `trace_headers` and those
         from `session_id` on are vLLM's, and without effect. Raises `ValidationError` for wrong
@@ -370,9 +370,9 @@ class AsyncLLM(EngineControl):
         params: SamplingParams,
         resume_token_ids: Sequence[int],
     ) -> str:
-        """The text that a request with these `resume_token_ids` takes for shown.
+        """The text that a request with these `resume_token_ids` counts as shown.
 
-        What such a request streams goes on behind it, held-back text and stop strings included.
+        The stream of such a request continues after it, held-back text and stop strings included.
         """
         ids, ready = list(resume_token_ids), self._client.ready
         if ids and ready is not None and not params.ignore_eos and ids[-1] in ready.eos_token_ids:

@@ -18,7 +18,7 @@ PauseMode = Literal["abort", "wait", "keep"]
 
 
 class EngineControl(EngineStatus):
-    """What an engine can be told. See `AsyncLLM`."""
+    """The commands of an engine. See `AsyncLLM`."""
 
     # ---- pausing
 

@@ -1,7 +1,7 @@
 """`CoreProbe`: whether a core's step loop comes round, asked by a process without an event loop.
 
-A supervisor knows by its child's exit that a core has died. That one hangs, in a kernel or because
-somebody stopped it, only shows in questions that are not answered.
+A supervisor knows from its child's exit that a core has died. A core that hangs, in a kernel or
+because it was stopped, only shows in questions that are not answered.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""`StatLoggers`: who is told what each batch of outputs did, and who logs in `do_log_stats()`."""
+"""`StatLoggers`: what is called with each batch of outputs, and what logs in `do_log_stats()`."""
 
 import inspect
 import logging
@@ -26,7 +26,7 @@ class StatLoggers:
                             that, comes first
     with `log` alone        `log(stats)` by `do_log_stats`, if the load is known
 
-    One whose `record` fails is told nothing more: the streams go on.
+    One whose `record` fails is not called again: the streams go on.
     """
 
     def __init__(self, log_lines: bool = True) -> None:

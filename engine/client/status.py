@@ -1,4 +1,4 @@
-"""`EngineStatus`: the part of `AsyncLLM` that tells what is known of an engine and its core."""
+"""`EngineStatus`: the part of `AsyncLLM` that says what is known of an engine and its core."""
 
 import asyncio
 from collections.abc import Generator

@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(kw_only=True)
 class VllmArgs:
-    """What a program written for vLLM may say; `AbsentFeatures` tells what comes of it."""
+    """What a program written for vLLM may pass; `AbsentFeatures` decides what happens then."""
 
     enable_return_routed_experts: Any = False
     return_sampling_mask: Any = False

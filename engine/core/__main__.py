@@ -47,7 +47,7 @@ ONE_THREAD_PARAMETERS = 20_000_000  # below it, a step is over before a second t
 
 
 def main() -> int:
-    """Serve until told to stop. The exit status is not 0 if the core failed."""
+    """Serve until asked to stop. The exit status is not 0 if the core failed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it will stop us
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     report_to = os.fdopen(os.dup(1), "w")
@@ -151,7 +151,7 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
 def translate_out_of_memory(launch: Launch) -> Launch:
     """Raise MemoryError for what torch raises when memory is short: the step loop knows no torch.
 
-    On a GPU that is an error of its own; on a CPU only its words tell it from any other.
+    On a GPU that is a separate error; on a CPU only its text distinguishes it from any other.
     """
     from torch import OutOfMemoryError
 
@@ -184,7 +184,7 @@ class ParentWatch(threading.Thread):
 
 
 def _read_line(fd: int) -> bytes:
-    """One line, byte by byte, so that nothing behind it is taken from the pipe."""
+    """Read one line, byte by byte, so that nothing after it is taken from the pipe."""
     line = b""
     while not line.endswith(b"\n") and (byte := os.read(fd, 1)):
         line += byte

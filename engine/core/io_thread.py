@@ -262,7 +262,7 @@ class IoThread(threading.Thread):
                 self.inbox.put(ClientSilent(client_id))
 
     def _dismiss(self, client_id: str, reason: str) -> None:
-        """Forget a client that may live, and tell it: what it has asked for will not come."""
+        """Forget a client that may live, and say so to it: its requests will not be answered."""
         client = self._clients.get(client_id)
         if client is not None:
             self._tell(client.identity, Dead(reason))

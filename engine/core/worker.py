@@ -15,7 +15,7 @@ class Worker:
         self._runner = runner
 
     def check_health(self) -> None:
-        """Return: whoever hears of it knows that the step loop comes round."""
+        """Return: an answer shows that the step loop comes round."""
 
     def get_model_inspection(self) -> str:
         """The modules of the model, as torch prints them."""

@@ -1,8 +1,8 @@
-"""What config.json and generation_config.json may say, checked before anything is made of it.
+"""What config.json and generation_config.json may say, checked before anything uses it.
 
-transformers checks some types, allocates by what it reads, and loops as often as it is told. So the
-fields that decide on sizes have bounds here, far above what any model has; whether a model of these
-sizes is the one in the weights is looked at in `implied_shapes.py`.
+transformers checks some types, allocates by what it reads, and loops as often as a field says. So
+the fields that decide on sizes have bounds here, far above what any model has; `implied_shapes.py`
+checks whether the weights are of a model of these sizes.
 """
 
 import math

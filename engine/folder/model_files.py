@@ -1,8 +1,8 @@
-"""Reading the files of a model's folder: each of its faults becomes one line that names the file.
+"""Reading the files of a model's folder: each fault becomes one line that names the file.
 
-The folder was written by somebody else. So nothing is opened that is no file (a pipe would never
-end), nothing is read that is longer than such a file can be, and `reading` turns whatever a library
-raises over it into an `UnsupportedModelError`.
+The folder comes from others. So only regular files are opened (a pipe would never end), no file is
+read that is longer than such a file can be, and `reading` turns whatever a library raises over one
+into an `UnsupportedModelError`.
 """
 
 import json

@@ -152,7 +152,7 @@ class _Record:
         return RequestStatus.RUNNING if self._progress.is_scheduled else RequestStatus.WAITING
 
     async def read(self) -> RequestOutput | None:
-        """The next output; None behind the last."""
+        """The next output; None after the last."""
         try:
             output = await self._collector.get_or_end()
         except Exception:

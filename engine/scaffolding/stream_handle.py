@@ -1,7 +1,7 @@
 """`StreamHandle`: one answer in the making, read in pieces, and asked for again when it stalls.
 
-It keeps the answer so far, so that a second attempt goes on behind it: the engine is given the
-tokens that have come, and sends only what follows.
+It keeps the answer so far, so that a second attempt continues after it: the engine gets the tokens
+that have come, and sends only what follows.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ REFUSED_FOR_NOW = (RetryableRequestError, QueueOverflowError, MaxQueuedTokensErr
 class StreamHandle:
     """The worker's hold on one request; letting go of it aborts the request.
 
-    With `stall_seconds` an attempt from which nothing is heard for so long, while somebody reads,
-    is aborted, and after a pause the next one sent, `max_retries` times at most. A place in the
-    queue that moves, or a prompt being read, is a sign of life too.
+    With `stall_seconds` an attempt that is silent for so long, while a reader waits, is aborted,
+    and after a pause the next one is sent, `max_retries` times at most. A place in the queue that
+    moves, or a prompt being read, is a sign of life too.
     """
 
     def __init__(

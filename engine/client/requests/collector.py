@@ -36,7 +36,7 @@ class RequestOutputCollector:
     async def get(self) -> RequestOutput:
         """The waiting output, or the next one. May be cancelled; no output is lost by it.
 
-        Several may wait, each output goes to one of them. `EngineGenerateError` behind the last.
+        Several may wait, each output goes to one of them. `EngineGenerateError` after the last.
         """
         output = await self.get_or_end()
         if output is None:
@@ -44,7 +44,7 @@ class RequestOutputCollector:
         return output
 
     async def get_or_end(self) -> RequestOutput | None:
-        """As `get`, but None behind the last output."""
+        """As `get`, but None after the last output."""
         while (output := self.get_nowait()) is None and not self._has_ended:
             await self.ready.wait()
         return output
@@ -69,7 +69,7 @@ class RequestOutputCollector:
 
     def _end(self) -> None:
         self._has_ended = True
-        self.ready.set()  # whoever else waits must not wait for ever
+        self.ready.set()  # other readers must not wait for ever
         self.ready.clear()  # but nothing is ready
 
     def call_on_close(self, callback: Callable[[], None]) -> None:

@@ -71,12 +71,12 @@ class CoreClient:
         self._max_num_queued_reqs = max_num_queued_reqs
         self._max_num_queued_tokens = max_num_queued_tokens
         self._report_state = on_core_state
-        self.stat_loggers: StatLoggers | None = None  # told what each batch of outputs did
+        self.stat_loggers: StatLoggers | None = None  # called with each batch of outputs
         self._iteration: IterationStats | None = None  # of the batch that is being processed
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: dict[str, SequenceOutput] = {}  # by internal id, not yet processed
         self._is_processing = False
-        self._num_sent = 0  # requests, and tokens, since the core last told its load
+        self._num_sent = 0  # requests, and tokens, since the core last reported its load
         self._num_sent_tokens = 0
 
     @property
@@ -85,7 +85,7 @@ class CoreClient:
 
     @property
     def has_died(self) -> bool:
-        """Whether it is over for good, even if the event loop has not been told yet."""
+        """Whether it is over for good, even if the event loop does not know yet."""
         if self.dead_error is not None:
             return True
         return not self._reconnect and self.connection.core_has_exited()
@@ -208,8 +208,8 @@ class CoreClient:
     async def call(self, name: str, *args: Any) -> Any:
         """Ask the core by name; `EngineGenerateError` if it answers with an error.
 
-        What it had said before its answer is with the readers by then, so that whoever has waited
-        for requests to end finds them ended.
+        All messages of the core before its answer have reached their readers by then, so that a
+        caller who waited for requests to end finds them ended.
         """
         self.attach()
         value = await self.connection.call(name, *args)

@@ -263,7 +263,7 @@ class CoreConnection:
         except ProcessLookupError:
             self._lose("the engine core exited")
             return
-        except OSError:  # out of descriptors: its silence will have to tell
+        except OSError:  # out of descriptors: only its silence will show its death
             self._core_pidfd = None
         if self._core_pidfd is not None and self.core_has_exited():  # it was an old answer
             self._lose("the engine core exited")

@@ -216,7 +216,7 @@ def check_prompt(
 
 
 def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
-    """The token sequences that write these words, at the start of a text and behind a space."""
+    """The token sequences that write these words, at the start of a text and after a space."""
     forms = (f"{space}{word.lstrip()}" for word in words for space in ("", " "))
     found = {tuple(tokenizer.encode(form, add_special_tokens=False)) for form in forms if form}
     return [list(ids) for ids in sorted(found)]

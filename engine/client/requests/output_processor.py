@@ -1,9 +1,9 @@
-"""Step outputs of the core → `RequestOutput`s for whoever reads them.
+"""Step outputs of the core → `RequestOutput`s for their readers.
 
 `OutputProcessor` holds every open answer, by internal id, and by the caller's id while that id is
 taken; a request for several answers (`n > 1`) has a parent here as well. Whatever ends an answer
 goes through `OutputProcessor.end`, which emits its one last output. Nothing here knows the socket:
-what the core must be told is returned.
+messages for the core are returned.
 """
 
 from collections.abc import Iterable

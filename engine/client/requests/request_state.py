@@ -278,7 +278,7 @@ def create_states(
     arrival_time: float | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> list[RequestState]:
-    """The open answers to one request: `params.n` of them, one tells the progress of the prompt."""
+    """The open answers to one request: `params.n` of them; one reports the prompt's progress."""
     if params.n == 1:
         single = RequestState(
             request_id,

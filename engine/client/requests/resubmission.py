@@ -1,12 +1,12 @@
 """`Resubmission`: open requests on their way from a dead core to the next one.
 
-A request goes on where it was: prompt, parameters and seed are sent as before, and every token so
-far as an output token, so penalties, lengths and randomness continue. Its text does as well, with
-what was held back, because its detokenizer stays.
+A request continues where it was: prompt, parameters and seed are sent as before, and every token so
+far as an output token, so penalties, lengths and randomness continue. So does its text, with what
+was held back, because its detokenizer stays.
 
 One of them may be what killed the core. A request that saw two cores die before it had another
-token ends with an error. And whoever is under that suspicion is sent last and alone, when all
-others have shown that they do no harm, so that a deadly request takes nobody with it.
+token ends with an error. And a request under that suspicion is sent last and alone, after all
+others have proved harmless, so that a deadly request ends no other.
 """
 
 from collections.abc import Callable

@@ -97,7 +97,7 @@ class Child:
                 reply = msgspec.msgpack.encode({"refused": "the text has half a character"})
             except MemoryError:
                 _write_frame(_OUT_OF_MEMORY)
-                return  # what it has left behind is better given back
+                return  # the end of the process gives all its memory back
             signal.setitimer(signal.ITIMER_PROF, 0)
             _write_frame(reply)
 
@@ -123,7 +123,7 @@ class Child:
 
 
 def _reason(error: Exception) -> str:
-    """The error in words. Those, too, are the template's: they may be too deep to be told."""
+    """The error's text. The template makes that, too: it may be nested too deep to print."""
     try:
         reason = str(error)[:MAX_REASON_CHARACTERS]
     except MemoryError:

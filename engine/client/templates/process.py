@@ -28,7 +28,7 @@ MAX_REPLY_BYTES = 256 * 2**20
 PATIENCE = 10.0
 START_SECONDS = 30.0  # of the clock, for the interpreter to come up
 _KEPT = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "PYTHONPATH", "TZ")
-# Ends that somebody else has made; what else ends it, the template has done.
+# Ends from outside; the template has caused all others.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 

@@ -4,7 +4,7 @@ A tokenizer that meets the text `<|im_end|>` makes the control token of it, so a
 their own message and go on as the system. Against that, two halves:
 
 * `ContentGuard` replaces such texts in the contents of messages by placeholders while the template
-  is rendered, so that the template's own markers can be told from them afterwards;
+  is rendered, so that the template's own markers can be distinguished from them afterwards;
 * `Twin` is a copy of the tokenizer that knows the control tokens under secret aliases only. The
   markers of the rendered text are put into aliases, the placeholders back into what was typed, and
   the whole is encoded at once: boundaries, prefix spaces and merges are those of the original.

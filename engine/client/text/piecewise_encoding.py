@@ -1,9 +1,8 @@
-"""`PiecewiseEncoder`: the ids of a conversation of which only the newest part was not seen before.
+"""`PiecewiseEncoder`: the ids of a conversation, of which only the newest part is tokenized.
 
-A tokenizer cuts its text at the added tokens before it looks at anything else, so what stands
-between two of them has the same ids in every text. Each question of a chat repeats all that was
-said before, piece by piece; the ids of those pieces are remembered, under a digest of their text.
-What comes out are the ids of the whole text.
+A tokenizer cuts its text at the added tokens before anything else, so the text between two of them
+has the same ids everywhere. Each question of a chat repeats the whole chat, piece by piece; the ids
+of those pieces are cached, under a digest of their text. The result are the ids of the whole text.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ class PiecewiseEncoder:
     def encode(self, text: str, owner: str) -> list[int]:
         """The ids of `text`, without any that the tokenizer would put around it.
 
-        Pieces are remembered for each `owner` apart: how long a text takes must not tell one user
-        what another has written.
+        Each `owner` has a separate cache: how long a text takes must not reveal to one user what
+        another has written.
         """
         pieces = self._cut(text)
         keys = [_digest(owner, piece) for piece in pieces]

@@ -1,11 +1,11 @@
-"""`SizeBound`: how many tokens a text has at the least, told from its size alone.
+"""`SizeBound`: how many tokens a text has at the least, judging from its size alone.
 
-A text that no context can hold is then refused before anybody tokenizes it. A token stands for no
-more bytes than its entry of the vocabulary has, so a text of N bytes has at least N / (bytes of the
-longest entry) of them. That holds where nothing is lost on the way: the tokenizer must know
-every byte (else a run of unknown ones may become one token), and what it does to a text before it
-looks for tokens may not shorten it, or by a factor that is known. Of such tokenizers are nearly all
-models in use. Others have no bound, and their texts are counted.
+A text that no context can hold is then refused before it is tokenized. A token stands for no more
+bytes than its entry of the vocabulary has, so a text of N bytes has at least N / (bytes of the
+longest entry) tokens. That holds if nothing is lost on the way: the tokenizer must know every byte
+(else a run of unknown ones may become one token), and what it does to a text before it looks for
+tokens may not shorten the text, or only by a known factor. Nearly all models in use have such
+tokenizers. Others have no bound, and their texts are counted.
 
 Spaces do not count: tokens like `<mask>` may swallow any number of them.
 """

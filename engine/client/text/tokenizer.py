@@ -172,7 +172,7 @@ class Tokenizer:
 
         More ids than `max_length` are `PromptTooLongError`: made into a list, a few million of them
         would stop the event loop for longer than it takes to count them. A text that is hopelessly
-        long is refused by its size or its beginning, so that it does not hold up the texts behind.
+        long is refused by its size or its beginning, so that it does not delay the next texts.
         """
         if len(text) <= INLINE_CHARACTERS:
             return _encode(self._backend, text, add_special_tokens, max_length)
@@ -318,10 +318,10 @@ class Tokenizer:
     ) -> list[int]:
         """The prompt that asks for the next answer in a conversation, as ids.
 
-        `answer` is what that answer says already: the model goes on behind it. What was encoded for
-        the same `owner` before, such as the earlier turns, is remembered; None remembers nothing.
-        With `max_length`, a conversation that is far too long raises `PromptTooLongError` and is
-        not encoded; one that is a little too long may still come out.
+        `answer` is what that answer says already: the model continues after it. What was encoded
+        for the same `owner` before, such as the earlier turns, is remembered; None remembers
+        nothing. With `max_length`, a conversation that is far too long raises `PromptTooLongError`
+        and is not encoded; one that is a little too long may still come out.
         """
         variables.setdefault("add_generation_prompt", True)
         return self._encode_chat(messages, variables, answer, owner, max_length)

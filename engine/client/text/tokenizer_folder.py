@@ -1,6 +1,6 @@
 """`read_folder`: what the files of a checkpoint say about its tokenizer.
 
-Checkpoints have said it in several ways over the years; whoever uses the result need not know them.
+Checkpoints have said it in several ways over the years; users of the result need not know them.
 """
 
 import math

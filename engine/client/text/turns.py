@@ -1,7 +1,7 @@
-"""`Turns`: one thread for work that would hold the event loop up. Users take turns at it.
+"""`Turns`: one thread for work that would block the event loop. Users take turns at it.
 
-Whoever comes waits for what is being done, and then for one item of each user who came before,
-however many items these have. The order of one user's items is kept.
+An item waits for the one in progress, and then for one item of each user who came before, however
+many items these have. The order of one user's items is kept.
 """
 
 from __future__ import annotations

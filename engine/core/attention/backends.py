@@ -1,8 +1,8 @@
-"""Ways to compute attention over the KV cache, all of which are called alike.
+"""Ways to compute attention over the KV cache, all with the same interface.
 
 A backend is asked once for each layer and step. It gets the whole batch, chunks of prompts and
-single tokens together, and blocks of `page_size` tokens. Which one a model gets is decided once,
-by engine/core/attention/choice.py.
+single tokens together, and blocks of `page_size` tokens. engine/core/attention/choice.py chooses
+one for a model, once.
 
     key_cache    [num_blocks, page_size, num_kv_heads, head_dim]
     value_cache  [num_blocks, page_size, num_kv_heads, value_head_dim]
@@ -29,7 +29,7 @@ class AttentionBackend(Protocol):
 
     name: str  # in the log and in /metrics
     page_size: int  # tokens of a block of the cache
-    # Whether there must be numbers also behind a sequence, in the last of its pages.
+    # Whether there must be numbers after the sequence, too, in the last of its pages.
     reads_whole_pages: bool
 
     def attend(

@@ -1,9 +1,8 @@
-"""Which attention backend a model gets: the first that can do all that its layers ask for.
+"""Which attention backend a model gets: the first that supports all of its layers.
 
-Where csrc/cuda can, it computes single queries, and that backend the others; one that is named
-computes all. Decided once, when the model is loaded, and told in one line of the log. flash-attn 2
-and 4 share the import name `flash_attn`, so they are told apart by the names of their
-distributions.
+Where csrc/cuda can, it computes single queries, and that backend the others; one chosen by name
+computes all. The choice is made once, when the model is loaded, and logged in one line. flash-attn
+2 and 4 share the import name `flash_attn`, so the names of their distributions distinguish them.
 """
 
 import importlib

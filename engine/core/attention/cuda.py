@@ -17,7 +17,7 @@ from engine.core.tensors.batch import Batch
 
 
 class CudaAttention:
-    """Single queries by `decode_attention`, what stands behind them in the batch by `others`.
+    """Single queries by `decode_attention`, what follows them in the batch by `others`.
 
     The scheduler puts single queries first. `library` is `torch.ops.parley_cuda`.
     """

@@ -89,7 +89,7 @@ def paged_attention_forward(
     output_attentions: bool | None = None,
     output_hidden_states: bool | None = None,
     output_router_logits: bool | None = None,
-    logits_to_keep: int | Tensor = 0,  # of the output layer, which some models tell everybody
+    logits_to_keep: int | Tensor = 0,  # of the output layer; some models pass it to every layer
     **others: Any,
 ) -> tuple[Tensor, None]:  # [1, num_rows, num_heads, value_head_dim]
     """Attend over the blocks of each sequence of the batch; rows of padding become zeros.
@@ -138,7 +138,7 @@ def paged_attention_forward(
 
 
 def _cache_dtype(ops: Ops, dtype: torch.dtype) -> torch.dtype:
-    """What keys and values are kept in: csrc/cpu has no float16, of which float32 loses nothing."""
+    """The type of stored keys and values: csrc/cpu has no float16, and float32 loses nothing."""
     return torch.float32 if ops.name == "cpu" and dtype == torch.float16 else dtype
 
 

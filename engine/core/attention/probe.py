@@ -1,7 +1,7 @@
 """Tries a way to compute attention on a few tokens before a model relies on it.
 
-Libraries refuse what their kernels do not take, such as a size of pages, or, worse, do not look at
-it; and what is compiled when it is first called may fail only then.
+Libraries refuse what their kernels do not support, such as a page size, or, worse, ignore it; and
+kernels that are compiled at the first call may fail only then.
 """
 
 import logging
@@ -37,7 +37,7 @@ def is_right(
     """Whether it gives what the reference gives."""
     page_size = backend.page_size
     generator = torch.Generator().manual_seed(page_size)
-    # As they lie in a cache: behind a block of one layer comes the block of another one.
+    # As they lie in a cache: a block of one layer is followed by the block of another one.
     caches = torch.randn(8, 3, page_size, 1, head_dim, generator=generator).to(device, dtype)
     keys, values, _ = caches.unbind(1)
     tables = torch.tensor([[6, 2, 5], [3, 0, 0]], dtype=torch.int32, device=device)

@@ -1,7 +1,7 @@
-"""What can be said of a model folder before torch is imported: so a broken one is told at once.
+"""What can be checked of a model folder before torch is imported, so that faults show at once.
 
-The reading is that of `model_files.py`, the fields are checked in `model_config.py`, the headers of
-the weights in `weight_headers.py`. What the worker reads is checked in `tokenizer_folder.py`.
+`model_files.py` reads the files, `model_config.py` checks the fields, `weight_headers.py` the
+headers of the weights. `tokenizer_folder.py` checks what the worker reads.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""Whether config.json and the weights are of one model, seen before memory is taken for it.
+"""Whether config.json and the weights are of one model, checked before memory is taken for it.
 
-transformers makes what a checkpoint lacks, at the size that config.json names: a number too many in
-it, and the machine is full. So the model is made without memory first, and its size compared.
+transformers creates what a checkpoint does not hold, at the size that config.json names: one digit
+too many there fills the machine. So the model is first made without memory, and its size compared.
 """
 
 import math
@@ -27,7 +27,7 @@ _FIELDS = ("vocab_size", "intermediate_size", "hidden_size", "max_position_embed
 
 
 def check_names(checkpoint: Checkpoint, config: Any) -> None:
-    """Raise `UnsupportedModelError` for rotations and activations that transformers lacks."""
+    """Raise `UnsupportedModelError` for rotations and activations unknown to transformers."""
     for field in _ACTIVATIONS:
         name = getattr(config, field, None)
         if isinstance(name, str) and name not in ACT2FN:

@@ -27,10 +27,10 @@ _QUESTIONS = frozenset(("size", "dim", "numel", "element_size", "is_floating_poi
 
 
 class WeightOfPanels(Tensor):
-    """The weight of a packed layer, for whoever asks the layer for it: [num_outputs, num_inputs].
+    """The weight of a packed layer, for code that asks the layer for it: [num_outputs, num_inputs].
 
-    It tells shape, type and device without memory of its own. Some models go past the layer and
-    compute with its weight themselves, as routers do: that is done with what `numbers` returns.
+    It has shape, type and device without memory of its own. Some models bypass the layer and
+    compute with its weight themselves, as routers do: they get what `numbers` returns.
     """
 
     numbers: Callable[[], Tensor]

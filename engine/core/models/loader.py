@@ -189,7 +189,7 @@ def _check_config(config: Any) -> None:
 def _check_quantization(
     config: EngineConfig, hf_config: Any, device: torch.device, ops: Ops
 ) -> None:
-    """`hf_config` is the whole one: no other's `quantization_config` does transformers look at."""
+    """`hf_config` is the whole one: transformers reads no other's `quantization_config`."""
     declared = getattr(hf_config, "quantization_config", None)
     if declared and not _is_known_quantization(declared):
         method = declared.get("quant_method") or declared.get("quant_algo")
@@ -338,7 +338,7 @@ def _build(
 
 
 def _check_generation_config(checkpoint: Checkpoint) -> None:
-    """transformers reads it behind the weights, and says nothing of a broken one."""
+    """transformers reads it after the weights, and says nothing of a broken one."""
     if checkpoint.generation_file.exists():
         with reading(checkpoint.generation_file):
             GenerationConfig.from_pretrained(checkpoint.folder, local_files_only=True)

@@ -1,9 +1,9 @@
-"""A few tokens through a model that was just loaded, before anybody asks it anything.
+"""A few tokens through a model that was just loaded, before the first request.
 
-What a model does with its inputs no configuration tells. So it is run once while each attention
-layer only notes what it is asked: each must have called our attention once, with nothing that we do
-not know, and positions must be those that were given, because a chunk's do not begin at 0. Whether
-what our attention then computes is a number at all, `answer_trial.py` looks at.
+No configuration says what a model does with its inputs. So it is run once while each attention
+layer only records its arguments: each must have called our attention once, with no unknown
+argument, and positions must be the given ones, because a chunk's do not begin at 0.
+`answer_trial.py` checks whether our attention then computes numbers at all.
 """
 
 import traceback

@@ -24,13 +24,13 @@ HARMLESS = (
     r"\b(position|token_type)_ids$",  # 0, 1, 2 and so on, or zeros
     r"\b(en|de)coder\.version$",  # fairseq's number of its own format
     r"\bnum_batches_tracked$",  # how long batch norms were trained
-    r"(^|\.)mtp(_|\.)",  # heads that guess the tokens behind the next one
+    r"(^|\.)mtp(_|\.)",  # heads that guess the tokens after the next one
 )
 _SCALES = re.compile(r"scale|zero_point|qzeros|qweight|absmax|amax|quant|packed", re.IGNORECASE)
 
 
 def check_dtypes(checkpoint: Checkpoint) -> None:
-    """Refuse 8-bit and other quantized numbers, for which the config names nobody who reads them.
+    """Refuse 8-bit and other quantized numbers if the config names no format for them.
 
     They would be taken for the weights themselves. Raises UnsupportedModelError.
     """

@@ -162,7 +162,7 @@ def _are_counts(values: Any) -> bool:
 
 
 def _check_places(file: Path, places: list[tuple[int, int, str]], num_bytes: int) -> None:
-    """One behind the other, without a gap: as the library wants them."""
+    """Check that they follow each other without a gap, as the library requires."""
     reached = 0
     for start, end, name in places:
         if start != reached:

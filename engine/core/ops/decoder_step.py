@@ -1,7 +1,7 @@
 """What a step of the fused decoder takes, in groups, and the built op behind them.
 
-`torch.ops.parley.decoder_step` takes its thirty arguments one behind the other. Its order is known
-to `flatten` alone: everything else passes these groups, which mypy sees.
+`torch.ops.parley.decoder_step` takes its thirty arguments in a row. Only `flatten` knows their
+order: everything else passes these groups, which mypy sees.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ class DecoderWeights:
 
 
 class DecoderSettings(NamedTuple):
-    """The numbers that no shape tells. In the op's order."""
+    """The numbers that no shape gives. In the op's order."""
 
     windows: tuple[int, ...]  # of each layer, 0 = all
     num_heads: int

@@ -1,8 +1,9 @@
 """A trial of the loaded model: does it answer with numbers at all?
 
-An odd number in config.json or in the weights makes NaN of everything, without an error; every
-answer would fail, one by one. So the logits of two short texts are looked at before requests come,
-as requests get them: through the KV cache, and also of fused models, which `trial.py` does not run.
+A bad number in config.json or in the weights turns everything into NaN, without an error; every
+answer would fail, one by one. So the logits of two short texts are checked before the first
+request, computed as for requests: through the KV cache, and also for fused models, which `trial.py`
+does not run.
 """
 
 from array import array

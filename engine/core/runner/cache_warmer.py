@@ -1,4 +1,4 @@
-"""`CacheWarmer`: takes the KV cache's memory before somebody waits for it.
+"""`CacheWarmer`: touches the KV cache's memory before a prompt has to wait for it.
 
 The system gives a page when it is first written to, zeroed. In a virtual machine, whose host has to
 find the page, too, that took 12 to 15 % of a prompt's time with int8 weights (docs/performance.md).

@@ -56,9 +56,9 @@ class HostInputs:
         self.per_token, self.numbers, self.top_k, self.seq_lens, self.tables = arrays
 
     def pad(self, num_rows: int) -> None:
-        """Rows behind the sequences: token 0, which is written nowhere and attends to nothing.
+        """Fill the rows after the sequences: token 0, written nowhere, attending to nothing.
 
-        How they choose does not matter: nobody chooses for them.
+        How they choose does not matter: no token is chosen for them.
         """
         self.per_token[:2, num_rows:] = 0
         self.per_token[2:, num_rows:] = -1

@@ -1,15 +1,14 @@
 """Which numbers of rows give the same bits? A probe of the loaded model, before its first request.
 
 A step computes the tokens of many sequences as the rows of one matrix. Libraries choose other
-kernels for other numbers of rows, which add up in another order, so that a token could depend on
-who else is in its step, on the chunks its prompt was read in, and on a preemption. The probe finds
-the smallest multiple to which rows must be padded so that it does not (1 where all kernels are of
-csrc, whose sums have one order): first of each layer by itself, on random rows, then of the whole
-model, which has to read one text in chunks of many sizes.
+kernels for other numbers of rows, which add in another order, so that a token could depend on the
+other requests of its step, on the chunks of its prompt, and on a preemption. The probe finds the
+smallest multiple to which rows must be padded so that it does not (1 where all kernels are of csrc,
+whose sums have one order): first of each layer by itself, on random rows, then of the whole model,
+which has to read one text in chunks of many sizes.
 
-Whether bits matter or not, that reading shows one thing more: a model that keeps something of a
-text elsewhere than in its KV cache, or counts positions by itself, reads another text in chunks. It
-is refused, on every device and with every setting.
+That reading also finds a model that keeps state of a text outside its KV cache, or counts positions
+by itself: in chunks it reads another text. It is refused, on every device and with every setting.
 """
 
 import dataclasses

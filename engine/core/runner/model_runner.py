@@ -99,7 +99,7 @@ class ModelRunner:
             choices = self._sampler.choices(sampled, self.loaded.vocab_size)
             logits, choices = self._compute(scheduled, choices)
             tokens = self._chosen[: len(sampled)]
-            # Also where nothing was sampled: whoever is told that a step has ended relies on it.
+            # Also where nothing was sampled: those who wait for the end of a step rely on it.
             wait = self._sampler.sample(logits, sampled, choices, tokens, self._download.start)
 
         def results() -> Tokens:

@@ -14,7 +14,7 @@ VERSION_1: Names = (
 
 
 def available(proc: Path = PROC, groups: Path = GROUPS) -> int:
-    """Bytes. Raises OSError where the system does not tell.
+    """Bytes of memory. Raises OSError where the system does not say.
 
     A container sees the memory of the whole machine; what limits it is its control group, or one
     that this one is in. What a group has read of files and not used lately is free.

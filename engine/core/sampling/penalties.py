@@ -72,7 +72,7 @@ class Penalties:
         )
 
     def columns(self) -> list[Tensor]:
-        """The arguments of the op behind the logits, on the host; none if no row was added."""
+        """The arguments of the op after the logits, on the host; none if no row was added."""
         if not self._rows:
             return []
         offsets = np.cumsum([0, *map(len, self._ids)])

@@ -153,7 +153,7 @@ class Sampler:
         """Choose the next token of each sequence; row i of `logits` [n, vocab] float32 is its own.
 
         `tokens` [n] int64 is written, on the device; `read` starts to bring it to the host. What is
-        returned waits for it, once. Where somebody asked for logprobs, this waits itself.
+        returned waits for it, once. If a request asked for logprobs, this waits itself.
 
         Writes over `logits` where parameters change them and nobody asked for logprobs. A row
         without a finite maximum, or whose parameters fail or leave no token, gives an error in its
@@ -165,7 +165,7 @@ class Sampler:
         edited = logits
         if any(state.edits_logits for state in states):
             if any(sequence.params.logprobs is not None for sequence in sequences):
-                edited = logits.clone()  # they are told as the model gave them
+                edited = logits.clone()  # logprobs are reported as the model gave them
             edits = LogitEdits(logits.shape[1])
             for row, (state, sequence) in enumerate(zip(states, sequences, strict=True)):
                 try:

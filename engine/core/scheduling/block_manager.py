@@ -26,7 +26,7 @@ CacheKey = tuple[int | str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What the cache holds of a text: whole blocks, and the beginning of the block behind them."""
+    """What the cache holds of a text: whole blocks, and the beginning of the block after them."""
 
     blocks: list[int]
     source: int | None = None  # holds the beginning
@@ -180,8 +180,8 @@ class BlockManager:
     def end_copy(self, sequence: Sequence) -> None:
         """The step that copies is on its way: later ones find the copy, and not its source.
 
-        The copy is used later, so that it is kept for longer. What follows the beginning in a
-        source that others hold, or that has another text behind it, stays where it is.
+        The copy is used later, so that it is kept for longer. In a source that others hold, or that
+        has another text after the beginning, that text stays where it is.
         """
         assert sequence.copied_from is not None
         source, num_tokens = sequence.copied_from

@@ -27,11 +27,11 @@ class Deadlines:
     def find_overdue(
         self, sequences: Iterable[Sequence], now: float
     ) -> Iterator[tuple[Sequence, Problem]]:
-        """Those that have waited, or were computed, for too long; none until `next_check`."""
+        """Those that have waited, or have run, for too long; none until `next_check`."""
         if self.next_check is None or now < self.next_check:
             return
         self._last_check = now
-        for sequence in list(sequences):  # whoever is told ends them
+        for sequence in list(sequences):  # a copy: the caller ends them meanwhile
             if sequence.scheduled_ts:
                 since, limit = sequence.scheduled_ts, self._max_request_seconds
                 code, deed = "request_timeout", "finished"

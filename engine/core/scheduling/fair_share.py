@@ -1,8 +1,8 @@
-"""What each user has of the engine, whose turn is next, and who makes way for whom.
+"""What each user has of the engine, whose turn is next, and who gives way to whom.
 
-One cache salt is one user. All requests without a salt are one more, which makes way for nobody and
-for which nobody makes way. Priority goes before fairness: a request makes way for none that is less
-urgent.
+One cache salt is one user. All requests without a salt are one more user, who gives way to nobody
+and to whom nobody gives way. Priority goes before fairness: no request gives way to a less urgent
+one.
 """
 
 from collections import defaultdict
@@ -38,7 +38,7 @@ def take_turns(lines: Mapping[str, list[Sequence]]) -> list[Sequence]:
 
 
 def find_least_to_read(lines: Mapping[str, list[Sequence]]) -> list[Sequence]:
-    """The prompts of the user who has fewest tokens to read, of those whose are most urgent."""
+    """The prompts of the user with the fewest tokens to read, among the most urgent ones."""
     priority = min(_priority(line[0]) for line in lines.values())
     return min(
         (line for line in lines.values() if _priority(line[0]) == priority),
@@ -47,7 +47,7 @@ def find_least_to_read(lines: Mapping[str, list[Sequence]]) -> list[Sequence]:
 
 
 def find_majority(seated: Iterable[Sequence], prompts: Iterable[Sequence]) -> str | None:
-    """The user with more than half of what runs or may be let in, if others have prompts to be
+    """The user with more than half of what runs or may be admitted, if others have prompts to be
     read that are as urgent.
     """
     lines = by_user(seated)
@@ -79,8 +79,8 @@ def find_of_most_seats(
 ) -> Sequence | None:
     """The latest of the user with the most seats, who must have two more than this one has.
 
-    So nobody has fewer afterwards than who was let in. `num_more` of the same user as `waiting`
-    will get seats before it.
+    So afterwards nobody has fewer than the user who got the seat. `num_more` of the same user as
+    `waiting` will get seats before it.
     """
     if not waiting.cache_salt:
         return None

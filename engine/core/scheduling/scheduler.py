@@ -1,17 +1,18 @@
 """`Scheduler`: which sequences the next step computes, and the one place where a sequence ends.
 
 A step has a budget of tokens, and for prompts one of seconds as well. Running decodes take one
-token each, prompts share what is left, those of running sequences and of waiting ones, which are
-let in by (priority, what their user has already, turn of their user, arrival). Users take turns at
-all of it; one cache salt is one user (`fair_share`, `seats`). Decodes that find no block take them
-from the latest sequence of the user with the most.
+token each; the prompts of running and of waiting sequences share the rest. Waiting ones are
+admitted by (priority, what their user has already, turn of their user, arrival). Users take turns
+at all of it; one cache salt is one user (`fair_share`, `seats`). Decodes that find no block take
+one from the latest sequence of the user with the most.
 
 `finish()` serves every end from every state: it alone frees blocks and forgets a sequence, and it
-always emits one last output. What goes wrong with one sequence ends that one. The scheduler knows
-no tensors and never reads a clock.
+always emits one last output. A fault of one sequence ends that one. The scheduler knows no tensors
+and never reads a clock.
 
-A step may be scheduled while another runs: `anticipate` takes that one for done, except for what
-it will choose. What it then computes for a sequence that has ended meanwhile is thrown away.
+A step may be scheduled while another runs: `anticipate` counts that one as done, except for the
+tokens that it will choose. What a step computes for a sequence that has ended meanwhile is
+discarded.
 """
 
 import logging
@@ -334,7 +335,7 @@ class Scheduler:
         sequence.max_num_tokens = min(sequence.num_prompt_tokens + max_tokens, self.max_model_len)
         last = sequence.num_tokens - 1
         if sequence.num_output_tokens and (end := self._end_reason(sequence, last)):
-            self.finish(sequence, *end)  # nothing was left to generate behind the resumed tokens
+            self.finish(sequence, *end)  # nothing was left to generate after the resumed tokens
             return
         problem = find_problem(sequence, self.config, self.vocab_size) or congestion
         if problem is not None:
@@ -387,10 +388,10 @@ class Scheduler:
         room: StepRoom,
         now: float,
     ) -> list[ScheduledSequence]:
-        """Of prompts of those who run and of those who may be let in.
+        """Schedule prompts of running requests and of those that may be admitted.
 
-        The user who has least to read gets as much as all others have of the step, so that nobody's
-        short question waits for all long ones of another; what is left goes to the first of each
+        The user with the least to read gets as much of the step as all others together, so that no
+        short question waits for all long ones of another user; the rest goes to the first of each
         user, then to the second, ...
         """
         lines = by_user(prompts)
@@ -438,7 +439,7 @@ class Scheduler:
             if not self._attempt(sequence, self._admit, now):
                 if not sequence.is_finished:
                     room.blocked.add(sequence.cache_salt)
-                    # For want of blocks nobody else is let in: they would never suffice.
+                    # Blocks ran out, so no other is admitted: there would never be enough.
                     room.is_open = self.seats.waits_for_sibling(sequence)
                 return False
         room.num_rows -= 1

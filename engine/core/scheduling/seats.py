@@ -1,8 +1,8 @@
-"""`Seats`: the running sequences, who is let in among them, and who must make way.
+"""`Seats`: the running sequences, which ones are admitted, and which must give way.
 
-A waiting request is let in only with room for all its known tokens, so a prefill never stops half
-way for want of blocks. A sequence that makes way starts over later: its full blocks stay in the
-prefix cache, so this is cheap while nobody else needs them.
+A waiting request is admitted only with room for all its known tokens, so a prefill never stops half
+way because blocks ran out. A sequence that gives way starts over later: its full blocks stay in the
+prefix cache, so this is cheap while no other needs them.
 """
 
 from bisect import insort
@@ -40,9 +40,9 @@ class Plan:
 class Seats:
     """At most `max_num_seqs` sequences of one user, and twice as many of all.
 
-    They hold the blocks that are not free. A step computes `max_num_seqs` of them: where more run,
-    they take turns. So who is alone has all of it, and who comes next to somebody with as many
-    answers as there may be finds a seat for each of as many.
+    They hold the blocks that are not free. A step computes `max_num_seqs` of them: if more run,
+    they take turns. So a user alone gets whole steps, and a second user finds a seat for just as
+    many answers.
 
     It moves sequences between `waiting` and `running`; only `Scheduler.finish` removes them.
     """
@@ -83,8 +83,8 @@ class Seats:
 
     def admit(self, sequence: Sequence) -> bool:
         """Let one of the newcomers in, if there are blocks."""
-        # Each running decode may soon want a block: without this reserve the newcomer would be
-        # the next to make way.
+        # Each running decode may soon want a block: without this reserve the newcomer would be the
+        # next to give way.
         num_available = self.blocks.num_free - len(self.running)
         if num_available <= 0:
             return False
@@ -117,11 +117,11 @@ class Seats:
         self.waiting.push(sequence)
 
     def preempt_for_decodes(self, due: list[Sequence]) -> int:
-        """Preempt as many sequences as the decodes that are due lack blocks.
+        """Preempt as many sequences as blocks are missing for the decodes that are due.
 
         Once per step, for all of them together. Blocks that a step in flight still reads count as
-        free: their turn comes before another sequence must go. The oldest is never a victim: what
-        all others give back is always enough for it. The number of victims.
+        free: they are used before another sequence must go. The oldest is never a victim: what all
+        others give back is always enough for it. Returns the number of victims.
         """
         needy = {sequence.key for sequence in due if self.blocks.needs_block(sequence)}
         num_victims = 0
@@ -165,7 +165,7 @@ class Seats:
         return list(self.waiting.in_turns(held, limits, self.max_num_seqs))
 
     def _find_in_the_way(self, sequence: Sequence, plan: Plan) -> Sequence | None:
-        """Who makes way now for this one, behind those of the plan; None if nobody must or will."""
+        """Which one gives way to this one, after those of the plan; None if none must or will."""
         if self.num_free <= plan.num_seats.total():
             return find_of_most_seats(self.running, sequence, plan.num_seats[sequence.cache_salt])
         if not self._has_room(sequence, plan):
@@ -173,7 +173,7 @@ class Seats:
         return None
 
     def _has_room(self, sequence: Sequence, plan: Plan) -> bool:
-        """Whether it gets in, behind those of the plan, as soon as the step in flight has ended."""
+        """Whether it gets in, after those of the plan, as soon as the step in flight has ended."""
         if self.num_free <= plan.num_seats.total():
             return False
         num_available = self.blocks.num_free + self.blocks.num_soon_free - len(self.running)

@@ -105,7 +105,7 @@ class Sequence:
         self.last_served = 0  # when a step last had a part of it, by a count of such parts
         self.num_preemptions = 0
         self.num_cached_tokens = 0  # found in the prefix cache when first scheduled
-        self.queue_position: int | None = None  # as last told to the client
+        self.queue_position: int | None = None  # as last sent to the client
         self.num_tokens_ahead = 0  # of those that wait before it
         self.queued_ts = 0.0  # monotonic, as are the next two; 0 = never
         self.scheduled_ts = 0.0
@@ -192,7 +192,7 @@ class ScheduledSequence:
         self.sequence = sequence
         self.num_tokens = num_tokens
         self.start = start  # place of its first token
-        self.end = start + num_tokens  # behind the last, where a sampled token will stand
+        self.end = start + num_tokens  # after the last, where a sampled token will be
         # Whether it reaches the last token, so that a new one can be chosen.
         self.is_sampled = self.end == num_known
         self.is_decode = num_known - start == 1 and num_known > sequence.num_prompt_tokens

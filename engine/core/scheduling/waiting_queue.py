@@ -1,9 +1,9 @@
-"""`WaitingQueue`: the requests that wait for their turn, and what their clients hear of it.
+"""`WaitingQueue`: the requests that wait for their turn, and what their clients hear about it.
 
 Users take turns, and one cache salt is one user: next is the first request of the user who has
-least of the engine, where two have the same the one who waits for longer. The n-th request that a
-user has waiting comes behind the first n of everybody else. Requests without a salt are served as
-they come.
+least of the engine, and of two with the same, of the one who waits longer. A user's n-th waiting
+request comes after the first n of every other user. Requests without a salt are served as they
+come.
 """
 
 import heapq
@@ -28,7 +28,7 @@ class WaitingQueue:
         self.num_tokens = 0  # of all requests here
         self._lines: dict[str, list[Sequence]] = {}  # by user; none is empty
         self._size = 0
-        self._turn = 0  # of whoever was let in last
+        self._turn = 0  # of the request that was admitted last
         self._last_turns: dict[str, int] = {}  # of the users that wait, without those of ""
         self._last_report = -math.inf
 

@@ -1,12 +1,12 @@
 """`Batch`: the tensors of one step, made from the sequences that the scheduler chose.
 
-All tokens of all sequences lie behind one another in one row; `cu_seqlens_q` says where each
+All tokens of all sequences lie one after another in one row; `cu_seqlens_q` says where each
 sequence starts. Where a token's keys and values go, and which blocks a sequence reads, are plain
 indices into the KV cache, so that attention needs to know neither sequences nor the scheduler.
 
-Rows of padding may stand behind the tokens, so that matrix products see numbers of rows that give
-the same bits (engine/core/runner/invariance.py). They write no keys and values, attend to nothing,
-and what the output layer says of them is thrown away.
+Rows of padding may follow the tokens, so that matrix products see numbers of rows that give the
+same bits (engine/core/runner/invariance.py). They write no keys and values, attend to nothing, and
+what the output layer says of them is thrown away.
 
 A token may still be unknown here, while the step before chooses it: then the batch says in which of
 that step's sampled rows it will be.
@@ -74,7 +74,7 @@ class Batch:
         )
 
     def without_single(self) -> "Batch":
-        """The sequences behind those with a single token, as far as attention looks at them."""
+        """The sequences after those with a single token, as far as attention looks at them."""
         first = self.num_single  # of the sequences, and of the tokens as well
         lens = list(self.lens)[first:]
         return dataclasses.replace(
@@ -108,7 +108,7 @@ class KeptTensor:
         self._tensor = torch.from_numpy(self._memory)
 
     def write(self, values: npt.ArrayLike, *shape: int) -> Tensor:
-        """A tensor of these values, until this is called again: whoever keeps it copies it."""
+        """A tensor of these values, valid until the next call: copy it to keep it."""
         if shape != self._array.shape:
             self._reshape(shape)
         self._array[...] = values

@@ -1,4 +1,4 @@
-"""What travels between the processor's memory and a GPU's in each step, without anybody waiting.
+"""Copies between the processor's memory and a GPU's in each step, which nothing waits for.
 
 A copy from memory that the system may move waits for all that was started before it, so what is
 sent and what comes back lies in pinned memory. There are two of each, which take turns: while a
@@ -92,12 +92,12 @@ class Download:
 
 
 def packed_bytes(layout: Layout) -> int:
-    """Bytes that tensors take behind one another."""
+    """Bytes that tensors take one after another."""
     return sum(_padded_bytes(dtype, shape) for dtype, shape in layout)
 
 
 def unpack(memory: Tensor, layout: Layout) -> list[Tensor]:
-    """Views of one memory [num_bytes] uint8 as the tensors that lie in it behind one another."""
+    """Views of one memory [num_bytes] uint8 as the tensors that lie in it one after another."""
     views, start = [], 0
     for dtype, shape in layout:
         size = torch.Size(shape).numel() * dtype.itemsize

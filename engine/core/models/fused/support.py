@@ -1,7 +1,7 @@
 """Which models the fused decoder computes: those whose every detail is known, and no other.
 
-The family is looked for in the config, before weights are loaded; the modules are looked at when
-they are: a parameter that is not expected means that the model does something else besides.
+The config must name the family, which is checked before the weights are loaded; the modules are
+checked after that: an unexpected parameter means that the model does something else, too.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from torch import nn
 
 FAMILIES = frozenset(("llama", "mistral", "qwen2", "qwen3"))
 ROPE_TYPES = frozenset(("default", "linear", "llama3", "yarn"))  # one table for all lengths
-GPU_WIDEST = 16_384  # of which a block keeps a row in its registers, also in float32
+GPU_WIDEST = 16_384  # a block keeps a row of so many in its registers, also in float32
 GPU_WIDEST_HEAD = 512
 
 _ALWAYS = frozenset(
