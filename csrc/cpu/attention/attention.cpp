@@ -1,10 +1,10 @@
 // paged_attention: causal attention of a mixed batch of prefills and decodes over cache blocks.
 //
-// A unit of work is a run of query tokens of one sequence with the heads that share one key-value
-// head: some queries, which read each key and value once. Threads take units until there are none;
-// what a query computes depends neither on its unit nor on who takes it. Where there are few units,
-// those of single tokens with a long context are shared: each stretch of it is a unit, and who is
-// the last puts them together (as Flash-Decoding does, Dao et al. 2023).
+// A unit of work is a run of query tokens of one sequence with the heads that share one key-value head:
+// some queries, which read each key and value once. Threads take units until there are none; what a query
+// computes depends neither on its unit nor on who takes it. Where there are few units, those of single
+// tokens with a long context are shared: each stretch of it is a unit, and the last thread joins them (as
+// Flash-Decoding does, Dao et al. 2023).
 #include "kernels/attention.h"
 
 #include <torch/csrc/stable/ops.h>

@@ -52,7 +52,8 @@ PARLEY_INLINE __m512i load_key_pair(const BFloat16* keys, int64_t pair, int64_t 
   }
 }
 
-// Scores of kQueries queries, pairs [dim / 2][query], against kBlocks blocks. Those kNear behind are fetched.
+// Scores of kQueries queries, pairs [dim / 2][query], against kBlocks blocks. Those kNear ahead are
+// prefetched.
 template <int kQueries, int kBlocks, bool kArePairs>
 PARLEY_INLINE void score_pairs(
     const Pair* queries, int64_t key_dim, const BFloat16* const* keys, float* scores) {
@@ -141,7 +142,7 @@ struct ValuePairs {
 };
 
 // sums[q] += weights[q] · values over keys [first, last), for kQueries queries and kVectors vectors of dims.
-// Weights are pairs [query][kSpan / 2]. Of the blocks kNear behind, as much is fetched meanwhile.
+// Weights are pairs [query][kSpan / 2]. As much of the blocks kNear ahead is prefetched meanwhile.
 template <int kQueries, int kVectors>
 PARLEY_INLINE void add_value_pairs(
     const Pair* weights, const BFloat16* const* values, int64_t value_token, int64_t first, int64_t last,

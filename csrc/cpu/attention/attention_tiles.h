@@ -48,8 +48,8 @@ PARLEY_INLINE void score_tile(
   });
 }
 
-// Scores of kQueries queries against `num_blocks` blocks, several at once to hide latency. `num_left`: these
-// and those behind them, which are fetched.
+// Scores of kQueries queries against `num_blocks` blocks, several at once to hide latency. `num_left`:
+// these and those after them, which are prefetched.
 template <int kQueries, bool kFetches, typename T>
 PARLEY_INLINE void score_queries(
     const float* queries, int64_t key_dim, const T* const* keys, int64_t num_blocks,
@@ -76,7 +76,7 @@ struct Values {
 };
 
 // sums[q] += weights[q] · values over keys [first, last), for kQueries queries and kVectors vectors of dims.
-// The block behind is fetched meanwhile, if a key before `limit` is in it.
+// The next block is prefetched meanwhile, if a key before `limit` is in it.
 template <int kQueries, int kVectors, bool kFetches, typename T>
 PARLEY_INLINE void add_vectors(
     const float* weights, const Values<T>& values, int64_t first, int64_t last, int64_t limit,

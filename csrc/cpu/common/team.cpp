@@ -19,9 +19,8 @@ namespace {
 constexpr int kSpins = 4000;       // some 50 to 100 microseconds
 constexpr int kIdleSpins = 20000;  // between two steps, a few hundred microseconds
 
-// Whoever waits for this processor gets it so soon, between two pieces, when a thread has nothing that the
-// others need. Otherwise the system takes it away in the midst of one. Asking takes a fraction of a
-// microsecond.
+// A thread yields its processor this often, between two pieces, when it holds nothing that the others need.
+// Otherwise the system takes the processor away within a piece. Yielding takes a fraction of a microsecond.
 constexpr std::chrono::microseconds kYieldInterval{100};
 
 constexpr uint32_t kOpen = 1u << 31;  // in inside_, above the number of helpers
@@ -102,7 +101,7 @@ void Team::start_round(const std::function<void(int)>* work) {
   round_.notify_all();
 }
 
-// All is done: who has not begun need not, and who is late is waited for.
+// All is done: threads that have not begun need not, and late ones are awaited.
 void Team::end_round() {
   uint32_t inside = inside_.fetch_and(~kOpen, std::memory_order_acquire) & ~kOpen;
   for (; inside != 0; inside = inside_.load(std::memory_order_acquire)) {

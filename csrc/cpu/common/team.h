@@ -1,10 +1,10 @@
 // A team of threads that do one piece of work together, phase by phase.
 //
-// A step of the model is hundreds of short phases, each of which needs all of the one before it. So the
-// threads stay for the whole step and go from phase to phase by counters in memory, which takes a fraction
-// of a microsecond, instead of being started for each. A phase is over when its pieces are done, not when
-// all threads have come: one whose processor something else has, for a millisecond or two, holds nobody up,
-// and finds later that its phase is over.
+// A step of the model is hundreds of short phases, and each needs all of the one before it. So the threads
+// stay for the whole step and go from phase to phase by counters in memory, which takes a fraction of a
+// microsecond, instead of being started for each. A phase is over when its pieces are done, not when all
+// threads have come: a thread that loses its processor for a millisecond or two delays nobody, and finds
+// later that its phase is over.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +22,8 @@ namespace parley {
 class Team {
  public:
   // The process' team of this size, made when it is first asked for. It is never destroyed: its threads
-  // sleep between steps and end with the process. Throws if the system gives no more threads, with none
-  // left behind, so that it may be asked for again.
+  // sleep between steps and end with the process. Throws if the system gives no more threads, and leaves
+  // none, so that the caller may try again.
   static Team& of_size(int size);
 
   int size() const { return size_; }
@@ -69,7 +69,7 @@ class Team {
   struct alignas(64) Seat {  // of a thread
     uint32_t phase = 0;      // the next one that it comes to
     std::chrono::steady_clock::time_point yielded;
-    std::atomic<uint64_t> taken{0};  // of its share: the phase, and behind it in 32 bits how much
+    std::atomic<uint64_t> taken{0};  // of its share: the phase, and in the 32 bits after it how much
   };
 
   explicit Team(int size);

@@ -66,7 +66,7 @@ PARLEY_INLINE FloatPart load_part(const float* from) {  // aligned as a float is
   return result;
 }
 
-// Of a conversion to wider numbers the compiler makes rubble, where it is not told the instruction.
+// Without this intrinsic the compiler makes many instructions of a conversion to wider numbers.
 PARLEY_INLINE FloatPart load_part(const BFloat16* from) {
 #if defined(PARLEY_X86) && PARLEY_WIDTH == 16
   const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));

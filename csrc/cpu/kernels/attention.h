@@ -72,7 +72,7 @@ struct Scratch {
   Lines floats;   // a span's keys or values, as many queries read them
 };
 
-// What threads that share units have of each stretch, and how many stretches of a unit they still lack.
+// The results of threads that share units, by stretch, and how many stretches of a unit are still missing.
 struct Parts {
   void fit(const Problem& p, int64_t num_parts);
 

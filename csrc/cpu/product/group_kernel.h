@@ -9,9 +9,9 @@
 
 namespace parley::PARLEY_ISA {
 
-// What is fetched meanwhile of the panels behind these: where the memory's own look-ahead ends, at each page,
-// the processor would wait. Of each panel one line in each 2^shift rounds, so that tiles that take turns with
-// the same weights also share the fetching of the next ones.
+// What is prefetched of the next panels: the processor would wait at each page, where the memory's own
+// look-ahead ends. One line of each panel in each 2^shift rounds, so that tiles that take turns with the
+// same weights also share the prefetching.
 struct Fetch {
   const std::byte* first;
   int64_t panel_bytes;

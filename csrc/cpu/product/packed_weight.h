@@ -1,4 +1,4 @@
-// A packed weight's tensors, checked: [panels][inputs / n][16][n], for one layer or behind one another for
+// A packed weight's tensors, checked: [panels][inputs / n][16][n], for one layer or one after another for
 // several.
 #pragma once
 

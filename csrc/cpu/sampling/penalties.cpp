@@ -14,7 +14,7 @@ struct Penalties {
 };
 
 // Products are exact as double, so that each is rounded by itself, as the reference does, also where a
-// compiler would fuse it with the subtraction behind it.
+// compiler would fuse it with the subtraction after it.
 void penalize_tokens(
     float* logits, const int64_t* ids, const float* counts, int64_t num_ids, const Penalties& p) {
   for (int64_t i = 0; i < num_ids; ++i) {

@@ -81,7 +81,7 @@ PARLEY_INLINE int64_t choose_of_all(const Choice& c, ChoiceScratch& scratch) {
   for (int64_t begin = 0; begin < c.vocab; begin += kBlock) {
     const int64_t end = std::min(begin + kBlock, c.vocab);
     double lanes[kLanes] = {};
-    for (int64_t i = begin; i < end; i += kLanes) {  // behind the last token there are zeros
+    for (int64_t i = begin; i < end; i += kLanes) {  // after the last token there are zeros
       for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += weights[i + lane];
     }
     double mass = 0;
@@ -97,7 +97,7 @@ PARLEY_INLINE int64_t choose_of_all(const Choice& c, ChoiceScratch& scratch) {
   }
   const int64_t begin = static_cast<int64_t>(block) * kBlock;
   const int64_t end = std::min(begin + kBlock, c.vocab);
-  int64_t heavy = begin;  // where rounding leaves the number behind the last token
+  int64_t heavy = begin;  // where rounding leaves the number after the last token
   for (int64_t i = begin; i < end; ++i) {
     if (weights[i] == 0) continue;
     heavy = i;

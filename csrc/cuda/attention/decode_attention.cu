@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kWarps * kWarpThreads, kBlocksAtOnce) decode(D
     }
   }
   if (num_splits == 1) return;
-  __threadfence();  // what was written is seen by whoever sees the counter
+  __threadfence();  // who sees the counter also sees what was written before it
   __syncthreads();
   int32_t* const counter = d.counters + int64_t{sequence} * gridDim.y + blockIdx.y;
   if (threadIdx.x == 0) {

@@ -25,7 +25,7 @@ inline cudaStream_t stream_of([[maybe_unused]] const Tensor& tensor) {
   return static_cast<cudaStream_t>(stream);
 }
 
-// Runs `kernel` behind what the stream does already. Nothing is started for an empty grid.
+// Queues `kernel` on the stream. Nothing is started for an empty grid.
 template <typename... Parameters, typename... Arguments>
 void launch(
     const Tensor& on, void (*kernel)(Parameters...), dim3 grid, unsigned num_threads,

@@ -121,7 +121,7 @@ __global__ void rotate_heads(Heads<T> h, int64_t num_rows) {
 
 // ---- silu_and_mul --------------------------------------------------------------------------------------
 
-// A thread for each vector of a row; blocks in x are rows, of which there may be more than y can count.
+// A thread for each vector of a row; blocks in x are rows, because y may be too small to count them.
 template <typename T>
 __global__ void gate(const T* gate_up, T* out, int64_t width, int64_t stride, int64_t out_stride) {
   constexpr int kSize = Vector<T>::kSize;

@@ -7,7 +7,7 @@ namespace {
 constexpr unsigned kThreads = 256;
 
 // A block for each row with penalties. Products are exact as double, so that each is rounded by itself, as
-// the reference does, also where a compiler would fuse it with the subtraction behind it.
+// the reference does, also where a compiler would fuse it with the subtraction after it.
 __global__ void penalize_rows(
     float* logits, int64_t stride, const int64_t* rows, const int64_t* offsets, const int64_t* ids,
     const float* counts, const double* repetition, const double* frequency, const double* presence) {

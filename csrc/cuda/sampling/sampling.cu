@@ -70,7 +70,8 @@ struct Bins {
   __device__ Mass mass_of(int bin) const { return Mass{high[bin]} << 32 | low[bin]; }
 };
 
-// Adds up bins from the last to the first; tells the one in which the sum passes `target` and the sum before.
+// Adds up bins from the last to the first; gives the one in which the sum passes `target` and the sum
+// before.
 struct FoundBin {
   int bin;
   Mass before;
@@ -108,7 +109,7 @@ __device__ Crossing find_crossing(const Row& row, bool is_count, Mass target) {
     __syncthreads();
     bins.clear();
     __syncthreads();
-    unsigned num_zeros = 0;  // weights, of which there may be most: the last of all, in the first bin
+    unsigned num_zeros = 0;  // weights of zero, often most of them: the last of all, in the first bin
     for (int64_t token = threadIdx.x; token < row.vocab; token += kThreads) {
       const float weight = row.weight_of(token);
       const unsigned key = key_of(weight);
