@@ -296,8 +296,8 @@ export class Page {
     } else this.banner.waiting();
   }
 
-  /** A refused upgrade says nothing to a browser; an HTTP answer tells a missing login from a lost server. */
-  #checkSignedIn() {
+  /** A refused upgrade says nothing to a browser; an HTTP answer distinguishes a missing login from
+  a lost server. */ #checkSignedIn() {
     api.listSessions().then(
       () => this.socket.reachable(),
       (error) => error instanceof api.SignedOut && this.#signOut(),

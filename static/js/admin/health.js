@@ -1,6 +1,7 @@
 /**
- * How well the server is, as far as the admin page was told: which engines are away, which workers are
- * silent, and whether what is shown is old. Rules and words only; nothing here is drawn or asked for.
+ * How well the server is, as far as the admin page knows: which engines are unavailable, which
+ * workers are silent, and whether what is shown is old. Rules and words only; nothing here is drawn
+ * or asked for.
  */
 
 import { Refused } from "./api.js";

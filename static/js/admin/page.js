@@ -140,7 +140,8 @@ export class AdminPage {
     const asked = this.filters.value;
     const query = { limit: PAGE, cursor: this.cursors.value.at(-1), active, user, model, replica };
     try {
-      // One behind the other, so that one connection does: another one might meet a worker that hangs.
+      // One after the other, so that one connection is enough: another might meet a worker that
+      // hangs.
       const stats = await api.get("/stats");
       const page = await api.get("/sessions", query);
       if (api !== this.api.value) return; // signed out meanwhile

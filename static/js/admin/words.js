@@ -1,6 +1,6 @@
 /** How the admin page says moments, spans and the names of workers. */
 
-/** host-pid-random: the process is what tells workers of one host apart. */
+/** host-pid-random: the process distinguishes the workers of one host. */
 export function shortReplica(replica) {
   const parts = replica.split("-");
   return parts.length < 3 ? replica : `${parts.slice(0, -2).join("-")} · ${parts.at(-2)}`;

@@ -1,7 +1,7 @@
 /**
- * When to try again, and how long to wait for a try. A network that is back tells nobody, so tries are
- * quick at first; jitter and a back-off spare a server that cannot take them. docs/protocol.md has the
- * rule and its reasons.
+ * When to try again, and how long to wait for a try. A network that is back says nothing, so tries
+ * are quick at first; jitter and a back-off spare a server that cannot take them. docs/protocol.md
+ * has the rule and its reasons.
  */
 
 const FIRST_MS = 250; // "at once", spread a little

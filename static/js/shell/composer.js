@@ -63,7 +63,7 @@ function Refusal({ refusal }) {
   return html`<p class="refusal" role="alert">${errorText(refusal.error, left)}</p>`;
 }
 
-/** Browsers without `field-sizing` are told the height; the stylesheet bounds it. */
+/** Set the height for browsers without `field-sizing`; the stylesheet bounds it. */
 function grow(field) {
   if (GROWS_BY_ITSELF) return;
   field.style.height = "auto";

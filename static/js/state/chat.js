@@ -2,8 +2,8 @@
  * Everything the page knows, changed by frames only: the session list, the conversations that were
  * opened, the messages on their way. No DOM and no clock, so it runs under `node --test`.
  *
- * Frames go in through `receive`, out through `send`; whoever draws is told by `onchange` what kind
- * of thing changed. Commands (`say`, `stop`, `rename`, ...) only send: the answer changes the state.
+ * Frames go in through `receive`, out through `send`; `onchange` tells the page what kind of thing
+ * changed. Commands (`say`, `stop`, `rename`, ...) only send: the answer changes the state.
  */
 
 import { Conversation } from "./conversation.js";

@@ -65,7 +65,7 @@ export class Conversation {
     return this.path.find((message) => message.id === messageId);
   }
 
-  /** Put a new message behind its parent; what followed the parent belongs to another branch. */
+  /** Put a new message after its parent; what followed the parent belongs to another branch. */
   add(wire) {
     const known = this.find(wire.id);
     if (known) {

@@ -1,6 +1,6 @@
 /**
  * One message of a conversation, as this page holds it. `text` is what the server said so far;
- * `frozenAt` hides what lies behind the point where the user pressed Stop, until the end settles it.
+ * `frozenAt` hides the text after the point where the user pressed Stop, until the end settles it.
  */
 
 import { contentText } from "../connection/protocol.js";
@@ -44,7 +44,7 @@ export class Message {
     return this.textLength !== null && this.text.length !== this.textLength;
   }
 
-  /** What may be shown: after a stop, nothing behind the point the user had seen. */
+  /** What may be shown: after a stop, nothing beyond the point the user had seen. */
   get visibleText() {
     return this.frozenAt === null ? this.text : this.text.slice(0, this.frozenAt);
   }

@@ -40,7 +40,7 @@ export class Run {
     return { response_id: this.id, fence: this.fence, after_sequence_number: this.last };
   }
 
-  /** Hide what lies behind `length` until the end settles the text. A second stop may only hide more. */
+  /** Hide the text after `length` until the end settles it. A second stop may only hide more. */
   freeze(length) {
     this.stopping ??= { by: "user" };
     this.message.frozenAt = Math.min(length, this.message.frozenAt ?? Infinity);
@@ -134,8 +134,7 @@ export class Run {
     return "noted";
   }
 
-  /** The end that was told was never stored: another worker goes on with the answer. */
-  #goOn() {
+  /** The end that came was never stored: another worker continues the answer. */ #goOn() {
     this.ended = false;
     this.message.durable = true;
     this.message.status = "in_progress";

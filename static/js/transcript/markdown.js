@@ -4,7 +4,7 @@
  * open block is healed, parsed and patched in place, which keeps a selection in it.
  *
  * Model text becomes nodes through DOMPurify only. Raw HTML in it is shown, not parsed, and images
- * become links, because loading one would tell its host about the reader.
+ * become links, because loading one would reveal the reader to its host.
  */
 
 import DOMPurify from "dompurify";
@@ -87,8 +87,8 @@ export class Markdown {
   }
 }
 
-/** The raw texts of the blocks; space after a block belongs to it, since a list may go on behind it. */
-function split(text) {
+/** The raw texts of the blocks; space after a block belongs to it, since a list may continue after
+it. */ function split(text) {
   const blocks = [];
   for (const { type, raw } of marked.lexer(text, marked.defaults)) {
     if (type === "space" && blocks.length > 0) blocks[blocks.length - 1] += raw;

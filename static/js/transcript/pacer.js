@@ -1,7 +1,7 @@
 /**
  * Paints text evenly although it arrives in lumps: each lump is fully shown at most 120 ms after it
- * came, and the first one at once. It also knows which event the painted text belongs to, which is
- * what a stop must tell the server.
+ * came, and the first one at once. It also knows which event the painted text belongs to, which a
+ * stop must report to the server.
  */
 
 const LAG_MS = 120; // the page promises 150; the rest is for the frame itself
