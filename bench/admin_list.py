@@ -51,7 +51,7 @@ async def measure(url: str, num_sessions: int, num_pages: int) -> list[Figure]:
 async def timed(
     listing: Listing, num_pages: int, what: str, *, follow: bool, uid: str | None = None
 ) -> list[Figure]:
-    """Time so many pages, each behind the last if `follow`."""
+    """Time so many pages, each after the last one if `follow`."""
     seconds = []
     cursor: str | None = None
     for _ in range(num_pages):

@@ -1,9 +1,9 @@
 """`python -m bench.kernels`: the products and the attention of csrc alone, beside the machine.
 
-Of all layers of a shape, one behind the other, so that nothing stays in the caches from one pass to
-the next. A product with few rows reads its weights, and should take as long as the memory needs for
-that; one with many multiplies, and should be near what the processors multiply. PARLEY_CPU_LEVEL
-names an instruction set other than the best.
+It takes all layers of a shape, one after the other, so that nothing stays in the caches from one
+pass to the next. A product with few rows reads its weights, and should take as long as the memory
+needs for that; one with many multiplies, and should be near what the processors multiply.
+PARLEY_CPU_LEVEL names an instruction set other than the best.
 """
 
 import argparse

@@ -1,10 +1,10 @@
 """`python -m bench.quantization`: what `--quantize int8` and `--kv-cache-dtype int8` change.
 
 The demo model reads documents of its own generator that it was not trained on, and a model with
-random weights at real dimensions reads random tokens. Both are read by the fused decoder: with
-float32 weights, with bfloat16 and with int8, and each of these with keys and values in 8 bits. What
-they predict behind each token is compared with what float32 and bfloat16 predict, and greedy
-answers, each of which goes on from its own tokens, with those of bfloat16.
+random weights at real dimensions reads random tokens. The fused decoder reads both: with float32
+weights, with bfloat16 and with int8, and each of these with keys and values in 8 bits. Its
+predictions after each token are compared with those of float32 and bfloat16, and greedy answers,
+each continued from its own tokens, with those of bfloat16.
 """
 
 import argparse

@@ -21,7 +21,7 @@ PER_ADDRESS = 1000
 MAX_KIB = 40.0
 MAX_STORM_SECONDS = 5.0
 MAX_CONNECT_MS = 4000.0
-REFUSED_SECONDS = 1.0  # what a refusal with 1013 tells to wait
+REFUSED_SECONDS = 1.0  # the wait that a refusal with 1013 asks for
 
 
 def main() -> None:

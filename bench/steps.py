@@ -1,9 +1,9 @@
 """`python -m bench.steps`: the engine's step alone, without a process or a socket.
 
-For each number of chats and length of context: what a step takes, what of it is the one call of
-csrc, what the scheduler and the building of the batch take before it ("plan") and the scheduler
-behind it ("update"), and how near that comes to reading the weights, keys and values as fast as the
-memory gives them. What it loses is to be looked for in the kernels, or in what is around them.
+For each number of chats and length of context: how long a step takes, how long its one call of
+csrc, how long the scheduler and the building of the batch before it ("plan") and the scheduler
+after it ("update"), and how near the step comes to reading the weights, keys and values as fast as
+the memory gives them. The loss is in the kernels, or in what is around them.
 """
 
 import argparse

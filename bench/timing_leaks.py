@@ -1,7 +1,7 @@
-"""`python -m bench.timing_leaks`: what the time of a refusal tells about what was asked for.
+"""`python -m bench.timing_leaks`: what the time of a refusal reveals about the request.
 
 Two kinds of requests take turns at random, and the figure is how often the slower one of a pair
-tells their kinds apart: 50 % of the time by chance, and no more if time tells nothing. (It is the
+gives away the kinds: 50 % of the time by chance, and no more if time reveals nothing. (It is the
 area under the ROC curve: Hanley and McNeil, Radiology 143, 1982.)
 """
 
@@ -19,7 +19,7 @@ from bench.harness.report import Figure, report
 from bench.harness.servers import running_server, user_tokens
 from tests.end_to_end.site.harness import Server
 
-MARGIN = 3.0  # standard errors of the figure itself, where time tells nothing
+MARGIN = 3.0  # standard errors of the figure itself, if time reveals nothing
 Request = tuple[str, str]  # path and token
 
 

@@ -23,8 +23,8 @@ const isLoss = (code) => [1001, 1006, 1012].includes(code);
 const waitIn = (reason) => Number(/retry_after_ms=(\d+)/.exec(reason)?.[1] ?? 0);
 
 /**
- * How long to wait, and for how long to try: quick tries first, because a network that is back tells
- * nobody; then a growing back-off, as for every refusal of the server.
+ * How long to wait, and for how long to try: quick tries first, because a network that is back says
+ * nothing; then a growing back-off, as for every refusal of the server.
  */
 function newRetries() {
   let quick = 20, failures = 0, lostAt = Date.now(), beganAt = lostAt, openedAt = 0, openingMs = 10_000;

@@ -3,7 +3,7 @@
 python examples/python_client.py --data-dir data "Tell me a long story."
 
 It needs the `websockets` package and nothing of Parley. A lost connection loses nothing: the client
-comes back and goes on behind the last entry that it has. docs/protocol.md has all the rules.
+reconnects and continues after the last entry that it has. docs/protocol.md has all the rules.
 """
 
 import argparse
@@ -28,7 +28,7 @@ LOSSES = (1001, 1006, 1012)  # nobody refused: the network, or the worker, is go
 class Retries:
     """How long to wait before a try, in seconds.
 
-    Quick tries first, because a network that is back tells nobody; then a growing back-off, as for
+    Quick tries first, because a network that is back says nothing; then a growing back-off, as for
     every refusal of the server.
     """
 
@@ -36,7 +36,7 @@ class Retries:
         self.quick, self.failures = 20, 0
 
     def wait(self, is_loss: bool, tried: float | None = None) -> float:
-        """`tried`: how long the last try took that failed; None behind a connection."""
+        """`tried`: how long the last try took, if it failed; None after a connection."""
         if not is_loss or not self.quick:
             self.failures += 1
             return random.uniform(0, min(20, 0.3 * 2 ** (self.failures - 1)))
@@ -46,7 +46,7 @@ class Retries:
 
 
 async def connections(url: str, headers: dict[str, str]) -> AsyncIterator[ClientConnection]:
-    """One connection behind the other: ask for the next one when one is lost."""
+    """One connection after the other: ask for the next one when one is lost."""
     retries, opening, lost = Retries(), 10.0, time.monotonic()
     while True:
         began = time.monotonic()
@@ -78,7 +78,7 @@ async def connections(url: str, headers: dict[str, str]) -> AsyncIterator[Client
 
 
 async def follow(socket: ClientConnection, question: str, known: dict[str, Any]) -> dict[str, Any]:
-    """Print what `known` lacks of the answer; returns its response object at the end."""
+    """Print the text that `known` does not have; return the response object at the end."""
     create = {"type": "session.create", "idempotency_key": KEY, "event_id": KEY}
     resume, snapshot = known.get("resume"), ""
     await socket.send(json.dumps(resume or create))

@@ -4,7 +4,7 @@ python examples/timeout.py --seconds 5 "Write a very long story"
 
 `async for output in asyncio.wait_for(...)` is often seen for this and cannot work: `wait_for` takes
 one awaitable, and a stream is many. `asyncio.timeout` around the loop is what is meant. It leaves
-the stream by cancellation, which aborts the request; the `abort` behind it finds nothing to do.
+the stream by cancellation, which aborts the request; the `abort` after it finds nothing to do.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""The parts of `make test-slow`: the folders of the tests, and apart from them what takes long.
+"""The parts of `make test-slow`: the folders of the tests, and apart from them the long tests.
 
-`make test-slow PART=engine` runs one of them. CONTRIBUTING.md tells what each takes, which is half
-an hour at most.
+`make test-slow PART=engine` runs one of them. CONTRIBUTING.md says how long each takes, which is
+half an hour at most.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Each slow test is in one named part, and the parts are told to those who run them."""
+"""Each slow test is in one named part, and CONTRIBUTING.md lists the parts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`python -m bench.gpu`: the engine on a GPU, each figure beside what the GPU allows.
 
-    decode     tokens/s of batches behind contexts, beside the time that reading weights, keys and
+    decode     tokens/s of batches after contexts, beside the time that reading weights, keys and
                values takes at the memory's speed, and multiplying at that of matrix products
     prefill    tokens/s of a prompt, beside the speed of matrix products
     batch      32 chats from prompt to end, beside transformers' own continuous batching
@@ -35,7 +35,7 @@ from bench.peers.models import make_without_weights
 
 
 def measure(name: str, arguments: argparse.Namespace, on: Device, folder: Path) -> Iterator[Figure]:
-    """Everything of one shape. What fails is told in its place, and the rest goes on."""
+    """Measure one shape. A failure is reported in its place, and the rest goes on."""
     shape, sizes = GPU_SHAPES[name], QUICK if arguments.quick else FULL
     model = make_without_weights(shape, folder / name)
     try:

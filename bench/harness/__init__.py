@@ -1,1 +1,1 @@
-"""What the benches share: servers, clients and a peer to measure, and how figures are told."""
+"""What the benches share: servers, clients and a peer to measure, and how figures are reported."""

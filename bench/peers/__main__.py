@@ -282,7 +282,7 @@ class Run:
         return Prompts(peer.site.checkpoint.folder, seed)
 
     def _turn(self, peer: Peer, server: Running, number: int, piece: Piece) -> None:
-        """One piece of one engine. What fails is told, and the others go on."""
+        """Measure one piece of one engine. A failure is reported, and the others go on."""
         try:
             self._measure(peer, server, number, piece)
         except Exception as error:  # of a server that we know nothing about

@@ -20,7 +20,7 @@ CHAT_TEMPLATE = (
     "{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# As Qwen2 splits words, because the converter of llama.cpp must be told a splitting that it knows.
+# As Qwen2 splits words, because the converter of llama.cpp needs a splitting that it knows.
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -17,7 +17,7 @@ from bench.peers.load.doors import Answer, ChatDoor, Door, LoadError
 from bench.peers.load.prompts import Prompts
 from bench.peers.machine.processes import busy_cores, quiet_after, sample_busy, tree
 
-STOP_LOOK_SECONDS = 2.5  # behind a stop: vLLM spins for a second
+STOP_LOOK_SECONDS = 2.5  # after a stop: vLLM spins for a second
 IDLE_LOOK_SECONDS = 0.5
 STREAM_TOKENS = 880  # lasts longer than a long prompt, and has room in 1,024 tokens
 
@@ -96,7 +96,7 @@ async def wake(turn: Turn) -> None:
 
 
 async def decode(turn: Turn) -> list[Reading]:
-    """One stream behind a context of so many tokens."""
+    """One stream after a context of so many tokens."""
     readings = []
     for context, num_tokens in turn.sizes.contexts:
         answer = await turn.door.answer(turn.prompts.draw(context), num_tokens)
@@ -228,7 +228,7 @@ def gaps_within(moments: Sequence[float], start: float, end: float) -> list[floa
 
 
 def gaps_over(moments: Sequence[float], start: float, end: float) -> list[float]:
-    """Gaps that overlap this time: whole, also where they began before it or end behind it."""
+    """Gaps that overlap this time: whole, even if they began before it or end after it."""
     return [b - a for a, b in itertools.pairwise(moments) if start < b and a < end]
 
 
@@ -236,7 +236,7 @@ async def stop(turn: Turn) -> list[Reading]:
     """From a stop in mid-answer until the server's processors are quiet."""
     step = 1 / rate_of(await turn.door.answer(turn.prompts.draw(128), 32))
     pids = [process.pid for process in tree(turn.server.pid)]
-    await asyncio.sleep(IDLE_LOOK_SECONDS)  # some engines spin for a while behind an answer
+    await asyncio.sleep(IDLE_LOOK_SECONDS)  # some engines spin for a while after an answer
     quiet: list[float] = []
     for _ in range(turn.sizes.stops):
         idle = busy_cores(await sample_busy(pids, IDLE_LOOK_SECONDS))
@@ -305,7 +305,7 @@ def rate_of(answer: Answer) -> float:
 
 
 def told(answer: Answer) -> dict[str, Any]:
-    """What shows whether the work was the one that was asked for."""
+    """The figures that show whether the engine did the work asked for."""
     return {
         "prompt_tokens": answer.prompt_tokens,
         "cached_tokens": answer.cached_tokens,

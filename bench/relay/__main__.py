@@ -2,8 +2,8 @@
 
 The engine core replays recorded step durations (`replay_core.py`), so it costs next to
 nothing and its tokens come when a real one's would. Each delta is measured from the moment at which
-it could first have been sent: when its first token left the core, or 25 ms behind the delta before
-it, which is how long the server collects text on purpose.
+it could first have been sent: when its first token left the core, or 25 ms after the previous
+delta, which is how long the server collects text on purpose.
 
 A second part counts the calls to Redis that the workers send for each token, at two rates.
 """

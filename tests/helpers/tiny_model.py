@@ -199,7 +199,7 @@ def oracle_word(token_id: int) -> str:
 
 
 def oracle_answer(last_token_id: int, num_tokens: int) -> str:
-    """The greedy answer of the oracle model behind a prompt that ends in `last_token_id`."""
+    """The greedy answer of the oracle model after a prompt that ends in `last_token_id`."""
     return "".join(oracle_word(last_token_id + i) for i in range(1, num_tokens + 1))
 
 

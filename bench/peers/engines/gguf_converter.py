@@ -1,7 +1,7 @@
 """Run llama.cpp's converter: SOURCE PACKAGES CHECKPOINT OUTPUT TYPE.
 
-It knows tokenizers by a hash of what they make of one text, and refuses others. Those made by
-`models.py` split words as Qwen2's do, and it is told so where it knows no better.
+It knows tokenizers by a hash of their ids for one text, and refuses others. Those made by
+`models.py` split words as Qwen2's do; this program says so where the converter does not know.
 """
 
 import importlib

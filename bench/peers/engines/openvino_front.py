@@ -69,7 +69,7 @@ class Stepper:
         try:
             number = next(self._numbers)
             job.handle = self._pipeline.add_request(number, job.prompt, job.config)
-        except Exception as error:  # whatever it is, its client is told
+        except Exception as error:  # of any kind: its client gets it
             job.put(error)
             return False
         return True

@@ -42,7 +42,7 @@ class Parley(Peer):
         "int8": 1.0 + 4 / 128,
         "int8-kv8": 1.0 + 4 / 128,
     }
-    keeps_log = False  # it goes with the server's folder; a failed start is told with its end
+    keeps_log = False  # it is in the server's folder; a failed start is reported with its end
     more_settings: ClassVar[dict[str, str]] = {}  # of `parley serve`
 
     @property

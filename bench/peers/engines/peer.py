@@ -36,7 +36,7 @@ class Site:
 
     @property
     def converted(self) -> Path:
-        """Where formats of other engines lie, behind this and a suffix."""
+        """Where formats of other engines lie, under this path and a suffix."""
         folder = self.environments.cache / "converted"
         folder.mkdir(parents=True, exist_ok=True)
         return folder / self.checkpoint.name

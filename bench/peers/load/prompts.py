@@ -52,7 +52,7 @@ class Prompts:
         return Prompt(ids, self.text(num_tokens - self._frame))
 
     def text(self, num_tokens: int) -> str:
-        """Words behind a space each, so many tokens long."""
+        """Words, each after a space, so many tokens long."""
         return "".join(f" {self._words[number]}" for number in self._draw(num_tokens))
 
     def templated(self, message: str) -> list[int]:

@@ -72,7 +72,7 @@ def await_answer(
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2) as answer:
             if answer.status == 200:
                 return
-        time.sleep(POLL_SECONDS)  # somebody else's server: nothing but an answer tells
+        time.sleep(POLL_SECONDS)  # another project's server: only an answer shows it
     raise Unavailable(f"{name} did not answer within {seconds:.0f} s ({log})")
 
 

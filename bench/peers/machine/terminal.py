@@ -1,4 +1,4 @@
-"""Lines and tables for whoever watches a run, which takes hours, or reads its output later."""
+"""Lines and tables of a run, which takes hours: to watch it, or to read its output later."""
 
 import sys
 

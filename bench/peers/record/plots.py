@@ -15,7 +15,7 @@ from matplotlib.ticker import NullLocator
 from bench.peers.record.figures import PARLEY, Row, Summary, summaries
 from bench.peers.record.record import Record
 
-COLORS = {  # told apart by eyes that see few colours, too (Okabe and Ito)
+COLORS = {  # distinct for colour-blind eyes, too (Okabe and Ito)
     PARLEY: "#d55e00",
     "llama.cpp": "#0072b2",
     "llama.cpp-split": "#56b4e9",
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def curves(rows: Sequence[Row], prefix: str, path: str, across: str, up: str) -> None:
-    """A line for each engine over the numbers behind `prefix`; whiskers are the rounds' range."""
+    """A line for each engine over the numbers after `prefix`; whiskers are the rounds' range."""
     found: dict[str, dict[str, dict[float, Summary]]] = {}
     families = {row.engine: row.family for row in rows}
     for (_, case, engine), summary in summaries(rows).items():

@@ -1,7 +1,7 @@
-"""`Record`: what was measured of all engines, under which conditions, as a file keeps it.
+"""`Record`: the file of all measurements, with their conditions.
 
-All of a comparison takes hours, so a record can be gone on with: by a run of the same machine and
-sizes, whose rounds come behind those that it has.
+A whole comparison takes hours, so a run can continue a record of the same machine and sizes: its
+rounds are appended.
 """
 
 import json

@@ -90,7 +90,7 @@ def share_of_multiplications(
 ) -> Summary | None:
     """How near a prompt comes to what the processors of that moment multiply in float32.
 
-    Of weights in 8 bits there is none, and instructions for bfloat16 can do more than all.
+    There is none for weights in 8 bits, and instructions for bfloat16 can exceed 100 %.
     """
     prefix, _, num_tokens = case.partition("@")
     if prefix != "prefill" or known is None or "flops_per_token" not in known:  # older records
