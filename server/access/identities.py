@@ -1,10 +1,10 @@
-"""`Identities`: whom a credential stands for, by a record that is at most a few seconds old.
+"""`Identities`: the user of a credential, from a record that is at most a few seconds old.
 
 Rights end while sockets are open: a token is revoked or expires, a user is disabled or gets another
-role. Every worker is told over Redis and looks at once; since a message may be lost, it also looks
-at the credentials of all its open connections every few seconds, in one pipeline. Either way what
-no longer holds is closed within five seconds of the change. While Redis is away nobody can be
-asked: what was known last then counts for connections that are open, and no new one is let in.
+role. Every worker hears of it over Redis and checks at once; since a message may be lost, it also
+checks the credentials of all its open connections every few seconds, in one pipeline. Either way a
+connection that lost its rights is closed within five seconds. While Redis is unavailable, open
+connections keep the rights that were known last, and no new one is accepted.
 """
 
 import asyncio
@@ -159,7 +159,7 @@ class Identities:
         return await self._find(credential.digest, credential.kind, "the ticket is not valid")
 
     async def confirm(self, user: User) -> None:
-        """Let in again whoever was let in when their request began.
+        """Check again the user who was accepted when the request began.
 
         The record is as young as for a new request. Raises `ApiError`, also when the user's rights
         are others by now, and `StoreUnavailable`.
@@ -299,7 +299,7 @@ class Identities:
         self._wake.set()
 
     async def watch_forever(self) -> None:
-        """Look at open connections' rights: at once when told, else every few seconds."""
+        """Check open connections' rights: at once on notice, else every few seconds."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_SECONDS):

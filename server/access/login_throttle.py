@@ -1,8 +1,8 @@
-"""Wrong credentials, counted by address: who keeps guessing waits, and the log stays short.
+"""Wrong credentials, counted by address: guessing is slowed down, and the log stays short.
 
-Nobody is kept out by what others send from the same address, say from behind one proxy: a secret
-that is long enough to be one of ours is looked up however many wrong ones came before it. Guessing
-such a secret is hopeless. What is too short to be one is not even looked up any more.
+Wrong credentials never lock out others at the same address, say behind one proxy: a secret that is
+long enough to be one of ours is looked up however many wrong ones came before. Guessing such a
+secret is hopeless. Shorter ones are not even looked up any more.
 """
 
 import contextlib
@@ -83,6 +83,6 @@ class LoginThrottle:
         window = self._windows.get(address)
         if window is None or now - window.begin >= WINDOW_SECONDS:
             if len(self._windows) >= MAX_ADDRESSES:
-                self._windows.clear()  # forgetting is kinder than growing
+                self._windows.clear()  # bounds memory; guesses are counted anew
             window = self._windows[address] = _Window(now)
         return window

@@ -1,4 +1,4 @@
-"""How much one client may ask for: the configured limits, rates, and places that are few."""
+"""How much one client may ask for: limits, rates, and a few places at a time."""
 
 import contextlib
 import time
@@ -63,7 +63,7 @@ class TokenBuckets:
 
     def of(self, owner: str) -> TokenBucket:
         if len(self._buckets) >= MAX_OWNERS:
-            self._buckets.clear()  # kinder than to grow
+            self._buckets.clear()  # bounds memory; at worst owners get a fresh burst
         return self._buckets.setdefault(owner, TokenBucket(self.rate))
 
     def check(self, owner: str) -> None:
@@ -86,9 +86,9 @@ def budget_entry(budget: Budget) -> RateLimit:
 
 
 class Places:
-    """How many may be at something at once on this worker: of one owner, and in all.
+    """How many may do something at once on this worker: of one owner, and in all.
 
-    `what` are they, in words for whoever is refused.
+    `what` names them in the text of a refusal.
     """
 
     def __init__(self, what: str, *, per_owner: int, in_all: int) -> None:

@@ -19,10 +19,10 @@ class Intervals(msgspec.Struct, frozen=True, kw_only=True):
     sweep: float = 1.0  # between two looks for leases that ended
     promotion: float = 1.0  # between two looks whether an answer's turn has come
     heartbeat: float = 3.0  # of a worker, in the store
-    heartbeat_late: float = 8.0  # operators are told of a worker that was silent for so long
+    heartbeat_late: float = 8.0  # after so long a silence operators see the worker as missing
     heartbeat_life: float = 15.0  # a worker that was silent for so long is not there
     ping: float = 20.0  # between two pings of a websocket, and until its pong must be here
-    drain: float = 30.0  # for running answers, when a worker is told to stop
+    drain: float = 30.0  # for running answers, when a worker has to stop
     settings: float = 30.0  # between two looks at Redis' settings and memory
     watchdog: float = 30.0  # an engine core that answers nothing for so long is killed
 

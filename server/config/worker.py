@@ -1,4 +1,4 @@
-"""What the supervisor tells a worker at its start, and what exit codes the worker answers with."""
+"""What the supervisor sends a worker at its start, and the worker's exit codes."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ EXIT_REFUSED = 3  # the store must not be used: restarting would not help
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the supervisor tells a worker on stdin."""
+    """What the supervisor sends a worker on stdin."""
 
     replica: str
     listen_fd: int

@@ -138,9 +138,9 @@ class EngineClient(Protocol):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the answer to `prompt["prompt_token_ids"]`; the last output has `finished` True.
 
-        `prompt["cache_salt"]` names the user, with whom alone prefixes are shared. The stream goes
-        on behind `resume_token_ids`. `on_progress` is called while the request waits and its prompt
-        is read. A request that `is_admitted` is taken even by a queue that is full. Raises
+        `prompt["cache_salt"]` names the user, with whom alone prefixes are shared. The stream
+        continues after `resume_token_ids`. `on_progress` is called while the request waits and its
+        prompt is read. A request that `is_admitted` is taken even by a queue that is full. Raises
         `EngineError` and `ValidationError`.
         """
 

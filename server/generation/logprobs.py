@@ -1,4 +1,4 @@
-"""The log probabilities of an answer's tokens, as the protocol tells them."""
+"""The log probabilities of an answer's tokens, in the protocol's form."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

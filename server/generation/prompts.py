@@ -67,7 +67,7 @@ class PromptBuilder:
         settings: Mapping[str, Any],
         base: str = "",
     ) -> Prompt:
-        """The prompt of `text` behind the path to `leaf`, with `base` as the answer's beginning.
+        """The prompt of `text` after the path to `leaf`, with `base` as the answer's beginning.
 
         Raises `ApiError` `context_length_exceeded` when system text and message alone do not fit,
         and `invalid_field` when the model's chat template refuses them or cannot be done with them.

@@ -140,7 +140,7 @@ def encode(document: Document) -> bytes:
 
 
 def files() -> dict[Path, bytes]:
-    """What belongs into which file."""
+    """Which file holds what."""
     return {SCHEMA_FILE: encode(json_schema()), ASYNCAPI_FILE: encode(asyncapi())}
 
 

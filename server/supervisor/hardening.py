@@ -1,10 +1,10 @@
-"""What every process of Parley inherits from the first one: nothing of it is left lying about."""
+"""Process hardening, inherited from the first process: no core dumps, private files."""
 
 import os
 import resource
 
-# Our children are told what they need on their stdin; every process of a user can read the
-# environment of the others.
+# Our children get their secrets on stdin, because every process of a user can read the environment
+# of the others.
 SECRETS = ("PARLEY_TOKEN", "PARLEY_ADMIN_TOKEN", "PARLEY_REDIS_URL", "PARLEY_REDIS_SECRET")
 MAX_DESCRIPTORS = 65_536  # the usual 1,024 are used up by so many sockets
 

@@ -45,8 +45,8 @@ logger = structlog.get_logger("server")
 TICK_SECONDS = 0.5
 SEND_BUFFER_BYTES = 64 * 1024
 UNSENT_BYTES = 4096  # that the kernel keeps beyond what is on its way: more waits in the outbox
-# A peer that acknowledges or takes nothing for so long is gone. A reader that is only slow is told
-# by close 4008 before that, after 15 s.
+# A peer that acknowledges or takes nothing for so long is gone. A reader that is only slow gets
+# close 4008 before that, after 15 s.
 UNACKED_MS = 30_000
 BACKLOG = 1024
 STOP_GRACE_SECONDS = 5.0

@@ -95,7 +95,7 @@ class WorkerKeeper:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=(self.config.listen_fd,),
-            start_new_session=True,  # Ctrl-C is for us; the workers are told when it is their turn
+            start_new_session=True,  # Ctrl-C is for us; the workers get their command in turn
             env={**os.environ, "PYTHONPATH": _python_path()},
         )
         # Readable for an operator, and never the same twice.

@@ -78,7 +78,7 @@ class _LossyFile(io.FileIO):
 
 
 class _JsonLines(io.TextIOBase):
-    """What is printed by whoever knows no log: each line becomes an event, unless it is JSON."""
+    """A stream for code that prints: each line becomes an event, unless it is JSON."""
 
     def __init__(self, stream: io.TextIOWrapper, process: str, level: str) -> None:
         self._stream = stream

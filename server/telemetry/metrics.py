@@ -105,11 +105,11 @@ class Metrics:
         self._responses = Counter(
             "parley_responses", "Ended responses.", ["status", "reason"], registry=r
         )
-        self._errors = Counter("parley_errors", "Errors told to clients.", ["code"], registry=r)
+        self._errors = Counter("parley_errors", "Errors sent to clients.", ["code"], registry=r)
         self._closes = Counter("parley_closes", "Sockets closed by us.", ["code"], registry=r)
         self._reaped = Counter("parley_runs_reaped", "Runs taken over.", registry=r)
         self._discarded = Counter(
-            "parley_tokens_discarded_after_stop", "Tokens decoded behind a stop.", registry=r
+            "parley_tokens_discarded_after_stop", "Tokens decoded after a stop.", registry=r
         )
         self.first_token = Histogram(
             "parley_time_to_first_token_seconds",

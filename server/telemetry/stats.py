@@ -1,6 +1,6 @@
-"""The recent past of all workers: each stores samples of its figures, whoever asks adds them up.
+"""The recent past of all workers: each stores samples of its figures, a reader adds them up.
 
-A sample holds what was the case at its moment, and what has happened since the one before.
+A sample holds the state at its moment, and what has happened since the sample before.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ class Recorder:
         measured_at = time.monotonic()
         while True:
             try:
-                if pending is not None:  # once more: perhaps it was stored and only told too late
+                if pending is not None:  # again: perhaps only the reply was late
                     await self._samples.add(span, *pending)
                 totals, now = await self._totals(), time.monotonic()
                 sample = self._sample(totals, before, now - measured_at)
@@ -84,7 +84,7 @@ class Recorder:
                 await self._samples.add(span, *pending)
                 pending = None
             except StoreUnavailable:
-                pass  # `Health` tells
+                pass  # `Health` reports it
             except Exception:
                 logger.exception("sample not stored")
             await asyncio.sleep(STEP_SECONDS[span])
@@ -126,7 +126,7 @@ class Recorder:
 async def read_series(samples: Samples, span: Span) -> tuple[list[int], Series]:
     """The moments (ms) of a span, and for each series one value for each of them.
 
-    None where nothing was measured. Workers are added up; so are cores, of which a host has one.
+    None where nothing was measured. Workers are added up, and so are cores, one for each host.
     """
     step_ms = STEP_SECONDS[span] * 1000
     last = time.time_ns() // 1_000_000 // step_ms * step_ms

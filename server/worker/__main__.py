@@ -34,7 +34,7 @@ YOUNG_OBJECTS = 10_000  # more of them are looked through for garbage; Python's 
 
 
 async def run(config: WorkerConfig, tether: Tether) -> int:
-    """Serve until told to stop. Returns the exit code."""
+    """Serve until asked to stop. Returns the exit code."""
     commands = await _open_stdin()
     store = _store(config)
     try:
@@ -74,7 +74,7 @@ async def run(config: WorkerConfig, tether: Tether) -> int:
     orphaned = await _obey(commands, worker, serving)
     tether.expect_end(config.intervals.drain)
     for open_server in server.servers:
-        open_server.close()  # nobody new; who is here is told and waited for
+        open_server.close()  # no new connections; those that are open are told and awaited
     await worker.drain(0.0 if orphaned else config.intervals.drain, hurry, is_crash=orphaned)
     server.should_exit = True
     await serving

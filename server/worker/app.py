@@ -71,9 +71,10 @@ LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 class Worker:
     """One worker's parts, wired. `app` is what uvicorn serves.
 
-    Each is made from those before it: what is heard and told (feed, hub, health), the other workers
-    (peers, recorder), who makes answers (active_limit, runs, abandonment, creator), who takes
-    over those of the dead (takeover), who may come in (identities), and the doors (services, app).
+    Each is made from those before it: what comes in and goes out (feed, hub, health), the other
+    workers (peers, recorder), what makes answers (active_limit, runs, abandonment, creator), what
+    takes over those of dead workers (takeover), who may log in (identities), and the doors
+    (services, app).
     """
 
     def __init__(self, config: WorkerConfig, store: SessionStore, engine: EngineClient) -> None:

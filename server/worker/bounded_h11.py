@@ -84,7 +84,7 @@ class BoundedConnection(h11.Connection):
             raise h11.RemoteProtocolError("HTTP/1.0 has neither chunks nor upgrades")
 
     def _count_chunk(self, part: h11.Data) -> None:
-        """A chunk may come in parts, of which the last one counts."""
+        """A chunk may come in parts, and only the last one counts."""
         self._num_body_bytes += len(part.data)
         self._num_chunks += part.chunk_end
         if self._num_chunks > FREE_CHUNKS + self._num_body_bytes // BYTES_PER_CHUNK:

@@ -1,4 +1,4 @@
-"""`Control`: what other workers and the supervisor tell this worker to do."""
+"""`Control`: the commands that other workers and the supervisor send this worker."""
 
 import asyncio
 import contextlib

@@ -44,8 +44,8 @@ class BodyRefused(Exception):
 class Guard:
     """Wraps the application.
 
-    `index` is the page whose import map the policy must allow; `count_error` is told the code of
-    each refusal.
+    `index` is the page whose import map the policy must allow; `count_error` gets the code of each
+    refusal.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Guard:
         if not scope["path"].startswith("/"):  # a whole URL, as for a proxy
             return 400
         if {b"content-length", b"transfer-encoding"} <= {name for name, _ in raw}:
-            return 400  # whoever stands in front of us may have read another end of the body
+            return 400  # a proxy may have read another end of the body
         if len(raw) > MAX_HEADERS or sum(len(k) + len(v) for k, v in raw) > MAX_HEADER_BYTES:
             return 431
         if self._hosts is not None:
@@ -91,8 +91,8 @@ class Guard:
         return None
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Ranges are for large files, of which there are none; whoever asks gets all of it (RFC 9110
-        # §14.2). Starlette would refuse wrong ones in words of its own.
+        # Ranges are for large files, and there are none; a request for one gets all of the file
+        # (RFC 9110 §14.2). Starlette would refuse wrong ones with its own texts.
         scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"range"]
         started = False
         body = BoundedBody(receive, max_body_bytes(scope))
@@ -121,7 +121,7 @@ class Guard:
         else:
             return
         self._count_error(error.code)
-        if not started:  # else the connection is cut, which tells that the answer is not whole
+        if not started:  # else the connection is cut, which shows that the answer is not whole
             answer = error_response(error)
             answer.headers["connection"] = "close"
             await answer(scope, receive, send_with_headers)

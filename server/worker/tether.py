@@ -1,11 +1,11 @@
-"""`Tether`: a worker that was told to end does end, whatever its threads are doing.
+"""`Tether`: a worker that has to end does end, whatever its threads are doing.
 
-Threads of its own hear the signals and see when the supervisor is gone, also while the event loop
-hangs and whatever other threads wait for. They tell the worker, give it its time, and then end the
-process there and then: no thread is joined, nothing runs at exit.
+Separate threads receive the signals and notice when the supervisor is gone, even while the event
+loop hangs and other threads wait. They notify the worker, give it its time, and then end the
+process at once: no thread is joined, nothing runs at exit.
 
-Should no thread of Python's come to run at all, because one holds the interpreter and computes,
-then these cannot look either, and a timer of the kernel's ends the process.
+If no Python thread runs at all, because one holds the interpreter and computes, these threads
+cannot check either, and a kernel timer ends the process.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ EXIT_TOLD = 128 + signal.SIGTERM
 class Tether(threading.Thread):
     """Made in the main thread before there are others, which inherit that they hear no signals.
 
-    Until `serve_with`, whoever is told to end is ended at once: there is nothing to finish.
+    Until `serve_with`, a process that has to end is ended at once: there is nothing to finish.
     """
 
     def __init__(self) -> None:

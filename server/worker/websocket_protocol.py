@@ -40,7 +40,7 @@ FINAL_TEXT = 0x80 | Opcode.TEXT
 
 
 class FrameReader(StreamReader):
-    """websockets', which tells whether a part of a frame has come."""
+    """websockets' own, which also says whether a part of a frame has come."""
 
     is_in_frame = False
 
@@ -111,7 +111,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     A jammed socket must be cut, not closed. And a client must learn what it did wrong: uvicorn
     leaves a handshake that cannot be parsed without an answer, cannot refuse a frame before the
-    handshake is answered, and closes behind an error at once, where unread bytes turn the close
+    handshake is answered, and closes right after an error, where unread bytes turn the close
     into a reset that destroys the close frame on its way.
     """
 

@@ -24,7 +24,7 @@ from sessions.model.errors import ResponseNotFound, RunEnded, SessionNotFound
 from sessions.model.records import RunRecord
 
 STOPPED_REASON: Reason = "admin_cancelled"
-END_SECONDS = 2.0  # for stopped answers; then the caller is told what is still running
+END_SECONDS = 2.0  # for stopped answers; then the reply lists what is still running
 POLL_SECONDS = 0.05
 DELETIONS_AT_ONCE = 16  # of a deleted user's sessions
 MOMENTS = ("created_at", "started_at", "first_token_at", "cancel_at", "aborted_at", "done_at")

@@ -1,7 +1,7 @@
 """Users, their tokens and what they use, over HTTP, for admins.
 
 A token is in the answer that makes it, once; nobody can read it again. An admin gives no right that
-their own credential lacks.
+their own credential does not have.
 """
 
 from dataclasses import asdict
@@ -133,7 +133,7 @@ class AdminUserOperations:
                 one + "/tokens",
                 self.create_token,
                 "Another token for a user, which is shown this once",
-                scope=TRANSCRIPTS,  # whoever comes in as the user reads what the user wrote
+                scope=TRANSCRIPTS,  # logging in as the user shows what the user wrote
                 body=CreateTokenBody,
                 answers={201: NewToken},
             ),

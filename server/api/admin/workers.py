@@ -127,7 +127,7 @@ def roll_wire(roll: Roll) -> dict[str, Any]:
 
 
 def is_replaced(missing: Replica, present: Iterable[Replica]) -> bool:
-    """Whether its server was started again behind its last word, say after a power cut."""
+    """Whether its server has started again since its last report, say after a power cut."""
     return any(
         one.figures.get("host") == missing.figures.get("host")
         and int(one.figures.get("server_started_at", 0)) > missing.seen_at

@@ -17,8 +17,8 @@ from server.protocol.objects import SessionObject
 from sessions.model.ids import check_message_id, check_session_id, is_idempotency_key
 from sessions.model.replies import CreatedSession
 
-# Of one worker. A file has up to 16 MiB and may be half a minute on its way, so what is still to
-# come takes no place of what is at work: 128 MiB of files at most, of which 32 are one user's.
+# Of one worker. A file has up to 16 MiB and may take half a minute to arrive, so arriving files
+# take no place from those in work: 128 MiB of files at most, 32 of one user.
 MAX_FILES = 8
 MAX_FILES_PER_USER = 2
 MAX_IMPORTS = 2  # parsed and stored at once, which takes several times the file

@@ -109,7 +109,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self) -> AsyncIterator[bytes]:
-        """The frames as events; comments in between tell proxies that the stream is alive."""
+        """The frames as events; comments in between show proxies that the stream is alive."""
         now = asyncio.get_running_loop().time
         heartbeat_at, check_at = now() + HEARTBEAT_SECONDS, now() + CHECK_SECONDS
         while not self._viewer.is_closing:
@@ -143,9 +143,9 @@ def _is_last(frame: dict[str, Any]) -> bool:
 
 
 def encode_event(frame: dict[str, Any]) -> bytes:
-    """One frame as an event. Its id, where it has one, is the position behind it.
+    """One frame as an event. Its id, if it has one, is the position after it.
 
-    An end that another one follows has none: who comes back behind it must be sent the other.
+    An end that another one follows has none: a client that reconnects after it must get the other.
     """
     lines = [b"event: " + frame["type"].encode(), b"data: " + orjson.dumps(frame)]
     is_whole = frame.get("part") == frame.get("parts")

@@ -81,15 +81,15 @@ class Call:
         return values[0] if values else None
 
     async def confirm(self) -> None:
-        """Hold the caller's rights against now, after a wait. Raises `ApiError`."""
+        """Check the caller's rights again, after a wait. Raises `ApiError`."""
         await self.identities.confirm(self.user)
 
     async def data(self) -> bytes:
         """The bytes of a JSON body. Raises `ApiError`.
 
-        A body may be half a minute on its way, and whoever sends it may be nobody by then. So the
-        caller is let in again behind every body. Behind one that came at once that finds what the
-        first look has read, and costs nothing.
+        A body may take half a minute, and its sender may have lost their rights by then. So the
+        rights are checked again after every body. After one that came at once this finds what the
+        first check has read, and costs nothing.
         """
         data = await read_json(self.request)
         await self.confirm()
@@ -200,7 +200,7 @@ def _default(field: msgspec.structs.FieldInfo) -> Any:
 
 
 def routes_of(operations: Iterable[Operation], context: ApiContext) -> list[Route]:
-    """One route for each path, so that a wrong method is told all those that are right."""
+    """One route for each path, so that a wrong method gets the list of the right ones."""
     paths: dict[str, dict[str, Operation]] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method] = operation

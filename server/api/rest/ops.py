@@ -13,7 +13,7 @@ from server.protocol.schemas import asyncapi
 
 
 class Ops:
-    """The endpoints for whoever watches the server; `document` makes the OpenAPI document."""
+    """The endpoints for monitoring the server; `document` makes the OpenAPI document."""
 
     def __init__(self, context: ApiContext, document: Callable[[], Document]) -> None:
         self._document = cache(document)

@@ -207,12 +207,12 @@ class ResponseOperations:
             stack.enter_context(holding)
             await self._hub.join(subscription)
             await begin(subscription)
-            # Begun: whoever sends the stream leaves at its end.
+            # Begun: the sender of the stream leaves at its end.
             leave = stack.pop_all().aclose
         return EventStream(viewer, check=partial(self._check, subscription), leave=leave)
 
     async def _leave(self, subscription: Subscription) -> None:
-        """Leave the session's room, also if whoever leaves is cancelled meanwhile."""
+        """Leave the session's room, even if the caller is cancelled meanwhile."""
         await asyncio.shield(start(self._hub.leave(subscription)))
 
     async def _check(self, subscription: Subscription) -> None:
@@ -227,7 +227,7 @@ class ResponseOperations:
     async def _attach(
         self, subscription: Subscription, response_id: str, after: int, fence: int | None = None
     ) -> None:
-        """What the caller lacks, and then whatever comes."""
+        """Send what the caller has not seen, and then whatever comes."""
         assert subscription.only is not None
         subscription.only.add(response_id)
         await self._hub.catch_up.attach(subscription, response_id, after, fence)

@@ -1,4 +1,4 @@
-"""Sessions over HTTP; their viewers and sidebars on websockets are told as if one had asked."""
+"""Sessions over HTTP; viewers and sidebars on websockets see each change, as if one had asked."""
 
 from typing import Annotated, Any
 

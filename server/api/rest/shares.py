@@ -1,4 +1,4 @@
-"""Share links: the owner makes and takes back, whoever has the link reads."""
+"""Share links: the owner creates and deletes them, anyone who has the link reads."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ MAX_SHARED_BYTES = 2 * 1024 * 1024  # of text; on a page it may be six times tha
 MAX_READERS = 16
 MAX_READERS_PER_ADDRESS = 4
 READS_PER_S = 10  # of one address
-READ_SECONDS = 120.0  # for the whole of it, or whoever reads slowly would keep a place for hours
+READ_SECONDS = 120.0  # for the whole, or a slow reader would keep a place for hours
 HEADERS = {"Cache-Control": "no-store", "X-Robots-Tag": "noindex, nofollow", "Vary": "Accept"}
 
 
@@ -122,7 +122,7 @@ class HeldStream(StreamingResponse):
             try:
                 async with asyncio.timeout(READ_SECONDS):
                     await super().__call__(scope, receive, send)
-            except TimeoutError:  # half of it is out: all that can be told is that it is no more
+            except TimeoutError:  # half of it is out: only the cut can show that it is incomplete
                 raise ClientDisconnect from None
 
 
