@@ -1,4 +1,4 @@
-"""Tasks beside the one that starts them: no exception of theirs is lost, none is told by asyncio.
+"""Tasks beside the one that starts them: no exception of theirs is lost, asyncio reports none.
 
 asyncio writes "Task exception was never retrieved" with a traceback for every task whose failure
 nobody awaits, whether a bug or the refusal of a request whose client has left. So every task of
@@ -40,7 +40,7 @@ class Background:
         self._keep(work).add_done_callback(self._tell)
 
     async def see_through(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for something that goes on if whoever waits is cancelled."""
+        """Wait for something that goes on if the caller is cancelled."""
         task = self._keep(work)
         try:
             return await asyncio.shield(task)

@@ -1,4 +1,4 @@
-"""Stop: which answers a frame means, and what its sender is told until they have ended."""
+"""Stop: which answers a frame means, and what its sender hears until they have ended."""
 
 import asyncio
 import contextlib
@@ -264,7 +264,7 @@ class Canceller:
                 )
 
         if not run.done.is_set():
-            # What waits to be shown until the lease is renewed would come behind the notice.
+            # What waits to be shown until the lease is renewed would come after the notice.
             self._told.stop(
                 response_id, lambda: run.final_text() if is_done(run.events[-1]) else None
             )
@@ -341,7 +341,7 @@ class Canceller:
 
     async def _follow_to_the_end(self, response_id: str, asked: int) -> None:
         """Another worker ends it: its asker hears of that, however long the store is away."""
-        # What comes of it from now on would come behind the notice.
+        # What comes of it from now on would come after the notice.
         stopped = self._told.stop(response_id)
         while not self._told.has_answered(response_id, asked):
             try:

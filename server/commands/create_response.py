@@ -1,7 +1,7 @@
 """`ResponseCreator`: what happens between a `response.create` and the run that answers it.
 
-Admission, settings, prompt and the script that stores the beginning come here; what begun answers
-do then is `runs.py`. Nothing is stored of a frame that is refused.
+Admission, settings, prompt and the script that stores the beginning are here; `runs.py` has what
+follows. Nothing of a refused frame is stored.
 """
 
 import asyncio
@@ -310,7 +310,7 @@ class ResponseCreator:
 
 
 def _parent_argument(frame: CreateResponse, question: Message) -> str | Unset | None:
-    """Where `begin_response` puts what it stores: given, or behind the head of that moment."""
+    """Where `begin_response` puts what it stores: given, or after the head of that moment."""
     if frame.input is None:
         return question.id
     return UNSET if isinstance(frame.parent_id, UnsetType) else frame.parent_id

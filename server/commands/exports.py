@@ -61,7 +61,7 @@ async def as_markdown(session: Session, messages: AsyncIterator[Message]) -> Asy
 
 
 async def breathing(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same parts in larger pieces, with a breather behind each."""
+    """The same parts in larger pieces, with a pause after each."""
     piece: list[bytes] = []
     size = 0
     async for part in parts:

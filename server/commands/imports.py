@@ -1,7 +1,8 @@
 """A file → a conversation to be stored, held to the limits of the live path.
 
-Whoever imports owns what is made. Ids in the file are labels that tie it together; the stored ones
-are fresh. Roles are user and assistant: a file cannot bring words of the system or of a tool.
+The user who imports a file owns the session. Ids in the file are labels that link messages; the
+stored ones are fresh. Roles are user and assistant: a file cannot bring text of the system or of a
+tool.
 """
 
 import time

@@ -1,8 +1,8 @@
-"""`CatchUp`: reads from the stored logs what somebody who follows a session here still lacks.
+"""`CatchUp`: reads from the stored logs what a connection that follows a session here has missed.
 
-Whoever begins to follow an answer is sent it from a position on, whoever missed something gets just
-that, and whoever was shown what is not stored gets what is. More may come live while a log is read:
-nothing is locked for that, because every `Subscription` counts and drops what it has.
+A connection that begins to follow an answer gets it from a position on; one that missed something
+gets just that; and one that was shown what is not stored gets what is. More may come live while a
+log is read: nothing is locked for that, because every `Subscription` counts and drops what it has.
 """
 
 import asyncio
@@ -49,9 +49,9 @@ class CatchUp:
         *,
         asked: int = 0,
     ) -> None:
-        """Send what the subscription lacks of one answer; live events then follow by number.
+        """Send what the subscription has missed of one answer; live events then follow by number.
 
-        A `position` counts only in the log of the `fence` that it was told with; None: in any.
+        A `position` counts only in the log of the `fence` that came with it; None: in any.
         `asked` is the number of the request (`Told.ask`), 0 where there was none. Raises
         `ResponseNotFound`, `StoreUnavailable`.
         """
@@ -106,11 +106,11 @@ class CatchUp:
                     self.sync_response(room, response_id)
 
     def sync_session(self, room: Room) -> None:
-        """Fetch what the room's subscriptions lack of the events of the session itself."""
+        """Fetch what the room's subscriptions have missed of the events of the session itself."""
         self._sync(room, room.session_id, partial(self._sync_session, room))
 
     def sync_response(self, room: Room, response_id: str) -> None:
-        """Fetch what the room's subscriptions lack of an answer."""
+        """Fetch what the room's subscriptions have missed of an answer."""
         self._sync(room, response_id, partial(self._sync_response, room, response_id))
 
     def _sync(self, room: Room, log_of: str, read: Callable[[], Awaitable[None]]) -> None:

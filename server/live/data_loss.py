@@ -1,4 +1,4 @@
-"""`DataLoss`: what viewers are told when Redis has lost something that it had acknowledged.
+"""`DataLoss`: what viewers are sent when Redis has lost something that it had acknowledged.
 
 A flushed or emptied Redis has lost sessions whole: their viewers get `session.deleted`. A replica
 that was promoted, or an append-only file with a torn end, has lost the last writes of some: such a
@@ -38,7 +38,7 @@ class DataLoss:
         self._publish_session = publish_session
 
     def look_at_all(self) -> None:
-        """The store was emptied. Whoever runs an answer tells its session's viewers itself."""
+        """The store was emptied. The owner of an answer notifies its session's viewers itself."""
         for session_id in self._rooms.unanswered():
             self._rooms.spawn(self.look_at(session_id))
 
@@ -100,7 +100,7 @@ class DataLoss:
 
     async def _rejoin(self, room: Room, subscription: Subscription) -> None:
         assert subscription.rejoin is not None
-        async with subscription.sending:  # one state behind the other
+        async with subscription.sending:  # one state after the other
             while subscription in room.subscriptions:
                 try:
                     await subscription.rejoin()
@@ -116,7 +116,7 @@ class DataLoss:
                 return
 
     async def _tell_gone(self, room: Room) -> None:
-        """The session is not there any more, and whoever deleted it was not heard."""
+        """The session does not exist any more, and its deletion was not heard."""
         self._publish_session(await self._gone(room))
 
     async def _gone(self, room: Room) -> SessionDeleted:

@@ -1,4 +1,4 @@
-"""Whether Redis and the engine can be used, told to every client when it changes.
+"""Whether Redis and the engine can be used; every client hears of a change.
 
 Redis can be used when every primary answers and takes writes. What an operator must mend although
 all works so far is for the log and `/readyz` alone.

@@ -2,8 +2,8 @@
 
 A room is a session with at least one viewer here. Answers that this worker runs are fed to it from
 memory; everything else comes through the session's channel in Redis. Both may bring the same event,
-or one may be late, so each subscription counts: it drops what it has, and `CatchUp` fetches what it
-lacks from the log. That is what makes "nothing lost, nothing doubled" one rule in one place.
+or one may be late, so each subscription counts: it drops what it has, and `CatchUp` fetches what is
+missing from the log. That is what makes "nothing lost, nothing doubled" one rule in one place.
 """
 
 import asyncio
@@ -296,7 +296,8 @@ class Hub:
             self.put_in_order(room, frame.offset, frame.wire())
 
     def put_in_order(self, room: Room, offset: int, frame: dict[str, Any]) -> None:
-        """Send a session event, as its frame, behind all that come before it; fetch what lacks."""
+        """Send a session event, as its frame, after all earlier ones; fetch those that are
+        missing."""
         if offset <= room.offset:
             return
         room.early[offset] = frame

@@ -2,7 +2,7 @@
 
 The engine and the runs never wait for a socket: they put frames here. New text of a response joins
 the delta that is still waiting, so a slow reader costs memory for its text, not for its lateness. A
-control frame of a response goes behind that response's waiting delta, never in front of it.
+control frame of a response goes after that response's waiting delta, never before it.
 
 A replay is a burst that this server makes, and says nothing about its reader. So its frames are
 made one by one as the writer takes them, and count for nothing before.
@@ -144,7 +144,7 @@ class Outbox:
         *,
         is_entry: bool = False,
     ) -> None:
-        """Queue a control frame, behind the text of `response_id` that is still waiting.
+        """Queue a control frame, after the text of `response_id` that is still waiting.
 
         `is_entry`: it shows entries of that answer's log.
         """

@@ -1,8 +1,8 @@
 """`ResponseLog`: what the entries of one answer say, in memory or as the store has them.
 
-A continued answer writes behind text that its message had already. That text is in no entry of the
-log, so whoever needs the whole text (a snapshot, an end that brings its text) needs `base` too.
-Entries leave as frames one by one, as a replay, or as a snapshot.
+A continued answer writes after text that its message had already. That text is in no entry of the
+log, so a snapshot, or an end that brings the whole text, needs `base` too. Entries leave as frames
+one by one, as a replay, or as a snapshot.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,7 +46,7 @@ class ResponseLog:
 
     @property
     def end_with_text(self) -> ObjectEvent:
-        """The same for somebody who lacks text: the message's text in it."""
+        """The same with the message's text, for a client that has not all of it."""
         length = self.end.data["response"]["text_length"]
         return ObjectEvent({**self.end.data, "text": utf16_prefix(self.text(), length)})
 
@@ -80,7 +80,7 @@ async def read_log(store: SessionStore, uid: str | None, response_id: str) -> Re
 
 
 async def read_base(store: SessionStore, record: RunRecord, events: Sequence[Event]) -> str:
-    """The text behind which an answer began: at its end, the message still begins with it."""
+    """The text after which an answer began: at its end, the message still begins with it."""
     first = next((event for event in events if isinstance(event, TextEvent)), None)
     length = record.text_length if first is None else first.text_offset
     if length == 0:

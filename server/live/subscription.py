@@ -1,7 +1,7 @@
 """`Subscription`: what one connection watches of one session, and how far it was sent.
 
 The same event may come from memory, from Redis, from the log, twice or late. A subscription counts:
-it drops what it has sent, and says when it lacks something.
+it drops what it has sent, and says when something is missing.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ LAST_ENDS_SECONDS = 5.0  # for the ends of a deleted session's answers to come, 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far a connection was sent one answer: it lacks what is behind entry `number`.
+    """How far a connection was sent one answer: it has not seen what follows entry `number`.
 
     With `is_doubted`, what it was sent may not be what is stored, so no entry counts as sent, and a
     whole log must come next.
@@ -82,7 +82,7 @@ class Subscription:
         self.is_viewer = is_viewer
         self.observes = observes  # somebody else's session: it may be read and nothing more
         self.offset = 0
-        self.sending = asyncio.Lock()  # held by whoever sends the session's whole state
+        self.sending = asyncio.Lock()  # held while the session's whole state is sent
         self._num_joins = 1  # whole states that must still be sent
         self.rejoin: Callable[[], Awaitable[None]] | None = None  # send the whole state again
         self.on_gone: Callable[[], object] = lambda: None  # the session is deleted, and that told
@@ -131,7 +131,7 @@ class Subscription:
         return [response_id for response_id in self._open if not self._ends_by_itself(response_id)]
 
     def _ends_by_itself(self, response_id: str) -> bool:
-        """Whether whoever stopped it from here has heard its end, and sends it."""
+        """Whether the code that stopped it from here has heard its end, and sends it."""
         stopped = self.told.stopped(response_id)
         is_heard = stopped is not None and stopped.ended.is_set()
         return is_heard and not self.told.has_early_end(response_id)
@@ -387,11 +387,11 @@ class Subscription:
     def put_log(
         self, response_id: str, log: ResponseLog, position: int = 0, asked: int = 0
     ) -> None:
-        """Queue a log for somebody who has everything up to entry `position`.
+        """Queue a log for a client that has everything up to entry `position`.
 
-        A position that is not in the log, or far behind, is answered with a snapshot. The end is
-        sent again to who has it: no answer at all would leave them waiting. Where text must not be
-        sent any more, the end alone is the answer, to the request `asked` if it has none yet.
+        A position that is not in the log, or far back, is answered with a snapshot. A client that
+        has the end gets it again: without an answer it would wait. Where text must not be sent any
+        more, the end alone is the answer, to the request `asked` if it has none yet.
         """
         if self.told.is_silent(response_id):
             self._put_silent(response_id, log, asked)
@@ -410,7 +410,7 @@ class Subscription:
         self.put_events(response_id, log.fence, 1, log.events)
 
     def _may_replay(self, log: ResponseLog, position: int) -> bool:
-        """Whether what is behind `position` is sent entry by entry: it is known, and no more."""
+        """Whether what follows `position` is sent entry by entry: it is known, and not too much."""
         if not 0 < position <= len(log.events):
             return False
         missing = log.events[position:]

@@ -1,8 +1,8 @@
-"""`Told`: which answers one connection has stopped, and of which ends it was told.
+"""`Told`: which answers one connection has stopped, and which ends it was sent.
 
-Behind either of them it gets no more text of that answer, whatever it asks for and in which order:
-only the end, which brings the text. Whoever puts something on the connection asks here, at the
-moment at which it would be queued, so there is no order of events that this rule does not meet.
+After either it gets no more text of that answer, whatever it asks for and in which order: only the
+end, which brings the text. All code that queues something on the connection asks here, at the
+moment of queueing, so the rule holds in any order of events.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class Told:
     def stop(self, response_id: str, text: Callable[[], str | None] = lambda: None) -> Stopped:
         """From now on it gets no more text of that answer.
 
-        `text` gives what the message says at its end. Where it cannot, whoever stops sends the end
+        `text` gives what the message says at its end. Where it cannot, the caller sends the end
         itself, with the text, and calls `settle` when it has nothing more to wait for.
         """
         stopped = self._stopped.setdefault(response_id, Stopped(text))
@@ -104,7 +104,7 @@ class Told:
         return (end := self._ends.get(response_id)) is not None and not end.is_final
 
     def has_answered(self, response_id: str, asked: int = 0) -> bool:
-        """Whether the end that counts was told behind that request; 0: ever."""
+        """Whether the end that counts was sent after that request; 0: ever."""
         end = self._ends.get(response_id)
         return end is not None and end.is_final and end.num_asked >= max(asked, 1)
 

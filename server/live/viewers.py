@@ -1,7 +1,7 @@
 """`Viewers`: how many connections watch each session of this worker, counted over all workers.
 
-Every worker stores its own count and hears the sum of all. The store forgets a count that nobody
-repeats, so a worker that died is not counted for long.
+Every worker stores its own count and gets the sum of all. The store forgets a count that is not
+repeated, so a worker that died is not counted for long.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
 """`Finisher`: makes one answer terminal, once, in the store and for its viewers.
 
-What is stored and what is told is the same end. Redis being away delays nothing but `durable`,
-unless another worker could take the answer over meanwhile: then its viewers wait for the store.
+The end that is stored and the end that is sent are the same. A Redis that is unavailable delays
+nothing but `durable`, unless another worker could take over the answer meanwhile: then its viewers
+wait for the store.
 """
 
 import asyncio
@@ -41,9 +42,9 @@ from sessions.store.store import SessionStore
 
 logger = structlog.get_logger("server")
 
-# When others are told of an end that is stored nowhere, one behind the other.
+# When others are sent an end that is stored nowhere: the waits, one after the other.
 LAST_END_AFTER_SECONDS = (0.0, 1.0, 2.0)
-# Moments of the timeline that are this worker's to tell: a stop may come before the log says so.
+# Moments of the timeline that this worker reports: a stop may come before the log says so.
 OWN_MOMENTS = frozenset(("started_at", "first_token_at", "aborted_at"))
 
 
@@ -135,7 +136,7 @@ class Finisher:
         # Events that the viewers have and the log has not go along; `done` itself is not in them.
         pending = [e for e in run.events[run.num_stored :] if not is_done(e)]
         stop = run.stopping
-        # Whoever stopped it at another worker was sent no more text, and may find no log any more.
+        # A client that stopped it at another worker got no more text, and may find no log any more.
         whole = ObjectEvent({**done, "text": message.text}) if stop is not None else None
         return await self._store.finish_response(
             run.response_id,
@@ -210,8 +211,8 @@ class Finisher:
     async def _tell_others_of_the_end(self) -> None:
         """Viewers at other workers hear through Redis, and there is no log any more.
 
-        So the end brings the text, for whoever lacks some. It is said more than once: what was lost
-        may have gone with Redis itself, and then others find back to it at another moment.
+        So the end brings the text, for viewers that miss some. It is sent more than once: Redis
+        itself may have failed, and then other workers reconnect to it at other moments.
         """
         run = self._run
         for seconds in LAST_END_AFTER_SECONDS:

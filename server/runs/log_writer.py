@@ -74,7 +74,7 @@ class LogWriter:
             await asyncio.gather(writing, return_exceptions=True)
 
     async def hand_over(self) -> None:
-        """Store what there is and give up the lease, so that whoever reaps goes on at once."""
+        """Store what there is and give up the lease, so that the next owner goes on at once."""
         run = self._run
         while run.is_here:
             try:
@@ -97,7 +97,7 @@ class LogWriter:
         return True
 
     def rewind(self, gap: SequenceGap) -> bool:
-        """Take it that what is behind the gap is not stored any more; False if it never was."""
+        """Assume that what follows the gap is not stored any more; False if it never was."""
         run = self._run
         if gap.sequence_number >= run.num_stored:
             return False
@@ -124,7 +124,7 @@ class LogWriter:
             try:
                 await asyncio.shield(append)
             except asyncio.CancelledError:
-                # It may be applied all the same, and what follows must begin behind it.
+                # It may still be applied, and what follows must begin after it.
                 await asyncio.gather(append, return_exceptions=True)
                 raise
             except StoreUnavailable:

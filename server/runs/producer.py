@@ -2,7 +2,7 @@
 
 Two tasks: one takes outputs from the engine and numbers events, which reach this worker's viewers
 at once through the `Publisher`; the other is the `LogWriter`. The engine waits for neither sockets
-nor Redis. What comes behind the engine's last output is the `Finisher`'s.
+nor Redis. What follows the engine's last output is the `Finisher`'s task.
 """
 
 import asyncio
@@ -165,7 +165,7 @@ class Producer:
     async def generate(self, token_ids: list[int], params: SamplingParams) -> End:
         """Take the engine's outputs until its last one; never raises for what the engine does.
 
-        An answer that has token ids already goes on behind them.
+        An answer that has token ids already continues after them.
         """
         run = self._run
         if run.stopping is not None:  # stopped before the engine heard of it

@@ -66,6 +66,6 @@ class Publisher:
         run.lose()
 
     def tell_rewound(self) -> None:
-        """The log went back in time, behind what was shown: whoever watches begins anew."""
+        """The log has lost what was shown: viewers begin anew."""
         logger.warning("redis lost its last writes, which are written again", **self._run.ids)
         self._hub.spawn(self._hub.data_loss.renew(self._run.session_id))

@@ -1,7 +1,7 @@
 """`Run`: one answer as the worker that produces it holds it in memory. No I/O, no tasks.
 
 A run numbers its events, knows its text, and has the gate that a stop closes: once `stop` was
-called, `add_text` refuses, whoever calls it.
+called, `add_text` refuses, from any caller.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ class Run:
         self.response_id = str(response["id"])
         self.session_id = str(response["session_id"])
         self.message = message  # the assistant message as it was when the run began
-        self.base = base  # the text that it had then, behind which this run writes
+        self.base = base  # the text that it had then, after which this run writes
         self.uid = uid
         self.fence = fence
         self.events: list[Event] = [created]

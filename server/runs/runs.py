@@ -149,7 +149,7 @@ class Runs:
         try:
             finished = await self._producers[run.response_id].produce(queued_behind)
         except Exception:
-            # Whoever has its lease next ends it, if need be without what cannot be stored.
+            # The next owner of its lease ends it, if need be without what cannot be stored.
             logger.exception("run cannot be ended", response_id=run.response_id)
             finished = None
             run.disown()
@@ -287,9 +287,10 @@ class Runs:
         await self._background.wait(seconds)
 
     async def leave(self, successor: str | None, *, or_nobody: bool) -> None:
-        """Hand over what still runs, or end it as `incomplete` if there is nobody to go on.
+        """Hand over the running answers, or end them as `incomplete` if no worker can continue
+        them.
 
-        With `or_nobody` it is left to whoever comes.
+        With `or_nobody` they are left to the next worker.
         """
         left = []
         for run in list(self._runs.values()):

@@ -1,9 +1,9 @@
 """`Takeover`: answers whose worker died or leaves go on here, with the text they would have had.
 
-Whose lease ended, or whose owner is proved to be gone, may be reaped: the store lets one worker
-win, and refuses the old owner from then on. The winner reads the log and the token ids, builds the
-same prompt, and lets the engine go on behind those ids. What cannot go on is ended with the text
-it has.
+An answer whose lease ended, or whose owner is certainly gone, may be reaped: the store lets one
+worker win, and refuses the old owner from then on. The winner reads the log and the token ids,
+builds the same prompt, and lets the engine continue after those ids. An answer that cannot continue
+ends with the text it has.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """What a Redis url means: one server, a primary that sentinels know, or a cluster.
 
-Whatever is wrong with a url is said without a part of it that may hold the password.
+Errors of a url never show a part of it that may hold the password.
 """
 
 from __future__ import annotations

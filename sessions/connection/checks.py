@@ -1,7 +1,7 @@
-"""What a Redis must be like before Parley trusts it: one look at the start, one line on failure.
+"""What a Redis must be like before Parley trusts it: one check at the start, one line on failure.
 
-In a cluster every primary is looked at. Settings may change while we run: `find_faults` is the part
-that is asked again.
+In a cluster every primary is checked. Settings may change while we run: `find_faults` is the part
+that runs again.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ async def read_identity(client: RedisClient, keys: Keys) -> str | None:
     """
     try:
         *_, identity = await client.calls(
-            ("HSETNX", keys.system, "schema", SCHEMA),  # what was flushed lacks that too
+            ("HSETNX", keys.system, "schema", SCHEMA),  # missing after a flush, too
             ("HSETNX", keys.system, "identity", secrets.token_urlsafe(9)),
             ("HGET", keys.system, "identity"),
         )
@@ -109,7 +109,7 @@ def _check_info(info: dict[str, str], *, is_cluster: bool) -> None:
 
 
 async def _check_replication(client: RedisClient) -> None:
-    """6.2 can be told to replicate scripts whole; then none may call TIME before it writes."""
+    """6.2 can be set to replicate scripts whole; then none may call TIME before it writes."""
     try:
         replies = await client.everywhere("CONFIG", "GET", "lua-replicate-commands")
     except exceptions.ResponseError:

@@ -1,4 +1,4 @@
-"""`RedisClient`: commands and scripts, whatever stands behind the url.
+"""`RedisClient`: commands and scripts, for each kind of url.
 
 One server, the primary that sentinels name, or the primaries of a cluster: each is a `Link`, which
 sends all calls of one event-loop tick in one pipeline (a quarter of a pool's CPU for many small
@@ -102,9 +102,9 @@ class RedisClient:
     async def calls(self, *commands: Command | ScriptRun) -> list[Any]:
         """Send several commands together; raises the first error after all ended.
 
-        In this order for each slot of a cluster, and in this order anyway without one. They must
-        bear to be repeated: those behind a script that had to be loaded again, or behind a slot
-        that had moved, are.
+        In this order for each slot of a cluster, and in this order anyway without one. They must be
+        safe to repeat: those after a script that had to be loaded again, or after a slot that had
+        moved, are sent again.
         """
         sent = [self._enqueue(command) for command in commands]
         replies = await asyncio.gather(*(call.future for call in sent), return_exceptions=True)
@@ -145,9 +145,9 @@ class RedisClient:
         return [replies[key] for key in keys]
 
     async def send(self, *commands: Command) -> None:
-        """Send commands of which only the effect is wanted: wait for no reply, but in a cluster.
+        """Send commands for their effect alone: wait for no reply, except in a cluster.
 
-        There alone could a later call overtake them. What they raise is dropped without one.
+        Only there could a later call overtake them. Without one, their errors are dropped.
         """
         if self._cluster is not None:
             await self.calls(*commands)

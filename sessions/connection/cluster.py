@@ -1,8 +1,9 @@
 """`Cluster`: each command to the primary that owns its key's slot, on one `Link` for a primary.
 
 All keys of a session share a hash tag, so a script and the commands around it meet on one node and
-keep their order; between nodes there is none. What a node sends elsewhere (MOVED, ASK, TRYAGAIN) is
-sent once more; a second time is an outage, because a slot on the move settles within seconds.
+keep their order; between nodes there is none. A command that a node redirects (MOVED, ASK,
+TRYAGAIN) is sent once more; a second redirect is an outage, because a moving slot settles within
+seconds.
 """
 
 from __future__ import annotations

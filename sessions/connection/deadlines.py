@@ -1,7 +1,7 @@
 """Deadlines for replies, by which a blocked event loop blames nobody but itself.
 
-A loop that stood still finds its timers due before it has looked at its sockets, where the replies
-may have been for long. So a time-out is only decided after some more turns of the loop.
+A loop that stood still finds its timers due before it has polled its sockets, where the replies may
+have waited for long. So a timeout is only decided after some more turns of the loop.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from sessions.model.errors import EmbeddedRedisError
 
 MAX_SOCKET_PATH_BYTES: Final = 100  # sun_path holds 108 with its terminator
 START_SECONDS: Final = 60.0  # a large append-only file is read first; an empty one takes 20 ms
-LOCK_SECONDS: Final = 5.0  # a predecessor that was told to end writes its file first
+LOCK_SECONDS: Final = 5.0  # a predecessor that is ending writes its file first
 STOP_SECONDS: Final = 10.0
 POLL_SECONDS: Final = 0.005
 
@@ -90,7 +90,7 @@ class EmbeddedRedis:
             self._wait_until_ready(timeout_seconds)
             server.record(self.directory)
         except BaseException:
-            self.stop()  # nothing stays behind a failed start, nor the lock
+            self.stop()  # nothing is left of a failed start, not even the lock
             raise
 
     def poll(self) -> int | None:

@@ -1,6 +1,6 @@
 """What other workers store, as it happens: one pub/sub connection for a worker.
 
-Pub/sub promises nothing, so two things are done about it. Numbers: whoever follows a log subscribes
+Pub/sub promises nothing, so two things are done about it. Numbers: a follower of a log subscribes
 first, then reads it, then drops what was already read. And distrust: the feed sends itself a probe
 every few seconds through the whole path, in a cluster from each primary; one that does not come
 back within `probe_timeout_seconds` means that a link is dead, however alive the socket looks. After

@@ -90,7 +90,7 @@ class Call:
         self.is_repeated = False  # its connection broke: not a third time
         self.is_redirected = False  # sent to another node already: not a third time
         self.is_asking = False  # for a slot that is on its way to the node it is sent to
-        self.is_late = False  # applied behind calls that were made later
+        self.is_late = False  # applied after calls that were made later
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def fail(self, error: BaseException) -> None:
@@ -240,7 +240,7 @@ class Link:
                     await self._read_reply(connection, self._unanswered[0])
                     self._unanswered.popleft()
             self._reader = None
-            if self._is_read_only:  # a primary no more: whoever is now is found by connecting
+            if self._is_read_only:  # a primary no more: connecting finds the new one
                 await self._disconnect()
         except Exception as error:
             self._reader = None

@@ -16,7 +16,7 @@ from sessions.connection.client import RedisClient
 from sessions.connection.link import Command
 from sessions.model.errors import StoreUnavailable
 
-# By family, each with what the others leave behind it removed. `K` is a scratch key of ours.
+# By family; each removes what the one before it leaves. `K` is a scratch key of ours.
 TRIALS: Final[tuple[Command, ...]] = (
     ("PING",),
     ("TIME",),
@@ -59,7 +59,7 @@ TRIALS: Final[tuple[Command, ...]] = (
     ("EVAL", "return 1", 1, "K"),
     ("PUBLISH", "K", ""),
 )
-# Sent in places where a trial would tell nothing new: a connection does not open without them.
+# Sent in places where a trial would show nothing new: a connection does not open without them.
 CONNECTING: Final = ("AUTH", "HELLO", "SELECT", "SCRIPT", "EVALSHA", "SUBSCRIBE", "UNSUBSCRIBE")
 OPTIONAL: Final = ("CONFIG",)  # GET alone; managed servers deny it, and checks are left out then
 CLUSTER: Final = ("CLUSTER", "ASKING")
@@ -120,7 +120,7 @@ def _named(command: str, error: exceptions.ResponseError) -> str:
 
 
 def acl_rule(prefix: str = "parley:") -> str:
-    """The words behind `ACL SETUSER name on >password` that give what is needed, and no more."""
+    """The words after `ACL SETUSER name on >password` that give what is needed, and no more."""
     only = {"CONFIG": "config|get", "SCRIPT": "script|load", "CLUSTER": "cluster|slots"}
     free = {"AUTH"}  # never denied; 6.2 knows no rule for it
     names = sorted(only.get(name, name.lower()) for name in COMMANDS - free)

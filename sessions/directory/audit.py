@@ -65,7 +65,7 @@ class AuditLog:
         )
 
     async def page(self, limit: int = 50, cursor: str | None = None) -> AuditPage:
-        """The newest entries, or those behind a cursor. Raises `InvalidCursor`."""
+        """The newest entries, or those after a cursor. Raises `InvalidCursor`."""
         if cursor is not None and not _CURSOR.match(cursor):
             raise InvalidCursor("malformed cursor")
         newest = "+" if cursor is None else f"({cursor}"

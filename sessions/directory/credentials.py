@@ -1,9 +1,9 @@
 """Credentials: tokens, cookies, login codes and websocket tickets.
 
-Redis holds SHA-256 digests, never a secret itself: nobody who reads the database can log in. What
-stands in a URL (login codes, tickets) works once and for minutes or seconds. What one credential
-brings forth names it, so that it ends when that one does: a ticket stands for it, and a login code
-and the cookie made of that remember it as `minted_by`.
+Redis holds SHA-256 digests, never a secret itself: nobody who reads the database can log in.
+Secrets in a URL (login codes, tickets) work once and for minutes or seconds. What a credential
+creates names it, and ends with it: a ticket stands for it, and a login code and its cookie remember
+it as `minted_by`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Credential:
 
 @dataclass(frozen=True, slots=True)
 class LoginCode:
-    """Whom a login code lets in, and the credential that made it, without which it lets in nobody.
+    """The user of a login code, and the credential that made it, which must still hold.
 
     `minted_by` is that credential's digest, None for a code that an older version stored;
     `minter` is its user.
@@ -154,7 +154,7 @@ class Credentials:
         return await self.revoke_digest(digest_of(raw))
 
     async def revoke_digest(self, digest: str) -> bool:
-        """Like `revoke`, for a caller that only has `Credential.digest`. Every worker is told."""
+        """Like `revoke`, for a caller that only has `Credential.digest`. Notifies every worker."""
         (credential,) = await self.lookup_digests([digest])
         if credential is None:
             return False
@@ -289,7 +289,7 @@ class Credentials:
         return ticket
 
     async def redeem_ticket(self, ticket: str) -> Credential | None:
-        """The credential behind a ticket, which then works no more; None if it does not work."""
+        """The credential of a ticket, which then works no more; None if it does not work."""
         stored = await self._take_once(ticket, self._keys.ticket)
         if stored is None:
             return None
@@ -303,7 +303,7 @@ class Credentials:
 
 
 def digest_of(raw: str) -> str:
-    """The name under which a secret is stored. Lone surrogates, which UTF-8 lacks, are allowed."""
+    """The name under which a secret is stored. Lone surrogates, unknown to UTF-8, are allowed."""
     return hashlib.sha256(raw.encode(errors="surrogatepass")).hexdigest()
 
 

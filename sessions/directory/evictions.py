@@ -21,7 +21,7 @@ class Evictions:
         self._keys = keys
 
     async def lock(self, session_id: str, reason: str) -> None:
-        """Let the session take no new answer; whoever asks for one is told the reason."""
+        """Let the session take no new answer; a refusal gives the reason."""
         await self._apply(session_id, lock="+" + reason)
 
     async def unlock(self, session_id: str) -> None:

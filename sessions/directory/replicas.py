@@ -1,7 +1,7 @@
-"""Which workers there are: each says so every few seconds, and does not count when it does not.
+"""Which workers there are: each reports every few seconds, and counts only while it does.
 
 Nothing that must be right rests on this: who may write a run is decided by its lease and fence.
-It tells an owner whether anybody could take its answers over, and operators who does what.
+It shows an owner whether another worker could take over its answers, and operators who does what.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sessions.connection.client import RedisClient
 from sessions.model.keys import Keys
 
 LIFE_SECONDS: Final = 15.0  # since the last sign of life
-LATE_SECONDS: Final = 8.0  # operators are told of one that was silent for so long,
+LATE_SECONDS: Final = 8.0  # operators see one that was silent for so long as missing,
 MEMORY_SECONDS: Final = 3600.0  # and for so long
 
 

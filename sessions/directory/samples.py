@@ -1,7 +1,7 @@
-"""Samples: what each worker measured of itself lately, so that anybody can draw the recent past.
+"""Samples: what each worker measured lately, from which any worker can draw the recent past.
 
-Two spans are kept, a short one in fine steps and a day in coarse ones. What is older goes with the
-next sample of whichever worker. The content is the caller's.
+Two spans are kept, a short one in fine steps and a day in coarse ones. The next sample of any
+worker removes older ones. The content is the caller's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Samples:
         )
 
     async def since(self, span: Span, at: int) -> list[bytes]:
-        """The samples behind that moment, oldest first."""
+        """The samples after that moment, oldest first."""
         key = self._keys.samples(span)
         found = await self._client.call("ZRANGEBYSCORE", key, f"({at}", "+inf")
         return [bytes(body) for body in found]

@@ -1,8 +1,8 @@
 """Users as Redis has them: their records, the list of them, and what goes when one of them goes.
 
 A change is announced to every worker, which then forgets what it knew of the user and closes the
-sockets whose rights have changed. The announcement may be lost; whoever relies on a record looks at
-it again every few seconds all the same.
+sockets whose rights have changed. The announcement may be lost, so users of a record also read it
+again every few seconds.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Users:
         }
 
     async def page(self, limit: int = 50, cursor: str | None = None) -> UserPage:
-        """The newest users, or those behind a cursor. Raises `InvalidCursor`."""
+        """The newest users, or those after a cursor. Raises `InvalidCursor`."""
         places = await newest_after(
             self._client, [self._keys.users], parse_cursor(cursor), limit + 1
         )

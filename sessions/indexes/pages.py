@@ -1,7 +1,7 @@
 """Pages of sorted sets, newest first: of one, or of many merged into one order.
 
 A place is `(score, member)`; members of one score are ordered by themselves, so a page may end
-between them and the next one begins behind its last place.
+between them and the next one begins after its last place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CURSOR: Final = re.compile(r"(\d{1,15}):([A-Za-z0-9_.@-]{1,128})\Z")
 async def newest_after(
     client: RedisClient, keys: Sequence[str], position: Place | None, count: int
 ) -> list[Place]:
-    """Up to `count` places of these zsets behind `position`, newest first.
+    """Up to `count` places of these zsets after `position`, newest first.
 
     Asks each zset for its share and then only those for more that could still change the result.
     """

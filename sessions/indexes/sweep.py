@@ -1,8 +1,8 @@
 """`IndexSweep`: drops index entries whose session has expired, a few at a time, for ever.
 
-A session that expires tells nobody, and the indexes are in other slots than their sessions. Who
-reads a list drops what they come across; what nobody reads is found by walking, in steps that cost
-the same however many sessions there are.
+A session expires silently, and the indexes are in other slots than their sessions. Readers of a
+list drop the stale entries they meet; a walk finds those that nobody reads, in steps that cost the
+same however many sessions there are.
 """
 
 from __future__ import annotations

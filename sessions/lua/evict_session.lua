@@ -1,4 +1,4 @@
--- Locks or unlocks a session, or tells its viewers that they are evicted.
+-- Locks or unlocks a session, or evicts its viewers.
 -- KEYS m log
 -- ARGV 1 pub 2 live 3 call_id 4 '' or + and the reason that later answers are refused with, or - to unlock
 --      5 event or '' 6 log_entries 7 log_ms

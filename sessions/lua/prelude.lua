@@ -37,7 +37,7 @@ local function publish_response(rid, fence, first, last, lines)
   redis.call(ARGV[1], ARGV[2], 'r ' .. rid .. ' ' .. fence .. ' ' .. first .. ' ' .. last .. '\n' .. lines)
 end
 
--- Entries that their run does not count are of a script that failed half-way. Nobody was told of them, and a stream
+-- Entries that their run does not count are of a script that failed half-way. Nobody has seen them, and a stream
 -- takes no number twice: without them the run can go on and end.
 local function drop_uncounted(log, last)
   local newest = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
@@ -57,7 +57,7 @@ local function with_call(calls, call_id)
 end
 
 -- A session's keys have one life: none while an answer is written, or when sessions stay for ever. `m` goes first, so
--- that whoever still finds it finds the rest.
+-- that a reader who still finds it finds the rest.
 local function hold(keys)
   if redis.call('PERSIST', keys[1]) == 1 then
     for _, key in ipairs(keys) do redis.call('PERSIST', key) end

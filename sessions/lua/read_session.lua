@@ -1,4 +1,4 @@
--- Reads a session for its owner. Of another's not one more field is read: the time for it would tell that it exists.
+-- Reads a session for its owner. Of another's no further field is read: the time would reveal that it exists.
 -- KEYS m
 -- ARGV 1 uid, '' for anybody's 2.. fields
 -- ok values | not_found

@@ -1,4 +1,4 @@
--- Says how many connections of one worker watch a session, and tells all workers how many do together.
+-- Stores how many connections of one worker watch a session, and publishes how many do on all workers.
 -- Watching is a use: the session's idle life begins anew.
 -- KEYS m msg tree ids runs q share v
 -- ARGV 1 pub 2 live 3 session id 4 replica 5 count 6 life_ms 7 idle_ms

@@ -1,7 +1,7 @@
 """How records look in Redis: hashes to `Session` and `RunRecord`, bodies, token ids, payloads.
 
-Bodies over 2 KiB are compressed; the first byte tells: `{` is JSON, `z` its length in four bytes
-and zlib. Everything here is a pure function.
+Bodies over 2 KiB are compressed; the first byte says which: `{` is JSON, `z` its length in four
+bytes and zlib. Everything here is a pure function.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class InvalidCursor(SessionError):
 
 
 class SessionNotFound(SessionError):
-    """No such session, or it belongs to somebody else: the two are never told apart."""
+    """No such session, or it belongs to another user: callers cannot see which."""
 
 
 class MessageNotFound(SessionError):
@@ -193,9 +193,9 @@ class SequenceGap(RunError):
 
 
 class CancelPending(RunError):
-    """The run may only end `cancelled`: somebody was promised so.
+    """The run may only end `cancelled`: a client was promised that.
 
-    `seen` is the last sequence number that the stopping user had seen, None if not told; the text
+    `seen` is the last sequence number that the stopping user had seen, None if unknown; the text
     is cut there.
     """
 

@@ -25,7 +25,7 @@ PROBE_MS: Final = 10_000  # what a worker writes to see whether Redis takes writ
 TICKET_SECONDS: Final = 30.0  # between POST /v1/ws-ticket and the upgrade; it stands in a URL
 LOGIN_CODE_SECONDS: Final = 600.0  # from the printed URL to the browser; it stands in a URL too
 COOKIE_IDLE_MS: Final = 12 * 3_600_000  # a browser that nobody uses is logged out
-EXPIRED_TOKEN_MS: Final = 7 * 86_400_000  # so long its holder is told that it expired
+EXPIRED_TOKEN_MS: Final = 7 * 86_400_000  # so long its holder hears that it expired
 RUN_SHARDS: Final = 64
 # An index entry without its data is left alone that long: its data may be on the way.
 INDEX_GRACE_MS: Final = 60_000

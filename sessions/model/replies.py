@@ -50,7 +50,7 @@ class MessagePage:
 
 @dataclass(frozen=True, slots=True)
 class LiveResponses:
-    """What a session is busy with: the active response and those waiting behind it, in order."""
+    """What a session is busy with: the active response and those that wait for it, in order."""
 
     active: str | None
     queued: tuple[str, ...]
@@ -118,7 +118,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """The run is ours from `sequence_number` on; `seen` is the asker's, None if not told."""
+    """The run is ours from `sequence_number` on; `seen` is the asker's, None if unknown."""
 
     fence: int
     sequence_number: int

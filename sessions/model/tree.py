@@ -1,4 +1,4 @@
-"""The tree of a session's messages, as the list of `message_id parent_id` tells it."""
+"""The tree of a session's messages, from the list of `message_id parent_id`."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Budgets(StoreBase):
     async def charge_tokens(self, uid: str, response_id: str, num_tokens: int, now_ms: int) -> None:
         """Count an ended response's tokens, once; a count that fails is given up.
 
-        `now_ms` by Redis' clock. Whoever sets a budget later finds what was used before.
+        `now_ms` by Redis' clock. A budget that is set later counts what was used before.
         """
         check_uid(uid)
         if not is_response_id(response_id):

@@ -100,9 +100,9 @@ class Conversations(SessionLists):
     async def _check_user(self, uid: str, session_id: str) -> None:
         """Take a new session back if its user was disabled or removed. Raises `UserGone`.
 
-        Whoever removes a user disables them first and deletes their sessions then. So what was made
-        too late for that deletion was made behind the change of the record, and is found here; a
-        look before the session is made would miss what happens in between.
+        A removal disables the user first and then deletes their sessions. So a session made too
+        late for that deletion was made after the change of the record, and is found here; a check
+        before the session is made would miss what happens in between.
         """
         if not is_user_id(uid):  # those that are built in have no record
             return
@@ -239,17 +239,17 @@ class Conversations(SessionLists):
         return DeletedSession(reply[2], response_ids)
 
     async def renew_epoch(self, session_id: str, epoch: str) -> None:
-        """Number the session's events anew: Redis went back in time behind this epoch.
+        """Number the session's events anew: Redis has lost events of this epoch.
 
-        Clients with a position under the old epoch are told that it is worth nothing. No-op under
-        another epoch, since that is what somebody else has done. Raises `SessionNotFound`.
+        Positions under the old epoch count no more. No-op under another epoch: another worker has
+        renewed it already. Raises `SessionNotFound`.
         """
         await self._renew_epoch(session_id, epoch)
 
     async def verify_epoch(self, session_id: str) -> None:
         """Renew the epoch if it began on another Redis: one that was started or promoted since.
 
-        Such a one may lack the last writes, and new ones may have hidden that. Raises
+        Such a Redis may have lost the last writes, and new ones may hide that. Raises
         `SessionNotFound`.
         """
         await self._renew_epoch(session_id, "")
@@ -321,7 +321,7 @@ class Conversations(SessionLists):
     async def message_version(
         self, uid: str | None, session_id: str, message_id: str
     ) -> tuple[Message, str]:
-        """As `message`, with what tells whether it was changed since."""
+        """As `message`, with a version that shows whether it was changed since."""
         check_session_id(session_id)
         if not is_message_id(message_id):
             raise MessageNotFound

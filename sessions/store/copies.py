@@ -1,9 +1,9 @@
 """The store's half for copies: conversations read out whole, and written as new sessions.
 
 A copy is written in parts under an id that nobody knows yet, with an expiry; the script that makes
-the session around them takes the expiry away. So a copy is there whole or not at all, and one that
-was broken off goes by itself. One call at a time writes the parts of an id: a repeat that comes too
-soon is told to wait.
+the session around them takes the expiry away. So a copy exists whole or not at all, and one that
+was broken off expires. One call at a time writes the parts of an id: a repeat that comes too soon
+has to wait.
 
 Messages are read, encoded and written a part at a time, and a part is bounded by its messages and
 by their bytes: neither Redis nor the loop is held for longer than a part takes, and however long a
@@ -96,7 +96,7 @@ class Copies(Conversations):
     ) -> CreatedSession:
         """A new session of this user with these messages. Raises `QuotaExceeded` and `UserGone`.
 
-        With a key, a repeat returns the session that it made. Whoever calls has checked that the
+        With a key, a repeat returns the session that it made. The caller has checked that the
         messages are a tree, with parents first.
         """
         check_uid(uid)

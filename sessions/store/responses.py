@@ -53,7 +53,7 @@ class Responses(Runs):
         """Store both messages and a run that `owner` holds, once for each idempotency key.
 
         Checked in this order: session and user, key, lock, parent, busy. With `parent_id` UNSET
-        the messages go behind the session's head of that very moment: the user message is stored
+        the messages follow the session's head of that very moment: the user message is stored
         under the parent that `BegunResponse.parent_id` names (its own `parent_id` serves as a first
         guess). Without a user message (regenerate, continue) give the parent. To continue an
         assistant message, `continues` is the version that `message_version` gave: the message is
@@ -157,7 +157,7 @@ class Responses(Runs):
         return (response_id, body_hash) if body_hash else None
 
     async def live_responses(self, session_id: str) -> LiveResponses:
-        """The active response and those queued behind it; empty for a session that is gone."""
+        """The active response and those queued after it; empty for a session that is gone."""
         check_session_id(session_id)
         active, queued = await self.client.calls(
             ("HGET", self.keys.session(session_id, "m"), "active_response_id"),

@@ -48,11 +48,11 @@ class Runs(Budgets):
     ) -> AppendReply:
         """Store and publish entries `first`, `first` + 1, … and renew the lease.
 
-        With no events only the lease is renewed (`first` is ignored). `token_ids` are those behind
+        With no events only the lease is renewed (`first` is ignored). `token_ids` are those of
         these events. `status` "in_progress" marks the start of decoding; `fields` sets others of
-        the run (`prompt_from`, …). `lease_seconds` 0 hands the run over to whoever reaps it. One
-        append in flight per run. A repeat after a lost reply answers `repeated` and stores nothing
-        twice.
+        the run (`prompt_from`, …). `lease_seconds` 0 hands the run over to the next worker that
+        reaps it. One append in flight per run. A repeat after a lost reply answers `repeated` and
+        stores nothing twice.
 
         This is the proof that nothing is stored after an end. Raises `RunLost`, `RunEnded`,
         `RunGone`, `SequenceGap`.
@@ -146,10 +146,10 @@ class Runs(Budgets):
         """End the run: last entries, message, usage, `message.updated` and the next in the queue.
 
         The last event is the `response.done` object. `updated_event` defaults to `message.updated`
-        with `message` in it. `token_ids` go behind the stored ones; `token_ids_to_keep` are kept
-        with the message, for an answer whose text does not tokenize back to them. `seen` is what
-        the stop that it ends with had seen. `published_end` is told to viewers at other workers in
-        the place of the last event.
+        with `message` in it. `token_ids` are appended to the stored ones; `token_ids_to_keep` are
+        kept with the message, for an answer whose text does not tokenize back to them. `seen` is
+        what the stop that it ends with had seen. Viewers at other workers get `published_end`
+        instead of the last event.
 
         There is exactly one winner; a repeat of the winner's own call answers `repeated`. Raises
         `CancelPending` for any other end than `cancelled` with the reason and `seen` of the stop

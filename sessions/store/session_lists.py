@@ -117,7 +117,7 @@ def parse_user_cursor(uid: str, cursor: str | None) -> Place | None:
 
 
 def _mark(uid: str, text: str) -> str:
-    """Binds a cursor to its user. Whoever forges one only gets another place in their own list."""
+    """Binds a cursor to its user. A forged one only gives another place in the user's own list."""
     digest = hashlib.blake2s(f"{uid}\0{text}".encode(), digest_size=MARK_CHARACTERS // 2)
     return digest.hexdigest()
 

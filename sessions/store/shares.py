@@ -1,4 +1,4 @@
-"""The store's half for share links: a snapshot of one path, which whoever has the link may read.
+"""The store's half for share links: a snapshot of one path, readable with the link.
 
 A snapshot may have megabytes, so it is packed beside the loop, and unpacked message by message for
 each reader. It is one of the session's own keys: it goes with the session. A share id carries its

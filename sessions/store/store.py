@@ -105,7 +105,7 @@ class SessionStore(Copies, Responses, Shares, ViewerCounts, Slots):
         """Check that this Redis can keep our promises, and use it from now on.
 
         Raises `StoreUnavailable` when nothing answers, and `StoreRefused`, with one line for the
-        operator, when what answers would lose data or lacks a command.
+        operator, when that server would lose data or does not have a command.
         """
         client = RedisClient(self.client.url, timeout_seconds=self.client.timeout_seconds)
         try:

@@ -19,7 +19,7 @@ class ViewerCounts(StoreBase):
     async def set_viewers(self, session_id: str, replica: str, count: int) -> int:
         """Say how many connections of this worker watch; returns how many do on all of them.
 
-        Every worker that follows the session is told as `viewer.changed`. A count is forgotten
+        Every worker that follows the session gets it as `viewer.changed`. A count is forgotten
         after a minute; one for a session that is gone is not kept. A session that is watched does
         not expire.
         """

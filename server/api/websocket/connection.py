@@ -1,13 +1,12 @@
 """One websocket: a reader that never leaves `receive()`, a worker for its frames, a writer.
 
 uvicorn stops reading the socket between calls of `receive()`, so a reader that also did the work
-would not hear a stop while the store is slow. The reader only parses and queues, refuses what is
-more than a queue holds, and never waits; a stop of an answer that this worker produces closes its
-gate right there.
+would not hear a stop while the store is slow. The reader only parses and queues, refuses what
+exceeds a queue, and never waits; a stop of an answer that this worker produces closes its gate at
+once.
 
-There are thousands of these, mostly idle, so an idle one is no more than two tasks that wait: the
-worker is there while there are frames, and empty queues and events, which take half a KiB each, are
-not.
+There are thousands of these, mostly idle, so an idle one is only two tasks that wait: the worker
+exists while there are frames, and queues and events, half a KiB each, while they hold something.
 """
 
 import asyncio
@@ -205,7 +204,7 @@ class Connection:
                 self._queue(frame)
 
     def _queue(self, frame: ClientFrame) -> None:
-        """Leave the frame to the worker, or refuse it: whoever waits here hears no stop."""
+        """Leave the frame to the worker, or refuse it: a reader that waits here hears no stop."""
         room = MAX_QUEUED_FRAMES
         if isinstance(frame, CancelResponse):
             room += MAX_QUEUED_STOPS

@@ -33,7 +33,7 @@ class WebSocketEndpoint:
         self._connections = connections
 
     async def serve(self, websocket: WebSocket) -> None:
-        """The outermost handler: an exception behind it would break the socket off."""
+        """The outermost handler: an exception beyond it would break off the socket."""
         try:
             await self._open(websocket)
         except (WebSocketDisconnect, OSError):

@@ -158,8 +158,8 @@ class Handlers:
     ) -> None:
         """`session.subscribed`, missed events or a snapshot, then the answers in progress.
 
-        Of an answer that ends while the others are read the end may be told before; it is not told
-        again, unless it was `asked` for behind that.
+        The end of an answer that ends while the others are read may be sent earlier; it is not sent
+        again, unless it was `asked` for after that.
         """
         session = await self._store.session(subscription.uid, frame.session_id)
         missed = None
@@ -207,7 +207,7 @@ class Handlers:
         for put_answer in answers.values():
             put_answer()
         subscription.end_join(max(last, session.offset))
-        # What was published between attaching and going live is behind the cursors: fetch it.
+        # What was published between attaching and going live is beyond the cursors: fetch it.
         for response_id in active:
             if response_id in subscription.cursors:
                 self._catch_up.fill_gap(subscription, response_id)
