@@ -296,8 +296,7 @@ class Hub:
             self.put_in_order(room, frame.offset, frame.wire())
 
     def put_in_order(self, room: Room, offset: int, frame: dict[str, Any]) -> None:
-        """Send a session event, as its frame, after all earlier ones; fetch those that are
-        missing."""
+        """Send a session event, as its frame, after all earlier ones; fetch any that is missing."""
         if offset <= room.offset:
             return
         room.early[offset] = frame
