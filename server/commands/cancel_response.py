@@ -199,19 +199,21 @@ class Canceller:
             watched = [s.session_id for s in self._subscriptions.values() if s.is_own]
             return [rid for session_id in watched for rid in await self._live(session_id)]
         check_session_id(frame.session_id)
-        await self._store.session(self._uid, frame.session_id)
+        await self._store.sessions.get(self._uid, frame.session_id)
         if frame.idempotency_key is not None:
             return await self._cancel_early(frame)
         return await self._live(frame.session_id)
 
     async def _live(self, session_id: str) -> list[str]:
         """Active and queued answers, on whichever worker."""
-        return (await self._store.live_responses(session_id)).ids
+        return (await self._store.responses.live(session_id)).ids
 
     async def _cancel_early(self, frame: CancelResponse) -> list[str]:
         """Stop by key: the response may not exist yet, then the wish waits for it."""
         assert frame.session_id is not None and frame.idempotency_key is not None
-        known = await self._store.cancel_early(self._uid, frame.session_id, frame.idempotency_key)
+        known = await self._store.responses.cancel_early(
+            self._uid, frame.session_id, frame.idempotency_key
+        )
         if known is not None:
             return [known]
         self._connection.outbox.put_reply(
@@ -293,7 +295,7 @@ class Canceller:
     ) -> None:
         async with self._listening(response_id) as ear:
             try:
-                stored = await self._store.request_cancel(
+                stored = await self._store.runs.request_cancel(
                     self._uid, response_id, seen=frame.seen_sequence_number
                 )
             except RunEnded:
@@ -370,7 +372,7 @@ class Canceller:
         started = time.monotonic()
         told = False
         waits = list(REMOTE_POLL_SECONDS)
-        while (record := await self._store.run(self._uid, response_id)).is_live:
+        while (record := await self._store.runs.get(self._uid, response_id)).is_live:
             silent = time.monotonic() - started > SILENT_OWNER_SECONDS
             if silent and not told:
                 told = True

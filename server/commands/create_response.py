@@ -104,8 +104,8 @@ class ResponseCreator:
         self, uid: str, frame: CreateResponse, asker: Subscription
     ) -> tuple[str, bool]:
         session, known = await asyncio.gather(
-            self._store.session(uid, frame.session_id),
-            self._store.known_response(uid, frame.session_id, frame.idempotency_key),
+            self._store.sessions.get(uid, frame.session_id),
+            self._store.responses.known(uid, frame.session_id, frame.idempotency_key),
         )
         if known is not None:  # before any other refusal: a repeat must find what it began
             response_id, body_hash = known
@@ -140,7 +140,7 @@ class ResponseCreator:
                 if frame.on_busy != "cancel" or not tries_left:
                     raise
                 await self._runs.supersede(uid, busy.response_id)
-                session = await self._store.session(uid, session.id)
+                session = await self._store.sessions.get(uid, session.id)
             except MessageChanged:
                 if not tries_left:
                     raise
@@ -189,7 +189,7 @@ class ResponseCreator:
         """What is left of the user's tokens, if they are counted. Raises what refuses an answer."""
         if self._runs.draining:
             raise ApiError("draining", "this worker is restarting; connect again")
-        budget = await self._store.check_budget(uid)
+        budget = await self._store.budgets.check(uid)
         try:
             if self._engine.core_state is CoreState.CONNECTING:
                 # Another worker may have said that all is ready while we were still joining.
@@ -246,7 +246,7 @@ class ResponseCreator:
         self._hub.rooms.claim(response_id)
         begun: BegunResponse | None = None
         try:
-            begun = await self._store.begin_response(
+            begun = await self._store.responses.begin(
                 uid,
                 session.id,
                 idempotency_key=frame.idempotency_key,
@@ -305,12 +305,12 @@ class ResponseCreator:
     async def _set_title(self, uid: str, session_id: str, text: str) -> None:
         title = clean_title(text)[:TITLE_CHARACTERS]
         with contextlib.suppress(SessionError):
-            session = await self._store.update_session(uid, session_id, title=title, by="policy")
+            session = await self._store.sessions.update(uid, session_id, title=title, by="policy")
             await self._hub.publish_updated(session, by="policy")
 
 
 def _parent_argument(frame: CreateResponse, question: Message) -> str | Unset | None:
-    """Where `begin_response` puts what it stores: given, or after the head of that moment."""
+    """Where `Responses.begin` puts what it stores: given, or after the head of that moment."""
     if frame.input is None:
         return question.id
     return UNSET if isinstance(frame.parent_id, UnsetType) else frame.parent_id

@@ -22,15 +22,15 @@ async def delete_session(
     then its answers end all the same.
     """
     check_session_id(session_id)
-    session = await services.store.session(uid, session_id)
+    session = await services.store.sessions.get(uid, session_id)
     if if_revision not in (None, session.revision):
         raise RevisionConflict(session.revision)
-    live = await services.store.live_responses(session_id)
+    live = await services.store.responses.live(session_id)
     owners = set()
     for response_id in live.ids:
         if services.runs.local(response_id) is None:
             try:
-                owners.add((await services.store.run(None, response_id)).owner)
+                owners.add((await services.store.runs.get(None, response_id)).owner)
             except (ResponseNotFound, RunError):
                 continue
     await services.store.check_removals(session_id)  # or answers would end for nothing
@@ -38,7 +38,7 @@ async def delete_session(
     for owner in owners:
         await services.store.publish_control(owner, {"type": "deleted", "session_id": session_id})
     services.runs.stop_deleted(session_id)
-    deleted = await services.store.delete_session(uid, session_id, if_revision=if_revision)
+    deleted = await services.store.sessions.delete(uid, session_id, if_revision=if_revision)
     frame = SessionDeleted(session_id=session_id, offset=deleted.offset, by="user")
     services.hub.publish_session(frame)
     await services.hub.tell_user(uid, session_id, frame, besides=besides)

@@ -11,4 +11,4 @@ async def fence_of(services: Services, uid: str | None, response_id: str) -> int
     run = services.runs.local(response_id)
     if run is not None and uid in (None, run.uid):
         return run.fence
-    return (await services.store.run(uid, response_id)).fence
+    return (await services.store.runs.get(uid, response_id)).fence

@@ -20,7 +20,7 @@ class ReplyTarget:
     text: str  # the question
     question: Message | None = None  # None: it is stored together with the answer's beginning
     continued: Message | None = None  # the answer to go on with
-    version: str | None = None  # of `continued`, see `SessionStore.message_version`
+    version: str | None = None  # of `continued`, see `Messages.with_version`
 
     @property
     def base(self) -> str:
@@ -74,7 +74,7 @@ class ReplyTargets:
         param = "regenerate_of" if frame.regenerate_of is not None else "continue_of"
         message_id: str = getattr(frame, param)
         check_message_id(message_id)
-        answer, version = await self._store.message_version(uid, session.id, message_id)
+        answer, version = await self._store.messages.with_version(uid, session.id, message_id)
         question = await self._question(uid, session.id, answer)
         if question is None:
             raise invalid_field(param, "that message answers no other")
@@ -90,7 +90,7 @@ class ReplyTargets:
         if answer.role != "assistant" or answer.parent_id is None:
             return None
         try:
-            question = await self._store.message(uid, session_id, answer.parent_id)
+            question = await self._store.messages.get(uid, session_id, answer.parent_id)
         except MessageNotFound:
             return None
         return question if question.role == "user" else None

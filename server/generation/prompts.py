@@ -23,7 +23,7 @@ from server.engines.client import (
 )
 from server.protocol.errors import ApiError, invalid_field
 from sessions.model.records import Message
-from sessions.store.store import SessionStore
+from sessions.store.messages import Messages
 
 KEEP_FRACTION = 0.75
 PAGE_SIZE = 200
@@ -53,8 +53,8 @@ class Prompt:
 class PromptBuilder:
     """Builds prompts for one worker; remembers how many tokens each stored message has."""
 
-    def __init__(self, store: SessionStore, engine: EngineClient) -> None:
-        self._store = store
+    def __init__(self, messages: Messages, engine: EngineClient) -> None:
+        self._messages = messages
         self._engine = engine
         self._counts: OrderedDict[str, int] = OrderedDict()
 
@@ -103,10 +103,10 @@ class PromptBuilder:
 
     async def _path(self, uid: str, session_id: str, leaf: str) -> list[Message]:
         """The path to `leaf`, oldest first, with answers that were stopped before any text."""
-        page = await self._store.path(uid, session_id, leaf=leaf, limit=PAGE_SIZE)
+        page = await self._messages.path(uid, session_id, leaf=leaf, limit=PAGE_SIZE)
         messages = list(page.messages)
         while page.has_more and len(messages) < MAX_HISTORY_MESSAGES:
-            page = await self._store.path(
+            page = await self._messages.path(
                 uid, session_id, leaf=leaf, before=messages[0].id, limit=PAGE_SIZE
             )
             messages[:0] = page.messages

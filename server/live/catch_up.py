@@ -144,18 +144,18 @@ class CatchUp:
     async def _sync_session(self, room: Room) -> None:
         await self._data_loss.verify(room.session_id)  # new events may hide that others were lost
         epoch = room.epoch
-        events = await self._store.session_events(room.session_id, after=room.offset, epoch=epoch)
+        events = await self._store.sessions.events(room.session_id, after=room.offset, epoch=epoch)
         if events is None:
             await self._data_loss.look_at(room.session_id, lacking=epoch)
             return
-        session = await self._store.session(None, room.session_id)
+        session = await self._store.sessions.get(None, room.session_id)
         for event in events:
             frame = session_event_frame(session, event.offset, event.data)
             self._put_in_order(room, event.offset, frame)
 
     async def _sync_response(self, room: Room, response_id: str) -> None:
-        record = await self._store.run(None, response_id)
-        events = [event for _, event in await self._store.events(response_id)]
+        record = await self._store.runs.get(None, response_id)
+        events = [event for _, event in await self._store.runs.events(response_id)]
         textless = events
         if any(one.told.is_silent(response_id) for one in room.subscriptions):
             textless = await self._with_whole_end(record, events)
@@ -205,7 +205,7 @@ class CatchUp:
     async def _give_up_end(self, room: Room, response_id: str) -> None:
         """The answer is stored nowhere; of a session that is gone, its owner tells the end."""
         try:
-            await self._store.session(None, room.session_id)
+            await self._store.sessions.get(None, room.session_id)
         except SessionNotFound:
             await self._data_loss.look_at(room.session_id)
             return

@@ -49,7 +49,7 @@ class DataLoss:
         `SessionNotFound`.
         """
         try:
-            await self._store.verify_epoch(session_id)
+            await self._store.sessions.verify_epoch(session_id)
         except StoreUnavailable:
             return False
         return True
@@ -58,8 +58,8 @@ class DataLoss:
         """Begin a new epoch: the log of one of the session's answers went back in time."""
         while True:
             try:
-                session = await self._store.session(None, session_id)
-                await self._store.renew_epoch(session_id, session.epoch)
+                session = await self._store.sessions.get(None, session_id)
+                await self._store.sessions.renew_epoch(session_id, session.epoch)
                 return
             except StoreUnavailable:
                 await asyncio.sleep(STORE_RETRY_SECONDS)
@@ -75,10 +75,10 @@ class DataLoss:
         while room is not None and self._rooms.get(session_id) is room:
             shown = room.offset
             try:
-                session = await self._store.session(None, session_id)
+                session = await self._store.sessions.get(None, session_id)
                 if session.epoch == room.epoch and session.offset < shown:
-                    await self._store.renew_epoch(session_id, room.epoch)
-                    session = await self._store.session(None, session_id)
+                    await self._store.sessions.renew_epoch(session_id, room.epoch)
+                    session = await self._store.sessions.get(None, session_id)
                 if session.epoch != room.epoch or lacking == room.epoch:
                     self._rejoin_all(room, session)
                 return
@@ -121,7 +121,7 @@ class DataLoss:
 
     async def _gone(self, room: Room) -> SessionDeleted:
         try:
-            was_deleted = await self._store.was_deleted(room.session_id)
+            was_deleted = await self._store.sessions.was_deleted(room.session_id)
         except StoreUnavailable:
             was_deleted = False
         return SessionDeleted(

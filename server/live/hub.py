@@ -179,7 +179,7 @@ class Hub:
                 channel = self._keys.session_channel(session_id)
                 await self._feed.subscribe(channel, self._on_live)
                 try:
-                    session = await self._store.session(None, session_id)
+                    session = await self._store.sessions.get(None, session_id)
                 except BaseException:
                     await self._feed.unsubscribe(channel)
                     raise
@@ -286,7 +286,7 @@ class Hub:
     async def _publish_frame(self, session_id: str, frame: ServerFrame) -> None:
         with contextlib.suppress(StoreUnavailable):  # nobody is told twice, and nothing is lost
             envelope = {"origin": self._replica, "frame": frame.wire()}
-            await self._store.publish_session_frame(session_id, envelope)
+            await self._store.sessions.publish(session_id, envelope)
 
     # ---- session events -------------------------------------------------------------------------
 

@@ -74,8 +74,8 @@ async def read_log(store: SessionStore, uid: str | None, response_id: str) -> Re
 
     No entry is newer than the fence: a position under this fence is a position in these entries.
     """
-    events = [event for _, event in await store.events(response_id)]
-    record = await store.run(uid, response_id)
+    events = [event for _, event in await store.runs.events(response_id)]
+    record = await store.runs.get(uid, response_id)
     return ResponseLog(record.fence, events, await read_base(store, record, events))
 
 
@@ -86,7 +86,7 @@ async def read_base(store: SessionStore, record: RunRecord, events: Sequence[Eve
     if length == 0:
         return ""
     try:
-        message = await store.message(record.uid, record.session_id, record.message_id)
+        message = await store.messages.get(record.uid, record.session_id, record.message_id)
     except (SessionNotFound, MessageNotFound):
         raise ResponseNotFound from None
     return utf16_prefix(message.text, length)

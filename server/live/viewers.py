@@ -57,7 +57,7 @@ class Viewers:
         elif (known := self._counts.pop(session_id, None)) is not None and known.timer is not None:
             known.timer.cancel()
         try:
-            total = await self._store.set_viewers(session_id, self._replica, count)
+            total = await self._store.viewers.set(session_id, self._replica, count)
         except SessionError:
             total = count  # the next refresh corrects it
         self.take(session_id, total)

@@ -45,7 +45,7 @@ class Abandonment:
         if self._hub.viewers.total(session_id):
             return True
         try:
-            return await self._store.viewers(session_id) > 0
+            return await self._store.viewers.count(session_id) > 0
         except SessionError:
             return True  # unknown: nothing is stopped on a guess
 

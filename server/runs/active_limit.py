@@ -30,7 +30,7 @@ class ActiveLimit:
         if not self.limit:
             return 0
         try:
-            count = await self._store.take_slot(uid, response_id, self.limit + instead)
+            count = await self._store.slots.take(uid, response_id, self.limit + instead)
         except NoSlot as full:
             raise ApiError(
                 "rate_limited", f"{full.count} answers are running already", retry_after_ms=1000
@@ -44,13 +44,13 @@ class ActiveLimit:
 
     async def _free(self, uid: str, response_id: str) -> None:
         with contextlib.suppress(StoreUnavailable):  # then it expires
-            await self._store.free_slot(uid, response_id)
+            await self._store.slots.free(uid, response_id)
 
     async def renew_forever(self, runs: Callable[[], Iterable[Run]]) -> None:
         """Keep the slots of the answers that this worker produces."""
         while self.limit:
             await asyncio.sleep(RENEW_SECONDS)
-            renewals = [self._store.renew_slot(run.uid, run.response_id) for run in runs()]
+            renewals = [self._store.slots.renew(run.uid, run.response_id) for run in runs()]
             await asyncio.gather(*renewals, return_exceptions=True)
 
     def entry(self, remaining: int) -> RateLimit:

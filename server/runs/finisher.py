@@ -138,7 +138,7 @@ class Finisher:
         stop = run.stopping
         # A client that stopped it at another worker got no more text, and may find no log any more.
         whole = ObjectEvent({**done, "text": message.text}) if stop is not None else None
-        return await self._store.finish_response(
+        return await self._store.runs.finish(
             run.response_id,
             fence=run.fence,
             first=run.num_stored + 1,
@@ -218,7 +218,7 @@ class Finisher:
         for seconds in LAST_END_AFTER_SECONDS:
             await asyncio.sleep(seconds)
             with contextlib.suppress(StoreUnavailable):
-                await self._store.publish_events(
+                await self._store.runs.publish(
                     run.response_id,
                     fence=run.fence,
                     first=run.sequence_number,
@@ -231,7 +231,7 @@ class Finisher:
             return
         response_id = self._run.response_id
         with contextlib.suppress(StoreUnavailable, RunEnded, ResponseNotFound):
-            asked = await self._store.request_cancel(
+            asked = await self._store.runs.request_cancel(
                 None, response_id, by=stop.by, reason=stop.reason, seen=stop.seen
             )
             await self._store.publish_control(asked.owner, cancel_command(response_id))

@@ -82,7 +82,7 @@ class LogWriter:
                 while self._unanswered is not None or run.num_stored < run.sequence_number:
                     await self._append()
                 reply = await self._renew(0.0)
-                await self._store.touch_run_index({run.response_id: reply.lease_until})
+                await self._store.runs.touch({run.response_id: reply.lease_until})
                 return
             except StoreUnavailable:
                 await asyncio.sleep(STORE_RETRY_SECONDS)
@@ -158,7 +158,7 @@ class LogWriter:
         self._unanswered = batch
         starts = any(isinstance(event, ObjectEvent) for event in batch.events)
         sent = time.monotonic()
-        reply = await self._store.append(
+        reply = await self._store.runs.append(
             run.response_id,
             fence=run.fence,
             first=batch.first,
@@ -174,7 +174,7 @@ class LogWriter:
     async def _renew(self, lease_seconds: float | None = None) -> AppendReply:
         run = self._run
         sent = time.monotonic()
-        reply = await self._store.append(
+        reply = await self._store.runs.append(
             run.response_id,
             fence=run.fence,
             first=run.num_stored + 1,

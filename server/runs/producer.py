@@ -122,7 +122,7 @@ class Producer:
         """The message that promotes may be lost: the store knows whose turn it is."""
         run = self._run
         with contextlib.suppress(StoreUnavailable):
-            live = await self._store.live_responses(run.session_id)
+            live = await self._store.responses.live(run.session_id)
             if live.active == run.response_id or run.is_elsewhere:
                 run.promoted.set()
 
@@ -343,7 +343,7 @@ class Producer:
         run = self._run
         if told is None:
             try:
-                record = await self._store.run(None, run.response_id)
+                record = await self._store.runs.get(None, run.response_id)
             except (StoreUnavailable, ResponseNotFound):
                 return  # the next append says so again
             stop = Stop.stored(record.cancel_by, record.cancel_reason, record.seen_sequence_number)

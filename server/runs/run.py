@@ -94,7 +94,7 @@ class Run:
         self.renewed_at = time.monotonic()  # when the last renewal that succeeded was sent
         self.must_be_silent: Callable[[], bool] = lambda: False  # it may be another's by now
         self.is_held = False  # nothing more is shown until the lease is renewed
-        self.num_stored = 1  # entries in Redis: `begin_response` writes the first
+        self.num_stored = 1  # entries in Redis: `Responses.begin` writes the first
         self.text_length = utf16_length(base)  # UTF-16 code units of the message's text
         self.token_ids: list[int] = []
         self._logprobs: list[dict[str, Any]] = []  # those that no event has yet

@@ -126,7 +126,7 @@ class Runs:
         if not run.is_started:
             while True:
                 try:
-                    live = await self._store.live_responses(run.session_id)
+                    live = await self._store.responses.live(run.session_id)
                     break
                 except StoreUnavailable:
                     await asyncio.sleep(STORE_RETRY_SECONDS)
@@ -206,7 +206,7 @@ class Runs:
             self.promote(response_id)
             return
         with contextlib.suppress(StoreUnavailable, ResponseNotFound):
-            record = await self._store.run(None, response_id)
+            record = await self._store.runs.get(None, response_id)
             command = {"type": "promote", "response_id": response_id}
             await self._store.publish_control(record.owner, command)
 
@@ -225,7 +225,7 @@ class Runs:
 
     async def _store_stop(self, run: Run, stop: Stop) -> None:
         try:
-            asked = await self._store.request_cancel(
+            asked = await self._store.runs.request_cancel(
                 None, run.response_id, by=stop.by, reason=stop.reason, seen=stop.seen
             )
             run.timeline.note("cancel_at", asked.cancel_at)
@@ -245,10 +245,10 @@ class Runs:
             await run.done.wait()
             return
         with contextlib.suppress(RunEnded, ResponseNotFound):
-            asked = await self._store.request_cancel(uid, response_id, reason="superseded")
+            asked = await self._store.runs.request_cancel(uid, response_id, reason="superseded")
             await self._store.publish_control(asked.owner, cancel_command(response_id))
             while True:
-                if not (await self._store.run(uid, response_id)).is_live:
+                if not (await self._store.runs.get(uid, response_id)).is_live:
                     return
                 await asyncio.sleep(REMOTE_POLL_SECONDS)
 

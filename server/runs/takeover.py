@@ -68,7 +68,7 @@ class Takeover:
     async def adopt(self, replica: str) -> None:
         """Go on with all that a dead worker ran. The supervisor's waitpid is the proof of that."""
         try:
-            response_ids = await self._store.runs_owned_by(replica)
+            response_ids = await self._store.runs.owned_by(replica)
             random.shuffle(response_ids)  # several workers hear of it, and share what there is
             for response_id in response_ids:
                 await self.take_over(response_id, replica)
@@ -83,11 +83,11 @@ class Takeover:
             await asyncio.sleep(self._intervals.sweep * random.uniform(0.8, 1.2))
             try:
                 if not self._runs.draining:
-                    for response_id in await self._store.expired_runs():
+                    for response_id in await self._store.runs.expired():
                         await self.take_over(response_id)
                 if time.monotonic() - touched >= self._intervals.index:
                     touched = time.monotonic()
-                    await self._store.touch_run_index(self._runs.leases())
+                    await self._store.runs.touch(self._runs.leases())
                     await self._index_sweep.step()
             except StoreUnavailable:
                 # Leases ended meanwhile, and their owners could not help it: they go first.
@@ -113,7 +113,7 @@ class Takeover:
             logger.exception("run cannot be taken over", response_id=response_id)
 
     async def _take_over(self, response_id: str, exited_owner: str | None) -> None:
-        reaped = await self._store.reap(
+        reaped = await self._store.runs.reap(
             response_id, new_owner=self._replica, exited_owner=exited_owner
         )
         self._metrics.count_reaped()
@@ -146,7 +146,8 @@ class Takeover:
             ends=end.reason if end else None,
         )
         if end is None:
-            budget = await self._store.budget(run.uid)  # what the answer has used is not in it yet
+            # What the answer has used is not in it yet.
+            budget = await self._store.budgets.today(run.uid)
             run.tokens_left = None if budget is None else budget.remaining
             await self._runs.go_on(run)
             return True
@@ -158,14 +159,14 @@ class Takeover:
 
         Otherwise it would be taken over for ever, and its session would take no other answer.
         """
-        record = await self._store.run(None, response_id)
+        record = await self._store.runs.get(None, response_id)
         run = _bare_run(record, await self._message_of(record), reaped)
         await self._runs.finish(run, self._end_of(run, record, reaped) or GIVEN_UP)
 
     async def _message_of(self, record: RunRecord) -> Message:
         """The answer's message, an empty one if that is what cannot be read."""
         try:
-            return await self._store.message(None, record.session_id, record.message_id)
+            return await self._store.messages.get(None, record.session_id, record.message_id)
         except (StoreUnavailable, SessionNotFound):
             raise
         except Exception:
@@ -186,11 +187,11 @@ class Takeover:
         Then it has what its message has, and can only be ended.
         """
         store = self._store
-        record = await store.run(None, response_id)
-        events = [event for _, event in await store.events(response_id)]
-        message = await store.message(None, record.session_id, record.message_id)
+        record = await store.runs.get(None, response_id)
+        events = [event for _, event in await store.runs.events(response_id)]
+        message = await store.messages.get(None, record.session_id, record.message_id)
         if len(events) != record.sequence_number:
-            tokens = await store.token_ids(response_id)
+            tokens = await store.runs.token_ids(response_id)
             return _bare_run(record, message, reaped, tokens), record, False
         base = await read_base(store, record, events)
         created = events[0]
@@ -203,10 +204,10 @@ class Takeover:
             created=created,
             base=base,
         )
-        run.restore(events, await store.token_ids(response_id), record)
+        run.restore(events, await store.runs.token_ids(response_id), record)
         run.lease_until = reaped.lease_until
         if record.parent_id is not None:
-            run.user_message = await store.message(None, record.session_id, record.parent_id)
+            run.user_message = await store.messages.get(None, record.session_id, record.parent_id)
         return run, record, True
 
     def _end_of(self, run: Run, record: RunRecord, reaped: Reaped) -> End | None:

@@ -113,7 +113,7 @@ class Worker:
         self.recorder = Recorder(samples, self.metrics, engine, self._figures, config.replica)
         max_active = config.limits.max_active_responses_per_user
         self.active_limit = ActiveLimit(store, self.hub, max_active)
-        prompts = PromptBuilder(store, engine)
+        prompts = PromptBuilder(store.messages, engine)
         self.runs = Runs(
             limit=self.active_limit,
             prompts=prompts,

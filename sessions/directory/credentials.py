@@ -25,7 +25,7 @@ from sessions.model.keys import (
     TICKET_SECONDS,
     Keys,
 )
-from sessions.store.base import PUBLISH
+from sessions.store.context import PUBLISH
 
 SECRET_BYTES: Final = 32  # 256 bits: a digest needs no salt, guessing no limit
 MAX_SECRET_CHARACTERS: Final = 512  # more was never ours, and is not worth a hash

@@ -10,7 +10,7 @@ from sessions.connection.client import RedisClient
 from sessions.model.errors import SessionNotFound
 from sessions.model.ids import check_session_id
 from sessions.model.keys import Keys
-from sessions.store.base import LOG_LIMITS, PUBLISH
+from sessions.store.context import LOG_LIMITS, PUBLISH
 
 
 class Evictions:

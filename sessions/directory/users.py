@@ -17,11 +17,11 @@ import orjson
 
 from sessions.connection.client import Argument, RedisClient
 from sessions.indexes.pages import cursor_of, newest_after, parse_cursor
+from sessions.model.arguments import check_uid
 from sessions.model.errors import UserNotFound
 from sessions.model.keys import Keys
-from sessions.store.arguments import check_uid
-from sessions.store.base import PUBLISH
 from sessions.store.budgets import days_kept
+from sessions.store.context import PUBLISH
 
 ROLES: Final = ("user", "admin")
 

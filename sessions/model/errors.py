@@ -42,7 +42,7 @@ class EmbeddedRedisError(SessionError):
 
 
 class InvalidCursor(SessionError):
-    """A page cursor that `SessionStore.sessions` never gave."""
+    """A page cursor that `SessionLists.page` never gave."""
 
 
 class SessionNotFound(SessionError):

@@ -28,7 +28,7 @@ _IDEMPOTENCY_KEY = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
 
 
 def new_session_id() -> str:
-    """A fresh random session id, for imports and forks; `create_session` derives its own."""
+    """A fresh random session id, for imports and forks; `Sessions.create` derives its own."""
     return "ses_" + secrets.token_urlsafe(16)
 
 

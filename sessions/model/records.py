@@ -191,7 +191,7 @@ class RunRecord:
     """A response as Redis has it now; kept for ten minutes after its end.
 
     The fields without default are set when the response begins. `status` is `queued` or
-    `in_progress` until `finish_response` writes the terminal one together with `reason`, `engine`
+    `in_progress` until `Runs.finish` writes the terminal one together with `reason`, `engine`
     and `done_at`.
     """
 

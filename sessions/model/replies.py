@@ -63,7 +63,7 @@ class LiveResponses:
 
 @dataclass(frozen=True, slots=True)
 class BegunResponse:
-    """The answer to `begin_response`.
+    """The answer to `Responses.begin`.
 
     With `replayed` the key had begun `response_id` before, and the other fields describe that run
     as far as it is still known (`fence` 0: no longer). `queued_behind` counts the responses that

@@ -1,4 +1,4 @@
-"""The store's half for budgets: the tokens that a user has used today.
+"""The store's part for budgets: the tokens that a user has used today.
 
 They are counted when an answer ends, so answers that run already may go a little beyond the budget
 of their day. Days are those of Redis' clock, in UTC.
@@ -13,52 +13,57 @@ from datetime import UTC, datetime
 from typing import Final
 
 from sessions.indexes.indexes import local_ms
+from sessions.model.arguments import check_uid
 from sessions.model.errors import QuotaExceeded, StoreUnavailable
 from sessions.model.ids import is_response_id
 from sessions.model.keys import CHARGE_MS, USED_TOKENS_MS
 from sessions.model.quotas import Budget, Usage
-from sessions.store.arguments import check_uid
-from sessions.store.base import StoreBase
+from sessions.store.context import StoreContext
 
 DAY_MS: Final = 86_400_000
 
 
-class Budgets(StoreBase):
-    """Tokens that users have used, by day. `SessionStore` has these methods; see there."""
+class Budgets:
+    """Tokens that users have used, by day."""
 
-    async def check_budget(self, uid: str) -> Budget | None:
+    def __init__(self, context: StoreContext) -> None:
+        self._context = context
+        self._client = context.client
+        self._keys = context.keys
+
+    async def check(self, uid: str) -> Budget | None:
         """The user's tokens of this day (UTC), None where they are unlimited.
 
         Raises `QuotaExceeded` when they are used up.
         """
-        budget = await self.budget(uid)
+        budget = await self.today(uid)
         if budget is not None and not budget.remaining:
             raise QuotaExceeded("tokens per day", budget.limit, retry_after_ms=budget.reset_ms)
         return budget
 
-    async def budget(self, uid: str) -> Budget | None:
-        """As `check_budget`, whatever is left."""
+    async def today(self, uid: str) -> Budget | None:
+        """As `check`, whatever is left."""
         check_uid(uid)
-        if not self.quotas.tokens_per_day:
+        if not self._context.quotas.tokens_per_day:
             return None
-        now_ms = await self.client.now_ms()
-        key = self.keys.user_tokens_used(uid, _day(now_ms))
-        used = int(await self.client.call("HGET", key, "tokens") or 0)
-        return Budget(self.quotas.tokens_per_day, used, DAY_MS - now_ms % DAY_MS)
+        now_ms = await self._client.now_ms()
+        key = self._keys.user_tokens_used(uid, _day(now_ms))
+        used = int(await self._client.call("HGET", key, "tokens") or 0)
+        return Budget(self._context.quotas.tokens_per_day, used, DAY_MS - now_ms % DAY_MS)
 
     async def usage(self, uids: Sequence[str]) -> list[Usage]:
         """What each of these users keeps and has used today."""
-        day = _day(await self.client.now_ms())
+        day = _day(await self._client.now_ms())
         counts, tokens = await asyncio.gather(
-            self.client.read_each([self.keys.user_sessions(uid) for uid in uids], "ZCARD"),
-            self.client.read_each(
-                [self.keys.user_tokens_used(uid, day) for uid in uids], "HGET", "tokens"
+            self._client.read_each([self._keys.user_sessions(uid) for uid in uids], "ZCARD"),
+            self._client.read_each(
+                [self._keys.user_tokens_used(uid, day) for uid in uids], "HGET", "tokens"
             ),
         )
         pairs = zip(counts, tokens, strict=True)
         return [Usage(num_sessions, int(used or 0)) for num_sessions, used in pairs]
 
-    async def charge_tokens(self, uid: str, response_id: str, num_tokens: int, now_ms: int) -> None:
+    async def charge(self, uid: str, response_id: str, num_tokens: int, now_ms: int) -> None:
         """Count an ended response's tokens, once; a count that fails is given up.
 
         `now_ms` by Redis' clock. A budget that is set later counts what was used before.
@@ -66,11 +71,11 @@ class Budgets(StoreBase):
         check_uid(uid)
         if not is_response_id(response_id):
             return
-        day = self.keys.user_tokens_used(uid, _day(now_ms))
+        day = self._keys.user_tokens_used(uid, _day(now_ms))
         with contextlib.suppress(StoreUnavailable):  # the answer is stored, and that counts more
-            await self.client.script(
+            await self._client.script(
                 "charge_tokens",
-                [day, self.keys.user_charge(uid, response_id)],
+                [day, self._keys.user_charge(uid, response_id)],
                 (num_tokens, USED_TOKENS_MS, CHARGE_MS),
             )
 

@@ -1,4 +1,4 @@
-"""The store's half for copies: conversations read out whole, and written as new sessions.
+"""The store's part for copies: conversations that are written whole, as new sessions.
 
 A copy is written in parts under an id that nobody knows yet, with an expiry; the script that makes
 the session around them takes the expiry away. So a copy exists whole or not at all, and one that
@@ -21,7 +21,8 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from sessions.connection.client import Argument
-from sessions.model.codec import MAX_COUNT, decode_body, encode_body, size_of_body
+from sessions.model.arguments import check_uid
+from sessions.model.codec import MAX_COUNT, encode_body, size_of_body
 from sessions.model.errors import (
     MessageNotFound,
     QuotaExceeded,
@@ -29,22 +30,14 @@ from sessions.model.errors import (
     SessionNotFound,
     StoreUnavailable,
 )
-from sessions.model.ids import (
-    check_session_id,
-    derived_session_id,
-    is_message_id,
-    new_message_id,
-    new_session_id,
-)
+from sessions.model.ids import derived_session_id, is_message_id, new_message_id, new_session_id
 from sessions.model.keys import COPY_LEASE_MS, PART_MS
 from sessions.model.records import Message
 from sessions.model.replies import CreatedSession
-from sessions.model.tree import parents_of, path_to
-from sessions.store.arguments import check_owner, check_uid
-from sessions.store.conversations import Conversations
+from sessions.store.context import StoreContext
+from sessions.store.messages import PART_BYTES, PART_MESSAGES, Messages
+from sessions.store.sessions import Sessions
 
-PART_MESSAGES: Final = 200
-PART_BYTES: Final = 256 * 1024  # before they are compressed; about 5 ms of work
 _PART_KEYS: Final = ("m", "msg", "tree", "ids", "copy")
 
 
@@ -67,10 +60,17 @@ class _Stored(NamedTuple):
     body: bytes
 
 
-class Copies(Conversations):
-    """Copies of sessions. `SessionStore` has these methods; see there."""
+class Copies:
+    """Copies of sessions."""
 
-    async def fork_session(
+    def __init__(self, context: StoreContext, sessions: Sessions, messages: Messages) -> None:
+        self._context = context
+        self._client = context.client
+        self._indexes = context.indexes
+        self._sessions = sessions
+        self._messages = messages
+
+    async def fork(
         self, uid: str, session_id: str, message_id: str, *, idempotency_key: str | None = None
     ) -> CreatedSession:
         """A new session with the messages from the root to this one, under fresh ids.
@@ -82,16 +82,16 @@ class Copies(Conversations):
         """
         if not is_message_id(message_id):
             raise MessageNotFound
-        session = await self.session(uid, session_id)
+        session = await self._sessions.get(uid, session_id)
         new_id = _copy_id(uid, "fork", idempotency_key)
         if (known := await self._known_copy(uid, new_id, idempotency_key)) is not None:
             return known
-        path = await self._path(session_id, message_id)
+        path = await self._messages.ids_to(session_id, message_id)
         new_ids = {old: new_message_id() for old in path}
         head = Draft(session.title, session.model, session.settings, (), new_ids[message_id])
         return await self._write(uid, new_id, head, self._copied(session_id, new_ids), len(path))
 
-    async def import_session(
+    async def import_draft(
         self, uid: str, draft: Draft, *, idempotency_key: str | None = None
     ) -> CreatedSession:
         """A new session of this user with these messages. Raises `QuotaExceeded` and `UserGone`.
@@ -105,51 +105,13 @@ class Copies(Conversations):
             return known
         return await self._write(uid, new_id, draft, _drafted(draft), len(draft.messages))
 
-    async def messages_of(
-        self, uid: str | None, session_id: str, *, whole_tree: bool
-    ) -> AsyncIterator[Message]:
-        """Every message in order of creation, or those on the way to the head, oldest first.
-
-        Raises `SessionNotFound` before the first one.
-        """
-        check_session_id(session_id)
-        values, entries = await self.client.calls(
-            ("HMGET", self.keys.session(session_id, "m"), "uid", "head"),
-            ("LRANGE", self.keys.session(session_id, "tree"), 0, -1),
-        )
-        check_owner(uid, values[0])
-        parents = parents_of(entries)
-        head = (values[1] or b"").decode() or None
-        ids = list(parents) if whole_tree else path_to(parents, head)
-        async for message, _ in self._bodies(session_id, ids):
-            yield message
-
     # ---- inside ---------------------------------------------------------------------------------
-
-    async def _path(self, session_id: str, leaf: str) -> list[str]:
-        tree = self.keys.session(session_id, "tree")
-        return path_to(parents_of(await self.client.call("LRANGE", tree, 0, -1)), leaf)
-
-    async def _bodies(
-        self, session_id: str, ids: Sequence[str]
-    ) -> AsyncGenerator[tuple[Message, bytes | None]]:
-        """Messages with their kept token ids, a part at a time."""
-        keys = self._session_keys(session_id, "msg", "ids")
-        place = 0
-        while place < len(ids):
-            part = ids[place : place + PART_MESSAGES]
-            _, bodies, kept = await self.client.script("read_bodies", keys, (PART_BYTES, *part))
-            if b"" in bodies:
-                raise SessionNotFound  # it was deleted meanwhile
-            for body, token_ids in zip(bodies, kept, strict=True):
-                yield decode_body(body), token_ids or None
-            place += len(bodies)
 
     async def _copied(
         self, session_id: str, new_ids: Mapping[str, str]
     ) -> AsyncGenerator[tuple[Message, bytes | None]]:
         """The messages of a path under other ids."""
-        async with aclosing(self._bodies(session_id, list(new_ids))) as bodies:
+        async with aclosing(self._messages.bodies(session_id, list(new_ids))) as bodies:
             async for message, token_ids in bodies:
                 if message.status == "in_progress":
                     raise ResponseInProgress(message.response_id or "")
@@ -165,7 +127,7 @@ class Copies(Conversations):
         if idempotency_key is None:
             return None
         try:
-            return CreatedSession(await self.session(uid, session_id), replayed=True)
+            return CreatedSession(await self._sessions.get(uid, session_id), replayed=True)
         except SessionNotFound:
             return None
 
@@ -178,13 +140,13 @@ class Copies(Conversations):
         num_messages: int,
     ) -> CreatedSession:
         """The session of the draft, with these messages instead of its own."""
-        most = self.quotas.messages_per_session
+        most = self._context.quotas.messages_per_session
         if most and num_messages > most:
             raise QuotaExceeded("messages in a session", most)
-        await self._reserve(uid, session_id)
+        await self._sessions.reserve(uid, session_id)
         call_id = secrets.token_urlsafe(6)
         if not await self._begin_copy(session_id, call_id):  # a repeat was faster
-            return CreatedSession(await self.session(uid, session_id), replayed=True)
+            return CreatedSession(await self._sessions.get(uid, session_id), replayed=True)
         pairs: list[Argument] = ["title", draft.title, "model", draft.model]
         pairs += ["settings", orjson.dumps(dict(draft.settings)), "head", draft.head or ""]
         pairs += ["message_count", num_messages]
@@ -192,7 +154,7 @@ class Copies(Conversations):
             async with aclosing(messages):
                 counters = await self._write_parts(session_id, call_id, messages)
             pairs += [part for pair in counters.items() for part in pair]
-            return await self._make_session(uid, session_id, pairs, copy=(call_id, num_messages))
+            return await self._sessions.make(uid, session_id, pairs, copy=(call_id, num_messages))
         except (QuotaExceeded, ResponseInProgress, SessionNotFound):
             if await self._drop_copy(session_id, call_id):
                 await self._indexes.settle(self._indexes.without_session(uid, session_id))
@@ -200,16 +162,16 @@ class Copies(Conversations):
 
     async def _begin_copy(self, session_id: str, call_id: str) -> bool:
         """Remove what a call that was broken off may have left; False if the session is there."""
-        keys = self._session_keys(session_id, *_PART_KEYS)
-        reply = await self.client.script("begin_copy", keys, (call_id, COPY_LEASE_MS))
+        keys = self._context.session_keys(session_id, *_PART_KEYS)
+        reply = await self._client.script("begin_copy", keys, (call_id, COPY_LEASE_MS))
         if reply[0] == b"busy":
             raise StoreUnavailable("another call is making this copy")
         return bool(reply[0] == b"ok")
 
     async def _drop_copy(self, session_id: str, call_id: str) -> bool:
         """Remove what this call has written; False if another call is at it, or has done it."""
-        keys = self._session_keys(session_id, *_PART_KEYS)
-        reply = await self.client.script("drop_copy", keys, (call_id,))
+        keys = self._context.session_keys(session_id, *_PART_KEYS)
+        reply = await self._client.script("drop_copy", keys, (call_id,))
         return bool(reply[0] == b"ok")
 
     async def _write_parts(
@@ -221,7 +183,7 @@ class Copies(Conversations):
         """Write the messages; returns the session's counters of them."""
         place = 0
         counters = dict.fromkeys(("bytes", "input_tokens", "output_tokens"), 0)
-        most = self.quotas.bytes_per_session
+        most = self._context.quotas.bytes_per_session
         async for part in _parts(messages):
             for stored in part:
                 usage = stored.message.usage or {}
@@ -238,9 +200,9 @@ class Copies(Conversations):
         self, session_id: str, call_id: str, place: int, part: Sequence[_Stored]
     ) -> None:
         kept = [(s.message.id, s.token_ids) for s in part if s.token_ids is not None]
-        reply = await self.client.script(
+        reply = await self._client.script(
             "write_part",
-            self._session_keys(session_id, *_PART_KEYS),
+            self._context.session_keys(session_id, *_PART_KEYS),
             (
                 call_id,
                 COPY_LEASE_MS,

@@ -1,35 +1,46 @@
-"""The store's half for what begins: responses, their idempotency keys, who waits in a session."""
+"""The store's part for what begins: responses, their idempotency keys, who waits in a session."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NoReturn
 
 import orjson
 
 from sessions.connection.client import Argument
 from sessions.indexes.indexes import local_ms
-from sessions.model.errors import MessageNotFound, QuotaExceeded, SessionNotFound, StoreUnavailable
+from sessions.model.arguments import check_idempotency_key, check_uid, owner_argument
+from sessions.model.codec import encode_body
+from sessions.model.errors import (
+    IdempotencyKeyReused,
+    MessageChanged,
+    MessageNotFound,
+    QueueFull,
+    QuotaExceeded,
+    ResponseInProgress,
+    SessionLocked,
+    SessionNotFound,
+    StoreUnavailable,
+)
 from sessions.model.ids import check_session_id, is_message_id, is_response_id, session_of
 from sessions.model.records import UNSET, Message, Unset
 from sessions.model.replies import BegunResponse, LiveResponses
-from sessions.store.arguments import (
-    check_idempotency_key,
-    check_uid,
-    field_arguments,
-    message_arguments,
-    owner_argument,
-    raise_begin_error,
-)
-from sessions.store.runs import Runs
+from sessions.store.context import StoreContext
+from sessions.store.runs import field_arguments
 
 MAX_MOVES: Final = 8  # each means that another response began in between
 
 
-class Responses(Runs):
-    """Begins runs. `SessionStore` has these methods; see there."""
+class Responses:
+    """Begins runs."""
 
-    async def begin_response(
+    def __init__(self, context: StoreContext) -> None:
+        self._context = context
+        self._client = context.client
+        self._indexes = context.indexes
+        self._keys = context.keys
+
+    async def begin(
         self,
         uid: str,
         session_id: str,
@@ -56,8 +67,8 @@ class Responses(Runs):
         the messages follow the session's head of that very moment: the user message is stored
         under the parent that `BegunResponse.parent_id` names (its own `parent_id` serves as a first
         guess). Without a user message (regenerate, continue) give the parent. To continue an
-        assistant message, `continues` is the version that `message_version` gave: the message is
-        replaced, and not counted again. `created_event` becomes entry 1 of the response's log.
+        assistant message, `continues` is the version that `Messages.with_version` gave: the message
+        is replaced, and not counted again. `created_event` becomes entry 1 of the response's log.
 
         Never stops another response. Raises `SessionNotFound`, `IdempotencyKeyReused`,
         `SessionLocked`, `MessageNotFound` (the parent), `ResponseInProgress`, `QueueFull`,
@@ -88,26 +99,26 @@ class Responses(Runs):
                 response_id,
                 idempotency_key,
                 (
-                    *self._publish_to(session_id),
+                    *self._context.publish_to(session_id),
                     uid,
                     response_id,
                     body_hash,
                     on_busy,
                     owner,
-                    self._lease_ms,
-                    self._idempotency_ms,
+                    self._context.lease_ms,
+                    self._context.idempotency_ms,
                     parent_id or "",
                     "head" if follows_head else "given",
-                    *message_arguments(user_message, parent_id),
-                    *message_arguments(
+                    *_message_arguments(user_message, parent_id),
+                    *_message_arguments(
                         assistant_message, user_message.id if user_message else parent_id
                     ),
                     orjson.dumps(dict(created_event)),
                     max_queued,
-                    *self._log_limits,
+                    *self._context.log_limits,
                     continues or "",
-                    self.quotas.messages_per_session,
-                    self.quotas.bytes_per_session,
+                    self._context.quotas.messages_per_session,
+                    self._context.quotas.bytes_per_session,
                     *run_pairs,
                 ),
             )
@@ -119,18 +130,18 @@ class Responses(Runs):
     async def cancel_early(
         self, uid: str, session_id: str, idempotency_key: str, ttl_seconds: float = 10.0
     ) -> str | None:
-        """Stop a response that is not known yet: the wish waits for its `begin_response`.
+        """Stop a response that is not known yet: the wish waits for its `begin`.
 
         Returns the id if the key has begun one already (then nothing was stored: cancel that one).
         Raises `SessionNotFound`.
         """
         check_session_id(session_id)
         check_idempotency_key(idempotency_key)
-        reply = await self.client.script(
+        reply = await self._client.script(
             "cancel_early",
             [
-                self.keys.session(session_id, "m"),
-                self.keys.idempotency(session_id, idempotency_key),
+                self._keys.session(session_id, "m"),
+                self._keys.idempotency(session_id, idempotency_key),
             ],
             (owner_argument(uid), int(ttl_seconds * 1000)),
         )
@@ -138,7 +149,7 @@ class Responses(Runs):
             raise SessionNotFound
         return reply[1].decode() if reply[0] == b"known" else None
 
-    async def known_response(
+    async def known(
         self, uid: str, session_id: str, idempotency_key: str
     ) -> tuple[str, str] | None:
         """The response that a key has begun, with the hash of its body; None if there is none.
@@ -147,21 +158,21 @@ class Responses(Runs):
         """
         check_session_id(session_id)
         check_idempotency_key(idempotency_key)
-        owner, value = await self.client.calls(
-            ("HGET", self.keys.session(session_id, "m"), "uid"),
-            ("GET", self.keys.idempotency(session_id, idempotency_key)),
+        owner, value = await self._client.calls(
+            ("HGET", self._keys.session(session_id, "m"), "uid"),
+            ("GET", self._keys.idempotency(session_id, idempotency_key)),
         )
         if owner is None or owner.decode() != uid:
             raise SessionNotFound
         response_id, _, body_hash = (value or b"").decode().partition(" ")
         return (response_id, body_hash) if body_hash else None
 
-    async def live_responses(self, session_id: str) -> LiveResponses:
+    async def live(self, session_id: str) -> LiveResponses:
         """The active response and those queued after it; empty for a session that is gone."""
         check_session_id(session_id)
-        active, queued = await self.client.calls(
-            ("HGET", self.keys.session(session_id, "m"), "active_response_id"),
-            ("LRANGE", self.keys.session(session_id, "q"), 0, -1),
+        active, queued = await self._client.calls(
+            ("HGET", self._keys.session(session_id, "m"), "active_response_id"),
+            ("LRANGE", self._keys.session(session_id, "q"), 0, -1),
         )
         return LiveResponses(
             active=(active or b"").decode() or None,
@@ -178,16 +189,16 @@ class Responses(Runs):
         arguments: Sequence[Argument],
     ) -> list[Any]:
         """Index the run, then begin it; a run that did not begin leaves the index again."""
-        *_, reply = await self.client.calls_in_order(
-            self._indexes.run(response_id, local_ms() + self._lease_ms),
-            self.client.script_run(
+        *_, reply = await self._client.calls_in_order(
+            self._indexes.run(response_id, local_ms() + self._context.lease_ms),
+            self._client.script_run(
                 "begin_response",
                 [
-                    *self._session_keys(session_id, "m", "msg", "log"),
-                    self.keys.run(session_id, response_id),
-                    self.keys.events(session_id, response_id),
-                    self.keys.idempotency(session_id, idempotency_key),
-                    *self._session_keys(session_id, "q", "runs", "tree", "ids", "share"),
+                    *self._context.session_keys(session_id, "m", "msg", "log"),
+                    self._keys.run(session_id, response_id),
+                    self._keys.events(session_id, response_id),
+                    self._keys.idempotency(session_id, idempotency_key),
+                    *self._context.session_keys(session_id, "q", "runs", "tree", "ids", "share"),
                 ],
                 arguments,
             ),
@@ -204,7 +215,7 @@ class Responses(Runs):
         if word == "quota":
             raise self._quota_error(reply[1].decode())
         if word not in ("ok", "replayed"):
-            raise_begin_error(word, (reply[1].decode() if len(reply) > 1 else ""))
+            _raise_begin_error(word, (reply[1].decode() if len(reply) > 1 else ""))
         replayed = word == "replayed"
         begun = BegunResponse(
             replayed=replayed,
@@ -230,5 +241,32 @@ class Responses(Runs):
 
     def _quota_error(self, what: str) -> QuotaExceeded:
         if what == "bytes":
-            return QuotaExceeded("bytes in a session", self.quotas.bytes_per_session)
-        return QuotaExceeded("messages in a session", self.quotas.messages_per_session)
+            return QuotaExceeded("bytes in a session", self._context.quotas.bytes_per_session)
+        return QuotaExceeded("messages in a session", self._context.quotas.messages_per_session)
+
+
+def _message_arguments(message: Message | None, parent_id: str | None) -> tuple[Argument, ...]:
+    """Id, stored body and event JSON of a message under that parent; empty without one."""
+    if message is None:
+        return "", "", ""
+    placed = message.with_parent(parent_id)
+    return placed.id, encode_body(placed), orjson.dumps(placed.event_wire())
+
+
+def _raise_begin_error(word: str, detail: str) -> NoReturn:
+    """The error that a refusing word of begin_response means."""
+    match word:
+        case "key_reused":
+            raise IdempotencyKeyReused(detail)
+        case "busy":
+            raise ResponseInProgress(detail)
+        case "queue_full":
+            raise QueueFull(detail)
+        case "locked":
+            raise SessionLocked(detail)
+        case "parent_not_found":
+            raise MessageNotFound
+        case "changed":
+            raise MessageChanged
+        case _:
+            raise SessionNotFound

@@ -1,37 +1,50 @@
-"""The store's half for runs: written by one owner, stopped for certain, taken over, ended once."""
+"""The store's part for runs: written by one owner, stopped for certain, taken over, ended once."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 import orjson
 
+from sessions.connection.client import Argument
+from sessions.model.arguments import owner_argument
 from sessions.model.codec import (
+    MANAGED_RUN_FIELDS,
     decode_entries,
     decode_run,
     decode_token_ids,
     encode_body,
     encode_token_ids,
 )
-from sessions.model.errors import ResponseNotFound, RunGone, RunLive
+from sessions.model.errors import (
+    CancelPending,
+    ResponseNotFound,
+    RunEnded,
+    RunGone,
+    RunLive,
+    RunLost,
+    SequenceGap,
+)
 from sessions.model.events import Event, decode_event, encode_event
-from sessions.model.ids import check_session_id, is_response_id, session_of
+from sessions.model.ids import is_response_id, session_of
 from sessions.model.records import LIVE_STATUSES, Message, RunRecord
 from sessions.model.replies import AppendReply, CancelRequested, Finished, Reaped
-from sessions.store.arguments import (
-    field_arguments,
-    optional_number,
-    owner_argument,
-    raise_run_error,
-)
 from sessions.store.budgets import Budgets
+from sessions.store.context import StoreContext
 
 
-class Runs(Budgets):
-    """Runs, their logs and who owns them. `SessionStore` has these methods; see there."""
+class Runs:
+    """Runs, their logs and who owns them."""
+
+    def __init__(self, context: StoreContext, budgets: Budgets) -> None:
+        self._context = context
+        self._client = context.client
+        self._indexes = context.indexes
+        self._keys = context.keys
+        self._budgets = budgets
 
     async def append(
         self,
@@ -62,13 +75,13 @@ class Runs(Budgets):
         if not is_response_id(response_id):
             raise RunGone
         session_id = session_of(response_id)
-        lease_ms = self._lease_ms if lease_seconds is None else int(lease_seconds * 1000)
+        lease_ms = self._context.lease_ms if lease_seconds is None else int(lease_seconds * 1000)
         pairs = field_arguments({}, fields)
-        reply = await self.client.script(
+        reply = await self._client.script(
             "append",
-            self._run_keys(session_id, response_id),
+            self._context.run_keys(session_id, response_id),
             (
-                *self._publish_to(session_id),
+                *self._context.publish_to(session_id),
                 response_id,
                 fence,
                 first,
@@ -85,7 +98,7 @@ class Runs(Budgets):
             return AppendReply(cancel=reply[1] == 1, lease_until=reply[2])
         if reply[0] == b"gap" and reply[1] >= first + len(events) - 1:
             return AppendReply(cancel=reply[2] == 1, lease_until=reply[3], repeated=True)
-        raise_run_error(reply)
+        _raise_run_error(reply)
 
     async def request_cancel(
         self,
@@ -104,15 +117,15 @@ class Runs(Budgets):
         """
         if not is_response_id(response_id):
             raise ResponseNotFound
-        reply = await self.client.script(
+        reply = await self._client.script(
             "request_cancel",
-            [self.keys.run(session_of(response_id), response_id)],
+            [self._keys.run(session_of(response_id), response_id)],
             (owner_argument(uid), by, reason, "" if seen is None else seen),
         )
         if reply[0] == b"not_found":
             raise ResponseNotFound
         if reply[0] != b"ok":
-            raise_run_error(reply)
+            _raise_run_error(reply)
         return CancelRequested(
             owner=reply[1].decode(),
             fence=reply[2],
@@ -122,7 +135,7 @@ class Runs(Budgets):
             cancel_at=reply[6],
         )
 
-    async def finish_response(
+    async def finish(
         self,
         response_id: str,
         *,
@@ -164,15 +177,15 @@ class Runs(Budgets):
         if updated_event is None:
             updated_event = {"type": "message.updated", "message": message.event_wire()}
         pairs = field_arguments({}, fields)
-        reply = await self.client.script(
+        reply = await self._client.script(
             "finish_response",
             [
-                *self._session_keys(session_id, "m", "msg", "log"),
-                *self._run_keys(session_id, response_id),
-                *self._session_keys(session_id, "q", "runs", "ids", "tree", "share"),
+                *self._context.session_keys(session_id, "m", "msg", "log"),
+                *self._context.run_keys(session_id, response_id),
+                *self._context.session_keys(session_id, "q", "runs", "ids", "tree", "share"),
             ],
             (
-                *self._publish_to(session_id),
+                *self._context.publish_to(session_id),
                 response_id,
                 fence,
                 first,
@@ -184,12 +197,12 @@ class Runs(Budgets):
                 text_length,
                 input_tokens,
                 output_tokens,
-                self._keep_ms,
+                self._context.keep_ms,
                 "" if token_ids_to_keep is None else encode_token_ids(token_ids_to_keep),
                 orjson.dumps(dict(updated_event)),
                 encode_token_ids(token_ids),
-                *self._log_limits,
-                self._idle_ms,
+                *self._context.log_limits,
+                self._context.idle_ms,
                 "" if seen is None else seen,
                 "" if published_end is None else encode_event(published_end),
                 len(pairs),
@@ -198,10 +211,10 @@ class Runs(Budgets):
             ),
         )
         if reply[0] != b"ok":
-            raise_run_error(reply)
+            _raise_run_error(reply)
         uid, now_ms = reply[4].decode(), reply[5]
         await asyncio.gather(
-            self.charge_tokens(uid, response_id, input_tokens + output_tokens, now_ms),
+            self._budgets.charge(uid, response_id, input_tokens + output_tokens, now_ms),
             self._indexes.settle(
                 [
                     self._indexes.without_run(response_id),
@@ -226,10 +239,10 @@ class Runs(Budgets):
         """
         if not is_response_id(response_id):
             raise RunGone
-        reply = await self.client.script(
+        reply = await self._client.script(
             "reap",
-            self._run_keys(session_of(response_id), response_id)[:2],
-            (new_owner, self._lease_ms, exited_owner or "", secrets.token_urlsafe(6)),
+            self._context.run_keys(session_of(response_id), response_id)[:2],
+            (new_owner, self._context.lease_ms, exited_owner or "", secrets.token_urlsafe(6)),
         )
         if reply[0] == b"ok":
             await self._indexes.settle([self._indexes.run(response_id, reply[7])])
@@ -238,7 +251,7 @@ class Runs(Budgets):
                 sequence_number=reply[2],
                 status=reply[3].decode(),
                 cancel=reply[4] == 1,
-                seen=optional_number(reply[5]),
+                seen=_optional_number(reply[5]),
                 old_owner=reply[6].decode(),
                 lease_until=reply[7],
             )
@@ -246,20 +259,20 @@ class Runs(Budgets):
             await self._indexes.settle([self._indexes.run(response_id, reply[3])])
             raise RunLive(reply[1], reply[2].decode())
         await self._indexes.settle([self._indexes.without_run(response_id)])
-        raise_run_error(reply)
+        _raise_run_error(reply)
 
-    async def expired_runs(self, limit: int = 100) -> list[str]:
+    async def expired(self, limit: int = 100) -> list[str]:
         """Runs that may be due for `reap`, which alone decides: this index can be stale."""
-        return await self._indexes.expired_runs(self._lease_ms, limit)
+        return await self._indexes.expired_runs(self._context.lease_ms, limit)
 
-    async def runs_owned_by(self, owner: str) -> list[str]:
+    async def owned_by(self, owner: str) -> list[str]:
         """Every live run of that worker."""
         response_ids = await self._indexes.live_runs()
         if not response_ids:
             return []
-        rows = await self.client.calls(
+        rows = await self._client.calls(
             *(
-                ("HMGET", self.keys.run(session_of(rid), rid), "owner", "status")
+                ("HMGET", self._keys.run(session_of(rid), rid), "owner", "status")
                 for rid in response_ids
             )
         )
@@ -270,17 +283,17 @@ class Runs(Budgets):
             if row[0] == wanted and row[1].decode() in LIVE_STATUSES
         ]
 
-    async def touch_run_index(self, leases: Mapping[str, int]) -> None:
+    async def touch(self, leases: Mapping[str, int]) -> None:
         """Write response id -> `lease_until` of own runs to the index, every few seconds."""
         if leases:
-            await self.client.calls(*self._indexes.runs(leases))
+            await self._client.calls(*self._indexes.runs(leases))
 
-    async def run(self, uid: str | None, response_id: str) -> RunRecord:
+    async def get(self, uid: str | None, response_id: str) -> RunRecord:
         """The run as it is now; `uid` None skips the owner check. Raises `ResponseNotFound`."""
         if not is_response_id(response_id):
             raise ResponseNotFound
-        key = self.keys.run(session_of(response_id), response_id)
-        run = decode_run(response_id, await self.client.call("HGETALL", key))
+        key = self._keys.run(session_of(response_id), response_id)
+        run = decode_run(response_id, await self._client.call("HGETALL", key))
         if run is None or owner_argument(uid) not in ("", run.uid):
             raise ResponseNotFound
         return run
@@ -289,50 +302,59 @@ class Runs(Budgets):
         """The numbered entries after that number; empty when the log is gone."""
         if not is_response_id(response_id):
             return []
-        key = self.keys.events(session_of(response_id), response_id)
-        entries = await self.client.call("XRANGE", key, f"{after + 1}-0", "+")
+        key = self._keys.events(session_of(response_id), response_id)
+        entries = await self._client.call("XRANGE", key, f"{after + 1}-0", "+")
         return [(number, decode_event(data)) for number, data in decode_entries(entries)]
 
     async def token_ids(self, response_id: str) -> list[int]:
         """Every id that the run's text was decided from, in order."""
         if not is_response_id(response_id):
             return []
-        key = self.keys.token_ids(session_of(response_id), response_id)
-        return decode_token_ids(await self.client.call("GET", key) or b"")
+        key = self._keys.token_ids(session_of(response_id), response_id)
+        return decode_token_ids(await self._client.call("GET", key) or b"")
 
-    async def kept_token_ids(
-        self, session_id: str, message_ids: Iterable[str]
-    ) -> dict[str, list[int]]:
-        """The ids kept by `finish_response` for those of the messages that have any."""
-        check_session_id(session_id)
-        ids = list(message_ids)
-        if not ids:
-            return {}
-        rows = await self.client.call("HMGET", self.keys.session(session_id, "ids"), *ids)
-        return {
-            message_id: decode_token_ids(row)
-            for message_id, row in zip(ids, rows, strict=True)
-            if row is not None
-        }
-
-    async def publish_events(
+    async def publish(
         self, response_id: str, *, fence: int, first: int, events: Sequence[Event]
     ) -> None:
         """Tell those who watch of entries that are stored nowhere: the end of a deleted one."""
         head = f"r {response_id} {fence} {first} {first + len(events) - 1}".encode()
         payload = b"\n".join([head, *map(encode_event, events)])
-        await self.client.call(*self._publish_to(session_of(response_id)), payload)
+        await self._client.call(*self._context.publish_to(session_of(response_id)), payload)
 
-    async def publish_session_frame(self, session_id: str, frame: Mapping[str, Any]) -> None:
-        """Send something to all that follow the session. It is not stored."""
-        check_session_id(session_id)
-        await self.client.call(*self._publish_to(session_id), orjson.dumps(dict(frame)))
 
-    # ---- inside ---------------------------------------------------------------------------------
+def field_arguments(
+    own: Mapping[str, str | int], fields: Mapping[str, str | int] | None
+) -> list[Argument]:
+    """Name and value pairs for a run hash; raises `ValueError` for a field that scripts manage."""
+    if managed := MANAGED_RUN_FIELDS & set(fields or ()):
+        raise ValueError(f"run fields {sorted(managed)} are set by the store")
+    return [part for pair in {**(fields or {}), **own}.items() for part in pair]
 
-    def _run_keys(self, session_id: str, response_id: str) -> list[str]:
-        return [
-            self.keys.run(session_id, response_id),
-            self.keys.events(session_id, response_id),
-            self.keys.token_ids(session_id, response_id),
-        ]
+
+def _optional_number(text: bytes) -> int | None:
+    """A number that a script may leave empty."""
+    return int(text) if text else None
+
+
+def _raise_run_error(reply: Sequence[Any]) -> NoReturn:
+    """The error that a refusal to write a run means."""
+    word, *rest = reply
+    match word:
+        case b"lost":
+            raise RunLost(rest[0], rest[1].decode())
+        case b"ended":
+            status, reason, sequence_number, engine, text_length, fence = rest
+            raise RunEnded(
+                status.decode(),
+                reason.decode(),
+                sequence_number,
+                engine.decode(),
+                text_length,
+                fence,
+            )
+        case b"gap":
+            raise SequenceGap(rest[0], num_tokens=rest[-1])
+        case b"cancelled":
+            raise CancelPending(_optional_number(rest[0]), rest[1].decode(), rest[2].decode())
+        case _:
+            raise RunGone

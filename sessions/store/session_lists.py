@@ -1,4 +1,4 @@
-"""The store's half for lists: which sessions a user has, by page, by title, by pin.
+"""The store's part for lists: which sessions a user has, by page, by title, by pin.
 
 The index of a user's sessions may hold entries whose session is gone. Readers drop them, once they
 are old enough that no session can still be on its way to them.
@@ -14,23 +14,29 @@ from typing import Final
 from sessions.connection.link import Command
 from sessions.indexes.indexes import local_ms
 from sessions.indexes.pages import Place, cursor_of, parse_cursor
-from sessions.model.codec import SESSION_FIELDS, decode_session
+from sessions.model.arguments import check_uid
+from sessions.model.codec import decode_session
 from sessions.model.errors import InvalidCursor
 from sessions.model.keys import INDEX_GRACE_MS
 from sessions.model.records import Session
 from sessions.model.replies import SessionPage
-from sessions.store.arguments import check_uid
-from sessions.store.base import StoreBase
+from sessions.store.context import StoreContext
 
 MAX_SCANNED: Final = 2000  # sessions that one page of a search looks at
 SCAN_CHUNK: Final = 200
 MARK_CHARACTERS: Final = 12  # of a cursor
 
 
-class SessionLists(StoreBase):
-    """A user's sessions. `SessionStore` has these methods; see there."""
+class SessionLists:
+    """A user's sessions."""
 
-    async def sessions(
+    def __init__(self, context: StoreContext) -> None:
+        self._context = context
+        self._client = context.client
+        self._indexes = context.indexes
+        self._keys = context.keys
+
+    async def page(
         self,
         uid: str,
         *,
@@ -68,7 +74,7 @@ class SessionLists(StoreBase):
         next_cursor = None if position is None else user_cursor(uid, position)
         return SessionPage(tuple(session for _, session in found[:limit]), next_cursor)
 
-    async def drop_stale_sessions(self, uid: str) -> None:
+    async def drop_stale(self, uid: str) -> None:
         """Look at all of a user's index entries, and drop those whose session is gone."""
         position: Place | None = None
         while index := await self._indexes.sessions_after(uid, position, SCAN_CHUNK):
@@ -77,7 +83,7 @@ class SessionLists(StoreBase):
 
     async def _sessions_at(self, uid: str, index: Sequence[Place]) -> list[tuple[Place, Session]]:
         """The sessions of these index entries; entries whose session is gone are dropped."""
-        rows = await self.client.calls(*(self._read_session(sid) for _, sid in index))
+        rows = await self._client.calls(*(self._context.read_session(sid) for _, sid in index))
         sessions = []
         stale: list[Command] = []
         for place, row in zip(index, rows, strict=True):
@@ -90,9 +96,6 @@ class SessionLists(StoreBase):
         if stale:
             await self._indexes.settle(stale)
         return sessions
-
-    def _read_session(self, session_id: str) -> Command:
-        return ("HMGET", self.keys.session(session_id, "m"), *SESSION_FIELDS)
 
 
 def user_cursor(uid: str, place: Place) -> str:

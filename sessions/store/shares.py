@@ -1,4 +1,4 @@
-"""The store's half for share links: a snapshot of one path, readable with the link.
+"""The store's part for share links: a snapshot of one path, readable with the link.
 
 A snapshot may have megabytes, so it is packed beside the loop, and unpacked message by message for
 each reader. It is one of the session's own keys: it goes with the session. A share id carries its
@@ -19,11 +19,11 @@ from typing import Any, Final
 import orjson
 
 from sessions.indexes.indexes import local_ms
+from sessions.model.arguments import check_uid
 from sessions.model.errors import SessionNotFound, ShareNotFound
 from sessions.model.ids import check_session_id
 from sessions.model.records import Message
-from sessions.store.arguments import check_uid
-from sessions.store.base import SESSION_SUFFIXES, StoreBase
+from sessions.store.context import SESSION_SUFFIXES, StoreContext
 
 PART_BYTES: Final = 64 * 1024  # unpacked at once
 
@@ -53,10 +53,15 @@ class Share:
             yield from lines
 
 
-class Shares(StoreBase):
-    """Share links. `SessionStore` has these methods; see there."""
+class Shares:
+    """Share links."""
 
-    async def share_session(
+    def __init__(self, context: StoreContext) -> None:
+        self._context = context
+        self._client = context.client
+        self._keys = context.keys
+
+    async def create(
         self, uid: str, session_id: str, title: str, messages: Sequence[Message]
     ) -> Share:
         """Show these messages under the session's link, which stays if there was one.
@@ -67,40 +72,40 @@ class Shares(StoreBase):
         check_session_id(session_id)
         snapshot = await asyncio.to_thread(_pack, messages)
         shared_at = local_ms()
-        reply = await self.client.script(
+        reply = await self._client.script(
             "share_session",
-            self._session_keys(session_id, *SESSION_SUFFIXES),
+            self._context.session_keys(session_id, *SESSION_SUFFIXES),
             (
                 uid,
                 _new_share_id(session_id),
                 title,
                 shared_at,
                 snapshot,
-                self._idle_ms,
+                self._context.idle_ms,
             ),
         )
         if reply[0] != b"ok":
             raise SessionNotFound
         return Share(reply[1].decode(), title, shared_at, snapshot, uid)
 
-    async def unshare_session(self, uid: str, session_id: str) -> None:
+    async def remove(self, uid: str, session_id: str) -> None:
         """The link shows nothing from now on. Raises `SessionNotFound`, `ShareNotFound`."""
         check_uid(uid)
         check_session_id(session_id)
-        reply = await self.client.script(
-            "unshare_session", self._session_keys(session_id, "m", "share"), (uid,)
+        reply = await self._client.script(
+            "unshare_session", self._context.session_keys(session_id, "m", "share"), (uid,)
         )
         if reply[0] == b"not_shared":
             raise ShareNotFound
         if reply[0] != b"ok":
             raise SessionNotFound
 
-    async def share(self, share_id: str) -> Share:
+    async def get(self, share_id: str) -> Share:
         """What a link shows, to anybody. Raises `ShareNotFound`."""
         if _SHARE_ID.match(share_id) is None:
             raise ShareNotFound
-        session, key = self._session_keys("ses_" + share_id[4:26], "m", "share")
-        (owner,), row = await self.client.calls(
+        session, key = self._context.session_keys("ses_" + share_id[4:26], "m", "share")
+        (owner,), row = await self._client.calls(
             ("HMGET", session, "uid"), ("HMGET", key, "id", "title", "shared_at", "snapshot")
         )
         if owner is None or row[0] is None:

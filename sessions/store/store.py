@@ -16,17 +16,22 @@ import orjson
 
 from sessions.connection.checks import check_redis, find_faults, read_identity
 from sessions.connection.client import TIMEOUT_SECONDS, RedisClient
+from sessions.model.arguments import check_uid
 from sessions.model.ids import check_session_id
 from sessions.model.keys import PROBE_MS, Keys
 from sessions.model.quotas import Quotas
 from sessions.model.replies import StoreFault
-from sessions.store.arguments import check_uid
-from sessions.store.base import PUBLISH
+from sessions.store.budgets import Budgets
+from sessions.store.context import PUBLISH, StoreContext
 from sessions.store.copies import Copies
+from sessions.store.messages import Messages
 from sessions.store.responses import Responses
+from sessions.store.runs import Runs
+from sessions.store.session_lists import SessionLists
+from sessions.store.sessions import Sessions
 from sessions.store.shares import Shares
 from sessions.store.slots import Slots
-from sessions.store.viewers import ViewerCounts
+from sessions.store.viewers import Viewers
 
 
 class StoreOptions(TypedDict, total=False):
@@ -42,14 +47,28 @@ class StoreOptions(TypedDict, total=False):
     quotas: Quotas | None
 
 
-class SessionStore(Copies, Responses, Shares, ViewerCounts, Slots):
-    """The one store: what the classes it inherits from say, on one connection.
+class SessionStore:
+    """The one store: its parts, on one connection.
 
-    Any method may raise `StoreUnavailable`; a cancelled one harms no other.
+    Any method of a part may raise `StoreUnavailable`; a cancelled one harms no other.
     """
 
-    _identity = ""  # of the data that Redis had when we last looked; empty until it told
-    _secret: str | None = None
+    def __init__(self, context: StoreContext, *, secret: str | None = None) -> None:
+        self.context = context
+        self.client = context.client
+        self.keys = context.keys
+        self.lists = SessionLists(context)
+        self.sessions = Sessions(context, self.lists)
+        self.messages = Messages(context)
+        self.copies = Copies(context, self.sessions, self.messages)
+        self.shares = Shares(context)
+        self.budgets = Budgets(context)
+        self.responses = Responses(context)
+        self.runs = Runs(context, self.budgets)
+        self.slots = Slots(context)
+        self.viewers = Viewers(context)
+        self._secret = secret
+        self._identity = ""  # of the data that Redis had when we last looked; empty until it told
 
     @classmethod
     def connect(
@@ -70,20 +89,18 @@ class SessionStore(Copies, Responses, Shares, ViewerCounts, Slots):
         Servers on one Redis must give the same `secret`, if any. Raises `ValueError` for a
         malformed url or prefix.
         """
-        keys = Keys(prefix)
         client = RedisClient(url, timeout_seconds=timeout_seconds)
         client.is_trusted = False
-        store = cls(
+        context = StoreContext(
             client,
-            keys,
+            Keys(prefix),
             lease_seconds=lease_seconds,
             keep_seconds=keep_seconds,
             idempotency_seconds=idempotency_seconds,
             idle_seconds=idle_seconds,
             quotas=quotas,
         )
-        store._secret = secret
-        return store
+        return cls(context, secret=secret)
 
     @classmethod
     async def open(cls, url: str, **options: Unpack[StoreOptions]) -> Self:

@@ -52,8 +52,8 @@ class Admin:
 
         They have ended, unless their owner is silent.
         """
-        await self._store.session(None, session_id)
-        live = await self._store.live_responses(session_id)
+        await self._store.sessions.get(None, session_id)
+        live = await self._store.responses.live(session_id)
         stopped = await asyncio.gather(*map(self._stop, reversed(live.ids)))
         return [record for record in stopped if record is not None]
 
@@ -62,7 +62,7 @@ class Admin:
         if (run := self._services.runs.local(response_id)) is not None:
             self._services.runs.stop(run, Stop("admin", STOPPED_REASON))
         with contextlib.suppress(ResponseNotFound, RunEnded):
-            asked = await self._store.request_cancel(
+            asked = await self._store.runs.request_cancel(
                 None, response_id, by="admin", reason=STOPPED_REASON
             )
             await self._store.publish_control(asked.owner, cancel_command(response_id))
@@ -74,7 +74,7 @@ class Admin:
     async def _await_end(self, response_id: str) -> RunRecord:
         deadline = asyncio.get_running_loop().time() + END_SECONDS
         while True:
-            record = await self._store.run(None, response_id)
+            record = await self._store.runs.get(None, response_id)
             if not record.is_live or asyncio.get_running_loop().time() > deadline:
                 return record
             await asyncio.sleep(POLL_SECONDS)
@@ -101,7 +101,7 @@ class Admin:
         """
         await self.users.update(uid, disabled=True)
         await self.credentials.revoke_all(uid)
-        while sessions := (await self._store.sessions(uid, limit=DELETIONS_AT_ONCE)).sessions:
+        while sessions := (await self._store.lists.page(uid, limit=DELETIONS_AT_ONCE)).sessions:
             await asyncio.gather(*(self._delete_session(uid, one.id) for one in sessions))
         await self.users.forget(uid)
 

@@ -187,7 +187,7 @@ class AdminSessionOperations:
         query: PathQuery = call.query
         for message_id in (query.leaf, query.before):
             check_message_id(message_id)
-        page = await self._store.path(
+        page = await self._store.messages.path(
             None, session_id, limit=query.limit, leaf=query.leaf, before=query.before
         )
         await self._admin.auditor.note(actor_of(call), "session.read", session_id)
@@ -196,7 +196,7 @@ class AdminSessionOperations:
     async def stop(self, call: Call) -> Response:
         session_id = call.path("session_id")
         body: StopBody = to_struct(await call.body(), StopBody)
-        await self._store.session(None, session_id)
+        await self._store.sessions.get(None, session_id)
         await self._admin.auditor.note(actor_of(call), "session.stop", session_id, body.reason)
         return stopped_response(await self._admin.stop(session_id))
 
@@ -205,7 +205,7 @@ class AdminSessionOperations:
         body: EvictBody = to_struct(await call.body(), EvictBody)
         if not (reason := clean_title(body.reason)):
             raise invalid_field("reason", "say why")
-        await self._store.session(None, session_id)
+        await self._store.sessions.get(None, session_id)
         action = "session.evict_and_lock" if body.lock else "session.evict"
         await self._admin.auditor.note(actor_of(call), action, session_id, reason)
         return stopped_response(await self._admin.evict(session_id, reason, lock=body.lock))
@@ -213,7 +213,7 @@ class AdminSessionOperations:
     async def unlock(self, call: Call) -> Response:
         session_id = call.path("session_id")
         body: StopBody = to_struct(await call.body(), StopBody)
-        await self._store.session(None, session_id)
+        await self._store.sessions.get(None, session_id)
         await self._admin.auditor.note(actor_of(call), "session.unlock", session_id, body.reason)
         await self._admin.unlock(session_id)
         return Response(status_code=204)
@@ -222,7 +222,7 @@ class AdminSessionOperations:
         response_id = call.path("response_id")
         check_response_id(response_id)
         try:
-            return json_response(timeline_wire(await self._store.run(None, response_id)))
+            return json_response(timeline_wire(await self._store.runs.get(None, response_id)))
         except ResponseNotFound:
             message = await self._admin.listing.answer(response_id)
         return json_response(message_timeline(response_id, message))

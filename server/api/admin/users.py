@@ -258,9 +258,9 @@ class AdminUserOperations:
                 "sessions": usage.num_sessions,
                 "tokens_today": usage.tokens_today,
             }
-            for uid, usage in zip(names, await self._store.usage(list(names)), strict=True)
+            for uid, usage in zip(names, await self._store.budgets.usage(list(names)), strict=True)
         ]
-        limits = {name: most or None for name, most in asdict(self._store.quotas).items()}
+        limits = {name: most or None for name, most in asdict(self._store.context.quotas).items()}
         return json_response({"limits": limits, "quotas": rows, "next_cursor": page.next_cursor})
 
     # ---- inside ---------------------------------------------------------------------------------

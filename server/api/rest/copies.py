@@ -83,10 +83,10 @@ class CopyOperations:
         session_id, key = call.path("session_id"), _optional_key(call)
         check_session_id(session_id)
         body: ForkBody = to_struct(await call.body(), ForkBody)
-        await self._store.session(call.uid, session_id)
+        await self._store.sessions.get(call.uid, session_id)
         check_message_id(body.message_id)
         return await self._made(
-            await self._store.fork_session(
+            await self._store.copies.fork(
                 call.uid, session_id, body.message_id, idempotency_key=key
             )
         )
@@ -94,9 +94,9 @@ class CopyOperations:
     async def export(self, call: Call) -> Response:
         session_id = call.path("session_id")
         check_session_id(session_id)
-        session = await self._store.session(call.uid, session_id)
+        session = await self._store.sessions.get(call.uid, session_id)
         is_json = call.query.format == "json"
-        messages = self._store.messages_of(call.uid, session_id, whole_tree=is_json)
+        messages = self._store.messages.each(call.uid, session_id, whole_tree=is_json)
         parts = as_json(session, messages) if is_json else as_markdown(session, messages)
         return StreamingResponse(
             breathing(parts),
@@ -115,7 +115,7 @@ class CopyOperations:
                 await call.confirm()  # it may have waited for others' files
                 draft = await asyncio.to_thread(parse_import, data, self._services.model)
                 del data
-                made = await self._store.import_session(call.uid, draft, idempotency_key=key)
+                made = await self._store.copies.import_draft(call.uid, draft, idempotency_key=key)
         return await self._made(made)
 
     async def _made(self, made: CreatedSession) -> Response:

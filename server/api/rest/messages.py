@@ -53,7 +53,7 @@ class MessageOperations:
         check_session_id(session_id)
         for message_id in (query.leaf, query.before):
             check_message_id(message_id)
-        page = await self._store.path(
+        page = await self._store.messages.path(
             call.uid, session_id, limit=query.limit, leaf=query.leaf, before=query.before
         )
         return messages_response(page)
@@ -61,7 +61,7 @@ class MessageOperations:
     async def read(self, call: Call) -> Response:
         session_id, message_id = call.path("session_id"), call.path("message_id")
         check_session_id(session_id)
-        message = await self._store.message(call.uid, session_id, message_id)
+        message = await self._store.messages.get(call.uid, session_id, message_id)
         return json_response(message.wire())
 
 

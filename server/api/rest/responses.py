@@ -107,7 +107,7 @@ class ResponseOperations:
         assert isinstance(frame, CreateResponse)
         if frame.priority and not call.user.is_admin:
             raise ApiError("forbidden", "priority needs the role admin", param="priority")
-        await self._store.session(call.uid, session_id)
+        await self._store.sessions.get(call.uid, session_id)
         if not _wants_events(call.request):
             viewer = HttpViewer(call.uid)
             asker = Subscription(viewer, session_id, only=set())
@@ -180,9 +180,9 @@ class ResponseOperations:
             if isinstance(last, ObjectEvent) and last.data["type"] == "response.done":
                 return dict(last.data["response"])
             return {**run.response, "status": run.status}
-        record = await self._store.run(uid, response_id)
+        record = await self._store.runs.get(uid, response_id)
         number = 1 if record.is_live else record.sequence_number
-        for place, event in await self._store.events(response_id, after=number - 1):
+        for place, event in await self._store.runs.events(response_id, after=number - 1):
             if place == number and isinstance(event, ObjectEvent):
                 return {**event.data["response"], "status": record.status}
         raise ResponseNotFound

@@ -110,7 +110,7 @@ class SessionOperations:
         key = call.header("Idempotency-Key")
         frame = convert({**await call.body(), "type": "session.create", "idempotency_key": key})
         assert isinstance(frame, CreateSession)
-        created = await self._store.create_session(
+        created = await self._store.sessions.create(
             call.uid,
             idempotency_key=frame.idempotency_key,
             title=clean_title(frame.title),
@@ -123,7 +123,7 @@ class SessionOperations:
 
     async def page(self, call: Call) -> Response:
         query = call.query
-        page = await self._store.sessions(
+        page = await self._store.lists.page(
             call.uid,
             limit=query.limit,
             cursor=query.cursor,
@@ -141,7 +141,7 @@ class SessionOperations:
     async def read(self, call: Call) -> Response:
         session_id = call.path("session_id")
         check_session_id(session_id)
-        session = await self._store.session(call.uid, session_id)
+        session = await self._store.sessions.get(call.uid, session_id)
         known = _tags(call.header("If-None-Match"))
         # Messages change the object, too, and leave the revision as it is.
         if session.is_at_revision and (etag(session) in known or "*" in known):
@@ -157,7 +157,7 @@ class SessionOperations:
         assert isinstance(frame, UpdateSession)
         check_message_id(frame.head)
         try:
-            session = await self._store.update_session(
+            session = await self._store.sessions.update(
                 call.uid,
                 session_id,
                 title=None if frame.title is None else clean_title(frame.title),

@@ -72,24 +72,24 @@ class ShareOperations:
     async def share(self, call: Call) -> Response:
         session_id = call.path("session_id")
         check_session_id(session_id)
-        session = await self._store.session(call.uid, session_id)
+        session = await self._store.sessions.get(call.uid, session_id)
         messages = []
         num_bytes = 0
-        async for message in self._store.messages_of(call.uid, session_id, whole_tree=False):
+        async for message in self._store.messages.each(call.uid, session_id, whole_tree=False):
             if message.status == "in_progress":
                 continue
             messages.append(message)
             num_bytes += len(message.text.encode())
             if num_bytes > MAX_SHARED_BYTES:
                 raise QuotaExceeded("bytes in a shared conversation", MAX_SHARED_BYTES)
-        share = await self._store.share_session(call.uid, session_id, session.title, messages)
+        share = await self._store.shares.create(call.uid, session_id, session.title, messages)
         body = {"id": share.id, "path": f"/s/{share.id}", "shared_at": share.shared_at}
         return json_response(body, 201)
 
     async def unshare(self, call: Call) -> Response:
         session_id = call.path("session_id")
         check_session_id(session_id)
-        await self._store.unshare_session(call.uid, session_id)
+        await self._store.shares.remove(call.uid, session_id)
         return Response(status_code=204, headers={"Cache-Control": "no-store"})
 
     async def read(self, call: Call) -> Response:
@@ -98,7 +98,7 @@ class ShareOperations:
         self._rates.check(address)
         with contextlib.ExitStack() as place:
             place.enter_context(self._readers.one(address))
-            share = await self._store.share(call.path("share_id"))
+            share = await self._store.shares.get(call.path("share_id"))
             if not await self._identities.is_known(share.owner):
                 raise ShareNotFound  # as long as an admin keeps its owner out
             is_page = _wants_page(call.request)

@@ -115,7 +115,7 @@ class Handlers:
 
     async def _create_session(self, frame: CreateSession) -> None:
         self._check_subscriptions()
-        created = await self._store.create_session(
+        created = await self._store.sessions.create(
             self._uid,
             idempotency_key=frame.idempotency_key,
             title=clean_title(frame.title),
@@ -140,7 +140,7 @@ class Handlers:
             await self._services.auditor.observe(self._client.actor, frame.session_id)
         uid = None if frame.observe else self._uid
         # Where there is no such session any more, the ends of its answers are still to be told.
-        session = await self._store.session(uid, frame.session_id)
+        session = await self._store.sessions.get(uid, frame.session_id)
         await self._leave(session.id)
         if not await self._hub.data_loss.verify(session.id):
             frame = msgspec.structs.replace(frame, after=None)
@@ -161,13 +161,13 @@ class Handlers:
         The end of an answer that ends while the others are read may be sent earlier; it is not sent
         again, unless it was `asked` for after that.
         """
-        session = await self._store.session(subscription.uid, frame.session_id)
+        session = await self._store.sessions.get(subscription.uid, frame.session_id)
         missed = None
         if frame.after is not None and frame.after.epoch == session.epoch:
-            missed = await self._store.session_events(
+            missed = await self._store.sessions.events(
                 session.id, after=frame.after.offset, epoch=frame.after.epoch
             )
-        live = await self._store.live_responses(session.id)
+        live = await self._store.responses.live(session.id)
         active = live.ids
         # A run here may have begun a moment ago, or wait for the store to take its end.
         active += [
@@ -178,7 +178,7 @@ class Handlers:
         viewers = self._hub.viewers.total(session.id)
         shown: Snapshot | UnsetType = UNSET
         if missed is None:
-            page = await self._store.path(subscription.uid, session.id, limit=frame.limit)
+            page = await self._store.messages.path(subscription.uid, session.id, limit=frame.limit)
             shown = snapshot(session, page)
         reply = SessionSubscribed(
             session_id=session.id,
@@ -248,7 +248,7 @@ class Handlers:
         check_message_id(frame.head)
         subscription = self._expect_reply(frame, "session.updated")
         try:
-            session = await self._store.update_session(
+            session = await self._store.sessions.update(
                 self._uid,
                 frame.session_id,
                 title=None if frame.title is None else clean_title(frame.title),
@@ -335,7 +335,8 @@ class Handlers:
             raise ApiError("forbidden", "priority needs the role admin", param="priority")
         subscription = self._subscriptions.get(frame.session_id)
         if subscription is None or not subscription.is_own:
-            await self._store.session(self._uid, frame.session_id)  # foreign: not found, not this
+            # Foreign: not found, not this.
+            await self._store.sessions.get(self._uid, frame.session_id)
             raise ApiError("not_subscribed", "subscribe to the session first", param="session_id")
         response_id, replayed = await self._services.creator.create(self._uid, frame, subscription)
         self.canceller.carry_out_waiting(response_id)
@@ -346,7 +347,7 @@ class Handlers:
         self, subscription: Subscription, frame: CreateResponse, response_id: str, asked: int
     ) -> None:
         """The same key again: the original `response.created`, then whatever is missing."""
-        events = await self._store.events(response_id)
+        events = await self._store.runs.events(response_id)
         run = self._runs.local(response_id)
         log = run.events if run is not None else [event for _, event in events]
         if not log:
@@ -364,7 +365,7 @@ class Handlers:
         subscription = self._subscriptions.get(session_id)
         uid = self._uid if subscription is None else subscription.uid
         await fence_of(self._services, uid, frame.response_id)  # it exists, and is theirs
-        await self._store.session(uid, session_id)
+        await self._store.sessions.get(uid, session_id)
         if subscription is None:
             subscription = self._new_subscription(session_id)
             subscription.only = set()

@@ -86,7 +86,7 @@ async def test_a_stop_by_key_in_the_packet_of_its_question_lets_no_token_through
     engine = ScriptedEngine(Dice(0))
     url, prefix = redis_server.url, fresh_prefix()
     async with running_workers(url, prefix, tmp_path, engine, Dice(0), 1) as (worker,):
-        cancel_early = worker.services.store.cancel_early
+        cancel_early = worker.services.store.responses.cancel_early
 
         async def cancel_late(uid: str, session_id: str, key: str) -> str | None:
             known = await cancel_early(uid, session_id, key)
@@ -94,7 +94,7 @@ async def test_a_stop_by_key_in_the_packet_of_its_question_lets_no_token_through
                 await engine.requests[known].reached["ended"].wait()
             return known
 
-        monkeypatch.setattr(worker.services.store, "cancel_early", cancel_late)
+        monkeypatch.setattr(worker.services.store.responses, "cancel_early", cancel_late)
         async with LocalClient(worker, History(lambda: None)) as client:
             key = {"session_id": await client.new_session(), "idempotency_key": "packet"}
             await client.send("response.create", **key, input=oracle_word(0))
@@ -121,7 +121,7 @@ async def test_an_answer_whose_turn_comes_while_the_store_is_away_waits_for_it(
             session = await client.new_session()
             first = await client.ask(session, oracle_word(10), settings=settings)
             second = await client.ask(session, oracle_word(20), settings=settings, on_busy="queue")
-            path, num_refused = worker.store.path, 0
+            path, num_refused = worker.store.messages.path, 0
 
             async def path_after_an_outage(*arguments: Any, **options: Any) -> Any:
                 nonlocal num_refused
@@ -130,7 +130,7 @@ async def test_an_answer_whose_turn_comes_while_the_store_is_away_waits_for_it(
                     raise StoreUnavailable("Redis did not answer in time")
                 return await path(*arguments, **options)
 
-            monkeypatch.setattr(worker.store, "path", path_after_an_outage)
+            monkeypatch.setattr(worker.store.messages, "path", path_after_an_outage)
             for response_id in (first, second):
                 engine.requests[response_id].released.set()
             answer = await client.done(second)

@@ -139,15 +139,15 @@ async def test_who_asks_for_a_session_that_it_has_just_deleted_still_hears_how_i
 ) -> None:
     """It is told that there is none, and what it has watched so far it goes on watching."""
     is_refused, store = asyncio.Event(), site.workers[0].store
-    publish_events = store.publish_events
+    publish = store.runs.publish
 
     async def publish_late(*arguments: Any, **options: Any) -> None:
         await is_refused.wait()
-        await publish_events(*arguments, **options)
+        await publish(*arguments, **options)
 
     async with site.client(0) as asker, site.client(1) as elsewhere:
         await site.ask(asker, elsewhere)
-        monkeypatch.setattr(store, "publish_events", publish_late)
+        monkeypatch.setattr(store.runs, "publish", publish_late)
         await elsewhere.send("session.delete", session_id=site.session)
         refused = await elsewhere.reply("session.subscribe", session_id=site.session)
         assert refused["error"]["code"] == "session_not_found"
@@ -193,7 +193,7 @@ async def test_who_is_told_of_its_stop_after_the_end_hears_that_end_though_the_s
 ) -> None:
     """The end is published before the store's reply to the stop is here, and not stored later."""
     store, is_stored, is_deleted = site.workers[1].store, asyncio.Event(), asyncio.Event()
-    request_cancel = store.request_cancel
+    request_cancel = store.runs.request_cancel
 
     async def hear_late(*arguments: Any, **options: Any) -> CancelRequested:
         stored = await request_cancel(*arguments, **options)
@@ -201,7 +201,7 @@ async def test_who_is_told_of_its_stop_after_the_end_hears_that_end_though_the_s
         await is_deleted.wait()
         return stored
 
-    monkeypatch.setattr(store, "request_cancel", hear_late)
+    monkeypatch.setattr(store.runs, "request_cancel", hear_late)
     async with site.client(0) as asker, site.client(1) as viewer, site.client(1) as stopper:
         await site.ask(asker, viewer)
         await stopper.send("stop", response_id=site.response)

@@ -20,7 +20,7 @@ from server.generation.prompts import KEEP_FRACTION, MESSAGE_OVERHEAD_TOKENS, Pr
 from server.protocol.errors import ApiError
 from sessions.model.records import Message
 from sessions.model.replies import MessagePage
-from sessions.store.store import SessionStore
+from sessions.store.messages import Messages
 from tests.engine.helpers.small_tokenizers import build_chatml
 from tests.helpers.stepped_executor import SteppedExecutor
 from tests.helpers.tiny_model import SPECIAL_TOKENS, build_tiny_model
@@ -62,7 +62,7 @@ class Engine:
         return self._tokenizer
 
 
-class Store:
+class OneChat:
     """One chat: the path to its newest message, page by page."""
 
     def __init__(self, messages: list[Message]) -> None:
@@ -89,8 +89,8 @@ def turn(number: int, question: int, answer: int, text: str = "w") -> list[Messa
 
 
 def builder(messages: list[Message], engine: Engine | None = None) -> PromptBuilder:
-    store = cast("SessionStore", Store(messages))
-    return PromptBuilder(store, cast("AsyncLLM", engine or Engine()))
+    stored = cast("Messages", OneChat(messages))
+    return PromptBuilder(stored, cast("AsyncLLM", engine or Engine()))
 
 
 async def build(messages: list[Message], text: str = "w", base: str = "", **options: Any) -> Any:

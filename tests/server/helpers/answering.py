@@ -129,9 +129,9 @@ class Answering:
 
     async def stored(self) -> tuple[list[str], str]:
         """The texts in the log, and that of the message."""
-        events = [event for _, event in await self.store.events(self.rid)]
+        events = [event for _, event in await self.store.runs.events(self.rid)]
         message_id = self.run.message.id
-        message = await self.store.message("alice", self.chat.session_id, message_id)
+        message = await self.store.messages.get("alice", self.chat.session_id, message_id)
         return [e.delta for e in events if isinstance(e, TextEvent)], message.text
 
 

@@ -88,7 +88,7 @@ async def join(hub: Hub, chat: Chat, viewer: Viewer) -> Subscription:
     """A subscription that has its snapshot."""
     subscription = Subscription(viewer, chat.session_id)
     await hub.join(subscription)
-    session = await chat.store.session(chat.uid, chat.session_id)
+    session = await chat.store.sessions.get(chat.uid, chat.session_id)
     subscription.end_join(session.offset)
     return subscription
 

@@ -140,7 +140,7 @@ async def test_an_answer_that_was_lost_goes_on_from_its_log_alone(
     rid = (await chat.begin()).response_id
     subscription.put_events(rid, 1, 1, [CREATED, *texts("one ", "two ")])  # `two` is not stored
     await chat.append(rid, 2, "one ")
-    await chat.store.reap(rid, new_owner="w2", exited_owner="w1")
+    await chat.store.runs.reap(rid, new_owner="w2", exited_owner="w1")
     assert kinds(await viewer.sent()) == ["created", "delta"]
     hub.disown(rid)
     channel = chat.store.keys.session_channel(chat.session_id)
@@ -173,7 +173,7 @@ async def test_what_is_asked_for_while_a_log_is_read_is_read_again(
     rid = (await chat.begin()).response_id
     subscription.put_events(rid, 1, 1, [CREATED])
     await chat.append(rid, 2, "one ", "two ")
-    read, channel = chat.store.events, chat.store.keys.session_channel(chat.session_id)
+    read, channel = chat.store.runs.events, chat.store.keys.session_channel(chat.session_id)
 
     async def read_too_early(response_id: str, **arguments: Any) -> Any:
         events = await read(response_id, **arguments)
@@ -182,7 +182,7 @@ async def test_what_is_asked_for_while_a_log_is_read_is_read_again(
         feed.deliver(channel, LiveResponseEvents(rid, 1, 4, 4, (TextEvent(8, "three "),)))
         return events[:1]
 
-    monkeypatch.setattr(chat.store, "events", read_too_early)
+    monkeypatch.setattr(chat.store.runs, "events", read_too_early)
     feed.deliver(channel, LiveResponseEvents(rid, 1, 3, 3, (TextEvent(4, "two "),)))
     text = ""
     while text != "one two three ":
@@ -213,7 +213,7 @@ async def test_an_answer_that_is_lost_while_a_state_is_read_is_sent_as_it_is_sto
     run = SimpleNamespace(log=log, must_be_silent=lambda: False, is_disowned=False)
     hub.rooms.add_run(rid, cast("Any", run))
     put = await hub.catch_up.prepare(subscription, rid, 0)
-    await chat.store.reap(rid, new_owner="w2", exited_owner="w1")
+    await chat.store.runs.reap(rid, new_owner="w2", exited_owner="w1")
     run.is_disowned = True
     hub.disown(rid)
     put()
@@ -234,8 +234,8 @@ async def test_an_end_that_comes_while_a_lost_answer_is_read_reaches_who_follows
     subscription.end_join(0)
     subscription.put_events(rid, 1, 1, [CREATED, *texts("one ", "two ")])  # `two` is not stored
     await chat.append(rid, 2, "one ")
-    await chat.store.reap(rid, new_owner="w2", exited_owner="w1")
-    read, channel = chat.store.run, chat.store.keys.session_channel(chat.session_id)
+    await chat.store.runs.reap(rid, new_owner="w2", exited_owner="w1")
+    read, channel = chat.store.runs.get, chat.store.keys.session_channel(chat.session_id)
 
     async def read_when_it_has_ended(*arguments: Any) -> Any:
         monkeypatch.undo()
@@ -243,7 +243,7 @@ async def test_an_end_that_comes_while_a_lost_answer_is_read_reaches_who_follows
         feed.deliver(channel, LiveResponseEvents(rid, 2, 3, 3, (DONE,)))
         return await read(*arguments)
 
-    monkeypatch.setattr(chat.store, "run", read_when_it_has_ended)
+    monkeypatch.setattr(chat.store.runs, "get", read_when_it_has_ended)
     assert kinds(await viewer.sent()) == ["created", "delta"]
     hub.disown(rid)
     frames = [await viewer.next(), await viewer.next()]
@@ -258,7 +258,7 @@ async def test_who_comes_while_a_lost_answer_is_read_is_told_its_end_once(
     rid = (await chat.begin()).response_id
     subscription.put_events(rid, 1, 1, [CREATED, *texts("one ", "two ")])  # `two` is not stored
     await chat.append(rid, 2, "one ")
-    await chat.store.reap(rid, new_owner="w2", exited_owner="w1")
+    await chat.store.runs.reap(rid, new_owner="w2", exited_owner="w1")
     await chat.finish(rid, 3, fence=2)
     joined = Subscription(newcomer, chat.session_id)
     await hub.join(joined)

@@ -28,7 +28,7 @@ class Rejoining(Subscription):
 async def join(hub: Hub, chat: Chat, viewer: Viewer) -> Rejoining:
     subscription = Rejoining(viewer, chat.session_id)
     await hub.join(subscription)
-    subscription.end_join((await chat.store.session(None, chat.session_id)).offset)
+    subscription.end_join((await chat.store.sessions.get(None, chat.session_id)).offset)
     return subscription
 
 
@@ -44,13 +44,13 @@ async def lose(chat: Chat, *suffixes: str, **fields: int) -> None:
 async def test_a_session_that_went_back_in_time_gets_a_new_epoch_and_is_sent_again(
     hub: Hub, chat: Chat
 ) -> None:
-    await chat.store.update_session("alice", chat.session_id, title="lost")
+    await chat.store.sessions.update("alice", chat.session_id, title="lost")
     subscription = await join(hub, chat, Viewer())
-    before = await chat.store.session(None, chat.session_id)
+    before = await chat.store.sessions.get(None, chat.session_id)
     await lose(chat, offset=1)
     await hub.data_loss.look_at(chat.session_id)
     await asyncio.wait_for(subscription.is_rejoined.wait(), PATIENCE)
-    after = await chat.store.session(None, chat.session_id)
+    after = await chat.store.sessions.get(None, chat.session_id)
     assert after.epoch != before.epoch
     assert hub.rooms[chat.session_id].epoch == after.epoch
 
@@ -59,7 +59,7 @@ async def test_a_session_that_lost_nothing_is_left_alone(hub: Hub, chat: Chat) -
     subscription = await join(hub, chat, Viewer())
     epoch = hub.rooms[chat.session_id].epoch
     await hub.data_loss.look_at(chat.session_id)
-    assert (await chat.store.session(None, chat.session_id)).epoch == epoch
+    assert (await chat.store.sessions.get(None, chat.session_id)).epoch == epoch
     assert not subscription.joining
 
 
@@ -68,7 +68,7 @@ async def test_a_log_that_no_longer_reaches_back_is_made_up_for_by_a_snapshot(
 ) -> None:
     subscription = await join(hub, chat, Viewer())
     epoch = hub.rooms[chat.session_id].epoch
-    await chat.store.update_session("alice", chat.session_id, title="missed")
+    await chat.store.sessions.update("alice", chat.session_id, title="missed")
     await lose(chat, "log")
     hub.catch_up.sync_all()
     await asyncio.wait_for(subscription.is_rejoined.wait(), PATIENCE)
@@ -77,11 +77,11 @@ async def test_a_log_that_no_longer_reaches_back_is_made_up_for_by_a_snapshot(
 
 async def test_an_epoch_is_renewed_once_however_many_notice(chat: Chat) -> None:
     store = chat.store
-    epoch = (await store.session(None, chat.session_id)).epoch
-    await store.renew_epoch(chat.session_id, epoch)
-    renewed = (await store.session(None, chat.session_id)).epoch
-    await store.renew_epoch(chat.session_id, epoch)
-    assert (await store.session(None, chat.session_id)).epoch == renewed != epoch
+    epoch = (await store.sessions.get(None, chat.session_id)).epoch
+    await store.sessions.renew_epoch(chat.session_id, epoch)
+    renewed = (await store.sessions.get(None, chat.session_id)).epoch
+    await store.sessions.renew_epoch(chat.session_id, epoch)
+    assert (await store.sessions.get(None, chat.session_id)).epoch == renewed != epoch
 
 
 @pytest.mark.parametrize(("suffixes", "by"), [(("m",), "store_lost"), ((), "user")])
@@ -93,7 +93,7 @@ async def test_a_session_that_is_gone_is_told_with_what_became_of_it(
     if suffixes:
         await lose(chat, *suffixes)
     else:
-        await chat.store.delete_session("alice", chat.session_id)
+        await chat.store.sessions.delete("alice", chat.session_id)
     await hub.data_loss.look_at(chat.session_id)
     (frame,) = [f for f in await viewer.sent() if f["type"] == "session.deleted"]
     assert (frame["session_id"], frame["by"], frame["offset"]) == (chat.session_id, by, 2)
@@ -103,7 +103,7 @@ async def test_a_loss_that_two_notice_is_told_once(hub: Hub, chat: Chat) -> None
     viewer = Viewer()
     subscription = await join(hub, chat, viewer)
     lost = hub.rooms[chat.session_id].epoch
-    await chat.store.renew_epoch(chat.session_id, lost)
+    await chat.store.sessions.renew_epoch(chat.session_id, lost)
     await hub.data_loss.look_at(chat.session_id)
     await asyncio.wait_for(subscription.is_rejoined.wait(), PATIENCE)
     subscription.is_rejoined.clear()
@@ -148,13 +148,13 @@ async def test_a_session_that_is_deleted_while_its_state_is_sent_again_is_told_o
     is_sent = asyncio.Event()
 
     async def send_state() -> None:
-        deleted = await chat.store.delete_session("alice", chat.session_id)
+        deleted = await chat.store.sessions.delete("alice", chat.session_id)
         if is_heard:
             hub.publish_session(
                 SessionDeleted(session_id=chat.session_id, offset=deleted.offset, by="user")
             )
         is_sent.set()
-        await chat.store.session(None, chat.session_id)
+        await chat.store.sessions.get(None, chat.session_id)
 
     subscription.rejoin = send_state
     await hub.data_loss.look_at(chat.session_id, lacking=hub.rooms[chat.session_id].epoch)

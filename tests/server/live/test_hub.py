@@ -39,7 +39,7 @@ async def test_the_same_event_from_memory_and_from_redis_is_sent_once(
 ) -> None:
     viewer = Viewer()
     subscription = await join(hub, chat, viewer)
-    session = await chat.store.session(chat.uid, chat.session_id)
+    session = await chat.store.sessions.get(chat.uid, chat.session_id)
     offset = subscription.offset + 1
     payload = LiveSessionEvents(
         chat.session_id, session.epoch, offset, ({"type": "message.created", "n": offset},)

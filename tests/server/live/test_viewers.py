@@ -62,9 +62,9 @@ async def test_viewers_are_counted_over_all_workers(hubs: tuple[Hub, Hub], chat:
     assert await heard(first) == 2
     await hubs[1].leave(second)
     assert await heard(first) == 1
-    assert await chat.store.viewers(chat.session_id) == 1
+    assert await chat.store.viewers.count(chat.session_id) == 1
     await leave(hubs[0], first)
-    assert await chat.store.viewers(chat.session_id) == 0
+    assert await chat.store.viewers.count(chat.session_id) == 0
 
 
 async def test_a_connection_that_only_resumed_counts_but_is_not_told(
@@ -102,7 +102,7 @@ async def test_an_observer_counts_unless_observers_are_hidden(
             hub = Hub(store, feed, store.keys, "w1", hides_observers=hides)
             viewer, observer = await join(hub, chat), await join(hub, chat, observes=True)
             assert hub.viewers.total(chat.session_id) == total
-            assert await store.viewers(chat.session_id) == total
+            assert await store.viewers.count(chat.session_id) == total
             for subscription in (viewer, observer):
                 await leave(hub, subscription)
             await hub.close()
@@ -110,19 +110,19 @@ async def test_an_observer_counts_unless_observers_are_hidden(
 
 async def test_the_count_of_a_worker_that_died_is_forgotten(chat: Chat) -> None:
     store = chat.store
-    assert await store.set_viewers(chat.session_id, "dead", 3) == 3
+    assert await store.viewers.set(chat.session_id, "dead", 3) == 3
     key = store.keys.session(chat.session_id, "v")
     count, counted_at = (await store.client.call("HGET", key, "dead")).decode().split()
     old = int(counted_at) - VIEWERS_MS - 1
     await store.client.call("HSET", key, "dead", f"{count} {old}")
-    assert await store.set_viewers(chat.session_id, "w1", 1) == 1
+    assert await store.viewers.set(chat.session_id, "w1", 1) == 1
     assert await store.client.call("HGET", key, "dead") is None
 
 
 async def test_nothing_is_counted_for_a_session_that_is_gone(chat: Chat) -> None:
-    await chat.store.set_viewers(chat.session_id, "w1", 1)
-    await chat.store.delete_session("alice", chat.session_id)
-    assert await chat.store.set_viewers(chat.session_id, "w1", 1) == 0
+    await chat.store.viewers.set(chat.session_id, "w1", 1)
+    await chat.store.sessions.delete("alice", chat.session_id)
+    assert await chat.store.viewers.set(chat.session_id, "w1", 1) == 0
     assert "v" not in await chat.keys()
 
 

@@ -55,24 +55,24 @@ async def test_an_answer_that_takes_the_place_of_another_is_not_one_more(
 
 async def test_a_repeat_after_a_lost_reply_counts_once(store: SessionStore) -> None:
     rid = response()
-    assert [await store.take_slot("alice", rid, 1) for _ in range(3)] == [1, 1, 1]
+    assert [await store.slots.take("alice", rid, 1) for _ in range(3)] == [1, 1, 1]
     with pytest.raises(NoSlot):
-        await store.take_slot("alice", response(), 1)
+        await store.slots.take("alice", response(), 1)
 
 
 async def test_a_slot_that_nobody_renews_is_free_again(store: SessionStore) -> None:
     rid = response()
-    await store.take_slot("alice", rid, 1)
+    await store.slots.take("alice", rid, 1)
     key = store.keys.user_slots("alice")
     assert await store.client.call("PTTL", key) > SLOT_MS / 2
     await store.client.call("ZADD", key, 1, rid)  # as if the time had passed
-    assert await store.take_slot("alice", response(), 1) == 1
+    assert await store.slots.take("alice", response(), 1) == 1
 
 
 async def test_a_renewal_keeps_the_slot_whatever_the_limit(store: SessionStore) -> None:
     rid, other = response(), response()
-    await store.take_slot("alice", rid, 1)
-    await store.renew_slot("alice", other)  # taken over from a worker with another limit
+    await store.slots.take("alice", rid, 1)
+    await store.slots.renew("alice", other)  # taken over from a worker with another limit
     assert await store.client.call("ZCARD", store.keys.user_slots("alice")) == 2
 
 

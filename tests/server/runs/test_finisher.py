@@ -14,14 +14,14 @@ from tests.server.helpers.answering import Answering, output, until
 async def test_the_end_that_is_told_is_the_end_that_is_stored(
     answering: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish = answering.store.finish_response
+    finish = answering.store.runs.finish
 
     async def finish_while_the_stop_is_stored(response_id: str, **arguments: Any) -> Any:
         finished = await finish(response_id, **arguments)
         answering.run.timeline.note("cancel_at")
         return finished
 
-    monkeypatch.setattr(answering.store, "finish_response", finish_while_the_stop_is_stored)
+    monkeypatch.setattr(answering.store.runs, "finish", finish_while_the_stop_is_stored)
     producing = answering.start()
     answering.engine.say(output(answering.rid, "kept "))
     await answering.text_comes()
@@ -38,7 +38,7 @@ async def test_an_append_on_its_way_when_the_answer_ends_is_waited_for(
 ) -> None:
     """Its numbers are taken: an end that overtakes its reply would seem to leave a gap."""
     applied, reply = asyncio.Event(), asyncio.Event()
-    append, finish = answering.store.append, answering.store.finish_response
+    append, finish = answering.store.runs.append, answering.store.runs.finish
 
     async def slow_append(response_id: str, **arguments: Any) -> Any:
         result = await append(response_id, **arguments)
@@ -50,8 +50,8 @@ async def test_an_append_on_its_way_when_the_answer_ends_is_waited_for(
         reply.set()
         return await finish(response_id, **arguments)
 
-    monkeypatch.setattr(answering.store, "append", slow_append)
-    monkeypatch.setattr(answering.store, "finish_response", finish_as_the_reply_comes)
+    monkeypatch.setattr(answering.store.runs, "append", slow_append)
+    monkeypatch.setattr(answering.store.runs, "finish", finish_as_the_reply_comes)
     producing = answering.start()
     answering.engine.say(output(answering.rid, "one "))
     await applied.wait()
@@ -60,7 +60,7 @@ async def test_an_append_on_its_way_when_the_answer_ends_is_waited_for(
     await producing
     assert answering.run.status == "completed"
     assert await answering.stored() == (["one ", "two "], "one two ")
-    record = await answering.store.run("alice", answering.rid)
+    record = await answering.store.runs.get("alice", answering.rid)
     assert record.num_tokens == 2
 
 
@@ -72,7 +72,7 @@ async def test_what_redis_lost_before_the_end_is_stored_with_it_and_no_token_twi
 
     async def is_stored(count: int) -> None:
         while True:
-            if (await store.run("alice", rid)).num_tokens == count:
+            if (await store.runs.get("alice", rid)).num_tokens == count:
                 return
             await asyncio.sleep(0.01)  # only the store tells
 
@@ -91,8 +91,8 @@ async def test_what_redis_lost_before_the_end_is_stored_with_it_and_no_token_twi
     answering.engine.say(output(rid, "three", "stop"))
     await producing
     assert await answering.stored() == (["one ", "two ", "three"], "one two three")
-    assert (await store.run("alice", rid)).num_tokens == 3
-    assert await store.token_ids(rid) == [1, 1, 1]
+    assert (await store.runs.get("alice", rid)).num_tokens == 3
+    assert await store.runs.token_ids(rid) == [1, 1, 1]
 
 
 async def test_a_deleted_session_ends_its_answer_for_those_who_watch(
@@ -103,7 +103,7 @@ async def test_a_deleted_session_ends_its_answer_for_those_who_watch(
     await answering.text_comes()
     answering.run.is_deleted = True
     answering.run.stop(Stop("user", "session_deleted"))
-    await answering.store.delete_session("alice", answering.chat.session_id)
+    await answering.store.sessions.delete("alice", answering.chat.session_id)
     await answering.engine.abort(answering.rid)
     assert await producing is None
     (done,) = (f for f in await answering.viewer.sent() if f["type"] == "response.done")
@@ -114,22 +114,22 @@ async def test_stop_that_could_not_be_stored_goes_to_the_next_owner(
     answering: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = asyncio.Event()
-    request_cancel = answering.store.request_cancel
+    request_cancel = answering.store.runs.request_cancel
 
     async def noted_request_cancel(*arguments: Any, **options: Any) -> Any:
         asked = await request_cancel(*arguments, **options)
         stored.set()
         return asked
 
-    monkeypatch.setattr(answering.store, "request_cancel", noted_request_cancel)
+    monkeypatch.setattr(answering.store.runs, "request_cancel", noted_request_cancel)
     producing = answering.start()
     answering.engine.say(output(answering.rid, "shown "))
     await answering.text_comes()
     await until(lambda: answering.run.num_stored == answering.run.sequence_number)
-    await answering.store.reap(answering.rid, new_owner="w2", exited_owner="w1")
+    await answering.store.runs.reap(answering.rid, new_owner="w2", exited_owner="w1")
     answering.run.stop(Stop(seen=2))
     await answering.engine.abort(answering.rid)
     assert await producing is None
     await stored.wait()
-    record = await answering.store.run(None, answering.rid)
+    record = await answering.store.runs.get(None, answering.rid)
     assert (record.owner, record.cancel, record.seen_sequence_number) == ("w2", True, 2)

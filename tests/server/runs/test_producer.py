@@ -26,7 +26,7 @@ async def test_an_answer_is_shown_stored_and_ended_once(answering: Answering) ->
     assert done[0]["durable"] is True
     texts, message = await answering.stored()
     assert "".join(texts) == message == "one two "
-    record = await answering.store.run("alice", answering.rid)
+    record = await answering.store.runs.get("alice", answering.rid)
     assert (record.status, record.num_tokens) == ("completed", 2)
 
 
@@ -83,7 +83,7 @@ async def test_an_append_whose_reply_was_lost_is_stored_once(
     answering: Answering, monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:
     lost, again = asyncio.Event(), asyncio.Event()
-    append = answering.store.append
+    append = answering.store.runs.append
 
     async def lose_the_first_reply(response_id: str, **arguments: Any) -> Any:
         reply = await append(response_id, **arguments)
@@ -93,7 +93,7 @@ async def test_an_append_whose_reply_was_lost_is_stored_once(
         again.set()
         return reply
 
-    monkeypatch.setattr(answering.store, "append", lose_the_first_reply)
+    monkeypatch.setattr(answering.store.runs, "append", lose_the_first_reply)
     producing = answering.start()
     answering.engine.say(output(answering.rid, "one "))
     await lost.wait()
@@ -104,7 +104,7 @@ async def test_an_append_whose_reply_was_lost_is_stored_once(
     await producing
     assert answering.run.status == "completed"
     assert await answering.stored() == (["one ", "two "], "one two ")
-    record = await answering.store.run("alice", answering.rid)
+    record = await answering.store.runs.get("alice", answering.rid)
     assert (record.num_tokens, record.text_length) == (2, 8)
 
 

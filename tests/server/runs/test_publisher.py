@@ -16,14 +16,14 @@ class Outage:
 
     def __init__(self, answering: Answering, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lasts = False
-        append = answering.store.append
+        append = answering.store.runs.append
 
         async def failing_append(response_id: str, **arguments: Any) -> Any:
             if self.lasts:
                 raise StoreUnavailable
             return await append(response_id, **arguments)
 
-        monkeypatch.setattr(answering.store, "append", failing_append)
+        monkeypatch.setattr(answering.store.runs, "append", failing_append)
 
 
 async def texts_of(answering: Answering) -> list[str]:
@@ -68,7 +68,7 @@ async def test_owner_that_lost_its_answer_drops_what_it_held_and_shows_the_log(
     answering.run.renewed_at -= answering.intervals.silence
     answering.engine.say(output(answering.rid, "held "))
     await until(lambda: answering.run.text() == "shown held ")
-    await answering.store.reap(answering.rid, new_owner="w2", exited_owner="w1")
+    await answering.store.runs.reap(answering.rid, new_owner="w2", exited_owner="w1")
     outage.lasts = False
     assert await producing is None
     frame = await answering.viewer.next()
@@ -115,7 +115,7 @@ async def test_text_that_was_queued_in_time_is_never_sent_if_the_answer_is_lost(
 ) -> None:
     outage = Outage(answering, monkeypatch)
     producing = await shown_and_queued(answering, outage)
-    await answering.store.reap(answering.rid, new_owner="w2", exited_owner="w1")
+    await answering.store.runs.reap(answering.rid, new_owner="w2", exited_owner="w1")
     outage.lasts = False
     assert await producing is None
     frame = await answering.viewer.next()

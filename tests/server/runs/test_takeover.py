@@ -75,7 +75,7 @@ class Survivor:
                 "prompt_hash": Prompt([FIRST], None, 0).hash,
                 "model_fingerprint": model_fingerprint(Path(self.worker.config.model_folder)),
             }
-            await self.worker.store.append(
+            await self.worker.store.runs.append(
                 response_id,
                 fence=1,
                 first=2,
@@ -91,11 +91,11 @@ class Survivor:
         """The run when it has ended, and the stored text."""
         async with asyncio.timeout(PATIENCE):
             while True:
-                record = await self.worker.store.run(None, response_id)
+                record = await self.worker.store.runs.get(None, response_id)
                 if not record.is_live:
                     break
                 await asyncio.sleep(0.01)  # the end is another worker's: only the store tells
-        message = await self.worker.store.message(None, record.session_id, record.message_id)
+        message = await self.worker.store.messages.get(None, record.session_id, record.message_id)
         return record, message.text
 
     async def adopted(self, response_id: str) -> tuple[RunRecord, str]:
@@ -121,7 +121,7 @@ async def test_answer_of_a_dead_worker_goes_on_behind_what_is_stored(
     record, text = await survivor.adopted(response_id)
     assert text == oracle_answer(FIRST, NUM_TOKENS)
     assert (record.fence, record.num_tokens) == (2, NUM_TOKENS)
-    numbers = [number for number, _ in await survivor.worker.store.events(response_id)]
+    numbers = [number for number, _ in await survivor.worker.store.runs.events(response_id)]
     assert numbers == list(range(1, record.sequence_number + 1))
 
 
@@ -148,7 +148,7 @@ async def test_answer_that_outlived_too_many_owners_fails(survivor: Survivor) ->
     response_id = await survivor.orphan()
     store, owner = survivor.worker.store, "dead"
     for number in range(MAX_FENCE - 1):
-        await store.reap(response_id, new_owner=f"dead{number}", exited_owner=owner)
+        await store.runs.reap(response_id, new_owner=f"dead{number}", exited_owner=owner)
         owner = f"dead{number}"
     await survivor.worker.takeover.adopt(owner)
     record, text = await survivor.end_of(response_id)
@@ -165,12 +165,12 @@ async def test_answer_that_nobody_can_read_is_ended_without_its_text(survivor: S
     run = store.keys.run(session_of(response_id), response_id)
     await store.client.call("HSET", run, "sequence_number", NUM_STORED + 3)
     for number in range(MAX_FENCE - 1):
-        await store.reap(response_id, new_owner=f"dead{number}", exited_owner=owner)
+        await store.runs.reap(response_id, new_owner=f"dead{number}", exited_owner=owner)
         owner = f"dead{number}"
     await survivor.worker.takeover.adopt(owner)
     record, text = await survivor.end_of(response_id)
     assert (record.status, record.reason, text) == ("failed", "owner_lost", "")
-    assert (await store.live_responses(record.session_id)).active is None
+    assert (await store.responses.live(record.session_id)).active is None
     assert not survivor.worker.hub.rooms.is_claimed(response_id)
 
 
@@ -181,15 +181,15 @@ async def test_one_answer_that_cannot_be_ended_keeps_no_other_one_waiting(
 ) -> None:
     bad, *good = [await survivor.orphan() for _ in range(3)]
     store = survivor.worker.store
-    await store.request_cancel("local", bad)
-    finish = store.finish_response
+    await store.runs.request_cancel("local", bad)
+    finish = store.runs.finish
 
     async def refuse(response_id: str, **arguments: Any) -> Any:
         if response_id == bad:
             raise ResponseError("a script failed")
         return await finish(response_id, **arguments)
 
-    monkeypatch.setattr(store, "finish_response", refuse)
+    monkeypatch.setattr(store.runs, "finish", refuse)
     # The bad one is the first to be tried: its lease was the first to end.
     monkeypatch.setattr(random, "shuffle", lambda ids: ids.sort(key=lambda found: found != bad))
     if way == "adopt":
@@ -199,7 +199,7 @@ async def test_one_answer_that_cannot_be_ended_keeps_no_other_one_waiting(
     for response_id in good:
         record, text = await survivor.end_of(response_id)
         assert (record.fence, text) == (2, oracle_answer(FIRST, NUM_TOKENS))
-    assert (await store.run(None, bad)).is_live
+    assert (await store.runs.get(None, bad)).is_live
     monkeypatch.undo()
     assert (await survivor.end_of(bad))[0].status == "cancelled"
 
@@ -219,9 +219,9 @@ async def test_answer_that_is_taken_over_ends_where_its_users_day_ends(
 ) -> None:
     store = survivor.worker.store
     response_id = await survivor.orphan()
-    store.quotas = Quotas(tokens_per_day=6)  # one of them for the prompt
+    store.context.quotas = Quotas(tokens_per_day=6)  # one of them for the prompt
     earlier = new_response_id(session_of(response_id))
-    await store.charge_tokens("local", earlier, used, await store.now_ms())
+    await store.budgets.charge("local", earlier, used, await store.now_ms())
     record, text = await survivor.adopted(response_id)
     assert (record.status, record.reason) == ("incomplete", "quota")
     assert text == oracle_answer(FIRST, num_tokens)
@@ -236,7 +236,7 @@ async def test_answer_whose_log_is_gone_ends_and_the_next_one_may_begin(
     record, text = await survivor.adopted(response_id)
     assert (record.status, record.reason, text) == ("failed", "store_lost", "")
     assert record.sequence_number == NUM_STORED + 3  # behind all that had been numbered
-    assert (await store.live_responses(record.session_id)).active is None
+    assert (await store.responses.live(record.session_id)).active is None
 
 
 async def test_text_that_was_decided_and_not_stored_is_shown_first(
@@ -250,7 +250,7 @@ async def test_text_that_was_decided_and_not_stored_is_shown_first(
 
 async def test_stored_stop_is_carried_out_with_the_text_that_was_seen(survivor: Survivor) -> None:
     response_id = await survivor.orphan()
-    await survivor.worker.store.request_cancel("local", response_id, seen=4)
+    await survivor.worker.store.runs.request_cancel("local", response_id, seen=4)
     record, text = await survivor.adopted(response_id)
     assert (record.status, text) == ("cancelled", oracle_answer(FIRST, 2))
     assert survivor.engine.num_requests == 0
@@ -292,7 +292,7 @@ async def test_lease_of_a_silent_owner_is_told_by_the_clock_of_redis(
 
 async def test_queued_answer_waits_for_the_one_before_it(survivor: Survivor) -> None:
     first = await survivor.orphan()
-    record = await survivor.worker.store.run(None, first)
+    record = await survivor.worker.store.runs.get(None, first)
     chat = Chat(survivor.worker.store, record.session_id, "local")
     second = new_response_id(chat.session_id)
     response = {"id": second, "session_id": chat.session_id, "settings": record.settings}
@@ -318,13 +318,13 @@ async def test_worker_that_leaves_takes_nothing_over(survivor: Survivor) -> None
     response_id = await survivor.orphan()
     survivor.worker.runs.draining = True
     await survivor.worker.takeover.adopt("dead")
-    assert (await survivor.worker.store.run(None, response_id)).owner == "dead"
+    assert (await survivor.worker.store.runs.get(None, response_id)).owner == "dead"
 
 
 async def test_moments_of_an_answer_are_in_its_message(survivor: Survivor) -> None:
     response_id = await survivor.orphan()
     record, _ = await survivor.adopted(response_id)
-    message = await survivor.worker.store.message(None, record.session_id, record.message_id)
+    message = await survivor.worker.store.messages.get(None, record.session_id, record.message_id)
     assert message.timings is not None
     for name in ("created_at", "started_at", "first_token_at"):
         assert message.timings[name] == getattr(record, name)
@@ -354,7 +354,7 @@ async def test_answer_is_handed_over_whole_and_its_old_owner_writes_no_more(
         assert text == oracle_answer(FIRST, NUM_TOKENS)
         assert record.owner == "w1"
         with pytest.raises(RunLost):
-            await first.store.append(response_id, fence=2, first=9, events=[])
+            await first.store.runs.append(response_id, fence=2, first=9, events=[])
 
 
 async def test_stop_that_comes_while_an_answer_is_handed_over_is_carried_out_by_its_next_owner(
@@ -411,11 +411,11 @@ async def test_the_end_by_the_next_owner_reaches_a_client_that_stopped_and_was_s
             request.is_held.add("mid")
             await asker.deltas(response, 1)
             while True:  # only the store tells
-                if (await first.store.run(None, response)).num_tokens:
+                if (await first.store.runs.get(None, response)).num_tokens:
                     break
                 await asyncio.sleep(0.01)
-            monkeypatch.setattr(first.store, "append", fail)
-            monkeypatch.setattr(first.store, "finish_response", fail)
+            monkeypatch.setattr(first.store.runs, "append", fail)
+            monkeypatch.setattr(first.store.runs, "finish", fail)
             request.is_held = {"last"}
             request.released.set()
             await asyncio.sleep(0)
@@ -430,7 +430,7 @@ async def test_the_end_by_the_next_owner_reaches_a_client_that_stopped_and_was_s
             for client in (asker, viewer):
                 await client.wait(partial(has_durable_end, client.answers[response]))
             message_id = told["response"]["message_id"]
-            stored = (await second.store.message(None, session, message_id)).text
+            stored = (await second.store.messages.get(None, session, message_id)).text
             assert whole.startswith(stored) and stored != whole
             for client in (asker, viewer):
                 answer = client.answers[response]

@@ -14,6 +14,7 @@ from redis.exceptions import ResponseError
 from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.errors import StoreUnavailable
+from sessions.store.runs import Runs
 from sessions.store.store import SessionStore
 from tests.end_to_end.clients.client_model import Frame
 from tests.end_to_end.oracle.history import History
@@ -57,15 +58,15 @@ class Site:
     def cut_off(self) -> None:
         """The first worker cannot store what it writes."""
         self.is_away = True
-        for name in ("append", "finish_response"):
-            self._break(self.first.store, name)
+        for name in ("append", "finish"):
+            self._break(self.first.store.runs, name)
 
     def lose_commands(self) -> None:
         """The first worker does not hear what the second one tells it."""
         self._break(self.second.store, "publish_control")
 
-    def _break(self, store: SessionStore, name: str) -> None:
-        self.monkeypatch.setattr(store, name, partial(self._fail, getattr(store, name)))
+    def _break(self, part: Runs | SessionStore, name: str) -> None:
+        self.monkeypatch.setattr(part, name, partial(self._fail, getattr(part, name)))
 
     async def _fail(self, call: Any, *arguments: Any, **options: Any) -> Any:
         if self.is_away:
@@ -155,8 +156,8 @@ async def test_a_stop_promised_by_another_worker_corrects_an_end_that_was_told(s
         for client in (stopper, elsewhere):
             assert await site.final_end(client) == [("cancelled", True)]
         assert (await cancel.body())["response"]["status"] == "cancelled"
-        record = await site.second.store.run(None, site.response)
-        message = await site.second.store.message(None, site.session, record.message_id)
+        record = await site.second.store.runs.get(None, site.response)
+        message = await site.second.store.messages.get(None, site.session, record.message_id)
         assert message.text == TEXT[: len(message.text)] != TEXT
         for client in (*watching, late, stopper, elsewhere):
             assert client.answers[site.response].final == message.text
@@ -180,8 +181,8 @@ async def test_the_first_stop_that_was_stored_is_the_one_that_cuts_the_text(site
         site.is_away = False
         for client in (asker, stopper):
             assert (await site.final_end(client))[-1] == ("cancelled", True)
-        record = await site.second.store.run(None, site.response)
-        message = await site.second.store.message(None, site.session, record.message_id)
+        record = await site.second.store.runs.get(None, site.response)
+        message = await site.second.store.messages.get(None, site.session, record.message_id)
         shown = [e for e in asker.answers[site.response].frames if e["sequence_number"] <= 4]
         assert message.text == "".join(frame.get("delta", "") for frame in shown) != TEXT
         for client in (asker, stopper):
@@ -249,7 +250,7 @@ async def test_an_end_that_the_store_refuses_is_left_to_the_next_owner(site: Sit
         run = site.first.runs.local(site.response)
         assert run is not None
         with site.monkeypatch.context() as refusing:
-            refusing.setattr(site.first.store, "finish_response", refuse)
+            refusing.setattr(site.first.store.runs, "finish", refuse)
             site.let_it_end()
             await run.settled.wait()
             await asker.send("stop", response_id=site.response)

@@ -27,7 +27,7 @@ async def worker(redis_server: EmbeddedRedis, tmp_path: Path) -> AsyncIterator[W
 async def test_a_bug_is_answered_by_the_error_object_logged_once_and_counted(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker.store, "sessions", AsyncMock(side_effect=RuntimeError(SECRET)))
+    monkeypatch.setattr(worker.store.lists, "page", AsyncMock(side_effect=RuntimeError(SECRET)))
     with capture_logs() as logs:
         answer = Http(worker, "GET", "/v1/sessions")
         body = await answer.body()

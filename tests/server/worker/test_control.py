@@ -69,7 +69,7 @@ async def test_a_command_that_it_does_not_know_changes_nothing(
 async def test_a_stop_that_another_worker_stored_ends_the_answer_here(worker: Worker) -> None:
     async with LocalClient(worker, History(lambda: None)) as client:
         response = await held_answer(worker, client)
-        await worker.store.request_cancel(None, response, by="admin", reason="admin_cancelled")
+        await worker.store.runs.request_cancel(None, response, by="admin", reason="admin_cancelled")
         await worker.control.obey({"type": "cancel", "response_id": response})
         done = await end_of(client, response)
     assert done["status_details"] == {"reason": "admin_cancelled", "by": "admin"}

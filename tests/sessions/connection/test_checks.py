@@ -41,7 +41,7 @@ async def test_a_denied_command_is_named(own_redis: EmbeddedRedis) -> None:
 
 async def test_until_it_was_verified_a_store_refuses_every_call(own_redis: EmbeddedRedis) -> None:
     store = SessionStore.connect(own_redis.url)
-    for call in (store.ping(), store.sessions("alice"), store.client.open_connection()):
+    for call in (store.ping(), store.lists.page("alice"), store.client.open_connection()):
         with pytest.raises(StoreUnavailable):
             await call
     await store.verify()

@@ -88,7 +88,7 @@ async def test_scripts_come_back_after_script_flush(chat: Chat) -> None:
     for number in range(2, 12):
         flush = chat.store.client.call("SCRIPT", "FLUSH") if number % 2 else asyncio.sleep(0)
         await asyncio.gather(flush, chat.append(rid, number, "x"))
-    assert [number for number, _ in await chat.store.events(rid)] == list(range(1, 12))
+    assert [number for number, _ in await chat.store.runs.events(rid)] == list(range(1, 12))
 
 
 async def test_many_scripts_in_flight_survive_a_flush(store: SessionStore) -> None:
@@ -100,12 +100,12 @@ async def test_many_scripts_in_flight_survive_a_flush(store: SessionStore) -> No
         *(chat.append(rid, 2, "a") for chat, rid in zip(chats[5:], rids[5:], strict=True)),
     )
     for rid in rids:
-        assert len(await store.events(rid)) == 2
+        assert len(await store.runs.events(rid)) == 2
 
 
 async def test_what_stands_behind_a_forgotten_script_finds_it_done(store: SessionStore) -> None:
     await store.client.call("SCRIPT", "FLUSH")
-    created = await store.create_session("alice", idempotency_key="k")  # a script, then a read
+    created = await store.sessions.create("alice", idempotency_key="k")  # a script, then a read
     assert created.session.uid == "alice"
 
 
@@ -117,7 +117,7 @@ async def test_a_change_that_races_with_a_flush_answers_with_what_it_changed(
             store.client.everywhere("SCRIPT", "FLUSH"), Chat.create(store)
         )
         changed, _ = await asyncio.gather(
-            store.update_session("alice", chat.session_id, title=str(number)),
+            store.sessions.update("alice", chat.session_id, title=str(number)),
             store.client.everywhere("SCRIPT", "FLUSH"),
         )
         assert (changed.title, changed.revision) == (str(number), 2)
@@ -145,7 +145,7 @@ async def test_a_killed_connection_is_replaced_without_an_error(chat: Chat) -> N
         if number % 2:
             await killer.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         await append
-    assert [number for number, _ in await chat.store.events(rid)] == list(range(1, 8))
+    assert [number for number, _ in await chat.store.runs.events(rid)] == list(range(1, 8))
     await killer.close()
 
 
@@ -159,7 +159,7 @@ async def test_a_dead_redis_fails_calls_quickly_and_a_living_one_serves_again(
     assert all(isinstance(reply, StoreUnavailable) for reply in replies)
     assert running_time() - started < 1.0
     own_redis.start()
-    assert (await own_store.session("alice", chat.session_id)).id == chat.session_id
+    assert (await own_store.sessions.get("alice", chat.session_id)).id == chat.session_id
 
 
 async def test_a_silent_redis_fails_calls_after_the_timeout(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ async def test_a_paused_redis_does_not_store_an_append_twice(chat: Chat) -> None
         await hasty.append(rid, 2, "x")
     hasty.store.client.timeout_seconds = 2.0
     await hasty.append(rid, 2, "x")
-    assert len(await chat.store.events(rid)) == 2
+    assert len(await chat.store.runs.events(rid)) == 2
     with pytest.raises(SequenceGap):
         await hasty.append(rid, 4, "y")
     await hasty.store.close()
@@ -232,9 +232,9 @@ async def test_a_full_memory_is_an_outage_but_stop_finish_and_delete_work(
         await chat.append(rid, 2, "x")
     with pytest.raises(StoreUnavailable):
         await chat.begin(on_busy="queue")
-    assert (await own_store.request_cancel("alice", rid)).first
+    assert (await own_store.runs.request_cancel("alice", rid)).first
     await chat.finish(rid, 2, status="cancelled", reason="client_cancelled")
-    await own_store.delete_session("alice", chat.session_id)
+    await own_store.sessions.delete("alice", chat.session_id)
     await own_store.client.call("CONFIG", "SET", "maxmemory", "0")
     await chat.keys()
 
@@ -242,17 +242,17 @@ async def test_a_full_memory_is_an_outage_but_stop_finish_and_delete_work(
 async def test_a_memory_that_fills_up_between_index_and_session_leaves_no_session(
     own_store: SessionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reserve = own_store._reserve
+    reserve = own_store.sessions.reserve
 
     async def reserve_the_last_byte(uid: str, session_id: str) -> None:
         await reserve(uid, session_id)
         await own_store.client.call("CONFIG", "SET", "maxmemory", "1")
 
-    monkeypatch.setattr(own_store, "_reserve", reserve_the_last_byte)
+    monkeypatch.setattr(own_store.sessions, "reserve", reserve_the_last_byte)
     with pytest.raises(StoreUnavailable):
         await Chat.create(own_store)
     await own_store.client.call("CONFIG", "SET", "maxmemory", "0")
-    assert (await own_store.sessions("alice")).sessions == ()
+    assert (await own_store.lists.page("alice")).sessions == ()
 
 
 async def test_a_read_only_replica_is_an_outage_and_is_left_for_whoever_took_its_place(
@@ -264,6 +264,6 @@ async def test_a_read_only_replica_is_an_outage_and_is_left_for_whoever_took_its
     with pytest.raises(StoreUnavailable):
         await chat.begin()
     assert await own_store.client.call("CLIENT", "ID") != before
-    assert (await own_store.session("alice", chat.session_id)).message_count == 0
+    assert (await own_store.sessions.get("alice", chat.session_id)).message_count == 0
     await own_store.client.call("REPLICAOF", "NO", "ONE")
     await chat.begin()

@@ -63,17 +63,17 @@ async def test_a_conversation_on_every_node(store: SessionStore, cluster: RedisC
         rid = (await chat.begin("hello")).response_id
         await chat.append(rid, 2, "a", "b")
         waiting = (await chat.begin(on_busy="queue")).response_id
-        assert (await store.request_cancel("alice", rid)).first
+        assert (await store.runs.request_cancel("alice", rid)).first
         finished = await chat.finish(rid, 4, status="cancelled", reason="client_cancelled")
         assert finished.next_response_id == waiting
-        assert [number for number, _ in await store.events(rid)] == [1, 2, 3, 4]
-        assert waiting in await store.runs_owned_by("w1")
-        assert (await store.session("alice", chat.session_id)).message_count == 4
-        assert chat.session_id in {s.id for s in (await store.sessions("alice")).sessions}
-        await store.delete_session("alice", chat.session_id)
+        assert [number for number, _ in await store.runs.events(rid)] == [1, 2, 3, 4]
+        assert waiting in await store.runs.owned_by("w1")
+        assert (await store.sessions.get("alice", chat.session_id)).message_count == 4
+        assert chat.session_id in {s.id for s in (await store.lists.page("alice")).sessions}
+        await store.sessions.delete("alice", chat.session_id)
         with pytest.raises(SessionNotFound):
-            await store.session("alice", chat.session_id)
-        assert chat.session_id not in {s.id for s in (await store.sessions("alice")).sessions}
+            await store.sessions.get("alice", chat.session_id)
+        assert chat.session_id not in {s.id for s in (await store.lists.page("alice")).sessions}
 
 
 async def test_what_one_worker_stores_another_hears_whatever_node_it_listens_to(
@@ -128,7 +128,7 @@ async def test_a_slot_on_the_move_is_an_outage_at_worst_and_then_followed(
     await chat.append(rid, 3, "nothing has moved yet")
     run, *others = sorted(keys_in(source, slot_of(chat)), key=lambda key: ":r:" not in key)
     migrate(run, source, target)
-    assert (await store.run(None, rid)).sequence_number == 3  # asked for where it is
+    assert (await store.runs.get(None, rid)).sequence_number == 3  # asked for where it is
     with pytest.raises(StoreUnavailable):  # a script would meet half of a session
         await chat.append(rid, 4, "on the way")
     for key in others:
@@ -138,13 +138,13 @@ async def test_a_slot_on_the_move_is_an_outage_at_worst_and_then_followed(
         server.command("CLUSTER", "SETSLOT", slot_of(chat), "NODE", cluster.id_of(target))
     await chat.append(rid, await next_number(chat, rid), "moved")
     await chat.finish(rid, await next_number(chat, rid))
-    numbers = [number for number, _ in await store.events(rid)]
+    numbers = [number for number, _ in await store.runs.events(rid)]
     assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) >= 6
     await asyncio.to_thread(cluster.wait_until_ok)
 
 
 async def next_number(chat: Chat, response_id: str) -> int:
-    return (await chat.store.run(None, response_id)).sequence_number + 1
+    return (await chat.store.runs.get(None, response_id)).sequence_number + 1
 
 
 def begin_migration(cluster: RedisCluster, slot: int, source: Server, target: Server) -> None:
@@ -174,7 +174,7 @@ async def test_a_dead_node_is_an_outage_for_its_sessions_alone(
         await chats[0].begin()
     with pytest.raises(StoreUnavailable):
         await store.ping()
-    assert (await store.session("alice", chats[1].session_id)).id == chats[1].session_id
+    assert (await store.sessions.get("alice", chats[1].session_id)).id == chats[1].session_id
     victim.redis.start()
     await asyncio.to_thread(cluster.wait_until_ok)
     await chats[0].begin()

@@ -48,9 +48,9 @@ async def test_everything_acknowledged_survives_kill_9(own_redis: EmbeddedRedis)
     url = own_redis.url
     own_redis.start()
     assert own_redis.url == url
-    assert [number for number, _ in await store.events(rid)] == list(range(1, 302))
-    assert len(await store.token_ids(rid)) == 300
-    page = await store.path("alice", chat.session_id)
+    assert [number for number, _ in await store.runs.events(rid)] == list(range(1, 302))
+    assert len(await store.runs.token_ids(rid)) == 300
+    page = await store.messages.path("alice", chat.session_id)
     assert [message.text for message in page.messages] == ["hello", ""]
     await chat.finish(rid, 302)
     await store.close()
@@ -62,7 +62,7 @@ async def test_a_clean_stop_keeps_everything_too(own_redis: EmbeddedRedis) -> No
     own_redis.stop()
     assert own_redis.poll() == 0
     own_redis.start()
-    assert (await store.session("alice", chat.session_id)).id == chat.session_id
+    assert (await store.sessions.get("alice", chat.session_id)).id == chat.session_id
     await store.close()
 
 

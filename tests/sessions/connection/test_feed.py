@@ -58,7 +58,7 @@ async def test_a_response_is_heard_as_it_is_stored(
     rid = (await chat.begin()).response_id
     await chat.append(rid, 2, "hel", "lo")
     await chat.finish(rid, 4)
-    session = await chat.store.session("alice", chat.session_id)
+    session = await chat.store.sessions.get("alice", chat.session_id)
     messages = await inbox.next()
     assert isinstance(messages, LiveSessionEvents)
     assert (messages.session_id, messages.epoch) == (chat.session_id, session.epoch)
@@ -76,9 +76,9 @@ async def test_what_is_published_equals_what_is_stored(
 ) -> None:
     await feed.subscribe(chat.store.keys.session_channel(chat.session_id), inbox)
     await chat.begin("x" * 3000)
-    await chat.store.update_session("alice", chat.session_id, title="t")
+    await chat.store.sessions.update("alice", chat.session_id, title="t")
     heard = [await inbox.next() for _ in range(3)]
-    stored = await chat.store.session_events(chat.session_id, after=1)
+    stored = await chat.store.sessions.events(chat.session_id, after=1)
     assert stored is not None
     live = [event for item in heard if isinstance(item, LiveSessionEvents) for event in item.events]
     assert live == [event.data for event in stored]
@@ -86,7 +86,7 @@ async def test_what_is_published_equals_what_is_stored(
 
 async def test_a_deleted_session_says_so(chat: Chat, feed: LiveFeed, inbox: Inbox) -> None:
     await feed.subscribe(chat.store.keys.session_channel(chat.session_id), inbox)
-    deleted = await chat.store.delete_session("alice", chat.session_id, by="admin")
+    deleted = await chat.store.sessions.delete("alice", chat.session_id, by="admin")
     heard = await inbox.next()
     assert isinstance(heard, LiveSessionEvents) and heard.offset == deleted.offset
     assert heard.events == (
@@ -143,7 +143,7 @@ async def test_a_callback_that_raises_and_a_bad_payload_stop_nobody(
     await store.publish_user("alice", {})
     for payload in (b"", b"x", b"s", b"s e x\n{", b"r a b\n", b"s e 1\n{"):
         await store.client.call("PUBLISH", store.keys.session_channel(chat.session_id), payload)
-    await store.update_session("alice", chat.session_id, title="t")
+    await store.sessions.update("alice", chat.session_id, title="t")
     assert isinstance(await inbox.next(), LiveSessionEvents)
 
 
@@ -240,10 +240,10 @@ async def test_the_join_of_log_and_feed_has_no_gap_and_no_repeat(
     async def join(after: int) -> list[int]:
         inbox = Inbox()
         async with LiveFeed(other_store.client, other_store.keys) as feed:
-            while (await other_store.run(None, rid)).sequence_number < after:
+            while (await other_store.runs.get(None, rid)).sequence_number < after:
                 pass
             await feed.subscribe(other_store.keys.session_channel(chat.session_id), inbox)
-            numbers = [number for number, _ in await other_store.events(rid)]
+            numbers = [number for number, _ in await other_store.runs.events(rid)]
             while numbers[-1] < 201:
                 heard = await inbox.next()
                 assert isinstance(heard, LiveResponseEvents)

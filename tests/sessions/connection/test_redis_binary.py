@@ -116,7 +116,7 @@ def session_kept_by(redis: EmbeddedRedis, session_id: str | None = None) -> str:
     async def visit() -> str:
         store = await SessionStore.open(redis.url)
         kept = session_id or (await Chat.create(store)).session_id
-        assert (await store.session("alice", kept)).id == kept
+        assert (await store.sessions.get("alice", kept)).id == kept
         await store.close()
         return kept
 

@@ -55,7 +55,7 @@ async def test_after_a_failover_the_new_primary_is_found_and_the_run_goes_on(
                 assert running_time() - started < 15
                 await asyncio.sleep(0.05)
         assert guarded.primary_port() == guarded.replica.port
-        assert [number for number, _ in await store.events(rid)] == [1, 2, 3]
+        assert [number for number, _ in await store.runs.events(rid)] == [1, 2, 3]
         assert await store.ping()  # the same data
         await asyncio.wait_for(resynced.wait(), PATIENCE)
     await store.close()
@@ -67,7 +67,7 @@ async def test_a_primary_that_became_a_replica_is_left(guarded: Guarded) -> None
     chat = await Chat.create(store)
     await asyncio.to_thread(switch_over, guarded)
     assert (await chat.begin()).fence == 1
-    assert (await store.session("alice", chat.session_id)).message_count == 2
+    assert (await store.sessions.get("alice", chat.session_id)).message_count == 2
     assert role_of(guarded.primary.port) == b"slave"
     await store.close()
 
@@ -106,7 +106,7 @@ async def test_a_replica_is_an_outage_for_writes_and_no_crash() -> None:
         chat = await Chat.create(store)
         assert await store.client.call("WAIT", 1, 900) == 1
         reader = await SessionStore.open(replica.url)
-        assert (await reader.session("alice", chat.session_id)).id == chat.session_id
+        assert (await reader.sessions.get("alice", chat.session_id)).id == chat.session_id
         for _ in range(3):
             with pytest.raises(StoreUnavailable):
                 await chat.on(reader).begin()

@@ -32,7 +32,7 @@ async def test_an_eviction_is_a_numbered_event_that_every_worker_hears(
     event = {"type": "session.evicted", "by": "admin", "reason": "spam"}
     assert isinstance(payload, LiveSessionEvents) and payload.events == (event,)
     assert payload.offset == 2
-    stored = await store.session_events(chat.session_id, after=1)
+    stored = await store.sessions.events(chat.session_id, after=1)
     assert stored is not None and [one.data for one in stored] == [event]
 
 
@@ -44,8 +44,8 @@ async def test_a_locked_session_takes_no_answer_until_it_is_unlocked(
     with pytest.raises(SessionLocked) as raised:
         await chat.begin()
     assert raised.value.reason == "- under review"
-    assert (await store.session("alice", chat.session_id)).locked
-    assert await store.session_events(chat.session_id, after=1) == []
+    assert (await store.sessions.get("alice", chat.session_id)).locked
+    assert await store.sessions.events(chat.session_id, after=1) == []
     await evictions.unlock(chat.session_id)
     await chat.begin()
 

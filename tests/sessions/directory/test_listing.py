@@ -42,7 +42,7 @@ async def test_all_sessions_are_listed_newest_first_page_by_page(
         if (cursor := page.next_cursor) is None:
             break
     assert sorted(read) == sorted(made)
-    updated = [(await store.session(None, session_id)).updated_at for session_id in read]
+    updated = [(await store.sessions.get(None, session_id)).updated_at for session_id in read]
     assert updated == sorted(updated, reverse=True)
     assert await listing.num_sessions() == 11
 
@@ -74,7 +74,7 @@ async def test_a_count_of_tokens_without_bound_makes_no_list_unreadable(
     key = store.keys.session(chat.session_id, "m")
     await store.client.call("HSET", key, "input_tokens", 2**64, "output_tokens", 2**70)
     (row,) = (await listing.sessions()).sessions
-    (session,) = (await store.sessions("alice")).sessions
+    (session,) = (await store.lists.page("alice")).sessions
     for shown in (row, session):
         assert (shown.input_tokens, shown.output_tokens) == (MAX_COUNT, MAX_COUNT)
 

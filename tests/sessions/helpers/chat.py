@@ -26,7 +26,7 @@ class Chat:
     @classmethod
     async def create(cls, store: SessionStore, *, uid: str = "alice", **fields: Any) -> Chat:
         key = secrets.token_hex(8)
-        created = await store.create_session(uid, idempotency_key=key, **fields)
+        created = await store.sessions.create(uid, idempotency_key=key, **fields)
         return cls(store, created.session.id, uid)
 
     def on(self, store: SessionStore) -> Chat:
@@ -50,7 +50,7 @@ class Chat:
         }
         arguments |= changed
         uid = arguments.pop("uid")
-        return await self.store.begin_response(
+        return await self.store.responses.begin(
             uid, self.session_id, response_id=response_id, **arguments
         )
 
@@ -60,7 +60,7 @@ class Chat:
         """Append text events from `first` on, each with a token id."""
         events: list[Event] = [TextEvent(0, text) for text in texts]
         changed.setdefault("token_ids", range(len(events)))
-        return await self.store.append(
+        return await self.store.runs.append(
             response_id, fence=fence, first=first, events=events, **changed
         )
 
@@ -77,7 +77,7 @@ class Chat:
             "output_tokens": 5,
             "events": [DONE],
         }
-        return await self.store.finish_response(response_id, first=first, **(arguments | changed))
+        return await self.store.runs.finish(response_id, first=first, **(arguments | changed))
 
     async def keys(self) -> list[str]:
         """The session's keys without their common part, sorted."""

@@ -71,19 +71,19 @@ async def test_use_of_a_session_renews_every_key(chat: Chat) -> None:
     begun = await chat.begin("hello")
     await chat.finish(begun.response_id, 2)
     store = chat.store
-    page = await store.path("alice", chat.session_id)
+    page = await store.messages.path("alice", chat.session_id)
 
     async def share() -> None:
-        await store.share_session("alice", chat.session_id, "t", page.messages)
+        await store.shares.create("alice", chat.session_id, "t", page.messages)
 
     async def rename() -> None:
-        await store.update_session("alice", chat.session_id, title="new")
+        await store.sessions.update("alice", chat.session_id, title="new")
 
     async def read() -> None:
-        await store.path("alice", chat.session_id)
+        await store.messages.path("alice", chat.session_id)
 
     async def watch() -> None:
-        await store.set_viewers(chat.session_id, "w1", 1)
+        await store.viewers.set(chat.session_id, "w1", 1)
 
     for use in (share, rename, read, watch):
         await age(chat)
@@ -94,7 +94,7 @@ async def test_use_of_a_session_renews_every_key(chat: Chat) -> None:
 @pytest.mark.row("C15")
 async def test_leaving_a_session_renews_nothing(chat: Chat) -> None:
     await age(chat)
-    await chat.store.set_viewers(chat.session_id, "w1", 0)
+    await chat.store.viewers.set(chat.session_id, "w1", 0)
     assert (await lives(chat))["m"] <= 5000
 
 
@@ -103,7 +103,7 @@ async def test_watching_an_answer_that_is_being_written_lets_nothing_expire(
     chat: Chat,
 ) -> None:
     await chat.begin("hello")
-    await chat.store.set_viewers(chat.session_id, "w1", 1)
+    await chat.store.viewers.set(chat.session_id, "w1", 1)
     assert set((await lives(chat)).values()) == {-1}
 
 
@@ -119,7 +119,7 @@ async def test_a_session_that_expires_goes_with_all_its_keys(
         while set(await chat.keys()) - {"i:k"}:
             pass  # a key that is not read goes when Redis likes
     with pytest.raises(SessionNotFound):
-        await store.session("alice", chat.session_id)
+        await store.sessions.get("alice", chat.session_id)
     await store.close()
 
 
@@ -127,14 +127,14 @@ async def test_a_session_that_has_expired_begins_anew_under_its_key(
     redis_server: EmbeddedRedis, prefix: str
 ) -> None:
     store = await SessionStore.open(redis_server.url, prefix=prefix, idle_seconds=60)
-    created = await store.create_session("alice", idempotency_key="k")
+    created = await store.sessions.create("alice", idempotency_key="k")
     chat = Chat(store, created.session.id)
     begun = await chat.begin("hello")
     await chat.finish(begun.response_id, 2)
     await store.client.call("DEL", store.keys.session(chat.session_id, "m"))  # the first to go
-    again = await store.create_session("alice", idempotency_key="k")
+    again = await store.sessions.create("alice", idempotency_key="k")
     assert not again.replayed and again.session.message_count == 0
-    assert (await store.path("alice", again.session.id)).messages == ()
+    assert (await store.messages.path("alice", again.session.id)).messages == ()
     await store.close()
 
 

@@ -42,7 +42,7 @@ class Worker:
         return not end.repeated
 
     async def take_over(self, rid: str, exited: str) -> None:
-        reaped = await self.chat.store.reap(rid, new_owner=self.name, exited_owner=exited)
+        reaped = await self.chat.store.runs.reap(rid, new_owner=self.name, exited_owner=exited)
         self.fence, self.last = reaped.fence, reaped.sequence_number
 
 
@@ -56,7 +56,7 @@ async def play(chat: Chat, seed: int) -> None:
     for _ in range(30):
         worker = dice.choice(workers)
         move = dice.choices(["append", "finish", "stop", "take over"], [8, 1, 1, 2])[0]
-        ended = (await chat.store.run(None, rid)).status not in LIVE_STATUSES
+        ended = (await chat.store.runs.get(None, rid)).status not in LIVE_STATUSES
         try:
             if move == "append":
                 await worker.append(rid)
@@ -66,10 +66,10 @@ async def play(chat: Chat, seed: int) -> None:
                 is_first = await worker.finish(rid, status)
                 assert is_first != ended and (status == "cancelled" or not stopped)
             elif move == "stop":
-                await chat.store.request_cancel("alice", rid)
+                await chat.store.runs.request_cancel("alice", rid)
                 stopped = True
             else:
-                owner = (await chat.store.run(None, rid)).owner
+                owner = (await chat.store.runs.get(None, rid)).owner
                 await worker.take_over(rid, dice.choice([owner, "nobody"]))
                 num_reaps += 1
         except (RunEnded, RunLost, RunLive, CancelPending, SequenceGap):
@@ -78,15 +78,15 @@ async def play(chat: Chat, seed: int) -> None:
 
 
 async def check(chat: Chat, rid: str, workers: list[Worker], stopped: bool, num_reaps: int) -> None:
-    run = await chat.store.run(None, rid)
-    events = await chat.store.events(rid)
+    run = await chat.store.runs.get(None, rid)
+    events = await chat.store.runs.events(rid)
     numbers = [number for number, _ in events]
     assert numbers == list(range(1, run.sequence_number + 1))
     assert sorted([1] + [number for worker in workers for number in worker.stored]) == numbers
     assert run.fence == 1 + num_reaps
-    assert len(await chat.store.token_ids(rid)) == run.num_tokens
-    index = await chat.store.runs_owned_by(run.owner)
-    session = await chat.store.session(None, chat.session_id)
+    assert len(await chat.store.runs.token_ids(rid)) == run.num_tokens
+    index = await chat.store.runs.owned_by(run.owner)
+    session = await chat.store.sessions.get(None, chat.session_id)
     assert (rid in index) == run.is_live == (session.active_response_id == rid)
     assert run.status == "cancelled" or not (stopped and not run.is_live)
 
@@ -124,7 +124,7 @@ async def test_what_is_published_equals_the_log_under_concurrent_writers(
         numbers = [number for item in live for number in range(item.first, item.last + 1)]
         assert numbers == list(range(1, 41))
         assert [event for item in live for event in item.events] == [
-            event for _, event in await store.events(rid)
+            event for _, event in await store.runs.events(rid)
         ]
 
 
@@ -135,13 +135,13 @@ async def test_no_text_changes_what_is_stored_around_it(chat: Chat, text: str) -
     chat = await Chat.create(chat.store, title=text, settings={"system": text})
     rid = (await chat.begin(text, settings={"stop": [text]})).response_id
     await chat.append(rid, 2, text, text)
-    session = await chat.store.session("alice", chat.session_id)
+    session = await chat.store.sessions.get("alice", chat.session_id)
     assert (session.title, session.settings) == (text, {"system": text})
-    assert (await chat.store.path("alice", chat.session_id)).messages[0].text == text
+    assert (await chat.store.messages.path("alice", chat.session_id)).messages[0].text == text
     assert [
-        getattr(event, "delta", None) for _, event in await chat.store.events(rid, after=1)
+        getattr(event, "delta", None) for _, event in await chat.store.runs.events(rid, after=1)
     ] == [
         text,
         text,
     ]
-    assert (await chat.store.run(None, rid)).settings == {"stop": [text]}
+    assert (await chat.store.runs.get(None, rid)).settings == {"stop": [text]}

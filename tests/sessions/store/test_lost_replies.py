@@ -16,7 +16,8 @@ from redis.asyncio.connection import AbstractConnection
 
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.errors import RevisionConflict, RunGone, RunLost, SessionNotFound
-from sessions.store.copies import PART_MESSAGES, Draft
+from sessions.store.copies import Draft
+from sessions.store.messages import PART_MESSAGES
 from sessions.store.store import SessionStore
 from tests.sessions.helpers.chat import Chat, user_message
 
@@ -94,7 +95,7 @@ async def lossy_chat(lossy: SessionStore) -> Chat:
 
 async def test_create_session(lossy: SessionStore, proxy: LossyProxy) -> None:
     proxy.lose_next()
-    created = await lossy.create_session("alice", idempotency_key="k")
+    created = await lossy.sessions.create("alice", idempotency_key="k")
     assert proxy.num_lost == 1
     assert not created.replayed and created.session.offset == 1
 
@@ -102,11 +103,11 @@ async def test_create_session(lossy: SessionStore, proxy: LossyProxy) -> None:
 async def test_update_session(lossy_chat: Chat, proxy: LossyProxy) -> None:
     store, session_id = lossy_chat.store, lossy_chat.session_id
     proxy.lose_next()
-    session = await store.update_session("alice", session_id, title="new", if_revision=1)
+    session = await store.sessions.update("alice", session_id, title="new", if_revision=1)
     assert proxy.num_lost == 1
     assert (session.title, session.revision, session.offset) == ("new", 2, 2)
     with pytest.raises(RevisionConflict):
-        await store.update_session("alice", session_id, title="newer", if_revision=1)
+        await store.sessions.update("alice", session_id, title="newer", if_revision=1)
 
 
 async def test_update_session_behind_the_updates_of_others(
@@ -118,25 +119,25 @@ async def test_update_session_behind_the_updates_of_others(
 
     async def slowly() -> AbstractConnection:
         if proxy.num_lost:
-            await other.update_session("alice", session_id, title="theirs")
+            await other.sessions.update("alice", session_id, title="theirs")
             monkeypatch.undo()
         return await connected()
 
     monkeypatch.setattr(lossy_chat.store.client._link, "_connected", slowly)
     proxy.lose_next()
-    session = await lossy_chat.store.update_session("alice", session_id, title="mine")
+    session = await lossy_chat.store.sessions.update("alice", session_id, title="mine")
     assert proxy.num_lost == 1
     assert (session.title, session.revision, session.offset) == ("theirs", 3, 3)
 
 
 async def test_delete_session(lossy_chat: Chat, proxy: LossyProxy) -> None:
     proxy.lose_next()
-    deleted = await lossy_chat.store.delete_session("alice", lossy_chat.session_id)
+    deleted = await lossy_chat.store.sessions.delete("alice", lossy_chat.session_id)
     assert proxy.num_lost == 1
     assert deleted.offset == 2
-    assert (await lossy_chat.store.sessions("alice")).sessions == ()
+    assert (await lossy_chat.store.lists.page("alice")).sessions == ()
     with pytest.raises(SessionNotFound):
-        await lossy_chat.store.delete_session("alice", lossy_chat.session_id)
+        await lossy_chat.store.sessions.delete("alice", lossy_chat.session_id)
 
 
 async def test_begin_response(lossy_chat: Chat, proxy: LossyProxy) -> None:
@@ -144,9 +145,9 @@ async def test_begin_response(lossy_chat: Chat, proxy: LossyProxy) -> None:
     begun = await lossy_chat.begin()
     assert proxy.num_lost == 1
     assert (begun.replayed, begun.fence, begun.offset) == (False, 1, 3)
-    session = await lossy_chat.store.session("alice", lossy_chat.session_id)
+    session = await lossy_chat.store.sessions.get("alice", lossy_chat.session_id)
     assert (session.message_count, session.offset) == (2, 3)
-    assert len(await lossy_chat.store.events(begun.response_id)) == 1
+    assert len(await lossy_chat.store.runs.events(begun.response_id)) == 1
 
 
 async def test_append_and_finish(lossy_chat: Chat, proxy: LossyProxy) -> None:
@@ -158,16 +159,16 @@ async def test_append_and_finish(lossy_chat: Chat, proxy: LossyProxy) -> None:
     finished = await lossy_chat.finish(rid, 4)
     assert proxy.num_lost == 2
     assert finished.repeated and finished.next_response_id == queued
-    assert [number for number, _ in await lossy_chat.store.events(rid)] == [1, 2, 3, 4]
-    assert await lossy_chat.store.token_ids(rid) == [0, 1]
-    session = await lossy_chat.store.session("alice", lossy_chat.session_id)
+    assert [number for number, _ in await lossy_chat.store.runs.events(rid)] == [1, 2, 3, 4]
+    assert await lossy_chat.store.runs.token_ids(rid) == [0, 1]
+    session = await lossy_chat.store.sessions.get("alice", lossy_chat.session_id)
     assert (session.output_tokens, session.active_response_id) == (5, queued)
 
 
 async def test_reap(lossy_chat: Chat, proxy: LossyProxy) -> None:
     rid = (await lossy_chat.begin()).response_id
     proxy.lose_next()
-    reaped = await lossy_chat.store.reap(rid, new_owner="w2", exited_owner="w1")
+    reaped = await lossy_chat.store.runs.reap(rid, new_owner="w2", exited_owner="w1")
     assert proxy.num_lost == 1
     assert (reaped.fence, reaped.old_owner) == (2, "w1")
     with pytest.raises(RunLost):
@@ -177,9 +178,9 @@ async def test_reap(lossy_chat: Chat, proxy: LossyProxy) -> None:
 async def test_request_cancel_and_cancel_early(lossy_chat: Chat, proxy: LossyProxy) -> None:
     rid = (await lossy_chat.begin(idempotency_key="k")).response_id
     proxy.lose_next()
-    assert (await lossy_chat.store.request_cancel("alice", rid, seen=1)).owner == "w1"
+    assert (await lossy_chat.store.runs.request_cancel("alice", rid, seen=1)).owner == "w1"
     proxy.lose_next()
-    known = await lossy_chat.store.cancel_early("alice", lossy_chat.session_id, "k")
+    known = await lossy_chat.store.responses.cancel_early("alice", lossy_chat.session_id, "k")
     assert (known, proxy.num_lost) == (rid, 2)
 
 
@@ -208,10 +209,10 @@ async def test_import_and_fork(
 
     monkeypatch.setattr(lossy.client, "script", lose_each)
     head = messages[-1].id
-    made = await lossy.import_session("alice", Draft("", "", {}, messages, head))
-    forked = await lossy.fork_session("alice", made.session.id, head)
+    made = await lossy.copies.import_draft("alice", Draft("", "", {}, messages, head))
+    forked = await lossy.copies.fork("alice", made.session.id, head)
     assert proxy.num_lost >= 12  # reserve twice, begin, two parts to write; two to read
     for copy in (made, forked):
         assert not copy.replayed and copy.session.offset == 1
-        read = lossy.messages_of("alice", copy.session.id, whole_tree=True)
+        read = lossy.messages.each("alice", copy.session.id, whole_tree=True)
         assert [m.text async for m in read] == [m.text for m in messages]

@@ -23,28 +23,28 @@ from sessions.model.ids import new_message_id, new_response_id
 from sessions.store.store import SessionStore
 from tests.sessions.helpers.chat import CREATED, Chat, assistant_message, user_message
 
-# ---- begin_response ------------------------------------------------------------------------------
+# ---- begin ---------------------------------------------------------------------------------------
 
 
 async def test_begin_stores_both_messages_the_run_and_entry_1(chat: Chat) -> None:
     begun = await chat.begin("hello", model="m", settings={"top_k": 3}, seed=7)
     assert (begun.fence, begun.queued_behind, begun.offset, begun.cancel) == (1, 0, 3, False)
     assert begun.parent_id is None and begun.title_empty
-    run = await chat.store.run("alice", begun.response_id)
+    run = await chat.store.runs.get("alice", begun.response_id)
     assert (run.status, run.owner, run.fence, run.sequence_number) == ("queued", "w1", 1, 1)
     assert (run.model, run.settings, run.seed) == ("m", {"top_k": 3}, 7)
     assert run.lease_until == begun.lease_until == begun.now_ms + 10_000
-    assert await chat.store.events(begun.response_id) == [(1, ObjectEvent(CREATED))]
-    user, assistant = (await chat.store.path("alice", chat.session_id)).messages
+    assert await chat.store.runs.events(begun.response_id) == [(1, ObjectEvent(CREATED))]
+    user, assistant = (await chat.store.messages.path("alice", chat.session_id)).messages
     assert (assistant.id, run.parent_id) == (run.message_id, user.id)
-    session = await chat.store.session("alice", chat.session_id)
+    session = await chat.store.sessions.get("alice", chat.session_id)
     assert (session.head, session.message_count) == (assistant.id, 2)
     assert session.active_response_id == begun.response_id
 
 
 async def test_begin_logs_both_messages_in_order(chat: Chat) -> None:
     await chat.begin("hello")
-    events = await chat.store.session_events(chat.session_id, after=1)
+    events = await chat.store.sessions.events(chat.session_id, after=1)
     assert events is not None
     assert [(event.offset, event.data["type"]) for event in events] == [
         (2, "message.created"),
@@ -62,8 +62,8 @@ async def test_a_hundred_identical_begins_on_two_workers_make_one_response(
     )
     assert len({reply.response_id for reply in begun}) == 1
     assert sorted(reply.replayed for reply in begun) == [False] + [True] * 99
-    assert (await chat.store.session("alice", chat.session_id)).message_count == 2
-    assert await chat.store.runs_owned_by("w1") == [begun[0].response_id]
+    assert (await chat.store.sessions.get("alice", chat.session_id)).message_count == 2
+    assert await chat.store.runs.owned_by("w1") == [begun[0].response_id]
 
 
 async def test_the_same_key_with_another_body_is_refused(chat: Chat) -> None:
@@ -80,7 +80,7 @@ async def test_a_begin_whose_reply_was_lost_answers_like_the_first_try(chat: Cha
     again = await chat.begin(**same)
     assert not again.replayed
     assert (again.response_id, again.fence, again.offset) == (response_id, 1, first.offset)
-    assert (await chat.store.session("alice", chat.session_id)).message_count == 2
+    assert (await chat.store.sessions.get("alice", chat.session_id)).message_count == 2
 
 
 async def test_a_replay_is_answered_before_lock_parent_and_busy_are_looked_at(chat: Chat) -> None:
@@ -100,7 +100,7 @@ async def test_a_locked_session_begins_nothing(chat: Chat) -> None:
     with pytest.raises(SessionLocked) as caught:
         await chat.begin(parent_id=new_message_id())
     assert caught.value.reason == "evicted"
-    assert (await chat.store.session("alice", chat.session_id)).locked
+    assert (await chat.store.sessions.get("alice", chat.session_id)).locked
 
 
 async def test_an_unknown_parent_is_refused_before_busy_is_looked_at(chat: Chat) -> None:
@@ -119,7 +119,7 @@ async def test_a_busy_session_refuses_or_queues(chat: Chat) -> None:
     assert [reply.queued_behind for reply in queued] == [1, 2]
     with pytest.raises(QueueFull):
         await chat.begin(on_busy="queue", max_queued=2)
-    live = await chat.store.live_responses(chat.session_id)
+    live = await chat.store.responses.live(chat.session_id)
     assert live.active == active.response_id
     assert live.queued == tuple(reply.response_id for reply in queued)
 
@@ -130,20 +130,20 @@ async def test_a_refused_begin_leaves_no_trace(chat: Chat) -> None:
     with pytest.raises(ResponseInProgress):
         await chat.begin(idempotency_key="k2")
     assert await chat.keys() == before
-    assert len(await chat.store.runs_owned_by("w1")) == 1
+    assert len(await chat.store.runs.owned_by("w1")) == 1
 
 
 async def test_without_a_parent_the_messages_go_behind_the_head_of_that_moment(chat: Chat) -> None:
     """The caller's guess is old: a script that took it would fork the conversation."""
     first = await chat.begin("one")
-    head = (await chat.store.run(None, first.response_id)).message_id
+    head = (await chat.store.runs.get(None, first.response_id)).message_id
     await chat.finish(first.response_id, 2)
     second = await chat.begin("two")  # its message says parent None
     assert second.parent_id == head
-    messages = (await chat.store.path("alice", chat.session_id)).messages
+    messages = (await chat.store.messages.path("alice", chat.session_id)).messages
     assert [message.text for message in messages] == ["one", "", "two", ""]
     assert messages[2].parent_id == head
-    run = await chat.store.run(None, second.response_id)
+    run = await chat.store.runs.get(None, second.response_id)
     assert run.parent_id == messages[2].id
 
 
@@ -154,7 +154,7 @@ async def test_concurrent_begins_that_queue_stand_in_one_line(
     await asyncio.gather(
         *(workers[n % 2].begin(str(n), on_busy="queue", max_queued=9) for n in range(6))
     )
-    messages = (await chat.store.path("alice", chat.session_id)).messages
+    messages = (await chat.store.messages.path("alice", chat.session_id)).messages
     assert len(messages) == 12
     assert sorted(message.text for message in messages[::2]) == list("012345")
 
@@ -162,13 +162,13 @@ async def test_concurrent_begins_that_queue_stand_in_one_line(
 async def test_a_regenerated_answer_is_a_sibling_and_adds_one_message(chat: Chat) -> None:
     first = await chat.begin("one")
     await chat.finish(first.response_id, 2)
-    user = (await chat.store.path("alice", chat.session_id)).messages[0]
+    user = (await chat.store.messages.path("alice", chat.session_id)).messages[0]
     again = await chat.begin(None, parent_id=user.id)
-    page = await chat.store.path("alice", chat.session_id)
+    page = await chat.store.messages.path("alice", chat.session_id)
     assert page.messages[-1].parent_id == user.id
     assert len(page.messages[-1].sibling_ids) == 2
-    assert (await chat.store.session("alice", chat.session_id)).message_count == 3
-    assert (await chat.store.run(None, again.response_id)).parent_id == user.id
+    assert (await chat.store.sessions.get("alice", chat.session_id)).message_count == 3
+    assert (await chat.store.runs.get(None, again.response_id)).parent_id == user.id
 
 
 async def test_a_continued_answer_replaces_its_message_and_is_not_counted_again(
@@ -179,13 +179,13 @@ async def test_a_continued_answer_replaces_its_message_and_is_not_counted_again(
     await chat.finish(first.response_id, 2)
     response_id = new_response_id(chat.session_id)
     longer = assistant_message(response_id, "so far", id=message.id, parent_id=message.parent_id)
-    _, version = await chat.store.message_version("alice", chat.session_id, message.id)
+    _, version = await chat.store.messages.with_version("alice", chat.session_id, message.id)
     await chat.begin(None, response_id=response_id, assistant_message=longer, continues=version)
-    assert (await chat.store.session("alice", chat.session_id)).message_count == 2
-    events = await chat.store.session_events(chat.session_id, after=4)
+    assert (await chat.store.sessions.get("alice", chat.session_id)).message_count == 2
+    events = await chat.store.sessions.events(chat.session_id, after=4)
     assert events is not None
     assert [event.data["type"] for event in events] == ["message.updated"]
-    assert (await chat.store.run(None, response_id)).text_length == 6
+    assert (await chat.store.runs.get(None, response_id)).text_length == 6
 
 
 @pytest.mark.parametrize("on_busy", ["reject", "queue"])
@@ -195,7 +195,7 @@ async def test_an_answer_that_was_changed_since_it_was_read_is_not_continued(
     first = await chat.begin("one")
     message = chat.messages[first.response_id]
     await chat.finish(first.response_id, 2)
-    _, version = await chat.store.message_version("alice", chat.session_id, message.id)
+    _, version = await chat.store.messages.with_version("alice", chat.session_id, message.id)
     changed: dict[str, Any] = {
         "assistant_message": replace(message, text="so far"),
         "continues": version,
@@ -206,7 +206,7 @@ async def test_an_answer_that_was_changed_since_it_was_read_is_not_continued(
     with pytest.raises(refusal):
         await chat.begin(None, **changed, on_busy=on_busy)
     assert await chat.keys() == before
-    assert (await chat.store.live_responses(chat.session_id)).queued == ()
+    assert (await chat.store.responses.live(chat.session_id)).queued == ()
 
 
 async def test_somebody_elses_session_begins_nothing(chat: Chat) -> None:
@@ -217,7 +217,7 @@ async def test_somebody_elses_session_begins_nothing(chat: Chat) -> None:
 
 async def test_the_title_is_reported_empty_until_there_is_one(chat: Chat) -> None:
     first = await chat.begin()
-    await chat.store.update_session("alice", chat.session_id, title="t")
+    await chat.store.sessions.update("alice", chat.session_id, title="t")
     second = await chat.begin(on_busy="queue")
     assert first.title_empty and not second.title_empty
 
@@ -226,26 +226,26 @@ async def test_the_title_is_reported_empty_until_there_is_one(chat: Chat) -> Non
 
 
 async def test_an_early_stop_waits_for_its_response(chat: Chat) -> None:
-    assert await chat.store.cancel_early("alice", chat.session_id, "k1") is None
-    assert await chat.store.cancel_early("alice", chat.session_id, "k1") is None
+    assert await chat.store.responses.cancel_early("alice", chat.session_id, "k1") is None
+    assert await chat.store.responses.cancel_early("alice", chat.session_id, "k1") is None
     begun = await chat.begin(idempotency_key="k1")
     assert begun.cancel and not begun.replayed
-    assert (await chat.store.run(None, begun.response_id)).cancel
+    assert (await chat.store.runs.get(None, begun.response_id)).cancel
     with pytest.raises(CancelPending):
         await chat.finish(begun.response_id, 2)
 
 
 async def test_an_early_stop_is_forgotten_after_ten_seconds(chat: Chat) -> None:
-    await chat.store.cancel_early("alice", chat.session_id, "k1")
+    await chat.store.responses.cancel_early("alice", chat.session_id, "k1")
     key = chat.store.keys.idempotency(chat.session_id, "k1")
     assert 9_000 < await chat.store.client.call("PTTL", key) <= 10_000
 
 
 async def test_an_early_stop_that_comes_late_names_the_response(chat: Chat) -> None:
     begun = await chat.begin(idempotency_key="k1")
-    known = await chat.store.cancel_early("alice", chat.session_id, "k1")
+    known = await chat.store.responses.cancel_early("alice", chat.session_id, "k1")
     assert known == begun.response_id
-    assert not (await chat.store.run(None, begun.response_id)).cancel
+    assert not (await chat.store.runs.get(None, begun.response_id)).cancel
 
 
 async def test_a_user_message_carries_no_response_id(chat: Chat) -> None:

@@ -25,14 +25,14 @@ def shown(share: Share) -> list[dict[str, Any]]:
 async def shared(chat: Chat, text: str = "hello") -> str:
     begun = await chat.begin(text)
     await chat.finish(begun.response_id, 2)
-    page = await chat.store.path("alice", chat.session_id)
-    share = await chat.store.share_session("alice", chat.session_id, "Title", page.messages)
+    page = await chat.store.messages.path("alice", chat.session_id)
+    share = await chat.store.shares.create("alice", chat.session_id, "Title", page.messages)
     return share.id
 
 
 async def test_a_link_shows_the_snapshot_and_no_ids(chat: Chat) -> None:
     share_id = await shared(chat)
-    share = await chat.store.share(share_id)
+    share = await chat.store.shares.get(share_id)
     assert (share.id, share.title) == (share_id, "Title")
     messages = shown(share)
     assert [message["role"] for message in messages] == ["user", "assistant"]
@@ -44,26 +44,26 @@ async def test_later_messages_are_not_shown_until_it_is_shared_again(chat: Chat)
     share_id = await shared(chat)
     begun = await chat.begin("secret")
     await chat.finish(begun.response_id, 2)
-    assert len(shown(await chat.store.share(share_id))) == 2
+    assert len(shown(await chat.store.shares.get(share_id))) == 2
     assert await shared(chat, "third") == share_id  # the link stays
-    assert len(shown(await chat.store.share(share_id))) == 6
+    assert len(shown(await chat.store.shares.get(share_id))) == 6
 
 
 async def test_a_link_that_was_taken_back_shows_nothing(chat: Chat) -> None:
     share_id = await shared(chat)
-    await chat.store.unshare_session("alice", chat.session_id)
+    await chat.store.shares.remove("alice", chat.session_id)
     with pytest.raises(ShareNotFound):
-        await chat.store.share(share_id)
+        await chat.store.shares.get(share_id)
     with pytest.raises(ShareNotFound):
-        await chat.store.unshare_session("alice", chat.session_id)
+        await chat.store.shares.remove("alice", chat.session_id)
     assert await shared(chat) != share_id
 
 
 async def test_a_link_goes_with_its_session(chat: Chat) -> None:
     share_id = await shared(chat)
-    await chat.store.delete_session("alice", chat.session_id)
+    await chat.store.sessions.delete("alice", chat.session_id)
     with pytest.raises(ShareNotFound):
-        await chat.store.share(share_id)
+        await chat.store.shares.get(share_id)
     assert "share" not in await chat.keys()
 
 
@@ -71,10 +71,10 @@ async def test_only_the_owner_shares(chat: Chat) -> None:
     share_id = await shared(chat)
     for session_id in (chat.session_id, new_session_id()):
         with pytest.raises(SessionNotFound):
-            await chat.store.share_session("bob", session_id, "mine", [])
+            await chat.store.shares.create("bob", session_id, "mine", [])
         with pytest.raises(SessionNotFound):
-            await chat.store.unshare_session("bob", session_id)
-    assert (await chat.store.share(share_id)).title == "Title"
+            await chat.store.shares.remove("bob", session_id)
+    assert (await chat.store.shares.get(share_id)).title == "Title"
 
 
 async def test_a_guess_is_not_found(chat: Chat) -> None:
@@ -83,29 +83,29 @@ async def test_a_guess_is_not_found(chat: Chat) -> None:
     other = "shr_" + new_session_id()[4:] + share_id[26:]
     for guess in (wrong, other, "", "shr_", share_id + "A", share_id.upper(), "shr_" + "*" * 44):
         with pytest.raises(ShareNotFound):
-            await chat.store.share(guess)
+            await chat.store.shares.get(guess)
 
 
 async def test_a_long_snapshot_is_stored_compressed(chat: Chat) -> None:
-    page = await chat.store.path("alice", chat.session_id)
+    page = await chat.store.messages.path("alice", chat.session_id)
     assert page.messages == ()
     begun = await chat.begin("word " * 10_000)
     await chat.finish(begun.response_id, 2)
-    messages = (await chat.store.path("alice", chat.session_id)).messages
+    messages = (await chat.store.messages.path("alice", chat.session_id)).messages
     messages = tuple(replace(message, model=None) for message in messages)
-    share = await chat.store.share_session("alice", chat.session_id, "", messages)
-    first = shown(await chat.store.share(share.id))[0]
+    share = await chat.store.shares.create("alice", chat.session_id, "", messages)
+    first = shown(await chat.store.shares.get(share.id))[0]
     assert first["content"][0]["text"] == "word " * 10_000
     key = chat.store.keys.session(chat.session_id, "share")
     assert len(await chat.store.client.call("HGET", key, "snapshot")) < 2000
 
 
 async def test_a_snapshot_is_unpacked_a_part_at_a_time(chat: Chat) -> None:
-    empty = await chat.store.share_session("alice", chat.session_id, "", [])
+    empty = await chat.store.shares.create("alice", chat.session_id, "", [])
     assert shown(empty) == []
     texts = ["", "\n<", "<" * PART_BYTES, os.urandom(PART_BYTES).hex(), *["<" * 100_000] * 100]
     messages = [Message(new_message_id(), None, "user", text, "completed", 1) for text in texts]
-    share = await chat.store.share_session("alice", chat.session_id, "", messages)
+    share = await chat.store.shares.create("alice", chat.session_id, "", messages)
     tracemalloc.start()
     try:
         for text, message in zip(texts, share.messages(), strict=True):

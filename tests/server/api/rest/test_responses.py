@@ -59,14 +59,14 @@ async def test_an_end_that_comes_during_a_check_is_sent(
         await viewer.reply("session.subscribe", session_id=session)
         response, request = await ask_and_hold_last_token(asker, session, engine)
         events = await follow(second, response, monkeypatch)
-        run = second.store.run
+        run = second.store.runs.get
 
         async def end_meanwhile(*arguments: Any) -> Any:
             request.released.set()
             await viewer.done(response)
             return await run(*arguments)
 
-        monkeypatch.setattr(second.store, "run", end_meanwhile)
+        monkeypatch.setattr(second.store.runs, "get", end_meanwhile)
         await events.answered
         assert events.frames[-1]["type"] == "response.done"
 
@@ -104,7 +104,7 @@ async def test_a_long_answer_with_logprobs_is_resumed_in_one_go_by_stream_and_by
         await chat.begin(response_id=response_id, created_event=created)
         for start in range(0, num_tokens, 400):
             part = texts[start : start + 400]
-            await worker.store.append(
+            await worker.store.runs.append(
                 response_id, fence=1, first=start + 2, events=part, token_ids=range(len(part))
             )
         ended = {

@@ -30,7 +30,7 @@ SHARE = Share("shr_x", "<i>", 7, zlib.compress(LINE + b"\n" + LINE + b"\n"), "ad
 @pytest.fixture
 def client() -> TestClient:
     context: Any = ApiContext(*(MagicMock() for _ in ApiContext._fields))
-    context.services.store.share = AsyncMock(return_value=SHARE)
+    context.services.store.shares.get = AsyncMock(return_value=SHARE)
     context.authenticator.identities.is_known = AsyncMock(return_value=True)
     shares = ShareOperations(context)
     return TestClient(Starlette(routes=routes_of(shares.operations(), context)))

@@ -10,6 +10,8 @@ from server.live import catch_up
 from server.live.response_log import ResponseLog, read_log
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.errors import StoreUnavailable
+from sessions.store.messages import Messages
+from sessions.store.responses import Responses
 from sessions.store.store import SessionStore
 from tests.end_to_end.oracle.history import History
 from tests.helpers.redis_server import fresh_prefix
@@ -52,12 +54,12 @@ async def test_an_answer_whose_end_was_told_meanwhile_is_not_shown_again(
     redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_reading, may_read = asyncio.Event(), asyncio.Event()
-    read_path = SessionStore.path
+    read_path = Messages.path
 
-    async def path(store: SessionStore, *arguments: Any, **options: Any) -> Any:
+    async def path(messages: Messages, *arguments: Any, **options: Any) -> Any:
         is_reading.set()
         await may_read.wait()
-        return await read_path(store, *arguments, **options)
+        return await read_path(messages, *arguments, **options)
 
     engine, url, prefix = ScriptedEngine(Dice(0)), redis_server.url, fresh_prefix()
     async with running_workers(url, prefix, tmp_path, engine, Dice(0), 2) as workers:
@@ -71,7 +73,7 @@ async def test_an_answer_whose_end_was_told_meanwhile_is_not_shown_again(
             engine.requests[response].is_held.add("mid")
             await engine.requests[response].reached["mid"].wait()
             await viewer.reply("session.subscribe", session_id=session)
-            monkeypatch.setattr(SessionStore, "path", path)
+            monkeypatch.setattr(Messages, "path", path)
             hub = workers[1].services.hub
             await hub.data_loss.look_at(session, lacking=hub.rooms[session].epoch)
             await is_reading.wait()
@@ -90,12 +92,12 @@ async def test_the_end_of_an_answer_that_was_stopped_while_the_state_was_read_is
     redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_reading, may_read = asyncio.Event(), asyncio.Event()
-    read_live = SessionStore.live_responses
+    read_live = Responses.live
 
-    async def live_responses(store: SessionStore, session_id: str) -> Any:
+    async def live(responses: Responses, session_id: str) -> Any:
         is_reading.set()
         await may_read.wait()
-        return await read_live(store, session_id)
+        return await read_live(responses, session_id)
 
     engine, url, prefix = ScriptedEngine(Dice(0)), redis_server.url, fresh_prefix()
     async with running_workers(url, prefix, tmp_path, engine, Dice(0), 2) as workers:
@@ -109,7 +111,7 @@ async def test_the_end_of_an_answer_that_was_stopped_while_the_state_was_read_is
             engine.requests[response].is_held.add("mid")
             await engine.requests[response].reached["mid"].wait()
             await viewer.reply("session.subscribe", session_id=session)
-            monkeypatch.setattr(SessionStore, "live_responses", live_responses)
+            monkeypatch.setattr(Responses, "live", live)
             hub = workers[0].services.hub
             await hub.data_loss.look_at(session, lacking=hub.rooms[session].epoch)
             await is_reading.wait()

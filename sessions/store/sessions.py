@@ -1,9 +1,8 @@
-"""The store's half for conversations: sessions, their settings, messages and event logs."""
+"""The store's part for sessions: made, read, changed, deleted, and the logs of their events."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +11,8 @@ import orjson
 
 from sessions.connection.client import Argument
 from sessions.indexes.indexes import local_ms
-from sessions.model.codec import SESSION_FIELDS, decode_body, decode_session, decode_session_events
+from sessions.model.arguments import check_idempotency_key, check_uid, owner_argument
+from sessions.model.codec import SESSION_FIELDS, decode_session, decode_session_events
 from sessions.model.errors import (
     MessageNotFound,
     QuotaExceeded,
@@ -24,18 +24,23 @@ from sessions.model.errors import (
 from sessions.model.events import SessionEvent
 from sessions.model.ids import check_session_id, derived_session_id, is_message_id, is_user_id
 from sessions.model.keys import TOMBSTONE_MS
-from sessions.model.records import Message, Session
-from sessions.model.replies import CreatedSession, DeletedSession, MessagePage
-from sessions.model.tree import children_of, parents_of, path_to
-from sessions.store.arguments import check_idempotency_key, check_owner, check_uid, owner_argument
-from sessions.store.base import SESSION_SUFFIXES
+from sessions.model.records import Session
+from sessions.model.replies import CreatedSession, DeletedSession
+from sessions.store.context import SESSION_SUFFIXES, StoreContext
 from sessions.store.session_lists import SessionLists
 
 
-class Conversations(SessionLists):
-    """Sessions and messages. `SessionStore` has these methods; see there."""
+class Sessions:
+    """Sessions, their settings and the logs of their events."""
 
-    async def create_session(
+    def __init__(self, context: StoreContext, lists: SessionLists) -> None:
+        self._context = context
+        self._client = context.client
+        self._indexes = context.indexes
+        self._keys = context.keys
+        self._lists = lists
+
+    async def create(
         self,
         uid: str,
         *,
@@ -53,9 +58,9 @@ class Conversations(SessionLists):
         check_idempotency_key(idempotency_key)
         session_id = derived_session_id(uid, idempotency_key)
         pairs = ("title", title, "model", model, "settings", orjson.dumps(dict(settings or {})))
-        return await self._make_session(uid, session_id, pairs)
+        return await self.make(uid, session_id, pairs)
 
-    async def _make_session(
+    async def make(
         self,
         uid: str,
         session_id: str,
@@ -63,25 +68,25 @@ class Conversations(SessionLists):
         copy: tuple[str, int] | None = None,
     ) -> CreatedSession:
         """The session with these fields; `copy`: by whom how many messages were written before."""
-        await self._reserve(uid, session_id)
+        await self.reserve(uid, session_id)
         event = orjson.dumps({"type": "session.created"})
         keys = ("m", "log", "x", *SESSION_SUFFIXES[1:], "copy")
         arguments = (
-            *self._publish_to(session_id),
+            *self._context.publish_to(session_id),
             uid,
             secrets.token_urlsafe(6),
             event,
-            *self._log_limits,
-            self._idle_ms,
+            *self._context.log_limits,
+            self._context.idle_ms,
             *(copy or ("", "")),
             *pairs,
         )
-        replies = await self.client.calls_in_order(
+        replies = await self._client.calls_in_order(
             *self._indexes.session(uid, session_id, local_ms()),
-            self.client.script_run(
-                "create_session", self._session_keys(session_id, *keys), arguments
+            self._client.script_run(
+                "create_session", self._context.session_keys(session_id, *keys), arguments
             ),
-            self._read_session(session_id),
+            self._context.read_session(session_id),
         )
         word = replies[-2][0]
         session = decode_session(session_id, replies[-1])
@@ -106,33 +111,35 @@ class Conversations(SessionLists):
         """
         if not is_user_id(uid):  # those that are built in have no record
             return
-        row = await self.client.call("HMGET", self.keys.user_record(uid), "created_at", "disabled")
+        row = await self._client.call(
+            "HMGET", self._keys.user_record(uid), "created_at", "disabled"
+        )
         if row[0] is None or row[1] == b"1":
             with contextlib.suppress(SessionNotFound):
-                await self.delete_session(uid, session_id)
+                await self.delete(uid, session_id)
             raise UserGone
 
-    async def _reserve(self, uid: str, session_id: str) -> None:
+    async def reserve(self, uid: str, session_id: str) -> None:
         """Enter a session into its user's index. Raises `QuotaExceeded`."""
-        most = self.quotas.sessions_per_user
+        most = self._context.quotas.sessions_per_user
         for is_last_try in (False, True):
-            reply = await self.client.script(
+            reply = await self._client.script(
                 "reserve_session",
-                [self.keys.user_sessions(uid)],
+                [self._keys.user_sessions(uid)],
                 (session_id, local_ms(), most),
             )
             if reply[0] == b"ok":
                 return
             if not is_last_try:
-                await self.drop_stale_sessions(uid)  # they count as long as nobody looks
+                await self._lists.drop_stale(uid)  # they count as long as nobody looks
         raise QuotaExceeded("sessions", most)
 
-    async def session(self, uid: str | None, session_id: str) -> Session:
+    async def get(self, uid: str | None, session_id: str) -> Session:
         """The session as it is now; `uid` None skips the owner check. Raises `SessionNotFound`."""
         check_session_id(session_id)
-        reply = await self.client.script(
+        reply = await self._client.script(
             "read_session",
-            self._session_keys(session_id, "m"),
+            self._context.session_keys(session_id, "m"),
             (owner_argument(uid), *SESSION_FIELDS),
         )
         session = decode_session(session_id, reply[1]) if reply[0] == b"ok" else None
@@ -140,7 +147,7 @@ class Conversations(SessionLists):
             raise SessionNotFound
         return session
 
-    async def update_session(
+    async def update(
         self,
         uid: str | None,
         session_id: str,
@@ -162,25 +169,25 @@ class Conversations(SessionLists):
         if head is not None and not is_message_id(head):
             raise MessageNotFound
         changed = _given(title=title, model=model, settings=settings, pinned=pinned, head=head)
-        reply, values = await self.client.calls(
-            self.client.script_run(
+        reply, values = await self._client.calls(
+            self._client.script_run(
                 "update_session",
-                self._session_keys(
+                self._context.session_keys(
                     session_id, "m", "log", "msg", "tree", "ids", "runs", "q", "share"
                 ),
                 (
-                    *self._publish_to(session_id),
+                    *self._context.publish_to(session_id),
                     owner_argument(uid),
                     "" if if_revision is None else if_revision,
                     secrets.token_urlsafe(6),
                     orjson.dumps({"by": by, "changed": changed}),
                     head or "",
-                    *self._log_limits,
-                    self._idle_ms,
+                    *self._context.log_limits,
+                    self._context.idle_ms,
                     *_pairs(changed),
                 ),
             ),
-            self._read_session(session_id),
+            self._context.read_session(session_id),
         )
         if reply[0] == b"conflict":
             raise RevisionConflict(reply[1])
@@ -194,7 +201,7 @@ class Conversations(SessionLists):
         )
         return session
 
-    async def delete_session(
+    async def delete(
         self,
         uid: str | None,
         session_id: str,
@@ -210,17 +217,17 @@ class Conversations(SessionLists):
         """
         check_session_id(session_id)
         event = {"type": "session.deleted", "session_id": session_id, "by": by}
-        reply = await self.client.script(
+        reply = await self._client.script(
             "delete_session",
-            self._session_keys(
+            self._context.session_keys(
                 session_id, "m", "msg", "log", "q", "x", "runs", "tree", "ids", "share"
             ),
             (
-                *self._publish_to(session_id),
+                *self._context.publish_to(session_id),
                 owner_argument(uid),
                 secrets.token_urlsafe(6),
                 orjson.dumps(event),
-                self.keys.session_base(session_id),
+                self._keys.session_base(session_id),
                 TOMBSTONE_MS,
                 "" if if_revision is None else if_revision,
             ),
@@ -256,10 +263,10 @@ class Conversations(SessionLists):
 
     async def _renew_epoch(self, session_id: str, epoch: str) -> None:
         check_session_id(session_id)
-        reply = await self.client.script(
+        reply = await self._client.script(
             "renew_epoch",
-            self._session_keys(session_id, "m"),
-            (*self._publish_to(session_id), epoch, secrets.token_urlsafe(6)),
+            self._context.session_keys(session_id, "m"),
+            (*self._context.publish_to(session_id), epoch, secrets.token_urlsafe(6)),
         )
         if reply[0] != b"ok":
             raise SessionNotFound
@@ -267,74 +274,9 @@ class Conversations(SessionLists):
     async def was_deleted(self, session_id: str) -> bool:
         """Whether somebody deleted the session within the last hour, as far as Redis knows."""
         check_session_id(session_id)
-        return bool(await self.client.call("EXISTS", self.keys.session(session_id, "x")))
+        return bool(await self._client.call("EXISTS", self._keys.session(session_id, "x")))
 
-    async def path(
-        self,
-        uid: str | None,
-        session_id: str,
-        *,
-        leaf: str | None = None,
-        before: str | None = None,
-        limit: int = 50,
-    ) -> MessagePage:
-        """The newest `limit` messages on the way from the root to `leaf` (default: the head).
-
-        With `before`, those older than that message. Raises `SessionNotFound`, and
-        `MessageNotFound` when `leaf` is unknown or `before` is not on the way to it.
-        """
-        check_session_id(session_id)
-        values, entries = await self.client.calls(
-            ("HMGET", self.keys.session(session_id, "m"), "uid", "head"),
-            ("LRANGE", self.keys.session(session_id, "tree"), 0, -1),
-        )
-        check_owner(uid, values[0])
-        await self._renew(session_id)
-        parents = parents_of(entries)
-        ids = path_to(parents, leaf or (values[1] or b"").decode() or None)
-        if before is not None:
-            if before not in ids:
-                raise MessageNotFound
-            ids = ids[: ids.index(before)]
-        shown = ids[-limit:] if limit > 0 else []
-        if not shown:
-            return MessagePage((), has_more=bool(ids))
-        bodies = await self.client.call("HMGET", self.keys.session(session_id, "msg"), *shown)
-        children = children_of(parents)
-        return MessagePage(
-            tuple(decode_body(body, children) for body in bodies if body is not None),
-            has_more=len(ids) > len(shown),
-        )
-
-    async def _renew(self, session_id: str) -> None:
-        """Reading is a use, too; it works also when nothing can be written."""
-        if self._idle_ms:
-            keys = self._session_keys(session_id, *SESSION_SUFFIXES)
-            with contextlib.suppress(StoreUnavailable):
-                await self.client.script("renew_session", keys, (self._idle_ms,))
-
-    async def message(self, uid: str | None, session_id: str, message_id: str) -> Message:
-        """One message with its whole text. Raises `SessionNotFound`, `MessageNotFound`."""
-        message, _ = await self.message_version(uid, session_id, message_id)
-        return message
-
-    async def message_version(
-        self, uid: str | None, session_id: str, message_id: str
-    ) -> tuple[Message, str]:
-        """As `message`, with a version that shows whether it was changed since."""
-        check_session_id(session_id)
-        if not is_message_id(message_id):
-            raise MessageNotFound
-        owner, body = await self.client.calls(
-            ("HGET", self.keys.session(session_id, "m"), "uid"),
-            ("HGET", self.keys.session(session_id, "msg"), message_id),
-        )
-        check_owner(uid, owner)
-        if body is None:
-            raise MessageNotFound
-        return decode_body(body), hashlib.sha1(body, usedforsecurity=False).hexdigest()
-
-    async def session_events(
+    async def events(
         self, session_id: str, *, after: int, epoch: str | None = None
     ) -> list[SessionEvent] | None:
         """Every event after that offset, or None when the log no longer reaches back to it.
@@ -343,9 +285,9 @@ class Conversations(SessionLists):
         gone: the caller sends a snapshot instead.
         """
         check_session_id(session_id)
-        values, entries = await self.client.calls(
-            ("HMGET", self.keys.session(session_id, "m"), "epoch", "offset"),
-            ("XRANGE", self.keys.session(session_id, "log"), f"{after + 1}-0", "+"),
+        values, entries = await self._client.calls(
+            ("HMGET", self._keys.session(session_id, "m"), "epoch", "offset"),
+            ("XRANGE", self._keys.session(session_id, "log"), f"{after + 1}-0", "+"),
         )
         if values[0] is None or (epoch is not None and values[0].decode() != epoch):
             return None
@@ -353,6 +295,11 @@ class Conversations(SessionLists):
         if after == int(values[1]) and not events:
             return []
         return events if events and events[0].offset == after + 1 else None
+
+    async def publish(self, session_id: str, frame: Mapping[str, Any]) -> None:
+        """Send something to all that follow the session. It is not stored."""
+        check_session_id(session_id)
+        await self._client.call(*self._context.publish_to(session_id), orjson.dumps(dict(frame)))
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -1,0 +1,150 @@
+"""The store's part for messages: one of them, a page of a path, a whole session in parts.
+
+A part is bounded by its messages and by their bytes: neither Redis nor the loop is held for longer
+than it takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from typing import Final
+
+from sessions.model.arguments import check_owner
+from sessions.model.codec import decode_body, decode_token_ids
+from sessions.model.errors import MessageNotFound, SessionNotFound, StoreUnavailable
+from sessions.model.ids import check_session_id, is_message_id
+from sessions.model.records import Message
+from sessions.model.replies import MessagePage
+from sessions.model.tree import children_of, parents_of, path_to
+from sessions.store.context import SESSION_SUFFIXES, StoreContext
+
+PART_MESSAGES: Final = 200
+PART_BYTES: Final = 256 * 1024  # before they are compressed; about 5 ms of work
+
+
+class Messages:
+    """Messages, read: responses and copies write them."""
+
+    def __init__(self, context: StoreContext) -> None:
+        self._context = context
+        self._client = context.client
+        self._keys = context.keys
+
+    async def path(
+        self,
+        uid: str | None,
+        session_id: str,
+        *,
+        leaf: str | None = None,
+        before: str | None = None,
+        limit: int = 50,
+    ) -> MessagePage:
+        """The newest `limit` messages on the way from the root to `leaf` (default: the head).
+
+        With `before`, those older than that message. Raises `SessionNotFound`, and
+        `MessageNotFound` when `leaf` is unknown or `before` is not on the way to it.
+        """
+        check_session_id(session_id)
+        values, entries = await self._client.calls(
+            ("HMGET", self._keys.session(session_id, "m"), "uid", "head"),
+            ("LRANGE", self._keys.session(session_id, "tree"), 0, -1),
+        )
+        check_owner(uid, values[0])
+        await self._renew(session_id)
+        parents = parents_of(entries)
+        ids = path_to(parents, leaf or (values[1] or b"").decode() or None)
+        if before is not None:
+            if before not in ids:
+                raise MessageNotFound
+            ids = ids[: ids.index(before)]
+        shown = ids[-limit:] if limit > 0 else []
+        if not shown:
+            return MessagePage((), has_more=bool(ids))
+        bodies = await self._client.call("HMGET", self._keys.session(session_id, "msg"), *shown)
+        children = children_of(parents)
+        return MessagePage(
+            tuple(decode_body(body, children) for body in bodies if body is not None),
+            has_more=len(ids) > len(shown),
+        )
+
+    async def get(self, uid: str | None, session_id: str, message_id: str) -> Message:
+        """One message with its whole text. Raises `SessionNotFound`, `MessageNotFound`."""
+        message, _ = await self.with_version(uid, session_id, message_id)
+        return message
+
+    async def with_version(
+        self, uid: str | None, session_id: str, message_id: str
+    ) -> tuple[Message, str]:
+        """As `get`, with a version that shows whether it was changed since."""
+        check_session_id(session_id)
+        if not is_message_id(message_id):
+            raise MessageNotFound
+        owner, body = await self._client.calls(
+            ("HGET", self._keys.session(session_id, "m"), "uid"),
+            ("HGET", self._keys.session(session_id, "msg"), message_id),
+        )
+        check_owner(uid, owner)
+        if body is None:
+            raise MessageNotFound
+        return decode_body(body), hashlib.sha1(body, usedforsecurity=False).hexdigest()
+
+    async def each(
+        self, uid: str | None, session_id: str, *, whole_tree: bool
+    ) -> AsyncIterator[Message]:
+        """Every message in order of creation, or those on the way to the head, oldest first.
+
+        Raises `SessionNotFound` before the first one.
+        """
+        check_session_id(session_id)
+        values, entries = await self._client.calls(
+            ("HMGET", self._keys.session(session_id, "m"), "uid", "head"),
+            ("LRANGE", self._keys.session(session_id, "tree"), 0, -1),
+        )
+        check_owner(uid, values[0])
+        parents = parents_of(entries)
+        head = (values[1] or b"").decode() or None
+        ids = list(parents) if whole_tree else path_to(parents, head)
+        async for message, _ in self.bodies(session_id, ids):
+            yield message
+
+    async def token_ids(self, session_id: str, message_ids: Iterable[str]) -> dict[str, list[int]]:
+        """The ids kept by `Runs.finish` for those of the messages that have any."""
+        check_session_id(session_id)
+        ids = list(message_ids)
+        if not ids:
+            return {}
+        rows = await self._client.call("HMGET", self._keys.session(session_id, "ids"), *ids)
+        return {
+            message_id: decode_token_ids(row)
+            for message_id, row in zip(ids, rows, strict=True)
+            if row is not None
+        }
+
+    async def bodies(
+        self, session_id: str, ids: Sequence[str]
+    ) -> AsyncGenerator[tuple[Message, bytes | None]]:
+        """Messages with their kept token ids, a part at a time."""
+        keys = self._context.session_keys(session_id, "msg", "ids")
+        place = 0
+        while place < len(ids):
+            part = ids[place : place + PART_MESSAGES]
+            _, bodies, kept = await self._client.script("read_bodies", keys, (PART_BYTES, *part))
+            if b"" in bodies:
+                raise SessionNotFound  # it was deleted meanwhile
+            for body, token_ids in zip(bodies, kept, strict=True):
+                yield decode_body(body), token_ids or None
+            place += len(bodies)
+
+    async def ids_to(self, session_id: str, leaf: str) -> list[str]:
+        """The ids from the root to that message."""
+        tree = self._keys.session(session_id, "tree")
+        return path_to(parents_of(await self._client.call("LRANGE", tree, 0, -1)), leaf)
+
+    async def _renew(self, session_id: str) -> None:
+        """Reading is a use, too; it works also when nothing can be written."""
+        if self._context.idle_ms:
+            keys = self._context.session_keys(session_id, *SESSION_SUFFIXES)
+            with contextlib.suppress(StoreUnavailable):
+                await self._client.script("renew_session", keys, (self._context.idle_ms,))
