@@ -13,8 +13,7 @@ PACKAGES = ("server", "sessions", "engine", "csrc", "bench")
 MAX_FILES = 12  # beside `__init__.py`, which holds a docstring
 ROOMY = ("server", "sessions", "engine", "csrc", "bench", "static/js", "static/css", "tests")
 LIBRARIES = ("csrc/cpu", "csrc/cuda")  # their files include each other from here
-# A list that is searched, not read: one script a file, named verb_noun. Or what is kept, not code.
-FLAT = ("sessions/lua", "tests/upgrades/data-0.1.0", "bench/results")
+FLAT = ("tests/upgrades/data-0.1.0", "bench/results")  # what is kept, not code
 
 
 def in_circles(imports: dict[str, set[str]]) -> set[str]:

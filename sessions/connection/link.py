@@ -53,14 +53,14 @@ Connect = Callable[[], Awaitable[AbstractConnection]]
 
 
 class Scripts:
-    """The Lua scripts of `sessions/lua`, each with the prelude in front, and their digests."""
+    """The scripts of `sessions/lua` by their file's name, the prelude in front, and digests."""
 
     def __init__(self) -> None:
         folder = Path(__file__).resolve().parents[1] / "lua"
         prelude = (folder / "prelude.lua").read_text()
         self.sources = {
             path.stem: prelude + path.read_text()
-            for path in sorted(folder.glob("*.lua"))
+            for path in sorted(folder.rglob("*.lua"))
             if path.stem != "prelude"
         }
         self.digests = {

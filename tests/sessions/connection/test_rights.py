@@ -57,7 +57,7 @@ def test_no_command_that_walks_all_keys_or_blocks_is_named(path: Path) -> None:
 
 
 def test_no_script_calls_what_is_not_listed() -> None:
-    scripts = "".join(path.read_text() for path in (ROOT / "sessions" / "lua").glob("*.lua"))
+    scripts = "".join(path.read_text() for path in (ROOT / "sessions" / "lua").rglob("*.lua"))
     assert set(re.findall(r"redis\.p?call\('(\w+)'", scripts)) <= COMMANDS
 
 
