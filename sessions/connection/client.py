@@ -8,7 +8,7 @@ calls) and answers them in order.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
@@ -19,8 +19,9 @@ from redis.crc import key_slot
 from sessions.connection.address import RedisAddress
 from sessions.connection.cluster import Cluster, slot_of
 from sessions.connection.link import Argument as Argument
-from sessions.connection.link import Call, Link, Scripts
+from sessions.connection.link import Call, Link
 from sessions.connection.link import Command as Command
+from sessions.connection.scripts import Scripts, Value
 from sessions.connection.sentinel import connect_to_primary
 from sessions.model.errors import StoreUnavailable
 
@@ -95,9 +96,9 @@ class RedisClient:
         seconds, microseconds = await self.call("TIME")
         return int(seconds) * 1000 + int(microseconds) // 1000
 
-    async def script(self, name: str, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
-        """Run one of `lua/` and return its reply."""
-        return await self._enqueue(self.script_run(name, keys, arguments)).future
+    async def script(self, name: str, keys: Sequence[str], /, **arguments: Value) -> Any:
+        """Run one of `lua/` and return its reply; the script itself says what it takes."""
+        return await self._enqueue(self._script_run(name, keys, arguments)).future
 
     async def calls(self, *commands: Command | ScriptRun) -> list[Any]:
         """Send several commands together; raises the first error after all ended.
@@ -137,7 +138,7 @@ class RedisClient:
             for start in range(0, len(group), MAX_READS)
         ]
         answers = await self.calls(
-            *(self.script_run("read_each", batch, (name, *words)) for batch in batches)
+            *(self.script_run("read_each", batch, command=name, words=words) for batch in batches)
         )
         replies: dict[str, Any] = {}
         for batch, (_, answered) in zip(batches, answers, strict=True):
@@ -183,12 +184,16 @@ class RedisClient:
                 keys.append(key)
         return keys
 
-    def script_run(
-        self, name: str, keys: Sequence[str], arguments: Sequence[Argument]
-    ) -> ScriptRun:
+    def script_run(self, name: str, keys: Sequence[str], /, **arguments: Value) -> ScriptRun:
         """A script run, to stand among the commands of `calls`."""
-        digest = self._scripts.digests[name]
-        return ScriptRun(name, ("EVALSHA", digest, len(keys), *keys, *arguments))
+        return self._script_run(name, keys, arguments)
+
+    def _script_run(
+        self, name: str, keys: Sequence[str], arguments: Mapping[str, Value]
+    ) -> ScriptRun:
+        script = self._scripts[name]
+        packed = script.pack(arguments)
+        return ScriptRun(name, ("EVALSHA", script.digest, len(keys), *keys, *packed))
 
     def _by_slot(self, keys: Sequence[str]) -> list[list[str]]:
         """These keys as groups that one script may touch."""

@@ -21,7 +21,8 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from sessions.background import start
 from sessions.connection.address import Node, RedisAddress
-from sessions.connection.link import Argument, Call, Link, Scripts, translate
+from sessions.connection.link import Argument, Call, Link, translate
+from sessions.connection.scripts import Scripts
 from sessions.model.errors import StoreUnavailable
 
 logger = logging.getLogger("parley.sessions")

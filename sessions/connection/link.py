@@ -12,11 +12,9 @@ cross.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import hiredis
@@ -25,6 +23,8 @@ from redis.asyncio.connection import AbstractConnection
 
 from sessions.background import start
 from sessions.connection.deadlines import before_deadline
+from sessions.connection.scripts import Argument as Argument
+from sessions.connection.scripts import Scripts
 from sessions.model.errors import StoreUnavailable
 
 MAX_BATCH: Final = 512  # about 10 ms of Redis' time
@@ -47,26 +47,8 @@ _OUTAGE = re.compile(
 _READ_ONLY = re.compile(r"\bREADONLY\b")
 REDIRECTIONS: Final = (exceptions.AskError, exceptions.TryAgainError)  # MOVED is an ASK to redis-py
 
-Argument = str | bytes | int | float
 Command = Sequence[Argument]
 Connect = Callable[[], Awaitable[AbstractConnection]]
-
-
-class Scripts:
-    """The scripts of `sessions/lua` by their file's name, the prelude in front, and digests."""
-
-    def __init__(self) -> None:
-        folder = Path(__file__).resolve().parents[1] / "lua"
-        prelude = (folder / "prelude.lua").read_text()
-        self.sources = {
-            path.stem: prelude + path.read_text()
-            for path in sorted(folder.rglob("*.lua"))
-            if path.stem != "prelude"
-        }
-        self.digests = {
-            name: hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-            for name, source in self.sources.items()
-        }
 
 
 class Call:
@@ -207,11 +189,10 @@ class Link:
             return self._connection
         connection = await self._connect()
         try:
-            sources = self._scripts.sources.values()
-            loads = [("SCRIPT", "LOAD", source) for source in sources]
+            loads = [("SCRIPT", "LOAD", script.source) for script in self._scripts.values()]
             packed = connection.pack_commands(loads)
             await connection.send_packed_command(packed, check_health=False)
-            for _ in sources:
+            for _ in loads:
                 await connection.read_response()
         except BaseException:
             await connection.disconnect(nowait=True)
@@ -270,7 +251,7 @@ class Link:
 
     def _evaluate(self, call: Call) -> None:
         """Send a script run with its source, which also loads it: the cache was flushed."""
-        call.command = ("EVAL", self._scripts.sources[call.script], *call.command[2:])
+        call.command = ("EVAL", self._scripts[call.script].source, *call.command[2:])
         call.is_late = True
         self._waiting.appendleft(call)
         self._wake_sender()

@@ -78,7 +78,7 @@ async def missing_rights(client: RedisClient, key: str) -> list[str]:
     for words in TRIALS:
         calls.append(client.call(*(key if word == "K" else word for word in words)))
     replies = await asyncio.gather(
-        *calls, client.script("check_access", [key], ()), return_exceptions=True
+        *calls, client.script("check_access", [key]), return_exceptions=True
     )
     names = [*(str(words[0]) for words in TRIALS), "EVALSHA"]
     denied = {

@@ -61,7 +61,11 @@ class AuditLog:
         pairs = [part for pair in fields.items() for part in pair]
         call_id = secrets.token_urlsafe(9)
         await self._client.script(
-            "append_audit", [self._keys.audit], (call_id, MAX_ENTRIES, *pairs)
+            "append_audit",
+            [self._keys.audit],
+            call_id=call_id,
+            max_entries=MAX_ENTRIES,
+            fields=pairs,
         )
 
     async def page(self, limit: int = 50, cursor: str | None = None) -> AuditPage:

@@ -10,7 +10,7 @@ from sessions.connection.client import RedisClient
 from sessions.model.errors import SessionNotFound
 from sessions.model.ids import check_session_id
 from sessions.model.keys import Keys
-from sessions.store.context import LOG_LIMITS, PUBLISH
+from sessions.store.context import LOG_LIMITS
 
 
 class Evictions:
@@ -38,14 +38,11 @@ class Evictions:
         reply = await self._client.script(
             "evict_session",
             [self._keys.session(session_id, "m"), self._keys.session(session_id, "log")],
-            (
-                PUBLISH,
-                self._keys.session_channel(session_id),
-                secrets.token_urlsafe(6),
-                lock,
-                event,
-                *LOG_LIMITS,
-            ),
+            channel=self._keys.session_channel(session_id),
+            call_id=secrets.token_urlsafe(6),
+            lock=lock,
+            event=event,
+            **LOG_LIMITS,
         )
         if reply[0] != b"ok":
             raise SessionNotFound

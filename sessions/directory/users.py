@@ -114,7 +114,9 @@ class Users:
         if disabled is not None:
             pairs += ["disabled", "1" if disabled else ""]
         check_uid(uid)
-        reply = await self._client.script("update_user", [self._keys.user_record(uid)], pairs)
+        reply = await self._client.script(
+            "update_user", [self._keys.user_record(uid)], fields=pairs
+        )
         if reply[0] != b"ok":
             raise UserNotFound
         await self.announce({"type": "user_changed", "uid": uid})

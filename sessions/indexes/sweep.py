@@ -56,7 +56,7 @@ class IndexSweep:
         stale = await self._without_session(places)
         if stale:
             words = [word for updated_at, session_id in stale for word in (session_id, updated_at)]
-            await self._client.script("drop_entries", [index], words)
+            await self._client.script("drop_entries", [index], entries=words)
         if len(places) == STEP_ENTRIES:
             self._position = places[-1]
         else:

@@ -1,9 +1,12 @@
 -- Drops entries of an index, but for those that were written again meanwhile.
 -- KEYS index
--- ARGV 1 member 2 score, and so on
 -- ok
-for i = 1, #ARGV, 2 do
-  local score = redis.call('ZSCORE', KEYS[1], ARGV[i])
-  if score and tonumber(score) == tonumber(ARGV[i + 1]) then redis.call('ZREM', KEYS[1], ARGV[i]) end
+read_args({}, {
+  'entries', -- members and scores
+})
+for i = 1, #args.entries, 2 do
+  local member, expected = args.entries[i], args.entries[i + 1]
+  local score = redis.call('ZSCORE', KEYS[1], member)
+  if score and tonumber(score) == tonumber(expected) then redis.call('ZREM', KEYS[1], member) end
 end
 return {'ok'}

@@ -76,7 +76,9 @@ class Budgets:
             await self._client.script(
                 "charge_tokens",
                 [day, self._keys.user_charge(uid, response_id)],
-                (num_tokens, USED_TOKENS_MS, CHARGE_MS),
+                num_tokens=num_tokens,
+                day_ms=USED_TOKENS_MS,
+                mark_ms=CHARGE_MS,
             )
 
 

@@ -12,7 +12,7 @@ from sessions.model.quotas import Quotas
 
 PUBLISH: Final = "PUBLISH"  # SPUBLISH is for clusters of 7.0 and later
 
-LOG_LIMITS: Final = (SESSION_LOG_ENTRIES, SESSION_LOG_MS)
+LOG_LIMITS: Final = {"log_entries": SESSION_LOG_ENTRIES, "log_ms": SESSION_LOG_MS}
 # Every key that lives and goes with its session, `m` first.
 SESSION_SUFFIXES: Final = ("m", "msg", "tree", "ids", "runs", "q", "share")
 
@@ -40,7 +40,7 @@ class StoreContext:
         self.idle_ms = int(idle_seconds * 1000)
         most_ms = self.idle_ms or SESSION_LOG_MS
         self.keep_ms = min(int(keep_seconds * 1000), self.idle_ms or int(keep_seconds * 1000))
-        self.log_limits = (SESSION_LOG_ENTRIES, min(SESSION_LOG_MS, most_ms))
+        self.log_limits = {**LOG_LIMITS, "log_ms": min(SESSION_LOG_MS, most_ms)}
         self.idempotency_ms = int(idempotency_seconds * 1000)
 
     def session_keys(self, session_id: str, *suffixes: str) -> list[str]:
@@ -54,10 +54,6 @@ class StoreContext:
             self.keys.events(session_id, response_id),
             self.keys.token_ids(session_id, response_id),
         ]
-
-    def publish_to(self, session_id: str) -> tuple[str, str]:
-        """Where all that follow a session hear of it: the first two words of a publish."""
-        return PUBLISH, self.keys.session_channel(session_id)
 
     def read_session(self, session_id: str) -> Command:
         """The command whose reply `decode_session` takes."""

@@ -163,7 +163,9 @@ class Copies:
     async def _begin_copy(self, session_id: str, call_id: str) -> bool:
         """Remove what a call that was broken off may have left; False if the session is there."""
         keys = self._context.session_keys(session_id, *_PART_KEYS)
-        reply = await self._client.script("begin_copy", keys, (call_id, COPY_LEASE_MS))
+        reply = await self._client.script(
+            "begin_copy", keys, call_id=call_id, lease_ms=COPY_LEASE_MS
+        )
         if reply[0] == b"busy":
             raise StoreUnavailable("another call is making this copy")
         return bool(reply[0] == b"ok")
@@ -171,7 +173,7 @@ class Copies:
     async def _drop_copy(self, session_id: str, call_id: str) -> bool:
         """Remove what this call has written; False if another call is at it, or has done it."""
         keys = self._context.session_keys(session_id, *_PART_KEYS)
-        reply = await self._client.script("drop_copy", keys, (call_id,))
+        reply = await self._client.script("drop_copy", keys, call_id=call_id)
         return bool(reply[0] == b"ok")
 
     async def _write_parts(
@@ -203,15 +205,16 @@ class Copies:
         reply = await self._client.script(
             "write_part",
             self._context.session_keys(session_id, *_PART_KEYS),
-            (
-                call_id,
-                COPY_LEASE_MS,
-                PART_MS,
-                place,
-                len(kept),
-                *(argument for pair in kept for argument in pair),
-                *(a for s in part for a in (s.message.id, s.message.parent_id or "", s.body)),
-            ),
+            call_id=call_id,
+            lease_ms=COPY_LEASE_MS,
+            life_ms=PART_MS,
+            place=place,
+            kept=[argument for pair in kept for argument in pair],
+            messages=[
+                argument
+                for stored in part
+                for argument in (stored.message.id, stored.message.parent_id or "", stored.body)
+            ],
         )
         if reply[0] != b"ok":
             raise StoreUnavailable("another call has made this copy, or makes it")

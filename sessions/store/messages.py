@@ -130,7 +130,9 @@ class Messages:
         place = 0
         while place < len(ids):
             part = ids[place : place + PART_MESSAGES]
-            _, bodies, kept = await self._client.script("read_bodies", keys, (PART_BYTES, *part))
+            _, bodies, kept = await self._client.script(
+                "read_bodies", keys, max_bytes=PART_BYTES, message_ids=part
+            )
             if b"" in bodies:
                 raise SessionNotFound  # it was deleted meanwhile
             for body, token_ids in zip(bodies, kept, strict=True):
@@ -147,4 +149,4 @@ class Messages:
         if self._context.idle_ms:
             keys = self._context.session_keys(session_id, *SESSION_SUFFIXES)
             with contextlib.suppress(StoreUnavailable):
-                await self._client.script("renew_session", keys, (self._context.idle_ms,))
+                await self._client.script("renew_session", keys, idle_ms=self._context.idle_ms)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, Literal, NoReturn
 
 import orjson
 
-from sessions.connection.client import Argument
+from sessions.connection.scripts import Argument, Value
 from sessions.indexes.indexes import local_ms
 from sessions.model.arguments import check_idempotency_key, check_uid, owner_argument
 from sessions.model.codec import encode_body
@@ -98,29 +98,20 @@ class Responses:
                 session_id,
                 response_id,
                 idempotency_key,
-                (
-                    *self._context.publish_to(session_id),
-                    uid,
-                    response_id,
-                    body_hash,
-                    on_busy,
-                    owner,
-                    self._context.lease_ms,
-                    self._context.idempotency_ms,
-                    parent_id or "",
-                    "head" if follows_head else "given",
-                    *_message_arguments(user_message, parent_id),
-                    *_message_arguments(
-                        assistant_message, user_message.id if user_message else parent_id
-                    ),
-                    orjson.dumps(dict(created_event)),
-                    max_queued,
-                    *self._context.log_limits,
-                    continues or "",
-                    self._context.quotas.messages_per_session,
-                    self._context.quotas.bytes_per_session,
-                    *run_pairs,
+                uid=uid,
+                body_hash=body_hash,
+                on_busy=on_busy,
+                owner=owner,
+                parent_id=parent_id,
+                parent_is="head" if follows_head else "given",
+                **_message_arguments("user", user_message, parent_id),
+                **_message_arguments(
+                    "assistant", assistant_message, user_message.id if user_message else parent_id
                 ),
+                created_event=orjson.dumps(dict(created_event)),
+                max_queued=max_queued,
+                continues=continues,
+                fields=run_pairs,
             )
             if reply[0] != b"moved":
                 return await self._begun(uid, session_id, response_id, parent_id, reply)
@@ -143,7 +134,8 @@ class Responses:
                 self._keys.session(session_id, "m"),
                 self._keys.idempotency(session_id, idempotency_key),
             ],
-            (owner_argument(uid), int(ttl_seconds * 1000)),
+            uid=owner_argument(uid),
+            life_ms=int(ttl_seconds * 1000),
         )
         if reply[0] == b"not_found":
             raise SessionNotFound
@@ -186,7 +178,7 @@ class Responses:
         session_id: str,
         response_id: str,
         idempotency_key: str,
-        arguments: Sequence[Argument],
+        **arguments: Value,
     ) -> list[Any]:
         """Index the run, then begin it; a run that did not begin leaves the index again."""
         *_, reply = await self._client.calls_in_order(
@@ -200,7 +192,14 @@ class Responses:
                     self._keys.idempotency(session_id, idempotency_key),
                     *self._context.session_keys(session_id, "q", "runs", "tree", "ids", "share"),
                 ],
-                arguments,
+                channel=self._keys.session_channel(session_id),
+                response_id=response_id,
+                lease_ms=self._context.lease_ms,
+                idempotency_ms=self._context.idempotency_ms,
+                **self._context.log_limits,
+                max_messages=self._context.quotas.messages_per_session,
+                max_bytes=self._context.quotas.bytes_per_session,
+                **arguments,
             ),
         )
         if reply[0] not in (b"ok", b"moved"):
@@ -245,12 +244,18 @@ class Responses:
         return QuotaExceeded("messages in a session", self._context.quotas.messages_per_session)
 
 
-def _message_arguments(message: Message | None, parent_id: str | None) -> tuple[Argument, ...]:
+def _message_arguments(
+    role: str, message: Message | None, parent_id: str | None
+) -> dict[str, Argument | None]:
     """Id, stored body and event JSON of a message under that parent; empty without one."""
     if message is None:
-        return "", "", ""
+        return dict.fromkeys((f"{role}_id", f"{role}_body", f"{role}_json"))
     placed = message.with_parent(parent_id)
-    return placed.id, encode_body(placed), orjson.dumps(placed.event_wire())
+    return {
+        f"{role}_id": placed.id,
+        f"{role}_body": encode_body(placed),
+        f"{role}_json": orjson.dumps(placed.event_wire()),
+    }
 
 
 def _raise_begin_error(word: str, detail: str) -> NoReturn:

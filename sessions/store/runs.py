@@ -33,7 +33,7 @@ from sessions.model.ids import is_response_id, session_of
 from sessions.model.records import LIVE_STATUSES, Message, RunRecord
 from sessions.model.replies import AppendReply, CancelRequested, Finished, Reaped
 from sessions.store.budgets import Budgets
-from sessions.store.context import StoreContext
+from sessions.store.context import PUBLISH, StoreContext
 
 
 class Runs:
@@ -76,23 +76,19 @@ class Runs:
             raise RunGone
         session_id = session_of(response_id)
         lease_ms = self._context.lease_ms if lease_seconds is None else int(lease_seconds * 1000)
-        pairs = field_arguments({}, fields)
         reply = await self._client.script(
             "append",
             self._context.run_keys(session_id, response_id),
-            (
-                *self._context.publish_to(session_id),
-                response_id,
-                fence,
-                first,
-                lease_ms,
-                status,
-                encode_token_ids(token_ids),
-                "" if text_length is None else text_length,
-                len(pairs),
-                *pairs,
-                *map(encode_event, events),
-            ),
+            channel=self._keys.session_channel(session_id),
+            response_id=response_id,
+            fence=fence,
+            first=first,
+            lease_ms=lease_ms,
+            status=status,
+            token_ids=encode_token_ids(token_ids),
+            text_length=text_length,
+            fields=field_arguments({}, fields),
+            entries=[encode_event(event) for event in events],
         )
         if reply[0] == b"ok":
             return AppendReply(cancel=reply[1] == 1, lease_until=reply[2])
@@ -120,7 +116,10 @@ class Runs:
         reply = await self._client.script(
             "request_cancel",
             [self._keys.run(session_of(response_id), response_id)],
-            (owner_argument(uid), by, reason, "" if seen is None else seen),
+            uid=owner_argument(uid),
+            by=by,
+            reason=reason,
+            seen=seen,
         )
         if reply[0] == b"not_found":
             raise ResponseNotFound
@@ -176,7 +175,6 @@ class Runs:
         session_id = session_of(response_id)
         if updated_event is None:
             updated_event = {"type": "message.updated", "message": message.event_wire()}
-        pairs = field_arguments({}, fields)
         reply = await self._client.script(
             "finish_response",
             [
@@ -184,31 +182,30 @@ class Runs:
                 *self._context.run_keys(session_id, response_id),
                 *self._context.session_keys(session_id, "q", "runs", "ids", "tree", "share"),
             ],
-            (
-                *self._context.publish_to(session_id),
-                response_id,
-                fence,
-                first,
-                status,
-                reason,
-                engine,
-                message.id,
-                encode_body(message),
-                text_length,
-                input_tokens,
-                output_tokens,
-                self._context.keep_ms,
-                "" if token_ids_to_keep is None else encode_token_ids(token_ids_to_keep),
-                orjson.dumps(dict(updated_event)),
-                encode_token_ids(token_ids),
-                *self._context.log_limits,
-                self._context.idle_ms,
-                "" if seen is None else seen,
-                "" if published_end is None else encode_event(published_end),
-                len(pairs),
-                *pairs,
-                *map(encode_event, events),
-            ),
+            channel=self._keys.session_channel(session_id),
+            response_id=response_id,
+            fence=fence,
+            first=first,
+            status=status,
+            reason=reason,
+            engine=engine,
+            message_id=message.id,
+            body=encode_body(message),
+            text_length=text_length,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            keep_ms=self._context.keep_ms,
+            updated_event=orjson.dumps(dict(updated_event)),
+            token_ids=encode_token_ids(token_ids),
+            token_ids_to_keep=None
+            if token_ids_to_keep is None
+            else encode_token_ids(token_ids_to_keep),
+            **self._context.log_limits,
+            idle_ms=self._context.idle_ms,
+            seen=seen,
+            published_end=None if published_end is None else encode_event(published_end),
+            fields=field_arguments({}, fields),
+            entries=[encode_event(event) for event in events],
         )
         if reply[0] != b"ok":
             _raise_run_error(reply)
@@ -242,7 +239,10 @@ class Runs:
         reply = await self._client.script(
             "reap",
             self._context.run_keys(session_of(response_id), response_id)[:2],
-            (new_owner, self._context.lease_ms, exited_owner or "", secrets.token_urlsafe(6)),
+            new_owner=new_owner,
+            lease_ms=self._context.lease_ms,
+            exited_owner=exited_owner,
+            call_id=secrets.token_urlsafe(6),
         )
         if reply[0] == b"ok":
             await self._indexes.settle([self._indexes.run(response_id, reply[7])])
@@ -319,7 +319,8 @@ class Runs:
         """Tell those who watch of entries that are stored nowhere: the end of a deleted one."""
         head = f"r {response_id} {fence} {first} {first + len(events) - 1}".encode()
         payload = b"\n".join([head, *map(encode_event, events)])
-        await self._client.call(*self._context.publish_to(session_of(response_id)), payload)
+        channel = self._keys.session_channel(session_of(response_id))
+        await self._client.call(PUBLISH, channel, payload)
 
 
 def field_arguments(

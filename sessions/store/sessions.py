@@ -26,7 +26,7 @@ from sessions.model.ids import check_session_id, derived_session_id, is_message_
 from sessions.model.keys import TOMBSTONE_MS
 from sessions.model.records import Session
 from sessions.model.replies import CreatedSession, DeletedSession
-from sessions.store.context import SESSION_SUFFIXES, StoreContext
+from sessions.store.context import PUBLISH, SESSION_SUFFIXES, StoreContext
 from sessions.store.session_lists import SessionLists
 
 
@@ -69,22 +69,23 @@ class Sessions:
     ) -> CreatedSession:
         """The session with these fields; `copy`: by whom how many messages were written before."""
         await self.reserve(uid, session_id)
-        event = orjson.dumps({"type": "session.created"})
-        keys = ("m", "log", "x", *SESSION_SUFFIXES[1:], "copy")
-        arguments = (
-            *self._context.publish_to(session_id),
-            uid,
-            secrets.token_urlsafe(6),
-            event,
-            *self._context.log_limits,
-            self._context.idle_ms,
-            *(copy or ("", "")),
-            *pairs,
-        )
+        writer, num_messages = copy or (None, None)
         replies = await self._client.calls_in_order(
             *self._indexes.session(uid, session_id, local_ms()),
             self._client.script_run(
-                "create_session", self._context.session_keys(session_id, *keys), arguments
+                "create_session",
+                self._context.session_keys(
+                    session_id, "m", "log", "x", *SESSION_SUFFIXES[1:], "copy"
+                ),
+                channel=self._keys.session_channel(session_id),
+                uid=uid,
+                epoch=secrets.token_urlsafe(6),
+                event=orjson.dumps({"type": "session.created"}),
+                **self._context.log_limits,
+                idle_ms=self._context.idle_ms,
+                writer=writer,
+                num_messages=num_messages,
+                fields=pairs,
             ),
             self._context.read_session(session_id),
         )
@@ -126,7 +127,9 @@ class Sessions:
             reply = await self._client.script(
                 "reserve_session",
                 [self._keys.user_sessions(uid)],
-                (session_id, local_ms(), most),
+                session_id=session_id,
+                updated_at=local_ms(),
+                max_sessions=most,
             )
             if reply[0] == b"ok":
                 return
@@ -140,7 +143,8 @@ class Sessions:
         reply = await self._client.script(
             "read_session",
             self._context.session_keys(session_id, "m"),
-            (owner_argument(uid), *SESSION_FIELDS),
+            uid=owner_argument(uid),
+            fields=SESSION_FIELDS,
         )
         session = decode_session(session_id, reply[1]) if reply[0] == b"ok" else None
         if session is None:
@@ -175,17 +179,15 @@ class Sessions:
                 self._context.session_keys(
                     session_id, "m", "log", "msg", "tree", "ids", "runs", "q", "share"
                 ),
-                (
-                    *self._context.publish_to(session_id),
-                    owner_argument(uid),
-                    "" if if_revision is None else if_revision,
-                    secrets.token_urlsafe(6),
-                    orjson.dumps({"by": by, "changed": changed}),
-                    head or "",
-                    *self._context.log_limits,
-                    self._context.idle_ms,
-                    *_pairs(changed),
-                ),
+                channel=self._keys.session_channel(session_id),
+                uid=owner_argument(uid),
+                if_revision=if_revision,
+                call_id=secrets.token_urlsafe(6),
+                event=orjson.dumps({"by": by, "changed": changed}),
+                head=head,
+                **self._context.log_limits,
+                idle_ms=self._context.idle_ms,
+                fields=_pairs(changed),
             ),
             self._context.read_session(session_id),
         )
@@ -220,17 +222,15 @@ class Sessions:
         reply = await self._client.script(
             "delete_session",
             self._context.session_keys(
-                session_id, "m", "msg", "log", "q", "x", "runs", "tree", "ids", "share"
+                session_id, "m", "x", "runs", "msg", "log", "q", "tree", "ids", "share", "v"
             ),
-            (
-                *self._context.publish_to(session_id),
-                owner_argument(uid),
-                secrets.token_urlsafe(6),
-                orjson.dumps(event),
-                self._keys.session_base(session_id),
-                TOMBSTONE_MS,
-                "" if if_revision is None else if_revision,
-            ),
+            channel=self._keys.session_channel(session_id),
+            uid=owner_argument(uid),
+            call_id=secrets.token_urlsafe(6),
+            event=orjson.dumps(event),
+            base=self._keys.session_base(session_id),
+            tombstone_ms=TOMBSTONE_MS,
+            if_revision=if_revision,
         )
         if reply[0] == b"conflict":
             raise RevisionConflict(reply[1])
@@ -266,7 +266,9 @@ class Sessions:
         reply = await self._client.script(
             "renew_epoch",
             self._context.session_keys(session_id, "m"),
-            (*self._context.publish_to(session_id), epoch, secrets.token_urlsafe(6)),
+            channel=self._keys.session_channel(session_id),
+            old_epoch=epoch,
+            new_epoch=secrets.token_urlsafe(6),
         )
         if reply[0] != b"ok":
             raise SessionNotFound
@@ -299,7 +301,8 @@ class Sessions:
     async def publish(self, session_id: str, frame: Mapping[str, Any]) -> None:
         """Send something to all that follow the session. It is not stored."""
         check_session_id(session_id)
-        await self._client.call(*self._context.publish_to(session_id), orjson.dumps(dict(frame)))
+        channel = self._keys.session_channel(session_id)
+        await self._client.call(PUBLISH, channel, orjson.dumps(dict(frame)))
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -75,14 +75,12 @@ class Shares:
         reply = await self._client.script(
             "share_session",
             self._context.session_keys(session_id, *SESSION_SUFFIXES),
-            (
-                uid,
-                _new_share_id(session_id),
-                title,
-                shared_at,
-                snapshot,
-                self._context.idle_ms,
-            ),
+            uid=uid,
+            new_id=_new_share_id(session_id),
+            title=title,
+            shared_at=shared_at,
+            snapshot=snapshot,
+            idle_ms=self._context.idle_ms,
         )
         if reply[0] != b"ok":
             raise SessionNotFound
@@ -93,7 +91,7 @@ class Shares:
         check_uid(uid)
         check_session_id(session_id)
         reply = await self._client.script(
-            "unshare_session", self._context.session_keys(session_id, "m", "share"), (uid,)
+            "unshare_session", self._context.session_keys(session_id, "m", "share"), uid=uid
         )
         if reply[0] == b"not_shared":
             raise ShareNotFound

@@ -25,21 +25,25 @@ class Slots:
 
         A slot that is not renewed is free again after half a minute. A repeat changes nothing.
         """
-        return await self._slot(uid, response_id, str(limit))
+        return await self._slot(uid, response_id, limit)
 
     async def renew(self, uid: str, response_id: str) -> None:
         """Keep the slot of an answer that still runs, or take it whatever the limit."""
-        await self._slot(uid, response_id, "")
+        await self._slot(uid, response_id, None)
 
     async def free(self, uid: str, response_id: str) -> None:
         """The answer has ended."""
         check_uid(uid)
         await self._client.call("ZREM", self._keys.user_slots(uid), response_id)
 
-    async def _slot(self, uid: str, response_id: str, limit: str) -> int:
+    async def _slot(self, uid: str, response_id: str, limit: int | None) -> int:
         check_uid(uid)
         reply = await self._client.script(
-            "take_slot", [self._keys.user_slots(uid)], (response_id, limit, SLOT_MS)
+            "take_slot",
+            [self._keys.user_slots(uid)],
+            response_id=response_id,
+            limit=limit,
+            life_ms=SLOT_MS,
         )
         if reply[0] == b"full":
             raise NoSlot(reply[1])

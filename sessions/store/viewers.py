@@ -31,15 +31,13 @@ class Viewers:
         check_session_id(session_id)
         reply = await self._client.script(
             "set_viewers",
-            self._context.session_keys(session_id, *SESSION_SUFFIXES, "v"),
-            (
-                *self._context.publish_to(session_id),
-                session_id,
-                replica,
-                count,
-                VIEWERS_MS,
-                self._context.idle_ms,
-            ),
+            self._context.session_keys(session_id, "v", *SESSION_SUFFIXES),
+            channel=self._keys.session_channel(session_id),
+            session_id=session_id,
+            replica=replica,
+            count=count,
+            life_ms=VIEWERS_MS,
+            idle_ms=self._context.idle_ms,
         )
         return int(reply[1])
 

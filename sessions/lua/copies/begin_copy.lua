@@ -1,11 +1,12 @@
 -- Lets one call at a time write the parts of a session that does not exist yet, and removes what another one has left.
 -- KEYS m msg tree ids copy
--- ARGV 1 call_id 2 lease_ms
 -- ok | busy (another call is at it) | exists
-if redis.call('EXISTS', KEYS[1]) == 1 then return {'exists'} end
-local writer = redis.call('GET', KEYS[5])
-if writer == ARGV[1] then return {'ok'} end -- the first reply was lost
+read_args({'call_id', 'lease_ms'})
+local m, msg, tree, ids, copy = unpack(KEYS)
+if redis.call('EXISTS', m) == 1 then return {'exists'} end
+local writer = redis.call('GET', copy)
+if writer == args.call_id then return {'ok'} end -- the first reply was lost
 if writer then return {'busy'} end
-redis.call('UNLINK', KEYS[2], KEYS[3], KEYS[4])
-redis.call('SET', KEYS[5], ARGV[1], 'PX', ARGV[2])
+redis.call('UNLINK', msg, tree, ids)
+redis.call('SET', copy, args.call_id, 'PX', args.lease_ms)
 return {'ok'}

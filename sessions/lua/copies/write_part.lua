@@ -1,16 +1,22 @@
 -- Writes messages of a session that does not exist yet; its parts go by themselves if it never does.
 -- KEYS m msg tree ids copy
--- ARGV 1 call_id 2 lease_ms 3 life_ms 4 place of the first in the tree, from 0 5 number of token id pairs
---      6.. message id and token ids, then id, parent and body of each message
 -- ok | lost (the call was silent for too long, or the session exists)
-if redis.call('EXISTS', KEYS[1]) == 1 or redis.call('GET', KEYS[5]) ~= ARGV[1] then return {'lost'} end
-local start = 6 + 2 * ARGV[5]
-for place = 6, start - 1, 2 do redis.call('HSET', KEYS[4], ARGV[place], ARGV[place + 1]) end
-local is_new = redis.call('LLEN', KEYS[3]) == tonumber(ARGV[4]) -- or the first reply was lost
-for place = start, #ARGV, 3 do
-  redis.call('HSET', KEYS[2], ARGV[place], ARGV[place + 2])
-  if is_new then redis.call('RPUSH', KEYS[3], ARGV[place] .. ' ' .. ARGV[place + 1]) end
+read_args({
+  'call_id', 'lease_ms', 'life_ms',
+  'place', -- of the first message in the tree, from 0
+}, {
+  'kept', -- message ids and token ids
+  'messages', -- id, parent and body of each
+})
+local m, msg, tree, ids, copy = unpack(KEYS)
+if redis.call('EXISTS', m) == 1 or redis.call('GET', copy) ~= args.call_id then return {'lost'} end
+for i = 1, #args.kept, 2 do redis.call('HSET', ids, args.kept[i], args.kept[i + 1]) end
+local is_new = redis.call('LLEN', tree) == tonumber(args.place) -- or the first reply was lost
+for i = 1, #args.messages, 3 do
+  local id, parent, body = unpack(args.messages, i, i + 2)
+  redis.call('HSET', msg, id, body)
+  if is_new then redis.call('RPUSH', tree, id .. ' ' .. parent) end
 end
-for place = 2, 4 do redis.call('PEXPIRE', KEYS[place], ARGV[3]) end
-redis.call('PEXPIRE', KEYS[5], ARGV[2])
+for _, key in ipairs({msg, tree, ids}) do redis.call('PEXPIRE', key, args.life_ms) end
+redis.call('PEXPIRE', copy, args.lease_ms)
 return {'ok'}

@@ -1,9 +1,11 @@
 -- Adds an entry to the audit log, once.
 -- KEYS adm:audit
--- ARGV 1 call_id 2 max_entries 3.. field pairs
 -- ok
+read_args({'call_id', 'max_entries'}, {
+  'fields', -- names and values
+})
 for _, entry in ipairs(redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 64)) do
-  if entry[2][2] == ARGV[1] then return {'ok'} end -- stored before, the reply was lost
+  if entry[2][2] == args.call_id then return {'ok'} end -- stored before, the reply was lost
 end
-redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[2], '*', 'call', ARGV[1], unpack(ARGV, 3))
+redis.call('XADD', KEYS[1], 'MAXLEN', '~', args.max_entries, '*', 'call', args.call_id, unpack(args.fields))
 return {'ok'}

@@ -1,7 +1,9 @@
 -- Changes fields of a user that exists; one that was deleted is not re-created.
 -- KEYS u:{uid}:p
--- ARGV field pairs
 -- ok | not_found
+read_args({}, {
+  'fields', -- names and values
+})
 if redis.call('EXISTS', KEYS[1]) == 0 then return {'not_found'} end
-if #ARGV > 0 then redis.call('HSET', KEYS[1], unpack(ARGV)) end
+if #args.fields > 0 then redis.call('HSET', KEYS[1], unpack(args.fields)) end
 return {'ok'}

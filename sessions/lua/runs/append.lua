@@ -1,44 +1,48 @@
 -- Stores and publishes entries of a run under its fence and renews the lease: the proof that nothing is stored
 -- after an end or by an old owner. With no entries it only renews and sets fields.
 -- KEYS r e tok
--- ARGV 1 pub 2 live 3 rid 4 fence 5 first 6 lease_ms 7 new status or '' 8 token bytes 9 text_length or ''
---      10 number of field arguments 11.. field pairs, then entries
 -- ok cancel lease_until | lost fence owner | ended status reason sequence_number engine text_length fence
 -- gap sequence_number cancel lease_until num_tokens | gone
-local r = redis.call('HMGET', KEYS[1], 'fence', 'status', 'sequence_number', 'cancel', 'owner', 'reason', 'engine',
-  'text_length', 'lease_until', 'num_tokens')
-if not r[1] then return {'gone'} end
-if r[1] ~= ARGV[4] then return {'lost', tonumber(r[1]), r[5]} end
-if not is_live(r[2]) then
-  return {'ended', r[2], r[6], tonumber(r[3]), r[7], tonumber(r[8]), tonumber(r[1])}
-end
-local num_fields = tonumber(ARGV[10])
-local first, start = tonumber(ARGV[5]), 11 + num_fields
-local count = #ARGV - start + 1
-if count > 0 and first ~= r[3] + 1 then
-  return {'gap', tonumber(r[3]), tonumber(r[4]), tonumber(r[9]), tonumber(r[10])}
+read_args({
+  'channel', 'response_id', 'fence',
+  'first', -- the number of the first entry
+  'lease_ms',
+  'status', -- the new one, or ''
+  'token_ids', -- bytes
+  'text_length', -- or ''
+}, {
+  'fields', -- names and values
+  'entries',
+})
+local r, e, tok = unpack(KEYS)
+local fence, status, sequence_number, cancel, num_tokens, text_length = unpack(redis.call('HMGET', r, 'fence', 'status',
+  'sequence_number', 'cancel', 'num_tokens', 'text_length'))
+if not fence then return {'gone'} end
+if fence ~= args.fence then return {'lost', tonumber(fence), redis.call('HGET', r, 'owner')} end
+if not is_live(status) then return ended(r) end
+local entries, count = args.entries, #args.entries
+local last = sequence_number + count
+if count > 0 and tonumber(args.first) ~= sequence_number + 1 then
+  local lease_until = tonumber(redis.call('HGET', r, 'lease_until'))
+  return {'gap', tonumber(sequence_number), tonumber(cancel), lease_until, tonumber(num_tokens)}
 end
 
 local now = now_ms()
-local lease_until = now + ARGV[6]
+local lease_until = now + args.lease_ms
 for i = 1, count do
-  redis.call('XADD', KEYS[2], (first + i - 1) .. '-0', 'd', ARGV[start + i - 1])
+  redis.call('XADD', e, (sequence_number + i) .. '-0', 'd', entries[i])
 end
-redis.call('HSET', KEYS[1], 'lease_until', lease_until)
-if num_fields > 0 then redis.call('HSET', KEYS[1], unpack(ARGV, 11, 10 + num_fields)) end
-if ARGV[7] ~= '' then
-  redis.call('HSET', KEYS[1], 'status', ARGV[7])
-  if r[2] == 'queued' and ARGV[7] == 'in_progress' then redis.call('HSET', KEYS[1], 'started_at', now) end
+if args.token_ids ~= '' then
+  redis.call('APPEND', tok, args.token_ids)
+  if num_tokens == '0' then redis.call('HSET', r, 'first_token_at', now) end
+  num_tokens = num_tokens + #args.token_ids / 4
 end
-if ARGV[9] ~= '' then redis.call('HSET', KEYS[1], 'text_length', ARGV[9]) end
-if ARGV[8] ~= '' then
-  redis.call('APPEND', KEYS[3], ARGV[8])
-  redis.call('HINCRBY', KEYS[1], 'num_tokens', #ARGV[8] / 4)
-  if r[10] == '0' then redis.call('HSET', KEYS[1], 'first_token_at', now) end
-end
+if status == 'queued' and args.status == 'in_progress' then redis.call('HSET', r, 'started_at', now) end
+if args.status ~= '' then status = args.status end
+if args.text_length ~= '' then text_length = args.text_length end
+redis.call('HSET', r, 'lease_until', lease_until, 'sequence_number', last, 'status', status, 'num_tokens', num_tokens,
+  'text_length', text_length, unpack(args.fields))
 if count > 0 then
-  local last = first + count - 1
-  redis.call('HSET', KEYS[1], 'sequence_number', last)
-  publish_response(ARGV[3], ARGV[4], first, last, table.concat(ARGV, '\n', start))
+  publish_response(args.response_id, args.fence, sequence_number + 1, last, table.concat(entries, '\n'))
 end
-return {'ok', tonumber(r[4]), lease_until}
+return {'ok', tonumber(cancel), lease_until}

@@ -1,90 +1,107 @@
 -- Begins a response once for each idempotency key: messages, run, first log entry, session events, key, publishes.
 -- KEYS m msg log r e i q runs tree ids share
--- ARGV 1 pub 2 live 3 uid 4 rid 5 body_hash 6 on_busy 7 owner 8 lease_ms 9 key_ms 10 parent ('' = root)
---      11 `head` (parent is a guess at the session's head) or `given` 12 user message id or '' 13 its body
---      14 its JSON in events 15 assistant message id 16 its body 17 its JSON in events 18 response.created
---      19 max_queued 20 log_entries 21 log_ms 22 SHA-1 of the body that the assistant message has, '' = it is new
---      23 most messages of a session 24 most bytes of them (0 = any) 25.. run field pairs
 -- ok|replayed rid fence wait offset epoch now cancel title_empty lease_until
 -- key_reused rid | busy rid | queue_full rid | locked reason | moved head | changed | quota messages/bytes
 -- parent_not_found | not_found
-local m = redis.call('HMGET', KEYS[1], 'uid', 'locked', 'active_response_id', 'epoch', 'head', 'title', 'offset',
-  'message_count', 'bytes')
-if not m[1] or m[1] ~= ARGV[3] then return {'not_found'} end
-local title_empty = m[6] == '' and 1 or 0
+read_args({
+  'channel', 'uid', 'response_id', 'body_hash', 'on_busy', 'owner', 'lease_ms', 'idempotency_ms',
+  'parent_id', -- '' = the root
+  'parent_is', -- `given`, or `head`: a guess at the session's head
+  'user_id', 'user_body', 'user_json', -- of the user message, or '' thrice; the JSON is for its event
+  'assistant_id', 'assistant_body', 'assistant_json',
+  'created_event', 'max_queued', 'log_entries', 'log_ms',
+  'continues', -- SHA-1 of the body that the assistant message has; '' = it is new
+  'max_messages', 'max_bytes', -- of a session; 0 = any number
+}, {
+  'fields', -- names and values
+})
+local m, msg, log, r, e, i, q, runs, tree, ids, share = unpack(KEYS)
+local rid = args.response_id
+local uid, locked, active, epoch, head, title, newest, message_count, bytes = unpack(redis.call('HMGET', m, 'uid',
+  'locked', 'active_response_id', 'epoch', 'head', 'title', 'offset', 'message_count', 'bytes'))
+if not uid or uid ~= args.uid then return {'not_found'} end
+local title_empty = title == '' and 1 or 0
 
 local early = false
-local known = redis.call('GET', KEYS[6])
+local known = redis.call('GET', i)
 if known == 'cancelled' then
   early = true
 elseif known then
-  local rid, hash = string.match(known, '^(%S+) (%S*)$')
-  if hash ~= ARGV[5] then return {'key_reused', rid} end
-  local word = rid == ARGV[4] and 'ok' or 'replayed' -- our own id: the first reply was lost
-  local run = string.sub(KEYS[4], 1, -string.len(ARGV[4]) - 1) .. rid
-  local r = redis.call('HMGET', run, 'fence', 'cancel', 'lease_until')
+  local known_rid, hash = string.match(known, '^(%S+) (%S*)$')
+  if hash ~= args.body_hash then return {'key_reused', known_rid} end
+  local word = known_rid == rid and 'ok' or 'replayed' -- our own id: the first reply was lost
+  local run = string.sub(r, 1, -string.len(rid) - 1) .. known_rid
+  local fence, cancel, lease_until = unpack(redis.call('HMGET', run, 'fence', 'cancel', 'lease_until'))
   local wait = 0
-  for place, waiting in ipairs(redis.call('LRANGE', KEYS[7], 0, -1)) do
-    if waiting == rid then wait = place end
+  for place, waiting in ipairs(redis.call('LRANGE', q, 0, -1)) do
+    if waiting == known_rid then wait = place end
   end
-  return {word, rid, tonumber(r[1] or 0), wait, tonumber(m[7]), m[4], now_ms(), tonumber(r[2] or 0), title_empty,
-    tonumber(r[3] or 0)}
+  return {word, known_rid, tonumber(fence or 0), wait, tonumber(newest), epoch, now_ms(), tonumber(cancel or 0),
+    title_empty, tonumber(lease_until or 0)}
 end
 
-if m[2] ~= '' then return {'locked', m[2]} end
-local given = ARGV[11] == 'given'
-if given and ARGV[10] ~= '' and redis.call('HEXISTS', KEYS[2], ARGV[10]) == 0 then return {'parent_not_found'} end
-local num_new = (ARGV[12] ~= '' and 1 or 0) + (ARGV[22] == '' and 1 or 0)
-if ARGV[23] ~= '0' and m[8] + num_new > tonumber(ARGV[23]) then return {'quota', 'messages'} end
-if ARGV[24] ~= '0' and (m[9] or 0) + size_of(ARGV[13]) > tonumber(ARGV[24]) then return {'quota', 'bytes'} end
-local busy = m[3] ~= ''
-if busy then
-  if ARGV[6] ~= 'queue' then return {'busy', m[3]} end
-  if redis.call('LLEN', KEYS[7]) >= tonumber(ARGV[19]) then return {'queue_full', m[3]} end
+if locked ~= '' then return {'locked', locked} end
+local given = args.parent_is == 'given'
+if given and args.parent_id ~= '' and redis.call('HEXISTS', msg, args.parent_id) == 0 then
+  return {'parent_not_found'}
 end
-if ARGV[22] ~= '' and redis.sha1hex(redis.call('HGET', KEYS[2], ARGV[15]) or '') ~= ARGV[22] then return {'changed'} end
-if not given and m[5] ~= ARGV[10] then return {'moved', m[5]} end
+local num_new = (args.user_id ~= '' and 1 or 0) + (args.continues == '' and 1 or 0)
+if args.max_messages ~= '0' and message_count + num_new > tonumber(args.max_messages) then
+  return {'quota', 'messages'}
+end
+if args.max_bytes ~= '0' and (bytes or 0) + size_of(args.user_body) > tonumber(args.max_bytes) then
+  return {'quota', 'bytes'}
+end
+local busy = active ~= ''
+if busy then
+  if args.on_busy ~= 'queue' then return {'busy', active} end
+  if redis.call('LLEN', q) >= tonumber(args.max_queued) then return {'queue_full', active} end
+end
+if args.continues ~= '' and redis.sha1hex(redis.call('HGET', msg, args.assistant_id) or '') ~= args.continues then
+  return {'changed'}
+end
+if not given and head ~= args.parent_id then return {'moved', head} end
 
 local now = now_ms()
-local lease_until = now + ARGV[8]
+local lease_until = now + args.lease_ms
 local wait = 0
 if busy then
-  wait = redis.call('RPUSH', KEYS[7], ARGV[4])
+  wait = redis.call('RPUSH', q, rid)
 else
-  redis.call('HSET', KEYS[1], 'active_response_id', ARGV[4])
+  redis.call('HSET', m, 'active_response_id', rid)
 end
-redis.call('HSET', KEYS[4], 'uid', ARGV[3], 'status', 'queued', 'fence', 1, 'owner', ARGV[7], 'sequence_number', 1,
-  'lease_until', lease_until, 'cancel', 0, 'message_id', ARGV[15], 'created_at', now, 'num_tokens', 0,
-  unpack(ARGV, 25))
+redis.call('HSET', r, 'uid', uid, 'status', 'queued', 'fence', 1, 'owner', args.owner, 'sequence_number', 1,
+  'lease_until', lease_until, 'cancel', 0, 'message_id', args.assistant_id, 'created_at', now, 'num_tokens', 0,
+  unpack(args.fields))
 if early then
-  redis.call('HSET', KEYS[4], 'cancel', 1, 'cancel_by', 'user', 'cancel_reason', 'client_cancelled', 'cancel_at', now)
+  redis.call('HSET', r, 'cancel', 1, 'cancel_by', 'user', 'cancel_reason', 'client_cancelled', 'cancel_at', now)
 end
 
 local offset = 0
 local lines = {}
 local function put(id, parent, body, json)
   local verb = 'updated'
-  if put_message(KEYS[1], KEYS[2], id, body) then
+  if put_message(m, msg, id, body) then
     verb = 'created'
-    redis.call('HINCRBY', KEYS[1], 'message_count', 1)
-    redis.call('RPUSH', KEYS[9], id .. ' ' .. parent)
+    redis.call('HINCRBY', m, 'message_count', 1)
+    redis.call('RPUSH', tree, id .. ' ' .. parent)
   end
   local event = '{"type":"message.' .. verb .. '","message":' .. json .. '}'
-  offset = log_event(KEYS[1], KEYS[3], event, ARGV[20], ARGV[21])
+  offset = log_event(m, log, event, args.log_entries, args.log_ms)
   table.insert(lines, event)
 end
-local parent = ARGV[10]
-if ARGV[12] ~= '' then
-  put(ARGV[12], parent, ARGV[13], ARGV[14])
-  parent = ARGV[12]
+local parent = args.parent_id
+if args.user_id ~= '' then
+  put(args.user_id, parent, args.user_body, args.user_json)
+  parent = args.user_id
 end
-put(ARGV[15], parent, ARGV[16], ARGV[17])
-redis.call('HSET', KEYS[1], 'head', ARGV[15], 'updated_at', now)
-redis.call('HSET', KEYS[4], 'parent_id', parent)
-redis.call('ZADD', KEYS[8], '+inf', ARGV[4])
-hold({KEYS[1], KEYS[2], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]})
-redis.call('XADD', KEYS[5], '1-0', 'd', ARGV[18])
-redis.call('SET', KEYS[6], ARGV[4] .. ' ' .. ARGV[5], 'PX', ARGV[9])
-publish_session(m[4], offset, table.concat(lines, '\n'))
-publish_response(ARGV[4], 1, 1, 1, ARGV[18])
-return {'ok', ARGV[4], 1, wait, offset, m[4], now, early and 1 or 0, title_empty, lease_until}
+put(args.assistant_id, parent, args.assistant_body, args.assistant_json)
+redis.call('HSET', m, 'head', args.assistant_id, 'updated_at', now)
+redis.call('HSET', r, 'parent_id', parent)
+redis.call('ZADD', runs, '+inf', rid)
+hold({m, msg, q, runs, tree, ids, share})
+redis.call('XADD', e, '1-0', 'd', args.created_event)
+redis.call('SET', i, rid .. ' ' .. args.body_hash, 'PX', args.idempotency_ms)
+publish_session(epoch, offset, table.concat(lines, '\n'))
+publish_response(rid, 1, 1, 1, args.created_event)
+return {'ok', rid, 1, wait, offset, epoch, now, early and 1 or 0, title_empty, lease_until}

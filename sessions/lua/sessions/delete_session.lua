@@ -1,24 +1,30 @@
 -- Removes a session with all its runs and leaves a tombstone, so that nothing late re-creates it.
 -- UNLINK comes first: with it the script may go on when memory is full.
--- KEYS m msg log q x runs tree ids share
--- ARGV 1 pub 2 live 3 uid ('' = no check) 4 call_id 5 event 6 base of run keys 7 tombstone_ms
---      8 if_revision or ''
+-- KEYS m x runs msg log q tree ids share v
 -- ok uid offset rids (every run whose keys are gone) | conflict revision | not_found
-local m = redis.call('HMGET', KEYS[1], 'uid', 'epoch', 'offset', 'revision')
-if not m[1] then
-  local call_id, uid, offset = string.match(redis.call('GET', KEYS[5]) or '', '^(%S+) (%S+) (%d+)$')
-  if call_id == ARGV[4] then return {'ok', uid, tonumber(offset), {}} end -- deleted before, the reply was lost
+read_args({
+  'channel',
+  'uid', -- '' = no check
+  'call_id', 'event',
+  'base', -- how the keys of its runs begin
+  'tombstone_ms',
+  'if_revision', -- or ''
+})
+local m, x, runs = unpack(KEYS)
+local uid, epoch, offset, revision = unpack(redis.call('HMGET', m, 'uid', 'epoch', 'offset', 'revision'))
+if not uid then
+  local call_id, owner, last = string.match(redis.call('GET', x) or '', '^(%S+) (%S+) (%d+)$')
+  if call_id == args.call_id then return {'ok', owner, tonumber(last), {}} end -- deleted before, the reply was lost
   return {'not_found'}
 end
-if ARGV[3] ~= '' and m[1] ~= ARGV[3] then return {'not_found'} end
-if ARGV[8] ~= '' and m[4] ~= ARGV[8] then return {'conflict', tonumber(m[4])} end
-local offset = m[3] + 1
-local rids = redis.call('ZRANGE', KEYS[6], 0, -1)
-redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6], KEYS[7], KEYS[8], KEYS[9])
-redis.call('UNLINK', ARGV[6] .. 'v')
+if args.uid ~= '' and uid ~= args.uid then return {'not_found'} end
+if args.if_revision ~= '' and revision ~= args.if_revision then return {'conflict', tonumber(revision)} end
+offset = offset + 1
+local rids = redis.call('ZRANGE', runs, 0, -1)
+redis.call('UNLINK', m, runs, unpack(KEYS, 4))
 for _, rid in ipairs(rids) do
-  redis.call('UNLINK', ARGV[6] .. 'r:' .. rid, ARGV[6] .. 'e:' .. rid, ARGV[6] .. 'tok:' .. rid)
+  redis.call('UNLINK', args.base .. 'r:' .. rid, args.base .. 'e:' .. rid, args.base .. 'tok:' .. rid)
 end
-redis.call('SET', KEYS[5], ARGV[4] .. ' ' .. m[1] .. ' ' .. offset, 'PX', ARGV[7])
-publish_session(m[2], offset, ARGV[5])
-return {'ok', m[1], offset, rids}
+redis.call('SET', x, args.call_id .. ' ' .. uid .. ' ' .. offset, 'PX', args.tombstone_ms)
+publish_session(epoch, offset, args.event)
+return {'ok', uid, offset, rids}

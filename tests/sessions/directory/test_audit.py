@@ -46,9 +46,15 @@ async def test_a_cursor_that_was_never_given_is_refused(audit: AuditLog, cursor:
 async def test_a_repeat_after_a_lost_reply_adds_nothing(
     audit: AuditLog, store: SessionStore
 ) -> None:
-    words = ("call-1", 100, "actor", "a", "action", "b", "target", "", "reason", "", "address", "")
-    for _ in range(2):
-        await store.client.script("append_audit", [store.keys.audit], words)
+    pairs = ("actor", "a", "action", "b", "target", "", "reason", "", "address", "")
+
+    async def append() -> None:
+        await store.client.script(
+            "append_audit", [store.keys.audit], call_id="call-1", max_entries=100, fields=pairs
+        )
+
+    await append()
+    await append()
     await audit.write(actor="a", action="other")
-    await store.client.script("append_audit", [store.keys.audit], words)
+    await append()
     assert [entry.action for entry in (await audit.page()).entries] == ["other", "b"]

@@ -88,9 +88,9 @@ async def test_an_entry_that_was_written_again_meanwhile_stays(store: SessionSto
     session_id, old = new_session_id(), local_ms() - HOUR_MS
     key = store.keys.all_sessions(session_id)
     await store.client.call("ZADD", key, old + 1, session_id)
-    await store.client.script("drop_entries", [key], (session_id, old))
+    await store.client.script("drop_entries", [key], entries=(session_id, old))
     assert await store.client.call("ZCARD", key) == 1
-    await store.client.script("drop_entries", [key], (session_id, old + 1))
+    await store.client.script("drop_entries", [key], entries=(session_id, old + 1))
     assert await store.client.call("ZCARD", key) == 0
 
 
@@ -101,7 +101,7 @@ async def test_a_step_that_fails_is_done_again(
     await enter(store, "local", gone, local_ms() - HOUR_MS)
     sweep = IndexSweep(store.client, store.keys, uids=["local"])
 
-    async def fail(*_: object) -> None:
+    async def fail(*_: object, **__: object) -> None:
         raise StoreUnavailable
 
     with monkeypatch.context() as patch:

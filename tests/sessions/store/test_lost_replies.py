@@ -203,9 +203,9 @@ async def test_import_and_fork(
     ]
     script = lossy.client.script
 
-    async def lose_each(name: str, *arguments: Any) -> Any:
+    async def lose_each(name: str, keys: list[str], **arguments: Any) -> Any:
         proxy.lose_next()
-        return await script(name, *arguments)
+        return await script(name, keys, **arguments)
 
     monkeypatch.setattr(lossy.client, "script", lose_each)
     head = messages[-1].id
