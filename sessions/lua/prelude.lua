@@ -9,11 +9,11 @@
 -- would take Redis 1.5 µs more of append's 14, and a codec more than that.
 local args = {}
 local function read_args(values, lists)
-  local place = #values
-  for i = 1, place do args[values[i]] = ARGV[i] end
+  local given, place = ARGV, #values
+  for i = 1, place do args[values[i]] = given[i] end
   for _, name in ipairs(lists or {}) do
-    local list, length = {}, tonumber(ARGV[place + 1])
-    for i = 1, length do list[i] = ARGV[place + 1 + i] end
+    local list, length = {}, tonumber(given[place + 1])
+    for i = 1, length do list[i] = given[place + 1 + i] end
     args[name] = list
     place = place + 1 + length
   end

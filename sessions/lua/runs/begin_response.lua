@@ -64,40 +64,32 @@ if not given and head ~= args.parent_id then return {'moved', head} end
 
 local now = now_ms()
 local lease_until = now + args.lease_ms
-local wait = 0
-if busy then
-  wait = redis.call('RPUSH', q, rid)
-else
-  redis.call('HSET', m, 'active_response_id', rid)
-end
+local wait = busy and redis.call('RPUSH', q, rid) or 0
+local parent = args.user_id == '' and args.parent_id or args.user_id -- of the assistant message
 redis.call('HSET', r, 'uid', uid, 'status', 'queued', 'fence', 1, 'owner', args.owner, 'sequence_number', 1,
-  'lease_until', lease_until, 'cancel', 0, 'message_id', args.assistant_id, 'created_at', now, 'num_tokens', 0,
-  unpack(args.fields))
+  'lease_until', lease_until, 'cancel', 0, 'message_id', args.assistant_id, 'parent_id', parent, 'created_at', now,
+  'num_tokens', 0, unpack(args.fields))
 if early then
   redis.call('HSET', r, 'cancel', 1, 'cancel_by', 'user', 'cancel_reason', 'client_cancelled', 'cancel_at', now)
 end
 
 local offset = 0
 local lines = {}
-local function put(id, parent, body, json)
+local function put(id, its_parent, body, json)
   local verb = 'updated'
   if put_message(m, msg, id, body) then
     verb = 'created'
-    redis.call('HINCRBY', m, 'message_count', 1)
-    redis.call('RPUSH', tree, id .. ' ' .. parent)
+    message_count = message_count + 1
+    redis.call('RPUSH', tree, id .. ' ' .. its_parent)
   end
   local event = '{"type":"message.' .. verb .. '","message":' .. json .. '}'
   offset = log_event(m, log, event, args.log_entries, args.log_ms)
   table.insert(lines, event)
 end
-local parent = args.parent_id
-if args.user_id ~= '' then
-  put(args.user_id, parent, args.user_body, args.user_json)
-  parent = args.user_id
-end
+if args.user_id ~= '' then put(args.user_id, args.parent_id, args.user_body, args.user_json) end
 put(args.assistant_id, parent, args.assistant_body, args.assistant_json)
-redis.call('HSET', m, 'head', args.assistant_id, 'updated_at', now)
-redis.call('HSET', r, 'parent_id', parent)
+redis.call('HSET', m, 'active_response_id', busy and active or rid, 'message_count', message_count,
+  'head', args.assistant_id, 'updated_at', now)
 redis.call('ZADD', runs, '+inf', rid)
 hold({m, msg, q, runs, tree, ids, share})
 redis.call('XADD', e, '1-0', 'd', args.created_event)
