@@ -97,7 +97,7 @@ class RedisClient:
         return int(seconds) * 1000 + int(microseconds) // 1000
 
     async def script(self, name: str, keys: Sequence[str], /, **arguments: Value) -> Any:
-        """Run one of `lua/` and return its reply; the script itself says what it takes."""
+        """Run one of `lua/` and return its reply; `read_args` in the script names its arguments."""
         return await self._enqueue(self._script_run(name, keys, arguments)).future
 
     async def calls(self, *commands: Command | ScriptRun) -> list[Any]:

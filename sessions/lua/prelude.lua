@@ -1,12 +1,12 @@
--- Stands in front of every script, as far as the script calls it. A script is atomic and may be sent twice: when a
--- reply is lost, the repeat must find its own traces and answer as the first try did.
+-- The functions that scripts share: each script is sent with those that it calls. A script is atomic and may be sent
+-- twice: when a reply is lost, the repeat must find its own traces and answer as the first try did.
 -- What can fail comes before the first write: Redis takes no write back, and a repeat would meet half of a script.
 -- A reply is an array whose first element is a word. Lua cuts floats in replies and prints 14 digits with `..`.
 
--- What a script was given, by name. It begins with `read_args`, which names its values and its lists; callers give
--- exactly these, by name (sessions/connection/scripts.py). They travel in this order and without their names, each list
--- behind its length, as they are: bodies are binary, and numbers stay the text that they were. Names that travel, too,
--- would take Redis 1.5 µs more of append's 14, and a codec more than that.
+-- What the caller gives, by name. Each script begins with `read_args`, which names its values and its lists; a caller
+-- gives exactly these names (sessions/connection/scripts.py). The names are not sent: values come in this order, each
+-- list after its length, and all unchanged, since bodies are binary and numbers must stay the same text. Sending names
+-- too costs Redis 1.5 µs more of append's 14 µs; a codec would need a dependency.
 local args = {}
 local function read_args(values, lists)
   local given, place = ARGV, #values
@@ -36,7 +36,7 @@ local function is_live(status)
   return status == 'queued' or status == 'in_progress'
 end
 
--- What is answered to whoever would write to a run that has ended.
+-- The refusal to write to a run that has ended.
 local function ended(r)
   local status, reason, sequence_number, engine, text_length, fence = unpack(redis.call('HMGET', r, 'status', 'reason',
     'sequence_number', 'engine', 'text_length', 'fence'))
@@ -51,7 +51,7 @@ local function log_event(m, log, json, max_entries, life_ms)
   return offset
 end
 
--- Scripts that publish take `channel`, the session's.
+-- A script that publishes takes `channel`, the session's.
 local function publish(text)
   redis.call('PUBLISH', args.channel, text)
 end

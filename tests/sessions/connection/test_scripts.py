@@ -1,4 +1,4 @@
-"""`Scripts`: each script is given what it names, by name, and all of it as it is."""
+"""`Scripts`: each script gets exactly the arguments that it names, unchanged."""
 
 import re
 
@@ -16,7 +16,7 @@ ECHO = Script.of(
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_reads_exactly_what_it_says_it_takes(name: str) -> None:
+def test_a_script_reads_exactly_the_arguments_that_it_names(name: str) -> None:
     code = re.sub(r"--.*", "", SCRIPTS[name].source)
     assert set(re.findall(r"\bargs\.(\w+)", code)) == SCRIPTS[name].takes
 
@@ -25,7 +25,7 @@ def test_no_two_scripts_have_the_same_name() -> None:
     assert len(SCRIPTS) == len(list(FOLDER.rglob("*.lua"))) - 1  # the prelude
 
 
-async def test_what_is_given_arrives_as_it_is(store: SessionStore) -> None:
+async def test_arguments_arrive_unchanged(store: SessionStore) -> None:
     key = store.keys.system
     binary = bytes(range(256))
     words = ECHO.pack({"a": binary, "b": 2**53, "c": [], "d": ["naïve", 0.5, b"", "0"]})
@@ -39,15 +39,15 @@ async def test_what_is_given_arrives_as_it_is(store: SessionStore) -> None:
 @pytest.mark.parametrize(
     ("given", "refusal"),
     [
-        ({"a": 1, "c": (), "d": ()}, r"lacks \['b'\]"),
-        ({"a": 1, "b": 2, "c": (), "d": (), "e": 3}, r"takes no \['e'\]"),
-        ({"a": 1, "bb": 2, "c": (), "d": ()}, r"lacks \['b'\] and takes no \['bb'\]"),
+        ({"a": 1, "c": (), "d": ()}, r"missing \['b'\]"),
+        ({"a": 1, "b": 2, "c": (), "d": (), "e": 3}, r"unknown \['e'\]"),
+        ({"a": 1, "bb": 2, "c": (), "d": ()}, r"missing \['b'\], unknown \['bb'\]"),
         ({"a": (), "b": 2, "c": (), "d": ()}, "one a"),
         ({"a": 1, "b": 2, "c": None, "d": ()}, "a list of c"),
         ({"a": 1, "b": 2, "c": (), "d": "word"}, "a list of d"),
     ],
 )
-def test_anything_else_than_a_script_takes_is_refused(
+def test_other_arguments_than_the_script_names_are_refused(
     given: dict[str, Value], refusal: str
 ) -> None:
     with pytest.raises(TypeError, match=refusal):
@@ -56,16 +56,16 @@ def test_anything_else_than_a_script_takes_is_refused(
 
 async def test_a_call_that_is_refused_sends_nothing(chat: Chat) -> None:
     num_calls = chat.store.client.num_calls
-    with pytest.raises(TypeError, match=r"read_session\.lua lacks"):
+    with pytest.raises(TypeError, match=r"read_session\.lua: missing"):
         await chat.store.client.script("read_session", [], uid="alice")
     assert chat.store.client.num_calls == num_calls
 
 
-def test_a_script_that_does_not_say_what_it_takes_is_refused() -> None:
+def test_a_script_that_does_not_call_read_args_is_refused() -> None:
     with pytest.raises(ValueError, match=r"mute\.lua"):
         Script.of("mute", PRELUDE, "-- read_args({'a'})\nreturn 1")
 
 
-def test_a_script_stands_behind_what_it_calls_of_the_prelude_and_no_more() -> None:
+def test_a_script_is_sent_with_the_functions_of_the_prelude_that_it_calls() -> None:
     defined = re.findall(r"^local function (\w+)", SCRIPTS["append"].source, re.M)
     assert defined == ["read_args", "now_ms", "is_live", "ended", "publish", "publish_response"]
