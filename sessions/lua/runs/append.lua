@@ -41,7 +41,7 @@ if status == 'queued' and args.status == 'in_progress' then redis.call('HSET', r
 if args.status ~= '' then status = args.status end
 if args.text_length ~= '' then text_length = args.text_length end
 redis.call('HSET', r, 'lease_until', lease_until, 'sequence_number', last, 'status', status, 'num_tokens', num_tokens,
-  'text_length', text_length, unpack(args.fields))
+  'text_length', text_length or 0, unpack(args.fields))
 if count > 0 then
   publish_response(args.response_id, args.fence, sequence_number + 1, last, table.concat(entries, '\n'))
 end
