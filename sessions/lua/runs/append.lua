@@ -35,13 +35,13 @@ end
 if args.token_ids ~= '' then
   redis.call('APPEND', tok, args.token_ids)
   if num_tokens == '0' then redis.call('HSET', r, 'first_token_at', now) end
-  num_tokens = num_tokens + #args.token_ids / 4
+  num_tokens = (num_tokens or 0) + #args.token_ids / 4
 end
 if status == 'queued' and args.status == 'in_progress' then redis.call('HSET', r, 'started_at', now) end
 if args.status ~= '' then status = args.status end
 if args.text_length ~= '' then text_length = args.text_length end
-redis.call('HSET', r, 'lease_until', lease_until, 'sequence_number', last, 'status', status, 'num_tokens', num_tokens,
-  'text_length', text_length or 0, unpack(args.fields))
+redis.call('HSET', r, 'lease_until', lease_until, 'sequence_number', last, 'status', status,
+  'num_tokens', num_tokens or 0, 'text_length', text_length or 0, unpack(args.fields))
 if count > 0 then
   publish_response(args.response_id, args.fence, sequence_number + 1, last, table.concat(entries, '\n'))
 end
