@@ -2,11 +2,20 @@
 `--part` and `--row`, which choose among the tests by the marks `slow` and `row`.
 """
 
+import gc
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.slow_parts import PARTS, part_of
+
+# Hundreds of processes of a run import the same modules: what the first has compiled is kept.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+# Threads of torch wait awake, by default for milliseconds in which the other process could run.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 SLOW_FIRST = ("end_to_end", "compat")  # folders; each of their files starts servers or programs
 TESTS = Path(__file__).parent
@@ -40,3 +49,8 @@ def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[pytest.Ite
     others = set(items) - set(kept)
     items[:] = kept
     config.hook.pytest_deselected(items=list(others))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays: no use to look for garbage in it again and again."""
+    gc.freeze()
