@@ -51,7 +51,9 @@ struct cudaLaunchConfig_t {
 namespace cuda_emulator {
 
 constexpr unsigned kWarp = 32;
-constexpr size_t kStackBytes = 128 << 10;
+constexpr unsigned kMaxThreads = 1024;
+// No multiple of a page: the tops of all stacks would share a few lines of the cache.
+constexpr size_t kStackBytes = (128 << 10) + 320;
 
 [[noreturn]] inline void fail(const char* message) {
   std::fprintf(stderr, "CUDA emulator: %s\n", message);
@@ -65,7 +67,7 @@ struct Barrier {
 
 struct Fiber {
   unsigned thread = 0;
-  std::unique_ptr<char[]> stack{new char[kStackBytes]};
+  char* stack = nullptr;
   jmp_buf place;
   bool has_stack_in_use = false;  // from its first block on
   bool has_ended = true;
@@ -77,7 +79,7 @@ struct Block {
   std::vector<Fiber>& fibers;
   unsigned num_threads;
   std::vector<Barrier> warps;
-  std::vector<uint64_t> exchanged;  // a word for each thread
+  std::vector<uint64_t> exchanged[2];  // a word for each thread; a warp takes the two in turn
   Barrier all;
   Fiber* current = nullptr;
   unsigned num_alive = 0;
@@ -110,7 +112,7 @@ inline void resume(Block& block, Fiber& fiber) {
   fiber.has_stack_in_use = true;
   ucontext_t context;
   getcontext(&context);
-  context.uc_stack.ss_sp = fiber.stack.get();
+  context.uc_stack.ss_sp = fiber.stack;
   context.uc_stack.ss_size = kStackBytes;
   context.uc_link = nullptr;
   makecontext(&context, live, 0);
@@ -131,6 +133,19 @@ inline void wait(Barrier& barrier, unsigned number) {
   if (_setjmp(fiber.place) == 0) _longjmp(block.scheduler, 1);
 }
 
+// Returns whether a thread of this warp has run: whether not all of them wait for another warp.
+inline bool run_warp(Block& block, unsigned first) {
+  bool has_run = false;
+  for (unsigned i = first; i < first + kWarp; ++i) {
+    Fiber& fiber = block.fibers[i];
+    if (fiber.has_ended || (fiber.waits_for && fiber.waits_for->passed == fiber.passed)) continue;
+    fiber.waits_for = nullptr;
+    resume(block, fiber);
+    has_run = true;
+  }
+  return has_run;
+}
+
 inline void run_block(Block& block) {
   block.all = Barrier{};
   for (Barrier& warp : block.warps) warp = Barrier{};
@@ -143,12 +158,8 @@ inline void run_block(Block& block) {
   block.num_alive = block.num_threads;
   while (block.num_alive > 0) {
     bool has_run = false;
-    for (unsigned i = 0; i < block.num_threads; ++i) {
-      Fiber& fiber = block.fibers[i];
-      if (fiber.has_ended || (fiber.waits_for && fiber.waits_for->passed == fiber.passed)) continue;
-      fiber.waits_for = nullptr;
-      resume(block, fiber);
-      has_run = true;
+    for (unsigned first = 0; first < block.num_threads; first += kWarp) {
+      while (run_warp(block, first)) has_run = true;  // as long as it can: its stacks are in the cache
     }
     if (!has_run) fail("threads wait for others that have ended or wait elsewhere");
   }
@@ -157,19 +168,32 @@ inline void run_block(Block& block) {
 inline unsigned lane() { return threadIdx.x % kWarp; }
 inline Barrier& warp_barrier() { return running()->warps[threadIdx.x / kWarp]; }
 
+// What the threads of this warp give, until each of them gives something again.
+template <typename T>
+const uint64_t* gathered(unsigned mask, T value) {
+  static_assert(sizeof(T) <= sizeof(uint64_t));
+  if (mask != 0xffffffffu) fail("whole warps only");
+  // Who is at the next exchange writes elsewhere, and at the one after it all have read this one.
+  uint64_t* words = running()->exchanged[warp_barrier().passed % 2].data() + threadIdx.x / kWarp * kWarp;
+  std::memcpy(&words[lane()], &value, sizeof(T));
+  wait(warp_barrier(), kWarp);
+  return words;
+}
+
 // What thread `from` of this warp gives.
 template <typename T>
 T exchange(unsigned mask, T value, unsigned from) {
-  static_assert(sizeof(T) <= sizeof(uint64_t));
-  if (mask != 0xffffffffu) fail("whole warps only");
-  Block& block = *running();
-  const unsigned first = threadIdx.x / kWarp * kWarp;
-  std::memcpy(&block.exchanged[first + lane()], &value, sizeof(T));
-  wait(warp_barrier(), kWarp);
   T result;
-  std::memcpy(&result, &block.exchanged[first + from % kWarp], sizeof(T));
-  wait(warp_barrier(), kWarp);  // before somebody writes again
+  std::memcpy(&result, &gathered(mask, value)[from % kWarp], sizeof(T));
   return result;
+}
+
+// Each has a stack of its own.
+inline std::vector<Fiber> make_fibers() {
+  static const std::unique_ptr<char[]> stacks{new char[kMaxThreads * kStackBytes]};
+  std::vector<Fiber> fibers(kMaxThreads);
+  for (unsigned i = 0; i < kMaxThreads; ++i) fibers[i].stack = stacks.get() + i * kStackBytes;
+  return fibers;
 }
 
 }  // namespace cuda_emulator
@@ -198,9 +222,11 @@ T __shfl_up_sync(unsigned mask, T value, int distance) {
 }
 
 inline int __any_sync(unsigned mask, int value) {
-  int result = 0;
-  for (int lane = 0; lane < 32; ++lane) result |= __shfl_sync(mask, value, lane);
-  return result;
+  const uint64_t* words = cuda_emulator::gathered(mask, uint64_t{value != 0});
+  for (unsigned lane = 0; lane < cuda_emulator::kWarp; ++lane) {
+    if (words[lane] != 0) return 1;
+  }
+  return 0;
 }
 
 template <typename T, typename U>
@@ -253,13 +279,13 @@ cudaError_t cudaLaunchKernelEx(
   const std::lock_guard lock(mutex);
   const unsigned num_threads = config->blockDim.x;
   if (config->gridDim.y > 65535 || config->gridDim.z > 65535) return cudaErrorInvalidConfiguration;
-  if (num_threads % kWarp != 0 || num_threads > 1024) fail("blocks have whole warps, 1,024 threads at most");
-  static std::vector<Fiber> fibers(1024);
+  if (num_threads % kWarp != 0 || num_threads > kMaxThreads) fail("blocks have whole warps, 1,024 threads at most");
+  static std::vector<Fiber> fibers = make_fibers();
   Block block{.fibers = fibers, .num_threads = num_threads};
   ::gridDim = config->gridDim;
   ::blockDim = config->blockDim;
   block.warps.resize(num_threads / kWarp);
-  block.exchanged.resize(num_threads);
+  for (auto& words : block.exchanged) words.resize(num_threads);
   block.body = [&] { kernel(arguments...); };
   running() = &block;
   for (unsigned z = 0; z < config->gridDim.z; ++z) {
