@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.end_to_end.site.wiring import two_workers_serve
 from tests.helpers.tiny_model import build_oracle_model
 
 FAILED = pytest.StashKey[bool]()
+started_by: WeakKeyDictionary[Server, str] = WeakKeyDictionary()  # the name of a fixture
 
 
 @pytest.hookimpl(wrapper=True)
@@ -24,18 +26,39 @@ def pytest_runtest_makereport(
     return report
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
+    """Note which fixture has started a server. Those of the session do so themselves: pytest asks
+    only the conftest of the root about them.
+    """
+    before = list(open_servers)
+    try:
+        return (yield)
+    finally:
+        for server in open_servers:
+            if server not in before:
+                started_by[server] = fixturedef.argname
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
-    """Check what each open server has shown and stored, before the fixtures close it."""
+    """Check what the test's open servers have shown and stored, before the fixtures close them."""
     violated: Exception | None = None
     try:
-        for history in {id(s.history): s.history for s in open_servers}.values():
+        for history in {id(s.history): s.history for s in servers_of(item)}.values():
             history.forget() if item.stash.get(FAILED, False) else history.check()
     except Exception as error:
         violated = error
     yield
     if violated is not None:
         raise violated
+
+
+def servers_of(item: pytest.Item) -> list[Server]:
+    """All that it can have reached: not those that fixtures of other tests have started."""
+    assert isinstance(item, pytest.Function)
+    names = {None, *item.fixturenames}
+    return [server for server in open_servers if started_by.get(server) in names]
 
 
 @pytest.fixture
@@ -55,6 +78,7 @@ def _shared_server(
 ) -> Iterator[Server]:
     # Paced, so that an answer lasts long enough to be stopped in the middle.
     server = Server(tmp_path_factory.mktemp("shared") / "data", oracle_model, PARLEY_PACE="200")
+    started_by[server] = "_shared_server"
     try:
         server.start()
         # The admin's token must work behind the wrong ones that tests send from this address.
@@ -76,6 +100,7 @@ def server(_shared_server: Server) -> Server:
 def _two_workers(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     data = tmp_path_factory.mktemp("two") / "data"
     server = Server(data, oracle_model, None, **TESTING, PARLEY_WORKERS="2", PARLEY_PACE="100")
+    started_by[server] = "_two_workers"
     try:
         yield server.start()
     finally:
