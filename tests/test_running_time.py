@@ -6,8 +6,12 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from tests.helpers.root import ROOT
 from tests.helpers.running_time import running_time
+
+pytestmark = pytest.mark.slow
 
 STOPPED_SECONDS = 0.5
 

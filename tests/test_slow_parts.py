@@ -20,6 +20,7 @@ from tests.slow_parts import PARTS, part_of
         ("fuzz/test_fuzz.py", "http]", "fuzz-http"),
         ("end_to_end/security/test_floods.py", "pings]", "floods"),
         ("end_to_end/chat/test_crowds.py", "", "end-to-end"),
+        ("end_to_end/own/test_history.py", "", "tools"),
     ],
 )
 def test_a_part_is_a_folder_or_what_takes_long_in_it(path: str, parameters: str, part: str) -> None:
@@ -27,8 +28,8 @@ def test_a_part_is_a_folder_or_what_takes_long_in_it(path: str, parameters: str,
 
 
 def test_a_slow_test_that_no_part_would_run_is_an_error() -> None:
-    with pytest.raises(KeyError, match=r"tests/bench/test_new.py\[\] is in no part"):
-        part_of(Path("bench/test_new.py"), "]")
+    with pytest.raises(KeyError, match=r"tests/static/test_new.py\[\] is in no part"):
+        part_of(Path("static/test_new.py"), "]")
     with pytest.raises(KeyError, match="in no part"):
         part_of(Path("fuzz/test_fuzz.py"), "a-new-target]")
 

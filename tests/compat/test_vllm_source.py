@@ -11,6 +11,8 @@ import pytest
 from tests.compat import vllm_source as module
 from tests.compat.vllm_source import NAME, Unavailable, vllm_source
 
+pytestmark = pytest.mark.slow
+
 ROOT = NAME.removesuffix(".tar.gz")
 
 

@@ -25,6 +25,8 @@ from bench.peers.workloads import (
     warm_up,
 )
 
+pytestmark = pytest.mark.slow
+
 ALL = {
     "decode": ["decode@128"],
     "prefill": ["prefill@256"],

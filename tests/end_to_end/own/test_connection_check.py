@@ -22,6 +22,8 @@ from tests.end_to_end.oracle.planted_histories import (
     snapshot,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("frames", "found"),

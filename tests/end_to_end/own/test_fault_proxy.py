@@ -13,6 +13,8 @@ import pytest
 
 from tests.end_to_end.site.fault_proxy import FaultProxy
 
+pytestmark = pytest.mark.slow
+
 
 @contextlib.contextmanager
 def echo_server(family: int, address: object) -> Iterator[str]:

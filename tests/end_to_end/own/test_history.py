@@ -23,6 +23,8 @@ from tests.end_to_end.oracle.stored_state import StoredSession
 from tests.helpers import running_time as running_time_module
 from tests.helpers.tiny_model import oracle_answer, oracle_word
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:

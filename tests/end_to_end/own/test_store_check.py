@@ -7,6 +7,8 @@ import pytest
 
 from tests.end_to_end.oracle.planted_histories import CREATE, RESPONSE, TEXT, WHOLE, WORDS, World
 
+pytestmark = pytest.mark.slow
+
 
 def lose_a_message(world: World) -> None:
     del world.session.messages["msg_2"]
