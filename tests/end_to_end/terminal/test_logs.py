@@ -15,6 +15,8 @@ from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_topology import wait_for
 from tests.helpers.root import ROOT
 
+SHORT = {"max_output_tokens": 10}
+
 
 def events(log: str) -> list[dict[str, Any]]:
     """Each line; raises ValueError for one that is no object of JSON."""
@@ -33,7 +35,7 @@ async def test_every_line_of_a_json_log_is_json_through_starts_deaths_and_the_en
         server.start()
         async with Client(server) as client:
             session = await client.new_session()
-            answer = await client.done(await client.ask(session, "5"))
+            answer = await client.done(await client.ask(session, "5", settings=SHORT))
             assert answer.final
             for frame in ("{", '{"type": "no such"}', '{"type": "response.create"}'):
                 await client.socket.send(frame)
@@ -44,10 +46,13 @@ async def test_every_line_of_a_json_log_is_json_through_starts_deaths_and_the_en
                     "response.create", session_id="none", idempotency_key=f"k{number}", input="5"
                 )
         assert server.get("/nowhere")[0] == 404
+        killed = {}
         for child in ("engine.core", "server.worker", "redis-server"):
             (before,) = server.children(child)
             server.kill_child(child)
-            wait_for(partial(is_replaced, server, child, before.pid), PATIENCE)
+            killed[child] = before.pid
+        for child, pid in killed.items():
+            wait_for(partial(is_replaced, server, child, pid), PATIENCE)
         assert server.stop() == 0
         found = events(server.log(None))
     finally:
