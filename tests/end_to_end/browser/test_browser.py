@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,9 +13,9 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
+from server.supervisor.supervisor import request_login_url
 from tests.end_to_end.site.harness import Server
 from tests.helpers.patience import PATIENCE
-from tests.helpers.root import ROOT
 from tests.helpers.tiny_model import oracle_answer, oracle_word
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -95,14 +93,7 @@ class QuietHandler(SimpleHTTPRequestHandler):
 
 def login_url(server: Server) -> str:
     """What `parley login` prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "server", "login", "--data-dir", str(server.data_dir)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.strip()
+    return request_login_url(server.url, server.token)
 
 
 async def ask(page: Page, text: str) -> None:
