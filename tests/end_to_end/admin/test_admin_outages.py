@@ -6,7 +6,7 @@ Nothing old is shown as if it were of now.
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import psutil
@@ -19,7 +19,7 @@ from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
 from tests.end_to_end.browser.test_browser_refusals import redis_away
 from tests.end_to_end.clients.http_client import admin_token
 from tests.end_to_end.clients.operators import answering
-from tests.end_to_end.site.harness import TESTING, Client, Server
+from tests.end_to_end.site.harness import Client, Server
 from tests.end_to_end.site.wiring import pid_of, replica_of
 from tests.helpers.patience import PATIENCE
 
@@ -187,15 +187,14 @@ async def test_without_redis_the_lists_are_said_to_be_old_and_not_doubted_to_be_
 
 
 async def test_another_worker_that_hangs_is_named_with_the_moment_since_when(
-    browser: Browser, new_server: Callable[..., Server]
+    browser: Browser, two_workers: Server
 ) -> None:
-    server = new_server(**TESTING, PARLEY_WORKERS="2")
-    async with console(browser, server) as page:
-        async with Client(server) as client:
+    async with console(browser, two_workers) as page:
+        async with Client(two_workers) as client:
             pid = pid_of(await replica_of(client))
-        (worker,) = [one for one in server.children("server.worker") if one.pid == pid]
+        (worker,) = [one for one in two_workers.children("server.worker") if one.pid == pid]
         trouble = page.locator(".trouble").filter(has_not_text=SILENT)
-        with halted(server, worker, "worker"):
+        with halted(two_workers, worker, "worker"):
             said = re.compile(rf"Worker \S+ · {pid} has not been seen since {TIME}\.")
             await expect(trouble).to_contain_text(said)
             await expect(page.locator(".trouble.lost")).to_have_count(0)  # the other one answers

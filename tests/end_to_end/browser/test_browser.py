@@ -14,6 +14,7 @@ import pytest
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
 from server.supervisor.supervisor import request_login_url
+from tests.end_to_end.clients.raw import log_in
 from tests.end_to_end.site.harness import Server
 from tests.helpers.patience import PATIENCE
 from tests.helpers.tiny_model import oracle_answer, oracle_word
@@ -64,10 +65,8 @@ async def signed_in(
     complaints: list[str] = []
     context.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
     context.on("weberror", lambda error: complaints.append(str(error.error)))
-    page = await context.new_page()
-    await page.goto(login_url(server))
-    await page.wait_for_url(server.url + "/")
-    await page.close()
+    name, _, value = (await log_in(server)).partition("=")
+    await context.add_cookies([{"name": name, "value": value, "url": server.url}])
     yield context
     await context.close()
     assert complaints == []

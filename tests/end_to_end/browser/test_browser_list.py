@@ -1,7 +1,6 @@
 """The list of chats in real Chromium: where the focus goes, and what a reconnect finds gone."""
 
 import re
-from collections.abc import Callable
 
 from playwright.async_api import Browser, Page, WebSocketRoute, expect
 
@@ -9,6 +8,7 @@ from tests.end_to_end.browser.test_browser import browser as browser  # the fixt
 from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
 from tests.end_to_end.browser.test_browser import signed_in
 from tests.end_to_end.clients.http_client import Http
+from tests.end_to_end.clients.operators import for_new_user
 from tests.end_to_end.site.harness import Server
 
 
@@ -19,9 +19,9 @@ async def open_menu(page: Page, title: str) -> None:
 
 
 async def test_the_focus_stays_in_the_list_after_a_rename_and_a_deletion(
-    browser: Browser, new_server: Callable[..., Server]
+    browser: Browser, server: Server
 ) -> None:
-    server = new_server()
+    server = await for_new_user(server)
     async with Http(server) as http:
         for title in ("First", "Second"):
             await http.new_session(title=title)
@@ -44,9 +44,9 @@ async def test_the_focus_stays_in_the_list_after_a_rename_and_a_deletion(
 
 
 async def test_a_chat_deleted_elsewhere_while_disconnected_leaves_a_long_list(
-    browser: Browser, new_server: Callable[..., Server]
+    browser: Browser, server: Server
 ) -> None:
-    server = new_server()
+    server = await for_new_user(server)
     sockets: list[WebSocketRoute] = []
     is_down = False
 

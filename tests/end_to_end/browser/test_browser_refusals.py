@@ -2,9 +2,11 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import pytest
 from playwright.async_api import Browser, BrowserContext, Page, WebSocketRoute, expect
 
 from tests.end_to_end.browser.test_browser import answers, ask, signed_in
@@ -12,8 +14,21 @@ from tests.end_to_end.browser.test_browser import browser as browser  # the fixt
 from tests.end_to_end.browser.test_browser import context as context
 from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
 from tests.end_to_end.clients.http_client import Http, admin_token
+from tests.end_to_end.clients.operators import for_new_user
 from tests.end_to_end.site.harness import Server
 from tests.helpers.tiny_model import oracle_word
+
+
+@pytest.fixture(scope="module")
+def narrow(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with little context, which soon gives up on Redis."""
+    data = tmp_path_factory.mktemp("narrow") / "data"
+    limits = {"PARLEY_REDIS_TIMEOUT_SECONDS": "1", "PARLEY_MAX_MODEL_LEN": "1024"}
+    server = Server(data, oracle_model, None, **limits, PARLEY_PACE="100")
+    try:
+        yield server.start()
+    finally:
+        server.close()
 
 
 @contextmanager
@@ -36,9 +51,9 @@ async def choose(page: Page, title: str, item: str) -> None:
 
 
 async def test_a_rename_and_a_deletion_while_redis_is_away_are_done_when_it_is_back(
-    browser: Browser, new_server: Callable[..., Server]
+    browser: Browser, narrow: Server
 ) -> None:
-    server = new_server(PARLEY_REDIS_TIMEOUT_SECONDS="1")
+    server = await for_new_user(narrow)
     async with Http(server) as http:
         for title in ("Tides", "Boats"):
             await http.new_session(title=title)
@@ -61,9 +76,9 @@ async def test_a_rename_and_a_deletion_while_redis_is_away_are_done_when_it_is_b
 
 
 async def test_a_refusal_stands_in_its_chat_and_goes_when_its_cause_does(
-    browser: Browser, new_server: Callable[..., Server]
+    browser: Browser, narrow: Server
 ) -> None:
-    server = new_server(PARLEY_REDIS_TIMEOUT_SECONDS="1")
+    server = await for_new_user(narrow)
     async with Http(server) as http:
         ids = {title: (await http.new_session(title=title))["id"] for title in ("Tides", "Boats")}
     async with signed_in(browser, server) as context:
@@ -140,9 +155,9 @@ async def test_an_evicted_chat_stays_in_the_list_and_says_that_it_is_locked(
 
 
 async def test_a_first_message_that_no_model_reads_leaves_no_chat_behind(
-    browser: Browser, new_server: Callable[..., Server]
+    browser: Browser, narrow: Server
 ) -> None:
-    server = new_server(PARLEY_MAX_MODEL_LEN="1024")
+    server = await for_new_user(narrow)
     async with signed_in(browser, server) as context:
         page = await context.new_page()
         await page.goto(server.url)
@@ -159,9 +174,9 @@ async def test_a_first_message_that_no_model_reads_leaves_no_chat_behind(
 
 
 async def test_a_draft_behind_a_first_message_that_is_refused_goes_with_it_to_the_new_chat(
-    browser: Browser, new_server: Callable[..., Server]
+    browser: Browser, narrow: Server
 ) -> None:
-    server = new_server(PARLEY_MAX_MODEL_LEN="1024")
+    server = await for_new_user(narrow)
     refused, is_read = asyncio.Event(), asyncio.Event()
 
     def route(socket: WebSocketRoute) -> None:

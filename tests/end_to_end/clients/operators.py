@@ -1,9 +1,10 @@
 """What operators' tests share: a user of their own, an answer to look at, the audit."""
 
+import copy
 from typing import Any
 
-from tests.end_to_end.clients.http_client import Http
-from tests.end_to_end.site.harness import Client
+from tests.end_to_end.clients.http_client import Http, admin_token
+from tests.end_to_end.site.harness import Client, Server
 from tests.helpers.tiny_model import oracle_word
 
 SETTINGS = {"temperature": 0, "max_output_tokens": 2000}  # at 100 tokens/s: longer than any test
@@ -13,6 +14,14 @@ async def new_user(admin: Http, **body: Any) -> dict[str, Any]:
     answer = await admin.post("/v1/admin/users", {"name": "Ada", **body})
     assert answer.status_code == 201, answer.text
     return dict(answer.json())
+
+
+async def for_new_user(server: Server) -> Server:
+    """The same server for a user who has no sessions yet."""
+    other = copy.copy(server)
+    async with Http(server, admin_token(server)) as admin:
+        other.token = (await new_user(admin))["token"]
+    return other
 
 
 async def audit(admin: Http, target: str) -> list[str]:
