@@ -53,6 +53,7 @@ def finish(script: Path, *arguments: object) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_one_request_without_guard_and_shutdown(model: Path) -> None:
     assert finish(SCRIPTS / "basic.py", model).count("Generated: ") >= 2
 
@@ -61,6 +62,7 @@ def test_text_of_a_stream_is_cumulative_unless_deltas_are_asked_for(model: Path)
     assert finish(SCRIPTS / "stream.py", model).endswith("\nGeneration complete!\n")
 
 
+@pytest.mark.slow
 def test_four_requests_at_once_on_an_engine_of_module_scope(model: Path) -> None:
     printed = finish(SCRIPTS / "four_at_once.py", model)
     assert re.findall(r"^req-\d", printed, re.M) == ["req-0", "req-1", "req-2", "req-3"]
@@ -72,6 +74,7 @@ def test_deltas_with_a_main_guard_and_a_shutdown(model: Path) -> None:
     assert printed.endswith("Shutting down engine...\n")
 
 
+@pytest.mark.slow
 def test_a_controller_reads_steps_and_cancels(model: Path) -> None:
     assert finish(SCRIPTS / "stream_task.py", model).endswith("Every task has ended\n")
 
@@ -107,6 +110,7 @@ def test_timeout_around_the_loop_aborts_and_frees_every_block(model: Path) -> No
     assert before == after
 
 
+@pytest.mark.slow
 def test_the_example_of_a_stream_task_stops_at_enough(tmp_path: Path) -> None:
     model = build_tiny_model(tmp_path)
     for name in ("config.json", "generation_config.json"):  # chance must not end the answer before

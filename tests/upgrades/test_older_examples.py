@@ -62,8 +62,16 @@ async def test_a_client_of_an_older_version_works_unchanged(
     ("arguments", "ends"),
     [
         (("generate.py", "--max-tokens", "20"), "[20 tokens in "),
-        (("stream_task.py", "--step", "5", "--enough", "20"), " tokens, abort]"),
-        (("timeout.py", "--pace", "0", "--seconds", "60"), "The answer ended within"),
+        pytest.param(
+            ("stream_task.py", "--step", "5", "--enough", "20"),
+            " tokens, abort]",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("timeout.py", "--pace", "0", "--seconds", "60"),
+            "The answer ended within",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 async def test_an_engine_example_of_an_older_version_works_unchanged(

@@ -122,6 +122,7 @@ async def test_the_timeout_of_its_own_command_comes_before_the_end() -> None:
     assert "Request cancelled successfully\n" in printed and "ended within" not in printed
 
 
+@pytest.mark.slow
 async def test_the_example_of_a_timeout_says_when_the_answer_ended_before_it() -> None:
     in_time = ("--pace", "0", "--seconds", str(PATIENCE))
     printed = await finish(await start(sys.executable, script("timeout.py"), *in_time))
@@ -354,6 +355,7 @@ async def test_the_conversation_of_the_readme_works(server: Server, tmp_path: Pa
     assert printed.startswith("t00001 t00002 ") and 200 < len(printed) < 1000
 
 
+@pytest.mark.slow
 async def test_the_crash_demonstration_ends_with_the_same_text() -> None:
     demo = await start(sys.executable, script("crash_demo.py"), "--tokens", "60")
     printed = await finish(demo, seconds=120)

@@ -1,11 +1,17 @@
-"""A server whose weights are kept in another precision than the checkpoint's."""
+"""A server whose weights are kept in another precision than the checkpoint's.
+
+In every run, tests/engine/core/runner/test_float16.py asks the engine the same.
+"""
 
 from pathlib import Path
+
+import pytest
 
 from tests.end_to_end.site.harness import TESTING, Client, Server
 from tests.helpers.tiny_model import oracle_answer, oracle_word
 
 
+@pytest.mark.slow
 async def test_a_server_with_float16_weights_starts_and_answers(
     oracle_model: Path, tmp_path: Path
 ) -> None:
