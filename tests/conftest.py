@@ -5,6 +5,7 @@
 import gc
 import os
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,17 @@ TESTS = Path(__file__).parent
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", choices=sorted(set(PARTS.values())), help="of the slow tests")
     parser.addoption("--row", help="of docs/reliability.md, such as E1: the tests that show it")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected stays: looking for garbage there, ever again, takes long."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
@@ -49,8 +61,3 @@ def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[pytest.Ite
     others = set(items) - set(kept)
     items[:] = kept
     config.hook.pytest_deselected(items=list(others))
-
-
-def pytest_collection_finish() -> None:
-    """What is imported and collected stays: no use to look for garbage in it again and again."""
-    gc.freeze()
