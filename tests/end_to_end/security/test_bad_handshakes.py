@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.end_to_end.clients.raw import TEXT, RawSocket, ask, frame, log_in, upgrade
+from tests.end_to_end.clients.raw import TEXT, RawSocket, ask, elsewhere, frame, log_in, upgrade
 from tests.end_to_end.oracle import bad_input
 from tests.end_to_end.oracle.bad_input import BadHandshake, ClosedHandshake
 from tests.end_to_end.site.harness import Server
@@ -76,7 +76,7 @@ async def test_a_bad_handshake_gets_an_http_answer(server: Server, bad: BadHands
     "bad", bad_input.CLOSED_HANDSHAKES, ids=lambda bad: f"{bad.row} {bad.name}"
 )
 async def test_a_refused_client_can_read_why(server: Server, bad: ClosedHandshake) -> None:
-    async with RawSocket(server) as socket:
+    async with RawSocket(server, elsewhere()) as socket:
         answer = await socket.upgrade(bad.changed)
         assert answer.status == 101
         assert not (answer.header("sec-websocket-protocol") or "").startswith("bearer.")
@@ -85,7 +85,7 @@ async def test_a_refused_client_can_read_why(server: Server, bad: ClosedHandshak
 
 @pytest.mark.row("B2")
 async def test_a_token_in_the_url_does_not_count(server: Server) -> None:
-    async with RawSocket(server) as socket:
+    async with RawSocket(server, elsewhere()) as socket:
         path = f"/v1/ws?token={server.token}&ticket={server.token}"
         answer = await socket.ask(upgrade(server, {"Authorization": None}, path=path))
         assert answer.status == 101

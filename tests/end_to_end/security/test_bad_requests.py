@@ -12,7 +12,15 @@ import pytest
 
 from server.worker.middleware import BODY_SECONDS
 from tests.end_to_end.clients.http_client import Http, ask_and_follow, code_of, fresh_key
-from tests.end_to_end.clients.raw import RawSocket, ask, cookie_of, log_in, request, submit_login
+from tests.end_to_end.clients.raw import (
+    RawSocket,
+    ask,
+    cookie_of,
+    elsewhere,
+    log_in,
+    request,
+    submit_login,
+)
 from tests.end_to_end.oracle import bad_input, bad_requests
 from tests.end_to_end.oracle.bad_requests import BadRequest
 from tests.end_to_end.site.bystander import beside_a_stream
@@ -214,7 +222,7 @@ async def test_only_the_most_explicit_credential_counts(server: Server, http: Ht
         ([("X-Api-Key", "forged"), bearer], 200),
     )
     for headers, status in cases:
-        answer = await ask(server, request(server, path=path, headers=headers))
+        answer = await ask(server, request(server, path=path, headers=headers), elsewhere())
         assert answer.status == status, [name for name, _ in headers]
     assert (await http.get(f"{path}?session_id=x&id=y&id=z")).status_code == 200
 
