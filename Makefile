@@ -1,8 +1,8 @@
 # Everything a newcomer needs is `make serve` and `make test`; each sets up what is missing.
 PYTHON ?= python3
 # Files of tests are dealt out to so many processes, the slow ones first (tests/conftest.py); each
-# process has its own servers and Redis.
-TEST_PROCESSES ?= 2
+# process has its own servers and Redis. One more than two processors: tests wait a third of the time.
+TEST_PROCESSES ?= 3
 BIN := .venv/bin
 
 .PHONY: help setup serve test test-slow test-gpu check ext-cuda bench bench-server bench-peers format demo-crash clean
