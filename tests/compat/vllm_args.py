@@ -27,7 +27,7 @@ from typing import Any
 
 @dataclass(kw_only=True)
 class VllmArgs:
-    """What a program written for vLLM may say; `AbsentFeatures` tells what comes of it."""
+    """What a program written for vLLM may pass; `AbsentFeatures` decides what happens then."""
 
 '''
 REQUIRED = ("model",)  # here, so that its default is not ours

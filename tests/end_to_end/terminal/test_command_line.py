@@ -59,7 +59,7 @@ def test_the_help_of_serve_names_every_setting_whole() -> None:
     assert "max-active-responses-per-user" in options
     for option in options:
         assert option == "help" or f"PARLEY_{option.upper().replace('-', '_')}]" in text
-    paragraph = "Secrets are read from the environment only, because every user"
+    paragraph = "Secrets come from the environment only, because every user"
     assert paragraph in " ".join(text.split())
 
 
