@@ -27,6 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--row", help="of docs/reliability.md, such as E1: the tests that show it")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--row") is not None:
+        config.option.markexpr = ""  # some rows are shown by slow tests alone
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """What is imported and collected stays: looking for garbage there, ever again, takes long."""

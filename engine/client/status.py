@@ -11,7 +11,7 @@ from engine.client.requests.core_connection import STALL_SECONDS, CoreState
 from engine.client.requests.inputs import InputPreprocessor
 from engine.client.requests.outgoing import check_readable
 from engine.client.requests.output_processor import OutputProcessor
-from engine.client.stat_loggers import StatLoggers
+from engine.client.requests.stat_loggers import StatLoggers
 from engine.client.text.tokenizer import Tokenizer
 from engine.client.vllm_config import (
     DecodingConfig,

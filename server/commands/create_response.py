@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import orjson
@@ -234,7 +234,7 @@ class ResponseCreator:
             message_id=answer.id,
             parent_id=question.id,
             model=self._model,
-            settings=of_stored(SettingsObject, settings),
+            settings=cast("SettingsObject", settings),  # with what a newer version has set
             status="queued",
             created_at=now_ms,
             priority=frame.priority or msgspec.UNSET,

@@ -8,8 +8,9 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
@@ -335,7 +336,9 @@ class Run:
             timings=Timings(**self.timeline.wire(len(self.token_ids))),
             text_length=text_length,
         )
-        return DoneEntry(response=response, engine=end.engine, durable=True)
+        # A newer version, which began it, may have stored more of it than this one knows.
+        whole = {**self.response, **msgspec.to_builtins(response)}
+        return DoneEntry(response=cast("ResponseObject", whole), engine=end.engine, durable=True)
 
     def usage(self) -> dict[str, int]:
         return {

@@ -10,13 +10,13 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
+from typing import cast
 
 import structlog
 
 from server.config.intervals import Intervals
 from server.live.hub import Hub
 from server.live.response_log import read_base
-from server.protocol.encoding import of_stored
 from server.protocol.objects import ResponseObject, SettingsObject
 from server.protocol.server_frames import CreatedEntry
 from server.runs.peers import Peers
@@ -250,7 +250,7 @@ def _created(record: RunRecord) -> ObjectEvent:
         message_id=record.message_id,
         parent_id=record.parent_id or "",
         model=record.model,
-        settings=of_stored(SettingsObject, record.settings or {}),
+        settings=cast("SettingsObject", record.settings or {}),
         status="queued",
         created_at=record.created_at,
     )

@@ -1,9 +1,12 @@
 """How far one message and one stop walk through server/: which modules they enter, and how often.
 
 A message walks from the reader to the engine's queue, and back to the socket with its first words;
-a stop from the reader to the engine. A reader of the code who follows them opens these files. One
-is a station where the way leads on from it, into another module. It is entered again by another
-function than before; a task that it starts itself goes on from there.
+a stop from the reader to the engine. Both begin where the reader has counted and parsed the frame,
+as it does with every one: that is one module more for a message, and two for a stop.
+
+A reader of the code who follows them opens these files. One is a station where the way leads on
+from it, into another module. It is entered again by another function than before; a task that it
+starts itself goes on from there.
 """
 
 import contextlib

@@ -18,7 +18,7 @@ from engine.client.requests.outgoing import check_request
 from engine.client.requests.output_processor import OutputProcessor, merge_outputs
 from engine.client.requests.request_state import RequestState, Submission
 from engine.client.requests.resubmission import Resubmission
-from engine.client.stat_loggers import StatLoggers
+from engine.client.requests.stat_loggers import StatLoggers
 from engine.client.text.tokenizer import Tokenizer
 from engine.errors import (
     EngineDeadError,

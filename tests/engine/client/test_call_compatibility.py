@@ -13,7 +13,7 @@ from engine.client.args import AsyncEngineArgs
 from engine.client.async_llm import AsyncLLM, AsyncLLMEngine
 from engine.client.requests.inputs import LoRARequest
 from engine.client.requests.iteration_stats import IterationStats
-from engine.client.stat_loggers import StatLoggers
+from engine.client.requests.stat_loggers import StatLoggers
 from engine.errors import EngineDeadError, MaxQueuedTokensError, ValidationError
 from engine.ipc import AddRequest, SchedulerStats
 from engine.outputs import RequestOutput

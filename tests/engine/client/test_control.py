@@ -329,7 +329,7 @@ async def test_a_recorder_that_fails_is_told_nothing_more_and_breaks_no_stream(
 
 async def test_load_is_logged_as_a_line(engine: AsyncLLM, caplog: pytest.LogCaptureFixture) -> None:
     await ask(engine, "r")
-    with caplog.at_level(logging.INFO, "engine.client.stat_loggers"):
+    with caplog.at_level(logging.INFO, "engine.client.requests.stat_loggers"):
         await engine.do_log_stats()
     assert "64 of 64 blocks free" in caplog.text
 

@@ -197,7 +197,6 @@ def _renamed(head: Header) -> None:
 
 _DEEP = 100_000
 _HUGE = 10**12
-_INFINITE = float("inf")
 
 # Those that were seen to end in a traceback, a riddle or no end.
 SEEN = [

@@ -118,6 +118,50 @@ def test_an_answer_comes_from_one_state_into_another_as_the_table_says(
         assert run.state is before
 
 
+# What each method makes of each state; None: a bug that is refused.
+R, S, L, E = RunState.RUNNING, RunState.STOPPING, RunState.LEAVING, RunState.ENDING
+LOST, ENDED, D, H = RunState.LOST, RunState.ENDED, RunState.DISOWNED, RunState.HANDED_OVER
+BEFORE = (R, S, L, E, LOST, ENDED, D, H)
+AFTER = {
+    "stop": (S, S, L, E, LOST, ENDED, D, H),
+    "leave": (L, S, L, E, LOST, ENDED, D, H),
+    "begin_end": (E, E, None, None, LOST, None, None, None),
+    "settle": (None, None, None, ENDED, ENDED, None, None, None),
+    "lose": (LOST, LOST, H, LOST, LOST, None, None, H),
+    "hand_over": (None, None, H, None, None, None, None, H),
+    "disown": (D, D, H, D, D, D, D, H),
+}
+
+
+@pytest.mark.parametrize("method", AFTER)
+@pytest.mark.parametrize("place", range(len(BEFORE)), ids=[state.value for state in BEFORE])
+def test_each_wish_moves_an_answer_or_leaves_it_or_is_refused(
+    run: Run, method: str, place: int
+) -> None:
+    before, after = BEFORE[place], AFTER[method][place]
+    for _, step in pairwise(way_to(before)):
+        run._move(step)
+    wish = getattr(run, method)
+    arguments = [Stop()] if method in ("stop", "leave") else []
+    if after is None:
+        with pytest.raises(IllegalMove):
+            wish(*arguments)
+        assert run.state is before
+        return
+    assert wish(*arguments) in (None, after is not before)
+    assert run.state is after
+
+
+def test_what_a_newer_version_has_stored_of_an_answer_stays_in_its_end() -> None:
+    response = {**RESPONSE, "effort": "low", "settings": {"seed": 1, "verbosity": 3}}
+    message = Message("msg_1", None, "assistant", "", "in_progress", 1)
+    created = ObjectEvent({"type": "response.created"})
+    run = Run(response, message, uid="alice", fence=1, created=created)
+    done = run.done_entry(run.end("stop", None, "released"), 0).wire()["response"]
+    assert (done["effort"], done["settings"]) == ("low", {"seed": 1, "verbosity": 3})
+    assert (done["status"], done["text_length"]) == ("completed", 0)
+
+
 def test_an_answer_that_is_left_to_another_worker_is_handed_over_however_that_goes(
     run: Run,
 ) -> None:
