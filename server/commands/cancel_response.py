@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import structlog
@@ -14,6 +15,7 @@ from server.commands.services import Services
 from server.config.intervals import STORE_RETRY_SECONDS
 from server.engines.client import EngineError
 from server.live.response_log import ResponseLog, is_done, put_event, read_log
+from server.live.retries import until_done
 from server.live.subscription import Subscription, Watcher
 from server.live.told import Stopped
 from server.protocol.client_frames import CancelResponse
@@ -333,13 +335,12 @@ class Canceller:
 
     async def _tell_stored_end(self, response_id: str, asked: int) -> None:
         """Losing a race is no error: what has ended already is answered with its end."""
-        while not self._told.has_answered(response_id, asked):
-            try:
-                log = await read_log(self._store, self._uid, response_id)
-                self._put_end(response_id, log, asked)
-                return
-            except StoreUnavailable:
-                await asyncio.sleep(STORE_RETRY_SECONDS)
+        log = await until_done(
+            partial(read_log, self._store, self._uid, response_id),
+            lambda: not self._told.has_answered(response_id, asked),
+        )
+        if log is not None:
+            self._put_end(response_id, log, asked)
 
     async def _follow_to_the_end(self, response_id: str, asked: int) -> None:
         """Another worker ends it: its asker hears of that, however long the store is away."""

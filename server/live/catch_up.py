@@ -13,6 +13,7 @@ from typing import Any
 from server.config.intervals import STORE_RETRY_SECONDS
 from server.live.data_loss import DataLoss
 from server.live.response_log import ResponseLog, is_done, read_base, read_log
+from server.live.retries import until_done
 from server.live.rooms import Room, Rooms
 from server.live.subscription import Subscription
 from server.protocol.entries import session_event_frame
@@ -183,24 +184,22 @@ class CatchUp:
             self._rooms.spawn(self._resend(room, response_id))
 
     async def _resend(self, room: Room, response_id: str) -> None:
-        while room.subscriptions:
-            try:
-                log = await read_log(self._store, None, response_id)
-            except StoreUnavailable:
-                await asyncio.sleep(STORE_RETRY_SECONDS)
-                continue
-            except ResponseNotFound:
-                for subscription in room.subscriptions:
-                    subscription.cursors.pop(response_id, None)
-                await self._give_up_end(room, response_id)
-                return
+        read = partial(read_log, self._store, None, response_id)
+        try:
+            log = await until_done(read, lambda: bool(room.subscriptions))
+        except ResponseNotFound:
             for subscription in room.subscriptions:
-                # Who is joining is sent the log with the state; who joined meanwhile was.
-                is_due = subscription.doubts(response_id) and subscription.wants(response_id)
-                if is_due and not subscription.joining:
-                    subscription.put_log(response_id, log, 0)
-            self.sync_response(room, response_id)  # what came live meanwhile was dropped
+                subscription.cursors.pop(response_id, None)
+            await self._give_up_end(room, response_id)
             return
+        if log is None:
+            return
+        for subscription in room.subscriptions:
+            # Who is joining is sent the log with the state; who joined meanwhile was.
+            is_due = subscription.doubts(response_id) and subscription.wants(response_id)
+            if is_due and not subscription.joining:
+                subscription.put_log(response_id, log, 0)
+        self.sync_response(room, response_id)  # what came live meanwhile was dropped
 
     async def _give_up_end(self, room: Room, response_id: str) -> None:
         """The answer is stored nowhere; of a session that is gone, its owner tells the end."""

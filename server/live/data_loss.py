@@ -6,13 +6,13 @@ session gets a new epoch, so that no position of the lost history is ever contin
 and its viewers get `session.subscribed` once more, with `recovered: false` and a snapshot.
 """
 
-import asyncio
+import contextlib
 from collections.abc import Callable
 
 import structlog
 from msgspec.structs import replace
 
-from server.config.intervals import STORE_RETRY_SECONDS
+from server.live.retries import until_done
 from server.live.rooms import Room, Rooms
 from server.live.subscription import Subscription
 from server.protocol.server_frames import SessionDeleted, SessionEntry
@@ -56,15 +56,13 @@ class DataLoss:
 
     async def renew(self, session_id: str) -> None:
         """Begin a new epoch: the log of one of the session's answers went back in time."""
-        while True:
-            try:
-                session = await self._store.sessions.get(None, session_id)
-                await self._store.sessions.renew_epoch(session_id, session.epoch)
-                return
-            except StoreUnavailable:
-                await asyncio.sleep(STORE_RETRY_SECONDS)
-            except SessionNotFound:
-                return  # the answer finds out by itself
+
+        async def renew() -> None:
+            session = await self._store.sessions.get(None, session_id)
+            await self._store.sessions.renew_epoch(session_id, session.epoch)
+
+        with contextlib.suppress(SessionNotFound):  # the answer finds out by itself
+            await until_done(renew)
 
     async def look_at(self, session_id: str, *, lacking: str | None = None) -> None:
         """Tell the session's viewers here what has become of it.
@@ -72,21 +70,22 @@ class DataLoss:
         `lacking`: the epoch of which they lack events that the log does not have.
         """
         room = self._rooms.get(session_id)
-        while room is not None and self._rooms.get(session_id) is room:
+        if room is None:
+            return
+
+        async def compare() -> None:
             shown = room.offset
-            try:
+            session = await self._store.sessions.get(None, session_id)
+            if session.epoch == room.epoch and session.offset < shown:
+                await self._store.sessions.renew_epoch(session_id, room.epoch)
                 session = await self._store.sessions.get(None, session_id)
-                if session.epoch == room.epoch and session.offset < shown:
-                    await self._store.sessions.renew_epoch(session_id, room.epoch)
-                    session = await self._store.sessions.get(None, session_id)
-                if session.epoch != room.epoch or lacking == room.epoch:
-                    self._rejoin_all(room, session)
-                return
-            except StoreUnavailable:
-                await asyncio.sleep(STORE_RETRY_SECONDS)
-            except SessionNotFound:
-                await self._tell_gone(room)
-                return
+            if session.epoch != room.epoch or lacking == room.epoch:
+                self._rejoin_all(room, session)
+
+        try:
+            await until_done(compare, lambda: self._rooms.get(session_id) is room)
+        except SessionNotFound:
+            await self._tell_gone(room)
 
     def _rejoin_all(self, room: Room, session: Session) -> None:
         logger.warning("session log does not go on", session_id=session.id)
@@ -101,19 +100,14 @@ class DataLoss:
     async def _rejoin(self, room: Room, subscription: Subscription) -> None:
         assert subscription.rejoin is not None
         async with subscription.sending:  # one state after the other
-            while subscription in room.subscriptions:
-                try:
-                    await subscription.rejoin()
-                except StoreUnavailable:
-                    await asyncio.sleep(STORE_RETRY_SECONDS)
-                    continue
-                except SessionNotFound:
-                    # Nothing would end the join, and the news may have been dropped before it.
-                    frame = await self._gone(room)
-                    offset = max(room.offset, subscription.offset + 1)
-                    subscription.put_session_event(offset, replace(frame, offset=offset).wire())
-                    subscription.end_join(subscription.offset)
-                return
+            try:
+                await until_done(subscription.rejoin, lambda: subscription in room.subscriptions)
+            except SessionNotFound:
+                # Nothing would end the join, and the news may have been dropped before it.
+                frame = await self._gone(room)
+                offset = max(room.offset, subscription.offset + 1)
+                subscription.put_session_event(offset, replace(frame, offset=offset).wire())
+                subscription.end_join(subscription.offset)
 
     async def _tell_gone(self, room: Room) -> None:
         """The session does not exist any more, and its deletion was not heard."""

@@ -8,15 +8,17 @@ import asyncio
 import contextlib
 import hmac
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
 
-from server.config.intervals import STORE_RETRY_SECONDS, Intervals
+from server.config.intervals import Intervals
 from server.engines.client import CoreState, EngineClient, EngineError
 from server.generation.prompts import PromptBuilder
 from server.generation.queue_estimate import QueueEstimate
 from server.live.hub import Hub
+from server.live.retries import until_done
 from server.protocol.errors import ApiError
 from server.protocol.server_frames import QueueReason, ResponseQueued
 from server.runs.active_limit import ActiveLimit
@@ -124,13 +126,8 @@ class Runs:
     async def _go_on(self, run: Run) -> None:
         position = 0
         if not run.is_started:
-            while True:
-                try:
-                    live = await self._store.responses.live(run.session_id)
-                    break
-                except StoreUnavailable:
-                    await asyncio.sleep(STORE_RETRY_SECONDS)
-            if run.response_id in live.queued:
+            live = await until_done(partial(self._store.responses.live, run.session_id))
+            if live is not None and run.response_id in live.queued:
                 position = live.queued.index(run.response_id) + 1
         await self._run(run, position)
 
