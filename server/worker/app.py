@@ -69,21 +69,26 @@ LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Worker:
-    """One worker's parts, wired. `app` is what uvicorn serves.
-
-    Each is made from those before it: what comes in and goes out (feed, hub, health), the other
-    workers (peers, recorder), what makes answers (active_limit, runs, abandonment, creator), what
-    takes over those of dead workers (takeover), who may log in (identities), and the doors
-    (services, app).
-    """
+    """One worker's parts, wired, each made from those before it. `app` is what uvicorn serves."""
 
     def __init__(self, config: WorkerConfig, store: SessionStore, engine: EngineClient) -> None:
         self.config = config
         self._started_at = time.time_ns() // 1_000_000
-        self.metrics = Metrics()
-        self.metrics.registry.register(StoreCollector(lambda: store.client.num_calls))
         self.store = store
         self.engine = engine
+        self.refusal: StoreRefused | None = None  # why this worker stops, if that is why
+        self.stop_asked = asyncio.Event()
+        self.metrics = Metrics()
+        self.metrics.registry.register(StoreCollector(lambda: store.client.num_calls))
+        self._listen()
+        self._join_peers()
+        self._make_answers()
+        self._admit_users()
+        self._open_doors()
+
+    def _listen(self) -> None:
+        """What is heard and sent: the feed, the hub, the health of store and engine."""
+        config, store, engine = self.config, self.store, self.engine
         self.feed = LiveFeed(store.client, store.keys)
         hides = config.hides_observers
         self.hub = Hub(store, self.feed, store.keys, config.replica, hides_observers=hides)
@@ -96,8 +101,10 @@ class Worker:
             self._on_refused,
             on_change=lambda: self.peers.beat_soon(),
         )
-        self.refusal: StoreRefused | None = None  # why this worker stops, if that is why
-        self.stop_asked = asyncio.Event()
+
+    def _join_peers(self) -> None:
+        """The other workers: this one's sign of life, and its figures."""
+        config, store, engine = self.config, self.store, self.engine
         self.peers = Peers(
             Replicas(
                 store.client,
@@ -111,6 +118,10 @@ class Worker:
         )
         samples = Samples(store.client, store.keys)
         self.recorder = Recorder(samples, self.metrics, engine, self._figures, config.replica)
+
+    def _make_answers(self) -> None:
+        """Who makes answers, ends those that nobody watches, and takes over those of the dead."""
+        config, store, engine = self.config, self.store, self.engine
         max_active = config.limits.max_active_responses_per_user
         self.active_limit = ActiveLimit(store, self.hub, max_active)
         prompts = PromptBuilder(store.messages, engine)
@@ -155,14 +166,22 @@ class Worker:
                 uids=BUILT_IN,
             ),
         )
-        credentials = Credentials(store.client, store.keys)
+
+    def _admit_users(self) -> None:
+        """Who may come in."""
+        config, store = self.config, self.store
+        self.credentials = Credentials(store.client, store.keys)
         self.identities = Identities(
-            credentials,
+            self.credentials,
             Users(store.client, store.keys),
             token=config.token,
             admin_token=config.admin_token,
         )
         self.feed.on_resync(self.identities.on_resync)
+
+    def _open_doors(self) -> None:
+        """The websocket, HTTP and the control channel, on what they share."""
+        config, store, engine = self.config, self.store, self.engine
         self.services = Services(
             store=store,
             engine=engine,
@@ -188,7 +207,7 @@ class Worker:
         context = ApiContext(
             self.services,
             self.authenticator,
-            credentials,
+            self.credentials,
             self.health,
             STATIC,
             self.streams,
