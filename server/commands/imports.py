@@ -125,7 +125,7 @@ def _check_place(
     if imported.parent_id is not None and imported.parent_id not in ids:
         raise invalid_field(f"{where}.parent_id", "no message before this one has that id")
     if imported.role == "assistant" and roles.get(imported.parent_id) != "user":
-        raise invalid_field(f"{where}.parent_id", "an answer stands behind a user's message")
+        raise invalid_field(f"{where}.parent_id", "an answer follows a user's message")
 
 
 def _text(imported: ImportedMessage, where: str) -> str:

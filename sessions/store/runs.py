@@ -71,7 +71,7 @@ class Runs:
         `RunGone`, `SequenceGap`.
         """
         if token_ids and not events:
-            raise ValueError("token ids travel with the event that they are behind")
+            raise ValueError("token ids are stored with the event of their text")
         if not is_response_id(response_id):
             raise RunGone
         session_id = session_of(response_id)

@@ -38,7 +38,7 @@ def obstacle(config: Any) -> str | None:
     if config.hidden_act != "silu":
         return f"activation {config.hidden_act}"
     if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
-        return "biases behind attention or in the MLP"
+        return "biases after attention or in the MLP"
     rope = getattr(config, "rope_parameters", None) or {}
     rope_type = rope.get("rope_type", "default")
     if rope_type not in ROPE_TYPES:
