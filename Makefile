@@ -1,7 +1,7 @@
 # Everything a newcomer needs is `make serve` and `make test`; each sets up what is missing.
 PYTHON ?= python3
 # Files of tests are dealt out to so many processes, the slow ones first (tests/conftest.py); each
-# process has its own servers and Redis. One more than two processors: tests wait a third of the time.
+# process has its own servers and Redis. Three keep two processors busy: tests wait a third of their time.
 TEST_PROCESSES ?= 3
 BIN := .venv/bin
 
