@@ -232,6 +232,16 @@ def test_every_row_that_a_page_names_has_a_test(page: Path) -> None:
     assert named - marked() == set()
 
 
+def test_every_row_that_a_test_shows_is_on_a_page() -> None:
+    on_pages = {row for rows, _ in MATRIX for row in rows.split(", ")}
+    for page in PAGES:
+        for rows in ROW.findall(page.read_text()):
+            on_pages |= set(re.findall(r"\w\d+", rows))
+            for kind, first, last in re.findall(r"(\w)(\d+) to \w(\d+)", rows):
+                on_pages |= {f"{kind}{number}" for number in range(int(first), int(last) + 1)}
+    assert marked() - on_pages == set()
+
+
 @pytest.mark.parametrize("kind", ROWS)
 def test_every_row_of_the_fault_matrix_is_listed_and_has_a_test(kind: str) -> None:
     listed = {row for rows, _ in MATRIX for row in rows.split(", ") if row[0] == kind}

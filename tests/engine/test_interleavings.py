@@ -352,12 +352,10 @@ def run_many(max_examples: int, stateful_step_count: int) -> None:
     )
 
 
-@pytest.mark.row("engine R4", "engine R6", "engine R37")
 def test_every_request_ends_once_and_frees_its_blocks_at_every_hook_point() -> None:
     run_many(100, 40)
 
 
-@pytest.mark.row("engine R4", "engine R6", "engine R37")
 @pytest.mark.slow
 def test_every_request_ends_once_and_frees_its_blocks_in_thousands_of_runs() -> None:
     run_many(5000, 60)

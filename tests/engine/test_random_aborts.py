@@ -169,7 +169,6 @@ def make_bystanders(rng: random.Random) -> list[AddRequest]:
     ]
 
 
-@pytest.mark.row("engine R15")
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_thousand_aborts_free_their_blocks_and_change_no_token_of_others(
     runs_ahead: bool, runner: ModelRunner, seed: int = 1

@@ -253,7 +253,6 @@ def test_a_broken_folder_is_the_same_line_whichever_process_finds_it(
     assert str(caught.value).isprintable()
 
 
-@pytest.mark.row("engine R28")
 async def test_killed_core_is_noticed_at_once_by_its_owner(arguments: AsyncEngineArgs) -> None:
     engine = AsyncLLM.from_engine_args(arguments)
     streams = [await engine.add_request(n, [FIRST], greedy(1900)) for n in range(3)]
@@ -312,7 +311,6 @@ async def supervised(arguments: AsyncEngineArgs) -> AsyncIterator[Supervised]:
     supervised.close()
 
 
-@pytest.mark.row("engine R29")
 async def test_core_that_stops_and_goes_on_in_time_doubles_no_token(
     supervised: Supervised,
 ) -> None:
@@ -334,7 +332,6 @@ async def test_core_that_stops_and_goes_on_in_time_doubles_no_token(
     assert CoreState.DEAD not in supervised.states
 
 
-@pytest.mark.row("engine R28")
 async def test_answers_go_on_bit_for_bit_in_the_next_core(tmp_path: Path) -> None:
     """Random text: a token lost, doubled or drawn anew would change all that follow."""
     model = build_tiny_model(tmp_path)

@@ -170,7 +170,6 @@ def test_wrong_value_is_refused_by_name(parameter: str, value: Any) -> None:
     assert parameter in str(caught.value)
 
 
-@pytest.mark.row("engine R49")
 def test_stop_without_detokenizing_is_an_error() -> None:
     with pytest.raises(ValidationError) as caught:
         SamplingParams(stop="x", detokenize=False)

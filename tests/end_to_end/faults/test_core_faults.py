@@ -68,7 +68,7 @@ def outcome(answer: Answer) -> Frame:
     return {name: answer.done["response"][name] for name in names}
 
 
-@pytest.mark.row("E1", "engine R28")
+@pytest.mark.row("E1")
 async def test_answers_go_on_with_the_same_text_when_the_core_is_killed(
     server: Server,
 ) -> None:
@@ -93,7 +93,7 @@ async def test_answers_go_on_with_the_same_text_when_the_core_is_killed(
         await next_question_works(client, disturbed[0][0])
 
 
-@pytest.mark.row("E5", "engine R29")
+@pytest.mark.row("E5")
 async def test_answer_goes_on_when_a_hanging_core_is_killed(server: Server) -> None:
     async with Client(server) as client:
         session = await client.new_session()
@@ -111,7 +111,7 @@ async def test_answer_goes_on_when_a_hanging_core_is_killed(server: Server) -> N
         await next_question_works(client, session)
 
 
-@pytest.mark.row("E4", "engine R29")
+@pytest.mark.row("E4")
 @pytest.mark.slow
 async def test_core_that_goes_on_in_time_is_left_alone(server: Server) -> None:
     async with Client(server) as client:
@@ -171,7 +171,7 @@ async def test_stop_while_there_is_no_core_ends_the_answer_at_once(server: Serve
         assert (await client.done(queued)).final == oracle_answer(300, 10)
 
 
-@pytest.mark.row("E3", "engine R30", "engine R31")
+@pytest.mark.row("E3")
 @pytest.mark.slow
 async def test_parley_ends_when_the_core_cannot_be_started_again(
     new_server: NewServer, oracle_model: Path, tmp_path: Path

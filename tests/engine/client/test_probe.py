@@ -41,7 +41,6 @@ def test_core_that_answers_is_never_silent(watched: Watched) -> None:
         assert watched.is_answered()
 
 
-@pytest.mark.row("engine R29")
 def test_core_that_does_not_answer_is_silent_until_it_does(watched: Watched) -> None:
     for _ in range(3):
         watched.look()

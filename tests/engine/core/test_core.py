@@ -238,7 +238,6 @@ def test_the_core_exits_cleanly_and_says_so(oracle: Path, how: str) -> None:
         assert not Path(core.address.removeprefix("ipc://")).exists()
 
 
-@pytest.mark.row("engine R32")
 def test_a_failing_forward_pass_is_reported_and_ends_the_process(oracle: Path) -> None:
     with _running_core(oracle, "-c", _FAILING_SCRIPT) as core:
         core.hello()

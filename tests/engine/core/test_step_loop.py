@@ -36,7 +36,6 @@ def test_each_client_gets_one_message_per_step_with_only_its_own() -> None:
     assert core.tokens("a", "two") == [4, 5]
 
 
-@pytest.mark.row("engine R1")
 def test_an_abort_during_the_last_step_wins_over_length() -> None:
     core = SteppedCore()
     core.model.during_step = lambda: core.abort("a")
@@ -76,7 +75,6 @@ def test_the_clients_reason_is_kept() -> None:
     assert core.end("a").finish_reason == "stop"
 
 
-@pytest.mark.row("engine R17")
 def test_a_stop_in_a_long_prefill_takes_effect_before_the_next_chunk() -> None:
     core = SteppedCore(max_num_batched_tokens=8)
     core.add("a", 40)
@@ -97,7 +95,6 @@ def test_a_dead_client_ends_its_requests_and_hears_nothing() -> None:
     core.check_all_free()
 
 
-@pytest.mark.row("engine R32")
 def test_a_row_without_finite_logits_ends_alone() -> None:
     core = SteppedCore(
         FakeModel(lambda s: SampledToken(-1, error=("code", "nan")) if s.request_id == "bad" else 5)
@@ -122,7 +119,6 @@ def test_utilities_answer_and_fail_by_name() -> None:
     assert [reply.error is None for reply in replies] == [True, True, True, False]
 
 
-@pytest.mark.row("engine R32")
 def test_a_failing_forward_pass_ends_the_step_loop() -> None:
     core = SteppedCore(FakeModel(lambda sequence: 1 // 0))
     core.add("a")
@@ -171,9 +167,6 @@ def test_a_paced_answer_lets_the_loop_sleep_until_the_next_tick() -> None:
 
 
 # ---- aborts ------------------------------------------------------------------------------------
-
-
-@pytest.mark.row("engine R2")
 def test_aborts_of_unknown_and_ended_requests_change_nothing() -> None:
     core = SteppedCore()
     core.abort("never heard of", "")
@@ -188,7 +181,6 @@ def test_aborts_of_unknown_and_ended_requests_change_nothing() -> None:
     assert core.scheduler.totals.aborts == 0
 
 
-@pytest.mark.row("engine R13")
 @pytest.mark.parametrize("when", ["queued", "prefill", "decode", "last step"])
 @pytest.mark.parametrize(
     "params", [{}, {"logprobs": 3}, {"stop": ["x"]}, {"n": 3}, {"logprobs": 2, "n": 2, "stop": "y"}]
@@ -213,7 +205,6 @@ def test_an_abort_ends_alike_whatever_was_asked_for(when: str, params: dict[str,
     core.check_all_free()
 
 
-@pytest.mark.row("engine R12")
 def test_an_abort_with_the_pool_exhausted_frees_at_once() -> None:
     core = SteppedCore(num_blocks=8, max_num_seqs=4)
     core.add("a", 30, max_tokens=1)
@@ -239,9 +230,6 @@ def test_a_client_that_is_silent_has_its_requests_ended_and_hears_of_it() -> Non
 
 
 # ---- faults ------------------------------------------------------------------------------------
-
-
-@pytest.mark.row("engine R32")
 @pytest.mark.parametrize(
     ("owner", "place"),
     [
@@ -272,7 +260,6 @@ def test_an_exception_in_the_processing_of_one_request_ends_that_request_alone(
     core.check_all_free()
 
 
-@pytest.mark.row("engine R32")
 def test_a_poisoned_request_is_refused_or_harmless() -> None:
     core = SteppedCore()
     core.add("nan", arrival_time=float("nan"), max_tokens=2)
@@ -350,7 +337,6 @@ def test_an_abort_is_heard_between_two_tries() -> None:
     core.check_all_free()
 
 
-@pytest.mark.row("engine R34")
 def test_a_request_that_waits_in_vain_ends_after_ten_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -374,7 +360,6 @@ def test_a_request_that_waits_in_vain_ends_after_ten_seconds(
     core.check_all_free()
 
 
-@pytest.mark.row("engine R34")
 def test_a_pause_and_a_slow_pace_do_not_count_as_stuck() -> None:
     core = SteppedCore(pace=0.01)
     core.add("a", max_tokens=3)
@@ -400,9 +385,6 @@ def test_an_idle_core_says_so_if_a_block_was_lost(caplog: pytest.LogCaptureFixtu
 
 
 # ---- time --------------------------------------------------------------------------------------
-
-
-@pytest.mark.row("engine R41")
 def test_a_maximal_prefill_delays_a_running_stream_by_one_budgeted_step() -> None:
     core = SteppedCore(
         num_blocks=1000, max_model_len=3000, max_num_batched_tokens=512, max_step_seconds=0.03
@@ -427,7 +409,6 @@ def test_a_maximal_prefill_delays_a_running_stream_by_one_budgeted_step() -> Non
     assert min(gaps[: num_chunks - 1]) > 0.02  # and a chunk uses what it has
 
 
-@pytest.mark.row("engine R41")
 def test_without_seconds_the_gap_is_one_step_of_the_budget() -> None:
     core = SteppedCore(
         num_blocks=1000, max_model_len=3000, max_num_batched_tokens=512, max_step_seconds=0

@@ -1,9 +1,6 @@
-import pytest
-
 from server.supervisor.backoff import MAX_FAILED_STARTS, STABLE_SECONDS, Backoff
 
 
-@pytest.mark.row("engine R30")
 def test_after_ten_failed_starts_in_a_row_no_other_is_tried() -> None:
     restarts = Backoff()
     delays = [restarts.delay_after(5.0)]  # the death itself

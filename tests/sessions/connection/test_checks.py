@@ -72,7 +72,6 @@ async def test_a_prefix_with_braces_is_refused(own_redis: EmbeddedRedis) -> None
         await SessionStore.open(own_redis.url, prefix="{x}")
 
 
-@pytest.mark.row("B65")
 async def test_servers_with_different_secrets_are_refused(own_redis: EmbeddedRedis) -> None:
     await (await SessionStore.open(own_redis.url, secret="one")).close()
     await (await SessionStore.open(own_redis.url, secret="one")).close()

@@ -231,7 +231,6 @@ async def test_a_call_that_was_silent_for_too_long_writes_nothing_more(
     assert made.replayed and len(await texts(store, "alice", made.session.id)) == 3
 
 
-@pytest.mark.row("I9")
 async def test_a_copy_never_holds_the_loop_for_more_than_a_part(
     store: SessionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

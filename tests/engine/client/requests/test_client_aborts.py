@@ -83,7 +83,6 @@ async def test_silent_core_is_not_waited_for(
     assert stream.get_nowait() is None
 
 
-@pytest.mark.row("engine R2", "engine R11")
 async def test_aborts_of_several_and_twice_and_of_unknown_ids_end_each_request_once(
     engine: AsyncLLM, core: ScriptedCore
 ) -> None:

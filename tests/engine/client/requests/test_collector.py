@@ -30,7 +30,6 @@ def _num_outputs_alive() -> int:
     return sum(type(each) in (RequestOutput, CompletionOutput) for each in gc.get_objects())
 
 
-@pytest.mark.row("engine R50")
 def test_deltas_that_nobody_reads_are_one_output() -> None:
     before = _num_outputs_alive()
     collector = RequestOutputCollector(RequestOutputKind.DELTA, "r")
@@ -46,7 +45,6 @@ def test_deltas_that_nobody_reads_are_one_output() -> None:
     assert collector.get_nowait() is None
 
 
-@pytest.mark.row("engine R50")
 @pytest.mark.parametrize("kind", [RequestOutputKind.CUMULATIVE, RequestOutputKind.FINAL_ONLY])
 def test_only_the_latest_of_whole_answers_waits(kind: RequestOutputKind) -> None:
     before = _num_outputs_alive()
@@ -60,7 +58,6 @@ def test_only_the_latest_of_whole_answers_waits(kind: RequestOutputKind) -> None
     assert (output.outputs[0].text, output.outputs[0].token_ids) == ("all of it", [7])
 
 
-@pytest.mark.row("engine R50")
 def test_answers_to_one_prompt_merge_each_with_its_own() -> None:
     collector = RequestOutputCollector(RequestOutputKind.DELTA, "r")
     for number in range(300):
@@ -71,7 +68,6 @@ def test_answers_to_one_prompt_merge_each_with_its_own() -> None:
     assert texts == {0: "a" * 100, 1: "b" * 100, 2: "c" * 100}
 
 
-@pytest.mark.row("engine R50")
 def test_an_output_that_a_slow_reader_has_taken_does_not_grow_afterwards() -> None:
     collector = RequestOutputCollector(RequestOutputKind.DELTA, "r")
     collector.put(_output("a", [1]))

@@ -86,9 +86,6 @@ def reason(output: RequestOutput) -> str | None:
 
 
 # ---- the next core goes on
-
-
-@pytest.mark.row("engine R28")
 async def test_stream_goes_on_in_the_next_core(cores: Cores) -> None:
     stream = await cores.add("r")
     first = await cores.receive(AddRequest)
@@ -353,9 +350,6 @@ async def test_core_that_has_given_us_up_is_joined_again(cores: Cores) -> None:
 
 
 # ---- one request, and the event loop
-
-
-@pytest.mark.row("engine R32")
 async def test_exception_in_one_requests_processing_fails_that_request_alone(cores: Cores) -> None:
     streams = [await cores.add(f"r{n}") for n in range(3)]
     ids = [(await cores.receive(AddRequest)).request_id for _ in streams]
@@ -369,7 +363,6 @@ async def test_exception_in_one_requests_processing_fails_that_request_alone(cor
     assert [(await rest(streams[n]))[0] for n in (0, 2)] == ["b", "b"]
 
 
-@pytest.mark.row("engine R39")
 async def test_loop_gets_a_turn_between_slices_of_outputs(
     cores: Cores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,7 +397,6 @@ async def test_what_the_core_said_before_an_answer_is_with_the_readers_by_then(
     assert all(reader.done() for reader in readers)
 
 
-@pytest.mark.row("engine R40")
 async def test_tokens_are_joined_before_they_are_decoded(
     cores: Cores, monkeypatch: pytest.MonkeyPatch
 ) -> None:

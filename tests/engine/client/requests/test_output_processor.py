@@ -313,7 +313,6 @@ def test_id_is_taken_until_the_end_or_the_abort(processor: OutputProcessor) -> N
     assert processor.find("r1") == [second.state]
 
 
-@pytest.mark.row("engine R11")
 def test_ids_are_compared_whole(processor: OutputProcessor) -> None:
     Request(processor, "r10")
     assert processor.find("r1") == []

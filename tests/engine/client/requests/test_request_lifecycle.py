@@ -63,9 +63,6 @@ async def held(core: ThreadedCore, engine: AsyncLLM, **options: Any) -> RequestO
 
 
 # ---- aborts
-
-
-@pytest.mark.row("engine R2")
 async def test_abort_after_the_end_or_twice_or_of_an_unknown_id_does_nothing(
     core: ThreadedCore, engine: AsyncLLM
 ) -> None:
@@ -88,7 +85,6 @@ async def test_abort_after_the_end_or_twice_or_of_an_unknown_id_does_nothing(
     assert (metrics["aborts_total"], metrics["requests_total"]) == (1, 2)
 
 
-@pytest.mark.row("engine R5")
 async def test_abort_of_a_parent_ends_all_answers_within_a_step(
     core: ThreadedCore, engine: AsyncLLM
 ) -> None:
@@ -107,7 +103,6 @@ async def test_abort_of_a_parent_ends_all_answers_within_a_step(
     assert not engine.output_processor.request_states
 
 
-@pytest.mark.row("engine R5")
 async def test_abort_while_a_prompt_is_tokenized_ends_all_of_its_answers(engine: AsyncLLM) -> None:
     adding = asyncio.create_task(engine.add_request("r", LONG_TEXT, params(5, n=3)))
     await asyncio.sleep(0)
@@ -116,7 +111,6 @@ async def test_abort_while_a_prompt_is_tokenized_ends_all_of_its_answers(engine:
     assert (await engine.metrics())["requests_total"] == 0
 
 
-@pytest.mark.row("engine R10")
 async def test_id_can_be_used_again_right_after_its_abort(engine: AsyncLLM) -> None:
     for _ in range(1000):
         first = await engine.add_request("x", PROMPT, params(100))
@@ -125,7 +119,6 @@ async def test_id_can_be_used_again_right_after_its_abort(engine: AsyncLLM) -> N
         assert reasons(await read(first)) == ["abort"]
 
 
-@pytest.mark.row("engine R11")
 async def test_abort_compares_whole_ids(core: ThreadedCore, engine: AsyncLLM) -> None:
     core.hold()
     streams = {name: await engine.add_request(name, PROMPT, params(9)) for name in ("r10", "1r")}
@@ -178,7 +171,6 @@ async def _add_request(engine: AsyncLLM, prompt: Any, n: int) -> None:
         stream.close()
 
 
-@pytest.mark.row("engine R9")
 @pytest.mark.parametrize("reader", [_generate, _add_request])
 @pytest.mark.parametrize("prompt", [PROMPT, LONG_TEXT], ids=["ids", "text"])
 @pytest.mark.parametrize("n", [1, 3])
@@ -200,7 +192,6 @@ async def _refused_rpc(engine: AsyncLLM) -> None:
         await engine.collective_rpc("nothing")
 
 
-@pytest.mark.row("engine R20")
 async def test_cancelling_any_call_leaves_the_engine_alive(engine: AsyncLLM) -> None:
     calls: list[Callable[[], Coroutine[Any, Any, Any]]] = [
         engine.check_health,
@@ -227,9 +218,6 @@ async def test_cancelling_any_call_leaves_the_engine_alive(engine: AsyncLLM) -> 
 
 
 # ---- every request has one end
-
-
-@pytest.mark.row("engine R33")
 async def test_prompt_larger_than_the_cache_is_refused_at_once(tmp_path: Path) -> None:
     with ThreadedCore(num_blocks=4) as core:
         async with connected(core, build_chatml(tmp_path)) as engine:
@@ -240,7 +228,6 @@ async def test_prompt_larger_than_the_cache_is_refused_at_once(tmp_path: Path) -
             assert reasons(await read(fits)) == ["length"]
 
 
-@pytest.mark.row("engine R36")
 async def test_every_refusal_raises(core: ThreadedCore, tmp_path: Path) -> None:
     folder = build_chatml(tmp_path)
     async with connected(core, folder, max_num_queued_reqs=0) as engine:
@@ -265,7 +252,6 @@ async def test_every_refusal_raises(core: ThreadedCore, tmp_path: Path) -> None:
         assert (await engine.metrics())["requests_total"] == 1  # the core has only seen the last
 
 
-@pytest.mark.row("engine R37")
 @pytest.mark.parametrize("seed", range(3))
 async def test_every_accepted_id_has_exactly_one_last_output(engine: AsyncLLM, seed: int) -> None:
     print("seed", seed)
@@ -301,7 +287,6 @@ async def test_every_accepted_id_has_exactly_one_last_output(engine: AsyncLLM, s
     await engine.wait_for_requests_to_drain(10)
 
 
-@pytest.mark.row("engine R36")
 async def test_invalid_request_that_bypasses_the_client_ends_as_well(
     core: ThreadedCore, engine: AsyncLLM
 ) -> None:

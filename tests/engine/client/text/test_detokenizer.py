@@ -70,7 +70,6 @@ def test_ids_behind_a_stop_string_are_not_taken(tokenizer: Tokenizer, batch: int
     assert detokenizer.finish() == ""
 
 
-@pytest.mark.row("engine R47")
 @pytest.mark.parametrize("end", ["eos", "length", "abort"])
 def test_what_is_held_for_a_stop_string_is_given_out_at_the_end(
     tokenizer: Tokenizer, end: str
@@ -83,7 +82,6 @@ def test_what_is_held_for_a_stop_string_is_given_out_at_the_end(
     assert detokenizer.stop is None
 
 
-@pytest.mark.row("engine R46")
 @pytest.mark.parametrize("stop", ["👍", "x👍", "👍y", "y é"])
 def test_stop_string_may_begin_and_end_inside_a_token(tokenizer: Tokenizer, stop: str) -> None:
     ids = tokenizer.encode("before x👍y é after", add_special_tokens=False)
@@ -186,7 +184,6 @@ def _check_stops(tokenizer: Tokenizer, rng: random.Random) -> None:
     assert (before + after, second.stop) == (text, stop)
 
 
-@pytest.mark.row("engine R47")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "num_cases", [200, pytest.param(5_000, marks=pytest.mark.slow)], ids=["short", "long"]

@@ -47,7 +47,6 @@ def _has_torn_run(tokenizer: Tokenizer, ids: list[int]) -> bool:
     return False
 
 
-@pytest.mark.row("engine R42")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("step", [1, 2, 3, 1000])
@@ -91,7 +90,6 @@ def _check_random_ids(tokenizer: Tokenizer, rng: random.Random) -> None:
 SPACES = "spaces_between_special_tokens"
 
 
-@pytest.mark.row("engine R42")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "num_sequences", [300, pytest.param(5_000, marks=pytest.mark.slow)], ids=["short", "long"]
@@ -106,7 +104,6 @@ def test_random_tokens_in_any_pieces_are_the_full_decode(
         _check_random_ids(tokenizers[family], rng)
 
 
-@pytest.mark.row("engine R45")
 @given(
     ids=st.lists(st.integers(0, 419), max_size=60),
     cuts=st.lists(st.integers(0, 60), max_size=20),
@@ -126,7 +123,6 @@ def test_any_bytes_have_a_replacement_only_where_the_full_decode_has_one(
     assert shown + decoder.finish() == full
 
 
-@pytest.mark.row("engine R45")
 @pytest.mark.parametrize("family", WITH_BYTES)
 @given(text=st.text(max_size=40), cuts=st.lists(st.integers(0, 60), max_size=20))
 @settings(max_examples=200, deadline=None)
@@ -146,7 +142,6 @@ def test_no_whole_character_is_held_back(
         assert shown.rstrip(REPLACEMENT) == whole
 
 
-@pytest.mark.row("engine R45")
 @pytest.mark.parametrize("family", WITH_BYTES)
 @pytest.mark.parametrize("text", TEXTS)
 def test_real_text_streams_without_replacements(
@@ -159,7 +154,6 @@ def test_real_text_streams_without_replacements(
     assert (shown + decoder.finish()).count(REPLACEMENT) == text.count(REPLACEMENT)
 
 
-@pytest.mark.row("engine R45")
 @pytest.mark.parametrize("family", WITH_BYTES)
 def test_unfinished_character_is_given_out_at_the_end(
     tokenizers: dict[str, Tokenizer], family: str
@@ -186,7 +180,6 @@ def test_characters_that_were_shown_stay_when_a_broken_byte_follows(
     ]
 
 
-@pytest.mark.row("engine R43")
 def test_ids_that_break_a_prefix_stream_are_text_like_any_others(
     tokenizers: dict[str, Tokenizer],
 ) -> None:
@@ -211,7 +204,6 @@ def _step_through(tokenizer: Tokenizer, ids: list[int]) -> None:
         stream.step(backend, token_id)
 
 
-@pytest.mark.row("engine R44")
 @pytest.mark.parametrize("family", WITH_BYTES)
 @pytest.mark.parametrize("cut", [1, 2, 3])
 def test_prompt_that_ends_inside_a_character_leaks_nothing(
@@ -226,7 +218,6 @@ def test_prompt_that_ends_inside_a_character_leaks_nothing(
     assert IncrementalDecoder(tokenizer, secret).finish() == ""
 
 
-@pytest.mark.row("engine R44")
 @pytest.mark.parametrize("family", WITH_BYTES)
 @pytest.mark.parametrize("cut", [1, 2, 3])
 def test_answer_may_finish_the_character_of_its_prompt(

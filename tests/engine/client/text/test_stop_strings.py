@@ -28,7 +28,6 @@ def _run(matcher: StopMatcher, pieces: list[str]) -> tuple[str, str | None]:
     return shown + matcher.flush(), None
 
 
-@pytest.mark.row("engine R46")
 @pytest.mark.parametrize("include", [False, True])
 @pytest.mark.parametrize(
     ("text", "stop"),
@@ -59,7 +58,6 @@ def test_no_character_of_a_stop_string_is_shown_over_any_split(
             assert (shown if found else shown + matcher.flush(), found) == expected
 
 
-@pytest.mark.row("engine R48")
 @given(
     text=st.text("ab\n", max_size=30),
     stops=st.lists(st.text("ab\n", min_size=1, max_size=5), min_size=1, max_size=4),
@@ -77,14 +75,12 @@ def test_of_several_stops_the_earliest_wins_in_any_pieces(
     )
 
 
-@pytest.mark.row("engine R48")
 def test_stop_that_completes_first_wins_and_ties_go_by_order() -> None:
     assert StopMatcher(["world!", "wor"]).feed("hello world!") == ("hello ", "wor")
     assert StopMatcher(["ab", "b"]).feed("xab") == ("x", "ab")
     assert StopMatcher(["b", "ab"]).feed("xab") == ("xa", "b")
 
 
-@pytest.mark.row("engine R47")
 @given(
     text=st.text("ab", max_size=20),
     stops=st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3),

@@ -219,7 +219,6 @@ async def test_tokenizer_may_be_awaited(ours: dict[str, Tokenizer]) -> None:
     assert await ours["chatml"] is ours["chatml"]
 
 
-@pytest.mark.row("engine R38")
 async def test_long_texts_are_encoded_in_another_thread(
     ours: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,7 +235,6 @@ async def test_long_texts_are_encoded_in_another_thread(
     assert threads[0] is not threading.main_thread()
 
 
-@pytest.mark.row("engine R38")
 def test_encoding_leaves_the_interpreter_to_other_threads() -> None:
     class Backend:
         """Has the calls that release the interpreter lock, and `encode`, which does not, not."""

@@ -405,13 +405,11 @@ def test_answers_are_alike_with_two_threads(
     assert answer_together(engine, make_prompts()) == expected
 
 
-@pytest.mark.row("engine R42")
 @needs_kernels
 def test_sixteen_seeded_streams_each_equal_their_solo_run_bit_for_bit(folders: Folders) -> None:
     check_streams(folders("llama"), 16)
 
 
-@pytest.mark.row("engine R42")
 @needs_kernels
 @pytest.mark.slow
 def test_a_hundred_seeded_streams_each_equal_their_solo_run_bit_for_bit(

@@ -314,7 +314,6 @@ def test_the_model_is_to_blame_where_parameters_left_a_token() -> None:
     assert sample_one(logits, sequence).error == ("engine_error", "the model gave no finite logits")
 
 
-@pytest.mark.row("engine R32")
 def test_a_row_whose_parameters_fail_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     add = LogitEdits.add
 

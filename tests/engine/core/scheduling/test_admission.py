@@ -6,7 +6,6 @@ from tests.engine.helpers.fakes import make_request, make_scheduler
 from tests.engine.helpers.scheduler_run import Run
 
 
-@pytest.mark.row("engine R36")
 @pytest.mark.parametrize(
     ("fields", "code"),
     [
@@ -84,7 +83,6 @@ def test_an_id_in_use_is_not_taken_twice() -> None:
     assert scheduler.add("you", make_request("a"), 0.0) is not None
 
 
-@pytest.mark.row("engine R33")
 def test_a_prompt_larger_than_the_cache_is_refused_at_once() -> None:
     run = Run(make_scheduler(num_blocks=5, max_model_len=100))
     run.add("too long", 20)

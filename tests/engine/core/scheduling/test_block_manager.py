@@ -140,7 +140,6 @@ def test_num_needed_counts_free_hits_and_what_is_missing() -> None:
     assert blocks.num_needed(other, blocks.find_prefix(other)) == 1
 
 
-@pytest.mark.row("engine R14")
 def test_released_blocks_return_after_the_last_step_that_was_in_flight() -> None:
     blocks = BlockManager(8, BLOCK_SIZE)
     first, second = make_sequence([1] * 8), make_sequence([2] * 8)

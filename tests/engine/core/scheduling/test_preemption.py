@@ -43,7 +43,6 @@ def make_growing_run(num_blocks: int, names: str) -> Run:
     return run
 
 
-@pytest.mark.row("engine R35")
 def test_one_set_of_victims_makes_room_for_all_decodes_of_a_step() -> None:
     run = make_growing_run(13, "abcd")
     assert run.scheduler.blocks.num_free == 1
@@ -51,7 +50,6 @@ def test_one_set_of_victims_makes_room_for_all_decodes_of_a_step() -> None:
     assert run.scheduler.totals.preemptions == 1
 
 
-@pytest.mark.row("engine R35")
 def test_blocks_that_will_soon_be_free_are_awaited_before_another_is_preempted() -> None:
     run = make_growing_run(10, "abc")
     run.scheduler.blocks.start_step()  # as if one were in flight
@@ -64,7 +62,6 @@ def test_blocks_that_will_soon_be_free_are_awaited_before_another_is_preempted()
     assert run.scheduler.totals.preemptions == 0
 
 
-@pytest.mark.row("engine R35")
 def test_the_oldest_is_never_a_victim_and_no_two_preempt_each_other() -> None:
     run = Run(make_scheduler(num_blocks=12, max_model_len=48))
     names = [f"r{number}" for number in range(8)]

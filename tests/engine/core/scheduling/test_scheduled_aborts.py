@@ -19,7 +19,6 @@ def test_aborts_are_counted_apart_from_stop_strings() -> None:
     assert scheduler.totals.aborts == 1
 
 
-@pytest.mark.row("engine R3")
 def test_an_abort_while_waiting_ends_without_a_token_and_touches_no_block() -> None:
     run = Run(make_scheduler(num_blocks=8, max_num_seqs=1))
     run.add("runs", 8, max_tokens=9)
@@ -33,7 +32,6 @@ def test_an_abort_while_waiting_ends_without_a_token_and_touches_no_block() -> N
     assert run.outputs[-1].num_cached_tokens == 0
 
 
-@pytest.mark.row("engine R6")
 @pytest.mark.parametrize("state", ["waiting", "prefill", "running", "preempted"])
 def test_an_abort_frees_every_block_from_every_state_and_its_id_at_once(state: str) -> None:
     run = Run(make_scheduler(num_blocks=16, max_num_batched_tokens=8))
@@ -55,7 +53,6 @@ def test_an_abort_frees_every_block_from_every_state_and_its_id_at_once(state: s
     run.scheduler.check_integrity()
 
 
-@pytest.mark.row("engine R11")
 def test_ids_are_compared_whole_and_per_client() -> None:
     run = Run(make_scheduler())
     run.add("r1")
@@ -65,7 +62,6 @@ def test_ids_are_compared_whole_and_per_client() -> None:
     assert [s.request_id for s in run.scheduler.waiting] == ["r10"]
 
 
-@pytest.mark.row("engine R16")
 def test_aborted_waiting_requests_cost_no_forward_pass() -> None:
     run = Run(make_scheduler(max_num_seqs=1))
     for name in "abcdef":
@@ -79,7 +75,6 @@ def test_aborted_waiting_requests_cost_no_forward_pass() -> None:
     assert len(run.model.steps) == 6  # three tokens each
 
 
-@pytest.mark.row("engine R14")
 def test_blocks_released_while_a_step_runs_are_free_when_it_has_ended() -> None:
     scheduler = make_scheduler(num_blocks=8)
     scheduler.add("me", make_request("a", 14), 0.0)
@@ -91,7 +86,6 @@ def test_blocks_released_while_a_step_runs_are_free_when_it_has_ended() -> None:
     assert (scheduler.blocks.num_free, scheduler.blocks.num_soon_free) == (8, 0)
 
 
-@pytest.mark.row("engine R18")
 def test_a_batch_holds_only_what_the_request_map_holds() -> None:
     run = Run(make_scheduler(num_blocks=12, max_num_batched_tokens=6))
     for number in range(8):
@@ -108,7 +102,6 @@ def test_a_batch_holds_only_what_the_request_map_holds() -> None:
     assert len(sizes) > 2
 
 
-@pytest.mark.row("engine R19")
 def test_after_a_stop_the_next_turn_finds_its_prefix() -> None:
     for num_prompt, num_steps in [(10, 8), (33, 1), (40, 25), (16, 17), (5, 4)]:
         run = Run(make_scheduler(block_size=16, max_num_batched_tokens=64))
