@@ -100,7 +100,7 @@ class Canceller:
         self._subscriptions = subscriptions
         self._background = Background(ApiError, EngineError)
         self._followed: set[str] = set()  # answers whose end this connection is waiting for
-        self._waiting: dict[int, WaitingStop] = {}  # by the number of the frame, from `Told.ask`
+        self.waiting: dict[int, WaitingStop] = {}  # by the number of the frame, from `Told.ask`
 
     @property
     def _uid(self) -> str:
@@ -117,7 +117,7 @@ class Canceller:
         number, from `Told.ask`.
         """
         handled = self._close_gates(WaitingStop(frame), asked)
-        self._waiting[asked] = WaitingStop(frame, handled)
+        self.waiting[asked] = WaitingStop(frame, handled)
 
     def carry_out_waiting(self, response_id: str) -> None:
         """An answer has just begun: the stops that were read meanwhile close its gate.
@@ -126,7 +126,7 @@ class Canceller:
         slips out; the stops are answered when their turn comes.
         """
         run = self._runs.local(response_id)
-        for stop in self._waiting.values() if run is not None else ():
+        for stop in self.waiting.values() if run is not None else ():
             if run in self._local_runs(stop.frame):
                 self._stop_local(run, replace(stop.frame, seen_sequence_number=None))
 
@@ -172,7 +172,7 @@ class Canceller:
 
     async def cancel(self, frame: CancelResponse, asked: int) -> None:
         """`response.cancel` and `stop`, as far as the reader has not carried them out already."""
-        stop = self._waiting.pop(asked, WaitingStop(frame))
+        stop = self.waiting.pop(asked, WaitingStop(frame))
         # What was asked for just before the stop may have begun meanwhile.
         handled = self._close_gates(stop, asked)
         try:

@@ -75,7 +75,7 @@ class ResponseCreator:
         replica: str,
         model: str,
         defaults: ModelDefaults,
-        limit: ActiveLimit,
+        limit: ActiveLimit | None,
     ) -> None:
         self._store = store
         self._engine = engine
@@ -161,14 +161,16 @@ class ResponseCreator:
         )
         response_id = new_response_id(session.id)
         replaces = frame.on_busy == "cancel" and session.active_response_id is not None
-        remaining = await self._limit.take(uid, response_id, instead=replaces)
+        remaining = 0
+        if self._limit is not None:
+            remaining = await self._limit.take(uid, response_id, instead=replaces)
         run = None
         try:
             run, begun = await self._store_beginning(
                 uid, session, frame, settings, target, response_id
             )
         finally:
-            if run is None:
+            if run is None and self._limit is not None:
                 self._limit.free(uid, response_id)
         if run is None:
             return begun.response_id, True
@@ -178,7 +180,7 @@ class ResponseCreator:
         run.tokens_left = None if budget is None else budget.remaining
         self._runs.add(run)
         self._announce(run, begun, target, frame, asker)
-        if self._limit.limit:
+        if self._limit is not None:
             asker.outbox.put(RateLimitsUpdated(rate_limits=[self._limit.entry(remaining)]))
         self._runs.start(run, begun)
         if begun.title_empty and frame.input is not None:

@@ -12,12 +12,13 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
+import structlog
 from msgspec import UNSET
 
 from server.live.catch_up import CatchUp
 from server.live.data_loss import DataLoss
 from server.live.response_log import ResponseLog
-from server.live.rooms import BegunRun, Room, Rooms
+from server.live.rooms import BegunRun, LocalRun, Room, Rooms
 from server.live.subscription import Subscription, Watcher
 from server.live.viewers import Viewers
 from server.protocol.encoding import ServerFrame, of_stored
@@ -43,6 +44,8 @@ from sessions.model.ids import session_of
 from sessions.model.keys import Keys
 from sessions.model.records import Session
 from sessions.store.store import SessionStore
+
+logger = structlog.get_logger("server")
 
 
 class Hub:
@@ -246,12 +249,31 @@ class Hub:
             if not subscription.put_events(response_id, fence, first, events):
                 self.catch_up.sync_response(room, response_id)
 
-    def show_again(self, response_id: str, log: ResponseLog) -> None:
-        """An answer of this worker is still its own: its viewers get what they had to wait for."""
-        room = self.rooms.of_response(response_id)
+    def show(self, run: LocalRun, events: list[Event]) -> None:
+        """Publish the newest entries of an answer of this worker, while it may.
+
+        An owner that cannot renew its lease does not know for how long the answer is still its own.
+        So nothing is shown from shortly before the lease ends until it is renewed, if there are
+        other workers: `must_be_silent` says so.
+        """
+        if run.is_held:
+            return
+        if run.must_be_silent():
+            run.is_held = True
+            logger.warning("viewers wait for the store", **run.ids)
+            return
+        first = run.sequence_number - len(events) + 1
+        self.publish_events(run.response_id, run.fence, first, events)
+
+    def show_held(self, run: LocalRun) -> None:
+        """The answer is still this worker's: its viewers get what they had to wait for."""
+        if not run.is_held:
+            return
+        run.is_held = False
+        room = self.rooms.of_response(run.response_id)
         for subscription in room.subscriptions if room else ():
-            if not subscription.joining and subscription.wants(response_id):
-                subscription.catch_up(response_id, log)
+            if not subscription.joining and subscription.wants(run.response_id):
+                subscription.catch_up(run.response_id, run.log)
 
     def tell_end_again(self, response_id: str, log: ResponseLog) -> None:
         """The end of an answer of this worker was told before it was stored, and now it is.

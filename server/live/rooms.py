@@ -24,11 +24,18 @@ class LocalRun(Protocol):
     def response_id(self) -> str: ...
 
     @property
+    def ids(self) -> dict[str, str]: ...
+
+    @property
+    def sequence_number(self) -> int: ...
+
+    @property
     def log(self) -> ResponseLog: ...
 
     @property
     def is_disowned(self) -> bool: ...
 
+    fence: int
     is_held: bool
     must_be_silent: Callable[[], bool]
 

@@ -15,32 +15,29 @@ RENEW_SECONDS = 10.0  # the store forgets a slot after 30 s
 
 
 class ActiveLimit:
-    """Does nothing at all, and asks nobody, when `limit` is 0."""
+    """A limit that is set: where there is none, there is no such object."""
 
     def __init__(self, store: SessionStore, hub: Hub, limit: int) -> None:
         self._store = store
         self._hub = hub
-        self.limit = limit
+        self._limit = limit
 
     async def take(self, uid: str, response_id: str, *, instead: bool = False) -> int:
         """Count an answer that is about to begin; returns how many more may.
 
         `instead`: it replaces one that runs. Raises `ApiError` `rate_limited`.
         """
-        if not self.limit:
-            return 0
         try:
-            count = await self._store.slots.take(uid, response_id, self.limit + instead)
+            count = await self._store.slots.take(uid, response_id, self._limit + instead)
         except NoSlot as full:
             raise ApiError(
                 "rate_limited", f"{full.count} answers are running already", retry_after_ms=1000
             ) from full
-        return max(0, self.limit - count)
+        return max(0, self._limit - count)
 
     def free(self, uid: str, response_id: str) -> None:
         """The answer has ended, or never began."""
-        if self.limit:
-            self._hub.spawn(self._free(uid, response_id))
+        self._hub.spawn(self._free(uid, response_id))
 
     async def _free(self, uid: str, response_id: str) -> None:
         with contextlib.suppress(StoreUnavailable):  # then it expires
@@ -48,11 +45,11 @@ class ActiveLimit:
 
     async def renew_forever(self, runs: Callable[[], Iterable[Run]]) -> None:
         """Keep the slots of the answers that this worker produces."""
-        while self.limit:
+        while True:
             await asyncio.sleep(RENEW_SECONDS)
             renewals = [self._store.slots.renew(run.uid, run.response_id) for run in runs()]
             await asyncio.gather(*renewals, return_exceptions=True)
 
     def entry(self, remaining: int) -> RateLimit:
         """What is left, as `rate_limits.updated` says it."""
-        return RateLimit(name="responses", limit=self.limit, remaining=remaining, reset_seconds=0)
+        return RateLimit(name="responses", limit=self._limit, remaining=remaining, reset_seconds=0)

@@ -20,8 +20,7 @@ from server.live.response_log import is_done
 from server.protocol.encoding import of_stored
 from server.protocol.objects import MessageObject
 from server.protocol.server_frames import DoneEntry, MessageUpdated
-from server.runs.log_writer import LogWriter
-from server.runs.publisher import Publisher
+from server.runs.log_writer import LogWriter, lose
 from server.runs.run import Run
 from server.runs.state import STATUS_TO_MESSAGE_STATUS, End
 from server.runs.stop import Stop, cancel_command
@@ -69,7 +68,6 @@ class Finisher:
         metrics: Metrics,
         queue: QueueEstimate,
         writer: LogWriter,
-        publisher: Publisher,
     ) -> None:
         self._run = run
         self._store = store
@@ -77,7 +75,6 @@ class Finisher:
         self._metrics = metrics
         self._queue = queue
         self._writer = writer
-        self._publisher = publisher
 
     async def finish(self, end: End) -> Finished | None:
         """Make the answer terminal, once; tell the viewers at once even while the store is away.
@@ -106,7 +103,7 @@ class Finisher:
                 finished = await self._store_end(ending)
                 break
             except StoreUnavailable:
-                if not run.done.is_set() and not self._publisher.must_be_silent():
+                if not run.done.is_set() and not run.must_be_silent():
                     self._publish_done(ending, durable=False)
                 await asyncio.sleep(STORE_RETRY_SECONDS)
             except CancelPending as pending:
@@ -158,7 +155,7 @@ class Finisher:
 
     def _publish_done(self, ending: _Ending, *, durable: bool) -> None:
         run, end = self._run, ending.end
-        self._publisher.publish([run.add_object(replace_fields(ending.done, durable=durable))])
+        self._hub.show(run, [run.add_object(replace_fields(ending.done, durable=durable))])
         run.status = end.status
         run.done.set()
         if run.stopping is not None:
@@ -177,20 +174,25 @@ class Finisher:
         run.settle()
         self._metrics.count_response(end.status, end.reason)
         if not run.done.is_set():
-            self._publisher.speak_again()
+            self._speak_again()
             self._publish_done(ending, durable=durable)
             return
         if run.status != end.status:
             logger.warning("end was told and is another", status=end.status, **run.ids)
         run.status = end.status
         run.replace_end(replace_fields(ending.done, durable=durable))
-        self._publisher.speak_again()
+        self._speak_again()
         self._hub.tell_end_again(run.response_id, run.log)
+
+    def _speak_again(self) -> None:
+        """Nobody can take the answer over any more."""
+        self._run.renewed_at = time.monotonic()
+        self._hub.show_held(self._run)
 
     def _finish_lost(self, error: Exception) -> None:
         """The run is somebody else's, or its session is gone: end it for the viewers here."""
         run = self._run
-        self._publisher.lose(error)
+        lose(run, error)
         deleted = run.is_deleted
         if isinstance(error, RunGone | SequenceGap):
             if deleted:

@@ -10,14 +10,18 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
+import structlog
+
 from server.config.intervals import STORE_RETRY_SECONDS, Intervals
-from server.runs.publisher import Publisher
+from server.live.hub import Hub
 from server.runs.run import Run
 from sessions.background import start
 from sessions.model.errors import RunEnded, RunGone, RunLost, SequenceGap, StoreUnavailable
 from sessions.model.events import Event, ObjectEvent
 from sessions.model.replies import AppendReply
 from sessions.store.store import SessionStore
+
+logger = structlog.get_logger("server")
 
 APPEND_SECONDS = 0.03  # between two appends of one answer: what comes meanwhile shares a call
 BEHIND_SECONDS = 0.005  # from an event to its append: the sockets here come first
@@ -41,7 +45,7 @@ class Batch:
 class LogWriter:
     """Writes while `running`; where only an end is to be written, it knows where the log ends.
 
-    `publisher` hears of renewals and of what Redis had lost.
+    The `hub` shows what waited for a renewal, and hears what Redis had lost.
     `on_stop`: a stop is stored; `on_loss`: nothing more may be said.
     """
 
@@ -51,14 +55,14 @@ class LogWriter:
         *,
         store: SessionStore,
         intervals: Intervals,
-        publisher: Publisher,
+        hub: Hub,
         on_stop: Callable[[], Awaitable[None]],
         on_loss: Callable[[Exception], None],
     ) -> None:
         self._run = run
         self._store = store
         self._intervals = intervals
-        self._publisher = publisher
+        self._hub = hub
         self._on_stop = on_stop
         self._on_loss = on_loss
         self._unanswered: Batch | None = None
@@ -105,7 +109,9 @@ class LogWriter:
         run.num_stored = gap.sequence_number
         run.num_tokens_stored = gap.num_tokens
         run.changed.set()
-        self._publisher.tell_rewound()
+        # The log went back in time, to before what was shown: its viewers begin anew.
+        logger.warning("redis lost its last writes, which are written again", **run.ids)
+        self._hub.spawn(self._hub.data_loss.renew(run.session_id))
         return True
 
     def _lose(self, error: Exception) -> None:
@@ -204,7 +210,7 @@ class LogWriter:
         if not reply.repeated:  # a repeat says that the first try had renewed, whenever that was
             run.renewed_at = sent
             run.timeline.set_clock(self._replied_at(reply))
-            self._publisher.show_held()
+            self._hub.show_held(run)
         if reply.cancel and run.stopping is None:
             await self._on_stop()
 
@@ -220,3 +226,10 @@ class LogWriter:
         run.num_tokens_stored += len(batch.token_ids)
         if run.num_stored < run.sequence_number:  # more came while it was unanswered
             run.changed.set()
+
+
+def lose(run: Run, error: Exception) -> None:
+    """The store refuses this worker's writes: it must not show another character."""
+    if not run.is_deleted:
+        logger.warning("run lost", error=type(error).__name__, **run.ids)
+    run.lose()

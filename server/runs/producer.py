@@ -1,7 +1,7 @@
 """`Producer`: carries one answer from the engine to its viewers and into the store.
 
 Two tasks: one takes outputs from the engine and numbers events, which reach this worker's viewers
-at once through the `Publisher`; the other is the `LogWriter`. The engine waits for neither sockets
+at once through the `Hub`; the other is the `LogWriter`. The engine waits for neither sockets
 nor Redis. What follows the engine's last output is the `Finisher`'s task.
 """
 
@@ -32,8 +32,7 @@ from server.live.hub import Hub
 from server.protocol.errors import ApiError
 from server.protocol.server_frames import InProgressEntry, QueueReason, ResponseQueued
 from server.runs.finisher import Finisher
-from server.runs.log_writer import LogWriter
-from server.runs.publisher import Publisher
+from server.runs.log_writer import LogWriter, lose
 from server.runs.run import Run
 from server.runs.state import End
 from server.runs.stop import Stop, StoredStop
@@ -78,17 +77,23 @@ class Producer:
         self._metrics = metrics
         self._intervals = intervals
         self._queue = queue or QueueEstimate()
-        self._publisher = Publisher(run, hub=hub, intervals=intervals, has_peers=has_peers)
+        self._has_peers = has_peers
+        run.must_be_silent = self._must_be_silent
         self._writer = LogWriter(
             run,
             store=store,
             intervals=intervals,
-            publisher=self._publisher,
+            hub=hub,
             on_stop=self.stop_as_stored,
             on_loss=self._lose,
         )
         self._last_queue_frame = 0.0
         self._last_text_at: float | None = None
+
+    def _must_be_silent(self) -> bool:
+        """Whether somebody might have taken the answer over, or may before we hear of it."""
+        silent_for = time.monotonic() - self._run.renewed_at
+        return silent_for > self._intervals.silence and self._has_peers()
 
     async def produce(self, queued_behind: int = 0) -> Finished | None:
         """The answer's whole life: wait for its turn, ask the engine, store and show what it says.
@@ -274,7 +279,7 @@ class Producer:
             if self._last_text_at is not None:
                 self._metrics.inter_event.observe(now - self._last_text_at)
             self._last_text_at = now
-            self._publisher.publish([event])
+            self._hub.show(self._run, [event])
 
     def _note_cached(self, num_tokens: int | None) -> None:
         """What another core finds in its cache later is no part of the prompt's price."""
@@ -325,7 +330,7 @@ class Producer:
                 queue_ms=round((run.timeline.scheduled - run.timeline.created) * 1000),
             )
         )
-        self._publisher.publish([event])
+        self._hub.show(self._run, [event])
 
     async def _flush_window(self) -> None:
         """Let the next outputs merge for a moment; a stop ends the wait."""
@@ -355,7 +360,7 @@ class Producer:
 
     def _lose(self, error: Exception) -> None:
         """What the engine would still say is nobody's to hear."""
-        self._publisher.lose(error)
+        lose(self._run, error)
         self._hub.spawn(self._engine.abort(self._run.response_id))
 
     async def finish(self, end: End) -> Finished | None:
@@ -367,6 +372,5 @@ class Producer:
             metrics=self._metrics,
             queue=self._queue,
             writer=self._writer,
-            publisher=self._publisher,
         )
         return await finisher.finish(end)

@@ -55,7 +55,7 @@ class Runs:
         hub: Hub,
         metrics: Metrics,
         intervals: Intervals,
-        limit: ActiveLimit,
+        limit: ActiveLimit | None,
         prompts: PromptBuilder,
         model_fingerprint: str = "",
         has_peers: Callable[[], bool] = lambda: False,
@@ -159,8 +159,7 @@ class Runs:
     async def finish(self, run: Run, end: End) -> None:
         """End a run that was taken over: it produces nothing more, only its end is missing."""
         finished = await self._producer(run).finish(end)
-        self._limit.free(run.uid, run.response_id)
-        self._hub.show_activity(run.uid, run.session_id, active=False, status=run.status)
+        self._tell_ended(run)
         await self._promote_next(finished)
 
     def _producer(self, run: Run) -> Producer:
@@ -191,7 +190,11 @@ class Runs:
         self._hub.rooms.release(run.response_id)
         if run.is_given_up:
             return
-        self._limit.free(run.uid, run.response_id)
+        self._tell_ended(run)
+
+    def _tell_ended(self, run: Run) -> None:
+        if self._limit is not None:
+            self._limit.free(run.uid, run.response_id)
         self._hub.show_activity(run.uid, run.session_id, active=False, status=run.status)
 
     async def _promote_next(self, finished: Finished | None) -> None:

@@ -123,7 +123,7 @@ class Worker:
         """Who makes answers, ends those that nobody watches, and takes over those of the dead."""
         config, store, engine = self.config, self.store, self.engine
         max_active = config.limits.max_active_responses_per_user
-        self.active_limit = ActiveLimit(store, self.hub, max_active)
+        self.active_limit = ActiveLimit(store, self.hub, max_active) if max_active else None
         prompts = PromptBuilder(store.messages, engine)
         self.runs = Runs(
             limit=self.active_limit,
@@ -250,10 +250,11 @@ class Worker:
             self.control.listen(),
             self.hub.viewers.refresh_forever(),
             self.abandonment.sweep_forever(),
-            self.active_limit.renew_forever(self.runs.all),
             self.identities.watch_forever(),
         ):
             background.spawn(work)
+        if self.active_limit is not None:
+            background.spawn(self.active_limit.renew_forever(self.runs.all))
         try:
             yield
         finally:

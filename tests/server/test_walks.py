@@ -128,9 +128,8 @@ async def walks(redis_server: EmbeddedRedis, tmp_path: Path) -> dict[str, Walk]:
     return walks
 
 
-def test_a_message_walks_through_23_modules_at_most(walks: dict[str, Walk]) -> None:
-    """20 is what we aim at."""
-    assert len(set(walks["message"].modules)) <= 23, walks["message"].modules
+def test_a_message_walks_through_20_modules_at_most(walks: dict[str, Walk]) -> None:
+    assert len(set(walks["message"].modules)) <= 20, walks["message"].modules
 
 
 def test_a_stop_walks_through_5_modules_at_most(walks: dict[str, Walk]) -> None:

@@ -339,7 +339,8 @@ class Handlers:
             await self._store.sessions.get(self._uid, frame.session_id)
             raise ApiError("not_subscribed", "subscribe to the session first", param="session_id")
         response_id, replayed = await self._services.creator.create(self._uid, frame, subscription)
-        self.canceller.carry_out_waiting(response_id)
+        if self.canceller.waiting:
+            self.canceller.carry_out_waiting(response_id)
         if replayed:
             await self._replay(subscription, frame, response_id, asked)
 

@@ -74,10 +74,3 @@ async def test_a_renewal_keeps_the_slot_whatever_the_limit(store: SessionStore) 
     await store.slots.take("alice", rid, 1)
     await store.slots.renew("alice", other)  # taken over from a worker with another limit
     assert await store.client.call("ZCARD", store.keys.user_slots("alice")) == 2
-
-
-async def test_without_a_limit_nobody_is_asked() -> None:
-    limit = ActiveLimit(None, Spawner(), 0)  # type: ignore[arg-type]
-    assert await limit.take("alice", response()) == 0
-    limit.free("alice", response())
-    await asyncio.wait_for(limit.renew_forever(list), 1)

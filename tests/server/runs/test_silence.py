@@ -1,4 +1,4 @@
-"""`Publisher`: nothing is shown while another worker may have taken the answer over."""
+"""`Hub.show` and its like: nothing is shown while another worker may have taken the answer over."""
 
 import asyncio
 from typing import Any
