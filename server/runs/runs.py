@@ -94,9 +94,11 @@ class Runs:
     def leases(self) -> dict[str, int]:
         """Response id → `lease_until` of every own run whose lease is still renewed.
 
-        One that ends may have left the index already, and must not be entered again.
+        One that ends, or whose session goes, may have left the index already, and must not be
+        entered again.
         """
-        return {run.response_id: run.lease_until for run in self._runs.values() if run.is_here}
+        kept = [run for run in self._runs.values() if run.is_here and not run.is_deleted]
+        return {run.response_id: run.lease_until for run in kept}
 
     def local_of_session(self, session_id: str) -> list[Run]:
         return [run for run in self._runs.values() if run.session_id == session_id]

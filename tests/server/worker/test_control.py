@@ -80,7 +80,9 @@ async def test_answers_of_a_session_that_another_worker_deletes_end_here(worker:
         response = await held_answer(worker, client)
         run = worker.runs.local(response)
         assert run is not None
+        assert response in worker.runs.leases()
         await worker.control.obey({"type": "deleted", "session_id": run.session_id})
+        assert worker.runs.leases() == {}  # or it would be back in the index of live runs
         done = await end_of(client, response)
     assert done["status_details"]["reason"] == "session_deleted"
 
