@@ -41,7 +41,7 @@ class LocalRun(Protocol):
 
 
 class BegunRun(Protocol):
-    """What the viewers of an answer are told when it begins."""
+    """What the viewers of an answer get when it begins."""
 
     response_id: str
     session_id: str

@@ -49,7 +49,7 @@ def translate_store_errors(*, only_reads: bool = False) -> Iterator[None]:
 
 
 def translated(error: errors.SessionError, *, only_reads: bool = False) -> ApiError | None:
-    """What a client is told; None where the protocol has no word for it."""
+    """The refusal that a client gets; None where the protocol has no word for it."""
     if isinstance(error, errors.QuotaExceeded):
         message = f"no more than {error.limit:,} {error.what}"
         return ApiError("quota_exceeded", message, retry_after_ms=error.retry_after_ms)

@@ -33,7 +33,7 @@ class RunState(Enum):
     LEAVING = "leaving"  # stopped, too, but only here: another worker will go on
     ENDING = "ending"  # its end is on the way to the store: too late for a stop
     LOST = "lost"  # the store refuses this worker's writes: nothing more may be said
-    ENDED = "ended"  # its end is certain, and told
+    ENDED = "ended"  # its end is certain, and sent
     DISOWNED = "disowned"  # another worker ends it, or has
     HANDED_OVER = "handed_over"  # this worker has given it up
 

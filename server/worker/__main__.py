@@ -74,7 +74,7 @@ async def run(config: WorkerConfig, tether: Tether) -> int:
     orphaned = await _obey(commands, worker, serving)
     tether.expect_end(config.intervals.drain)
     for open_server in server.servers:
-        open_server.close()  # no new connections; those that are open are told and awaited
+        open_server.close()  # no new connections; those that are open hear of it, and end first
     await worker.drain(0.0 if orphaned else config.intervals.drain, hurry, is_crash=orphaned)
     server.should_exit = True
     await serving

@@ -68,7 +68,9 @@ class SessionStore:
         self.slots = Slots(context)
         self.viewers = Viewers(context)
         self._secret = secret
-        self._identity = ""  # of the data that Redis had when we last looked; empty until it told
+        self._identity = (
+            ""  # of the data that Redis had when we last looked; empty until it has answered
+        )
 
     @classmethod
     def connect(

@@ -43,8 +43,9 @@ async def end_of(client: LocalClient, response: str) -> dict[str, Any]:
 
 async def test_a_command_over_redis_reaches_the_worker_that_it_names(worker: Worker) -> None:
     command = {"type": "drain"}
+    # It listens soon after its start, and only the number of receivers says so.
     while not await worker.store.publish_control(worker.config.replica, command):  # noqa: ASYNC110
-        await asyncio.sleep(0)  # it listens soon after its start
+        await asyncio.sleep(0)
     async with asyncio.timeout(PATIENCE):
         await worker.stop_asked.wait()
 

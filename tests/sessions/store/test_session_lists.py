@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from typing import Any
 
 import pytest
 
@@ -75,8 +76,8 @@ async def test_titles_pins_and_times_choose_sessions(store: SessionStore) -> Non
     road = next(s for s in (await store.lists.page("alice")).sessions if "nach" in s.title)
     await store.sessions.update("alice", road.id, pinned=True)
 
-    async def titles(**chosen: object) -> set[str]:
-        page = await store.lists.page("alice", **chosen)  # type: ignore[arg-type]
+    async def titles(**chosen: Any) -> set[str]:
+        page = await store.lists.page("alice", **chosen)
         assert page.next_cursor is None
         return {session.title for session in page.sessions}
 

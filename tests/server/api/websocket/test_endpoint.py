@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.types import Message
+from starlette.types import Message, Scope
 
 from server.protocol.close_codes import CloseCode
 from server.worker.app import Worker
@@ -32,7 +32,7 @@ class Handshake:
         self.sent: asyncio.Queue[Message] = asyncio.Queue()
         self._received: asyncio.Queue[Message] = asyncio.Queue()
         self._received.put_nowait({"type": "websocket.connect"})
-        scope = {
+        scope: Scope = {
             "type": "websocket",
             "path": "/v1/ws",
             "raw_path": b"/v1/ws",
@@ -44,9 +44,8 @@ class Handshake:
             "scheme": "ws",
             "extensions": {"websocket.http.response": {}},
         }
-        self.task: asyncio.Task[None] = asyncio.create_task(
-            worker.app(scope, self._received.get, self.sent.put)  # type: ignore[arg-type]
-        )
+        app = worker.app(scope, self._received.get, self.sent.put)
+        self.task = asyncio.ensure_future(app)
 
     async def leave(self) -> None:
         self._received.put_nowait({"type": "websocket.disconnect", "code": 1001})
