@@ -205,6 +205,8 @@ class Server:
         except OSError:
             return None
         values = dict(line.rsplit(" ", 1) for line in body.decode().splitlines() if line)
+        if "parley_kv_blocks_free" not in values:
+            return None  # of another worker than /readyz, which has not joined the core yet
         free = float(values["parley_kv_blocks_free"])
         return EngineCounts(
             running=float(values["parley_requests_running"]),
