@@ -4,7 +4,7 @@ import functools
 
 from engine.client.launcher import CoreProcess
 from server.cli import main
-from server.supervisor import core as core_keeper
+from server.engines.native import core_keeper
 
 if __name__ == "__main__":
     replaying = functools.partial(CoreProcess, module="bench.relay.replay_core")

@@ -17,6 +17,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     redis_url: str
     redis_secret: str | None = None
     redis_timeout_seconds: float
+    engine_kind: str = "native"
     engine_address: str
     max_num_queued_reqs: int | None = None
     model_folder: str

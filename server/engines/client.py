@@ -20,6 +20,7 @@ from engine import (
     RetryableRequestError,
     SamplingParams,
     TokensPrompt,
+    UnsupportedModelError,
     ValidationError,
 )
 from engine.sampling_params import MIN_TEMPERATURE
@@ -42,6 +43,7 @@ __all__ = [
     "RetryableRequestError",
     "SamplingParams",
     "TokensPrompt",
+    "UnsupportedModelError",
     "ValidationError",
 ]
 

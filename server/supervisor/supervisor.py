@@ -15,7 +15,6 @@ import socket
 import threading
 import time
 import urllib.request
-from pathlib import Path
 from types import FrameType
 
 import structlog
@@ -24,17 +23,8 @@ from rich.markup import escape
 
 from server.config.settings import Settings, read_or_create_secret
 from server.config.worker import WorkerConfig
-from server.engines.client import RetryableRequestError, ValidationError
-from server.engines.native import (
-    DownloadError,
-    PrivateDirectory,
-    core_config,
-    demo_model,
-    resolve_model,
-    try_chat_template,
-)
-from server.supervisor.backoff import MAX_FAILED_STARTS
-from server.supervisor.core import CoreKeeper
+from server.engines.kinds import KINDS, chosen_kind
+from server.engines.managed import EngineSetupError, ManagedEngine
 from server.supervisor.workers import StartError, WorkerKeeper
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.errors import EmbeddedRedisError, StoreRefused, StoreUnavailable
@@ -63,8 +53,7 @@ class Supervisor:
         self._settings = settings
         self._data = settings.data_dir.absolute()
         self._redis: EmbeddedRedis | None = None
-        self._directory = PrivateDirectory()
-        self._core: CoreKeeper | None = None
+        self._engine: ManagedEngine | None = None
         self._workers: WorkerKeeper | None = None
         is_json = settings.effective_log_format == "json"
         self._console = None if is_json else Console(stderr=True, highlight=False, soft_wrap=True)
@@ -78,7 +67,7 @@ class Supervisor:
             with self._catch_signals():
                 self._start()
                 return self._watch()
-        except (StartError, EmbeddedRedisError, DownloadError) as error:
+        except (StartError, EmbeddedRedisError, EngineSetupError) as error:
             text = f"[bold red]parley:[/] {escape(str(error))}"
             self._tell(text, "not started", "error", error=str(error))
             return EXIT_REFUSED
@@ -97,41 +86,20 @@ class Supervisor:
     def _start(self) -> None:
         self._prepare_data_dir()
         self._listener = self._listen()
-        folder = self._model_folder()
-        self._try_chat_template(folder)
+        kind = chosen_kind(self._settings)
+        self._engine = KINDS[kind].manage(self._settings, wake=lambda: self._wake(b"c"))
+        self._raise_if_interrupted()
         redis_url = self._start_redis()
-        self._workers = WorkerKeeper(self._worker_config(redis_url, folder))
-        config = core_config(
-            folder,
-            self._directory.address,
-            log_format=self._settings.effective_log_format,
-            served_model_name=self._model_name(),
-            pace=self._settings.effective_pace,
-            max_model_len=self._settings.max_model_len,
-            max_num_seqs=self._settings.max_num_seqs,
-            kv_cache_memory_bytes=self._settings.kv_cache_memory_bytes,
-            device=self._settings.device,
-            attn_backend=self._settings.attn_backend,
-            gpu_memory_utilization=self._settings.gpu_memory_utilization,
-            dtype=self._settings.dtype,
-            quantization=self._settings.quantize,
-            kv_cache_dtype=self._settings.kv_cache_dtype,
-            log_level=self._settings.log_level.upper(),
-        )
-        self._core = CoreKeeper(
-            config,
-            watchdog_seconds=self._settings.intervals.watchdog,
-            wake=lambda: self._wake(b"c"),
-        )
-        name = self._model_name()
+        self._workers = WorkerKeeper(self._worker_config(redis_url, kind, self._engine))
+        name = self._engine.model_name
         loading = f"[dim]·[/] loading the model [bold]{name}[/] …"
         self._tell(loading, "loading the model", model=name)
-        self._core.start()
+        self._engine.start()
         for _ in range(self._settings.workers):
             self._workers.start()
-        self._await_core(self._core, self._workers)
+        self._await_engine(self._engine, self._workers)
         self._workers.await_ready(self._raise_if_interrupted)
-        self._announce(self._workers.config.token)
+        self._announce(self._workers.config)
 
     def _prepare_data_dir(self) -> None:
         try:
@@ -158,27 +126,6 @@ class Supervisor:
             raise StartError(f"cannot listen on {host}:{port}: {reason}") from None
         return listener
 
-    def _model_folder(self) -> Path:
-        if self._settings.is_demo:
-            return demo_model()
-        return Path(resolve_model(self._settings.model))
-
-    def _try_chat_template(self, folder: Path) -> None:
-        """Refuse in one line a template that would hold up or break every answer."""
-        try:
-            try_chat_template(folder)
-        except (ValidationError, RetryableRequestError) as error:  # of it, or of a killed renderer
-            raise StartError(str(error)) from None
-        self._raise_if_interrupted()
-
-    def _model_name(self) -> str:
-        if self._settings.is_demo:
-            return "parley-demo"
-        return Path(self._settings.model).name if self._is_folder() else self._settings.model
-
-    def _is_folder(self) -> bool:
-        return Path(self._settings.model).exists()
-
     def _start_redis(self) -> str:
         if self._settings.redis_url is not None:
             self._check_redis(self._settings.redis_url)
@@ -204,7 +151,7 @@ class Supervisor:
                 error=str(error),
             )
 
-    def _worker_config(self, redis_url: str, folder: Path) -> WorkerConfig:
+    def _worker_config(self, redis_url: str, kind: str, engine: ManagedEngine) -> WorkerConfig:
         assert self._listener is not None
         settings = self._settings
         return WorkerConfig(
@@ -213,10 +160,11 @@ class Supervisor:
             redis_url=redis_url,
             redis_secret=settings.redis_secret,
             redis_timeout_seconds=settings.redis_timeout_seconds,
-            engine_address=self._directory.address,
+            engine_kind=kind,
+            engine_address=engine.address,
             max_num_queued_reqs=settings.max_num_queued_reqs or None,
-            model_folder=str(folder),
-            model_name=self._model_name(),
+            model_folder=str(engine.model_folder),
+            model_name=engine.model_name,
             token=settings.token or read_or_create_secret(self._data / "token"),
             admin_token=settings.admin_token or read_or_create_secret(self._data / "admin-token"),
             limits=settings.limits,
@@ -230,28 +178,28 @@ class Supervisor:
             log_format=settings.effective_log_format,
         )
 
-    def _await_core(self, core: CoreKeeper, workers: WorkerKeeper) -> None:
-        while core.is_starting:
+    def _await_engine(self, engine: ManagedEngine, workers: WorkerKeeper) -> None:
+        while engine.is_starting:
             self._sleep()
             self._raise_if_interrupted()
-            workers.look()  # one that cannot serve this model says so long before the core
-        if core.start_error is not None:
-            what = "" if core.is_refusal else "the engine did not start: "
-            raise StartError(f"{what}{core.start_error}")
+            workers.look()  # one that cannot serve this model says so long before the engine
+        if engine.start_error is not None:
+            what = "" if engine.is_refusal else "the engine did not start: "
+            raise StartError(f"{what}{engine.start_error}")
 
     def _raise_if_interrupted(self) -> None:
         if self._signals:
             raise StartError("interrupted")
 
-    def _announce(self, token: str) -> None:
+    def _announce(self, config: WorkerConfig) -> None:
         url = base_url(self._settings.host, self._port)
         self._announced = json.dumps({"url": url, "pid": os.getpid()})
         (self._data / "server.json").write_text(self._announced)
-        name, pace = self._model_name(), self._settings.effective_pace
+        name, pace = config.model_name, self._settings.effective_pace
         ready = f"[dim]·[/] model [bold]{name}[/] is ready{self._pace_note()}"
         self._tell(ready, "the model is ready", model=name, pace=pace)
         try:
-            login = request_login_url(url, token)
+            login = request_login_url(url, config.token)
         except StartError:
             if self._redis is not None:
                 raise
@@ -280,14 +228,15 @@ class Supervisor:
     # ---- watch ----------------------------------------------------------------------------------
 
     def _watch(self) -> int:
-        assert self._core is not None and self._workers is not None
+        assert self._engine is not None and self._workers is not None
         while not self._signals:
             self._sleep()
             self._watch_redis(self._workers)
             self._workers.watch()
-            if not self._core.watch():
-                failed = f"the engine failed to start {MAX_FAILED_STARTS} times in a row"
-                why = str(self._core.start_error)
+            if not self._engine.watch():
+                times = self._engine.num_failed_starts
+                failed = f"the engine failed to start {times} times in a row"
+                why = str(self._engine.start_error)
                 text = f"[bold red]parley:[/] {failed}: {escape(why)}"
                 self._tell(text, failed, "error", error=why)
                 self._workers.tell("engine_gone")
@@ -297,7 +246,7 @@ class Supervisor:
         return 0
 
     def _sleep(self) -> None:
-        due = [it.due for it in (self._core, self._workers) if it is not None]
+        due = [it.due for it in (self._engine, self._workers) if it is not None]
         left = min([TICK_SECONDS, *(at - time.monotonic() for at in due if at is not None)])
         if select.select([self._wake_read], [], [], max(0.0, left))[0]:
             os.read(self._wake_read, 4096)
@@ -329,7 +278,8 @@ class Supervisor:
 
         def end() -> None:
             if not self._announced:
-                self._directory.remove()
+                if self._engine is not None:
+                    self._engine.clean_up()
                 os._exit(EXIT_REFUSED)
 
         timer = threading.Timer(START_GRACE_SECONDS, end)
@@ -353,11 +303,10 @@ class Supervisor:
                 drain + STOP_GRACE_SECONDS,
                 is_hurried=lambda: self._signals > first,
             )
-        if self._core is not None:
-            self._core.stop()
+        if self._engine is not None:
+            self._engine.stop()
         if self._redis is not None:
             self._redis.stop()
-        self._directory.remove()
         if self._listener is not None:
             self._listener.close()
         self._retract()

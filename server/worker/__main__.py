@@ -19,7 +19,8 @@ import structlog
 import uvloop
 
 from server.config.worker import EXIT_MODEL, EXIT_REFUSED, WorkerConfig
-from server.engines.native import UnsupportedModelError, connect
+from server.engines.client import UnsupportedModelError
+from server.engines.kinds import KINDS
 from server.telemetry.logs import configure_logs
 from server.worker.app import Worker
 from server.worker.tether import Tether, leave
@@ -44,7 +45,7 @@ async def run(config: WorkerConfig, tether: Tether) -> int:
     except StoreUnavailable as error:  # it may be starting, too: `Health` tries again
         logger.warning("store unavailable", error=str(error))
     try:
-        engine = connect(
+        engine = KINDS[config.engine_kind].connect(
             config.engine_address,
             folder=config.model_folder,
             name=config.model_name,

@@ -37,7 +37,7 @@ def plant(folder: Path) -> str:
 
 def take_effect(folder: str) -> None:
     """In a process of the server, before anything else of it runs."""
-    from server.supervisor import backoff as restarts
+    from server.engines.native import backoff as restarts
 
     restarts.MAX_DELAY_SECONDS = MAX_RESTART_SECONDS
     if "engine.core" in sys.orig_argv:

@@ -61,7 +61,9 @@ def take_effect(hangs: str, constants: dict[str, float]) -> None:
         _set(supervisor, constants)
         _set(worker_keeper, constants)
         if hangs == "supervisor":
-            supervisor.try_chat_template = _hang  # type: ignore[attr-defined]
+            from server.engines.native import preparation
+
+            preparation.try_chat_template = _hang  # type: ignore[attr-defined]
 
 
 def _set(module: Any, constants: dict[str, float]) -> None:

@@ -1,4 +1,4 @@
-from server.supervisor.backoff import MAX_FAILED_STARTS, STABLE_SECONDS, Backoff
+from server.engines.native.backoff import MAX_FAILED_STARTS, STABLE_SECONDS, Backoff
 
 
 def test_after_ten_failed_starts_in_a_row_no_other_is_tried() -> None:

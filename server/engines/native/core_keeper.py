@@ -1,37 +1,44 @@
 """`CoreKeeper`: one engine core after another, for the supervisor.
 
 A core that dies is replaced after a while, one that hangs is killed first. Loading a model takes
-its time, so it is waited for in a thread. All methods belong to the supervisor's own thread.
+its time, so it is waited for in a thread. All methods but `clean_up` belong to the supervisor's own
+thread.
 """
 
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import structlog
 
-from server.engines.native import (
-    CoreProbe,
-    CoreProcess,
-    EngineConfig,
-    EngineStartError,
-    UnsupportedModelError,
-)
-from server.supervisor.backoff import Backoff
+from engine import CoreProcess, EngineStartError, PrivateDirectory, UnsupportedModelError
+from engine.client.probe import CoreProbe
+from engine.config import EngineConfig
+from server.engines.native.backoff import Backoff
 
 logger = structlog.get_logger("server")
 
 
 class CoreKeeper:
-    """`wake` is called from another thread when a core has started or failed to."""
+    """`wake` is called from another thread when a core has started or failed to.
+
+    `directory` holds the socket of the cores, and goes when the last of them has.
+    """
 
     def __init__(
-        self, config: EngineConfig, *, watchdog_seconds: float, wake: Callable[[], None]
+        self,
+        config: EngineConfig,
+        directory: PrivateDirectory,
+        *,
+        watchdog_seconds: float,
+        wake: Callable[[], None],
     ) -> None:
         self.start_error: str | None = None  # why the last start failed
         self.is_refusal = False  # for the model's sake: the reason stands for itself
         self.due: float | None = None  # time.monotonic() of the next start
         self._config = config
+        self._directory = directory
         self._watchdog_seconds = watchdog_seconds
         self._wake = wake
         self._restarts = Backoff()
@@ -39,6 +46,22 @@ class CoreKeeper:
         self._starting: threading.Thread | None = None
         self._ready_at: float | None = None
         self._probe: CoreProbe | None = None  # of a core that is ready
+
+    @property
+    def model_name(self) -> str:
+        return self._config.served_model_name
+
+    @property
+    def model_folder(self) -> Path:
+        return Path(self._config.model)
+
+    @property
+    def address(self) -> str:
+        return self._config.address
+
+    @property
+    def num_failed_starts(self) -> int:
+        return self._restarts.num_failed_starts
 
     @property
     def is_starting(self) -> bool:
@@ -77,6 +100,10 @@ class CoreKeeper:
         self._close_probe()
         if self._core is not None:
             self._core.terminate()
+        self.clean_up()
+
+    def clean_up(self) -> None:
+        self._directory.remove()
 
     def _kill_if_hanging(self, core: CoreProcess) -> None:
         if self._probe is None:

@@ -10,7 +10,7 @@ class Backoff:
 
     def __init__(self) -> None:
         self._num_deaths = 0  # in a row, without a stable core between them
-        self._num_failed_starts = 0  # in a row
+        self.num_failed_starts = 0  # in a row
 
     def delay_after(self, ready_seconds: float | None) -> float | None:
         """Seconds until the next start; None: give up.
@@ -18,11 +18,11 @@ class Backoff:
         `ready_seconds` is how long the dead core had been ready, None if it never was.
         """
         if ready_seconds is None:
-            self._num_failed_starts += 1
-            if self._num_failed_starts == MAX_FAILED_STARTS:
+            self.num_failed_starts += 1
+            if self.num_failed_starts == MAX_FAILED_STARTS:
                 return None
         else:
-            self._num_failed_starts = 0
+            self.num_failed_starts = 0
             if ready_seconds >= STABLE_SECONDS:
                 self._num_deaths = 0
         self._num_deaths += 1

@@ -1,0 +1,58 @@
+"""`ManagedEngine`: an engine as the supervisor prepares, starts, watches and stops it."""
+
+from pathlib import Path
+from typing import Protocol
+
+
+class EngineSetupError(Exception):
+    """The model cannot be served: one line for the operator."""
+
+
+class ManagedEngine(Protocol):
+    """One engine, before and after each of its restarts.
+
+    All of it but `clean_up` belongs to the supervisor's own thread.
+    """
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+
+    @property
+    def model_folder(self) -> Path:
+        """Where its tokenizer and its defaults for sampling are."""
+
+    @property
+    def address(self) -> str:
+        """Where workers join it."""
+
+    @property
+    def is_starting(self) -> bool: ...
+
+    @property
+    def start_error(self) -> str | None:
+        """Why the last start failed."""
+
+    @property
+    def num_failed_starts(self) -> int:
+        """How many in a row."""
+
+    @property
+    def is_refusal(self) -> bool:
+        """`start_error` speaks of the model alone, and needs no introduction."""
+
+    @property
+    def due(self) -> float | None:
+        """When `watch` has something to start (`time.monotonic()`)."""
+
+    def start(self) -> None:
+        """Begin to start it, and return."""
+
+    def watch(self) -> bool:
+        """Replace what died or hangs. False when it will not start any more."""
+
+    def stop(self) -> None:
+        """End it, and leave nothing behind."""
+
+    def clean_up(self) -> None:
+        """Remove its files, from any thread: this process exits now."""

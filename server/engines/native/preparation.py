@@ -1,0 +1,61 @@
+"""What the supervisor does before it starts the first core: find the model, configure the core."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from engine import AsyncEngineArgs, DownloadError, PrivateDirectory, demo_model
+from engine.client.download import resolve_model
+from engine.client.text.tokenizer_folder import try_chat_template
+from engine.config import EngineConfig
+from server.config.settings import Settings
+from server.engines.client import RetryableRequestError, ValidationError
+from server.engines.managed import EngineSetupError
+from server.engines.native.core_keeper import CoreKeeper
+
+
+def manage(settings: Settings, wake: Callable[[], None]) -> CoreKeeper:
+    """Get the model ready for a core, which `start` then starts. Raises `EngineSetupError`."""
+    try:
+        folder = demo_model() if settings.is_demo else resolve_model(settings.model)
+        try_chat_template(folder)  # one that would hold up or break every answer
+    # The template's own error, or of a renderer that was killed.
+    except (DownloadError, ValidationError, RetryableRequestError) as error:
+        raise EngineSetupError(str(error)) from None
+    directory = PrivateDirectory()
+    return CoreKeeper(
+        core_config(settings, folder, directory.address),
+        directory,
+        watchdog_seconds=settings.intervals.watchdog,
+        wake=wake,
+    )
+
+
+def core_config(settings: Settings, folder: Path, address: str) -> EngineConfig:
+    """Of a core that serves the model in `folder`, and listens at `address`."""
+    args = AsyncEngineArgs(
+        model=str(folder),
+        served_model_name=_model_name(settings),
+        scheduling_policy="priority",  # by arrival, as long as nobody asks for another one
+        pace=settings.effective_pace,
+        max_model_len=settings.max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
+        device=settings.device,
+        attn_backend=settings.attn_backend,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        dtype=settings.dtype,
+        quantization=settings.quantize,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        log_level=settings.log_level.upper(),
+    )
+    config = args.create_engine_config(address, model=str(folder))
+    return msgspec.structs.replace(config, log_format=settings.effective_log_format)
+
+
+def _model_name(settings: Settings) -> str:
+    if settings.is_demo:
+        return "parley-demo"
+    folder = Path(settings.model)
+    return folder.name if folder.exists() else settings.model
