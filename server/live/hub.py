@@ -256,10 +256,10 @@ class Hub:
         So nothing is shown from shortly before the lease ends until it is renewed, if there are
         other workers: `must_be_silent` says so.
         """
-        if run.is_held:
+        if self.rooms.is_held(run.response_id):
             return
         if run.must_be_silent():
-            run.is_held = True
+            self.rooms.hold(run.response_id)
             logger.warning("viewers wait for the store", **run.ids)
             return
         first = run.sequence_number - len(events) + 1
@@ -267,9 +267,8 @@ class Hub:
 
     def show_held(self, run: LocalRun) -> None:
         """The answer is still this worker's: its viewers get what they had to wait for."""
-        if not run.is_held:
+        if not self.rooms.end_hold(run.response_id):
             return
-        run.is_held = False
         room = self.rooms.of_response(run.response_id)
         for subscription in room.subscriptions if room else ():
             if not subscription.joining and subscription.wants(run.response_id):

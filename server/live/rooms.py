@@ -36,7 +36,6 @@ class LocalRun(Protocol):
     def is_disowned(self) -> bool: ...
 
     fence: int
-    is_held: bool
     must_be_silent: Callable[[], bool]
 
 
@@ -71,6 +70,7 @@ class Rooms(Mapping[str, Room]):
         self._rooms: dict[str, Room] = {}
         self._runs: dict[str, LocalRun] = {}  # by response id
         self._claimed: set[str] = set()  # response ids
+        self._held: set[str] = set()  # response ids: nothing is shown of them for the moment
         self._background = Background(ApiError, EngineError)
 
     def __getitem__(self, session_id: str) -> Room:
@@ -111,6 +111,7 @@ class Rooms(Mapping[str, Room]):
         """The answer has ended, or is another worker's: what others publish of it counts again."""
         self.unclaim(response_id)
         self._runs.pop(response_id, None)
+        self._held.discard(response_id)
 
     def is_claimed(self, response_id: str | None) -> bool:
         return response_id in self._claimed
@@ -118,6 +119,21 @@ class Rooms(Mapping[str, Room]):
     def run(self, response_id: str) -> LocalRun | None:
         """The answer, if this worker produces it."""
         return self._runs.get(response_id)
+
+    def hold(self, response_id: str) -> None:
+        """Show nothing more of this worker's answer until its lease is renewed."""
+        if response_id in self._runs:
+            self._held.add(response_id)
+
+    def is_held(self, response_id: str) -> bool:
+        return response_id in self._held
+
+    def end_hold(self, response_id: str) -> bool:
+        """Show the answer again; False if it was not held."""
+        if response_id not in self._held:
+            return False
+        self._held.remove(response_id)
+        return True
 
     def withholds(self, response_id: str) -> bool:
         """Asked for each entry just before it is sent: whether the answer may be another's by now.
@@ -127,7 +143,7 @@ class Rooms(Mapping[str, Room]):
         run = self._runs.get(response_id)
         if run is None or not run.must_be_silent():
             return False
-        run.is_held = True
+        self.hold(response_id)
         room = self.of_response(response_id)
         for subscription in room.subscriptions if room else ():
             if subscription.outbox.withhold(response_id):

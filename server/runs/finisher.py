@@ -35,7 +35,7 @@ from sessions.model.errors import (
     StoreUnavailable,
 )
 from sessions.model.events import ObjectEvent
-from sessions.model.records import Message, utf16_length
+from sessions.model.records import Message
 from sessions.model.replies import Finished
 from sessions.store.store import SessionStore
 
@@ -244,7 +244,6 @@ class Finisher:
         message = replace(
             run.message,
             text=text,
-            text_length=utf16_length(text),
             status=STATUS_TO_MESSAGE_STATUS[end.status],
             usage=run.usage(),
             timings=run.timeline.wire(len(run.token_ids)),

@@ -171,7 +171,7 @@ class LogWriter:
             events=batch.events,
             token_ids=batch.token_ids,
             text_length=batch.text_length,
-            status="in_progress" if starts else "",
+            status="in_progress" if starts else None,
             fields=self._fields() if starts else {},
         )
         self._settle(batch)
@@ -196,10 +196,9 @@ class LogWriter:
         run = self._run
         if run.prompt is None:
             return {}
-        fields: dict[str, str | int] = {
-            "prompt_hash": run.prompt.hash,
-            "model_fingerprint": run.model_fingerprint,
-        }
+        fields: dict[str, str | int] = {"prompt_hash": run.prompt.hash}
+        if run.model_fingerprint is not None:
+            fields["model_fingerprint"] = run.model_fingerprint
         if run.prompt_from is not None:
             fields["prompt_from"] = run.prompt_from
         return fields

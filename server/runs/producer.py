@@ -142,7 +142,7 @@ class Producer:
             await self._read_prompt()
         if run.prompt is None:
             return run.end("abort", None, "released")
-        if run.known_prompt_hash not in ("", run.prompt.hash):
+        if run.known_prompt_hash not in (None, run.prompt.hash):
             return End("incomplete", "owner_lost", "unknown")
         token_ids = run.prompt.token_ids
         room = self._engine.model_config.max_model_len - len(token_ids)

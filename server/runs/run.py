@@ -94,7 +94,6 @@ class Run:
         self.lease_until = 0  # by Redis' clock, milliseconds since 1970
         self.renewed_at = time.monotonic()  # when the last renewal that succeeded was sent
         self.must_be_silent: Callable[[], bool] = lambda: False  # it may be another's by now
-        self.is_held = False  # nothing more is shown until the lease is renewed
         self.num_stored = 1  # entries in Redis: `Responses.begin` writes the first
         self.text_length = utf16_length(base)  # UTF-16 code units of the message's text
         self.token_ids: list[int] = []
@@ -105,15 +104,14 @@ class Run:
         self.num_cached_tokens = 0
         self.prompt: Prompt | None = None
         self.prompt_from: str | None = None
-        self.model_fingerprint = ""
+        self.model_fingerprint: str | None = None
         self.tokens_left: int | None = None  # that its user may still use; None: unlimited
         self._length_reason: Reason = (
             "max_output_tokens"  # "quota": it may be shorter than asked for
         )
-        self.known_prompt_hash = ""  # of an answer that another worker had begun
+        self.known_prompt_hash: str | None = None  # of an answer that another worker had begun
         self.state = RunState.RUNNING
         self.stopping: Stop | None = None  # what closed the gate
-        self.is_deleted = False  # its session is gone, and that was somebody's wish
         self.timeline = Timeline()
         self.changed = asyncio.Event()  # there is something to append
         self.stop_asked = asyncio.Event()  # wakes the loop that waits for its flush window
@@ -169,6 +167,11 @@ class Run:
         return self.state in (RunState.LEAVING, RunState.HANDED_OVER)
 
     @property
+    def is_deleted(self) -> bool:
+        """There is nothing to store, and that is no loss."""
+        return self.state is RunState.DELETED
+
+    @property
     def is_disowned(self) -> bool:
         return self.state is RunState.DISOWNED
 
@@ -193,9 +196,23 @@ class Run:
         self._close_gate(stop)
         return True
 
+    def delete(self) -> bool:
+        """Its session is gone: close the gate. False if it has ended, or is not this worker's."""
+        if self.state not in (
+            RunState.RUNNING,
+            RunState.STOPPING,
+            RunState.ENDING,
+            RunState.LOST,
+        ):
+            return False
+        if self.state is RunState.RUNNING:
+            self._close_gate(Stop("user", "session_deleted"))
+        self._move(RunState.DELETED)
+        return True
+
     def begin_end(self) -> None:
-        """Its end goes to the store now. One that is lost stays so until the store has spoken."""
-        if self.state is not RunState.LOST:
+        """Its end goes to the store now, whose refusal is expected of one that is lost or gone."""
+        if self.state not in (RunState.LOST, RunState.DELETED):
             self._move(RunState.ENDING)
 
     def settle(self) -> None:
@@ -206,7 +223,7 @@ class Run:
         """The store refuses this worker's writes."""
         if self.state is RunState.LEAVING:
             self._move(RunState.HANDED_OVER)
-        elif self.state not in (RunState.LOST, RunState.HANDED_OVER):
+        elif self.state not in (RunState.DELETED, RunState.LOST, RunState.HANDED_OVER):
             self._move(RunState.LOST)
             if self.stopping is None:
                 self._close_gate(Stop("policy", "store_lost"))
@@ -248,7 +265,7 @@ class Run:
         self.text_length = record.text_length
         self.token_ids = list(token_ids)
         self.num_tokens_stored = len(token_ids)
-        self.known_prompt_hash = record.extra.get("prompt_hash", "")
+        self.known_prompt_hash = record.extra.get("prompt_hash")
         for event in events:
             if isinstance(event, ObjectEvent) and event.data["type"] == "response.in_progress":
                 self.num_prompt_tokens = event.data["prompt_tokens"]

@@ -57,10 +57,10 @@ class Runs:
         intervals: Intervals,
         limit: ActiveLimit | None,
         prompts: PromptBuilder,
-        model_fingerprint: str = "",
-        has_peers: Callable[[], bool] = lambda: False,
-        cache_secret: str = "",
-        answer_seconds: float = 0.0,
+        model_fingerprint: str,
+        has_peers: Callable[[], bool],
+        cache_secret: str,
+        answer_seconds: float,
     ) -> None:
         self._cache_secret = cache_secret.encode()
         self._answer_seconds = answer_seconds
@@ -97,7 +97,7 @@ class Runs:
         One that ends, or whose session goes, may have left the index already, and must not be
         entered again.
         """
-        kept = [run for run in self._runs.values() if run.is_here and not run.is_deleted]
+        kept = [run for run in self._runs.values() if run.is_here]
         return {run.response_id: run.lease_until for run in kept}
 
     def local_of_session(self, session_id: str) -> list[Run]:
@@ -267,8 +267,7 @@ class Runs:
     def stop_deleted(self, session_id: str) -> None:
         """The session is gone: its answers end, and there is nothing to store."""
         for run in self.local_of_session(session_id):
-            run.is_deleted = True
-            if run.stop(Stop("user", "session_deleted")):
+            if run.delete():
                 self.spawn(self._engine.abort(run.response_id))
 
     # ---- the engine core ------------------------------------------------------------------------

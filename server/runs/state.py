@@ -32,6 +32,7 @@ class RunState(Enum):
     STOPPING = "stopping"  # its gate is closed; the engine's last output is awaited
     LEAVING = "leaving"  # stopped, too, but only here: another worker will go on
     ENDING = "ending"  # its end is on the way to the store: too late for a stop
+    DELETED = "deleted"  # its session is gone, and that was somebody's wish
     LOST = "lost"  # the store refuses this worker's writes: nothing more may be said
     ENDED = "ended"  # its end is certain, and sent
     DISOWNED = "disowned"  # another worker ends it, or has
@@ -44,14 +45,20 @@ MOVES: dict[RunState, frozenset[RunState]] = {
             RunState.STOPPING,
             RunState.LEAVING,
             RunState.ENDING,
+            RunState.DELETED,
             RunState.LOST,
             RunState.DISOWNED,
         }
     ),
-    RunState.STOPPING: frozenset({RunState.ENDING, RunState.LOST, RunState.DISOWNED}),
+    RunState.STOPPING: frozenset(
+        {RunState.ENDING, RunState.DELETED, RunState.LOST, RunState.DISOWNED}
+    ),
     RunState.LEAVING: frozenset({RunState.HANDED_OVER}),
-    RunState.ENDING: frozenset({RunState.ENDED, RunState.LOST, RunState.DISOWNED}),
-    RunState.LOST: frozenset({RunState.ENDED, RunState.DISOWNED}),
+    RunState.ENDING: frozenset(
+        {RunState.ENDED, RunState.DELETED, RunState.LOST, RunState.DISOWNED}
+    ),
+    RunState.DELETED: frozenset({RunState.ENDED, RunState.DISOWNED}),
+    RunState.LOST: frozenset({RunState.ENDED, RunState.DELETED, RunState.DISOWNED}),
     RunState.ENDED: frozenset({RunState.DISOWNED}),  # by a bug on the way from there
     RunState.DISOWNED: frozenset(),
     RunState.HANDED_OVER: frozenset(),

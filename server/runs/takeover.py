@@ -216,8 +216,8 @@ class Takeover:
             run.stop(Stop.stored(record.cancel_by, record.cancel_reason, reaped.seen))
             run.mark_stop_stored()
             return run.end("abort", None, "unknown")
-        fingerprint = record.extra.get("model_fingerprint", "")
-        if record.model != self._model or fingerprint not in ("", self._runs.model_fingerprint):
+        fingerprint = record.extra.get("model_fingerprint")
+        if record.model != self._model or fingerprint not in (None, self._runs.model_fingerprint):
             return End("incomplete", "owner_lost", "unknown")
         if run.fence > MAX_FENCE:
             return GIVEN_UP

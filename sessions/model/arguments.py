@@ -17,11 +17,10 @@ def check_uid(uid: str) -> None:
         raise ValueError("a user id is 1 to 128 characters with no space and no brace")
 
 
-def owner_argument(uid: str | None) -> str:
-    """The uid as scripts take it: empty for None, which skips the owner check."""
-    if uid is None:
-        return ""
-    check_uid(uid)
+def owner_argument(uid: str | None) -> str | None:
+    """The uid, checked; None makes a script skip its comparison with the owner."""
+    if uid is not None:
+        check_uid(uid)
     return uid
 
 
@@ -33,5 +32,5 @@ def check_idempotency_key(key: str) -> None:
 
 def check_owner(uid: str | None, stored: bytes | None) -> None:
     """Raise `SessionNotFound` unless the stored uid is this one; None skips the comparison."""
-    if stored is None or owner_argument(uid) not in ("", stored.decode()):
+    if stored is None or owner_argument(uid) not in (None, stored.decode()):
         raise SessionNotFound

@@ -106,8 +106,8 @@ class Session:
 class Message:
     """One utterance, stored as the JSON of its protocol object.
 
-    `text_length` is computed when it is not given. `sibling_ids` is filled in by `path`, in order
-    of creation and with the message itself, and never stored.
+    `sibling_ids` is filled in by `path`, in order of creation and with the message itself. It is
+    never stored.
     """
 
     id: str
@@ -117,16 +117,16 @@ class Message:
     status: MessageStatus
     created_at: int
     response_id: str | None = None
-    text_length: int = -1
     usage: dict[str, Any] | None = None
     timings: dict[str, Any] | None = None
     model: str | None = None
     status_details: dict[str, Any] | None = None
     sibling_ids: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        if self.text_length < 0:
-            object.__setattr__(self, "text_length", utf16_length(self.text))
+    @property
+    def text_length(self) -> int:
+        """In UTF-16 code units."""
+        return utf16_length(self.text)
 
     def wire(self) -> dict[str, Any]:
         """The `message` object of the protocol, whole; absent fields are left out."""
@@ -174,7 +174,6 @@ class Message:
             status=data["status"],
             created_at=data["created_at"],
             response_id=data.get("response_id"),
-            text_length=data["text_length"],
             usage=data.get("usage"),
             timings=data.get("timings"),
             model=data.get("model"),

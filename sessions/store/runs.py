@@ -55,7 +55,7 @@ class Runs:
         events: Sequence[Event],
         token_ids: Sequence[int] = (),
         text_length: int | None = None,
-        status: str = "",
+        status: str | None = None,
         fields: Mapping[str, str | int] | None = None,
         lease_seconds: float | None = None,
     ) -> AppendReply:
@@ -294,7 +294,7 @@ class Runs:
             raise ResponseNotFound
         key = self._keys.run(session_of(response_id), response_id)
         run = decode_run(response_id, await self._client.call("HGETALL", key))
-        if run is None or owner_argument(uid) not in ("", run.uid):
+        if run is None or owner_argument(uid) not in (None, run.uid):
             raise ResponseNotFound
         return run
 

@@ -101,8 +101,7 @@ async def test_a_deleted_session_ends_its_answer_for_those_who_watch(
     producing = answering.start()
     answering.engine.say(output(answering.rid, "half "))
     await answering.text_comes()
-    answering.run.is_deleted = True
-    answering.run.stop(Stop("user", "session_deleted"))
+    answering.run.delete()
     await answering.store.sessions.delete("alice", answering.chat.session_id)
     await answering.engine.abort(answering.rid)
     assert await producing is None

@@ -120,16 +120,18 @@ def test_an_answer_comes_from_one_state_into_another_as_the_table_says(
 
 # What each method makes of each state; None: a bug that is refused.
 R, S, L, E = RunState.RUNNING, RunState.STOPPING, RunState.LEAVING, RunState.ENDING
-LOST, ENDED, D, H = RunState.LOST, RunState.ENDED, RunState.DISOWNED, RunState.HANDED_OVER
-BEFORE = (R, S, L, E, LOST, ENDED, D, H)
+GONE, LOST, ENDED = RunState.DELETED, RunState.LOST, RunState.ENDED
+D, H = RunState.DISOWNED, RunState.HANDED_OVER
+BEFORE = (R, S, L, E, GONE, LOST, ENDED, D, H)
 AFTER = {
-    "stop": (S, S, L, E, LOST, ENDED, D, H),
-    "leave": (L, S, L, E, LOST, ENDED, D, H),
-    "begin_end": (E, E, None, None, LOST, None, None, None),
-    "settle": (None, None, None, ENDED, ENDED, None, None, None),
-    "lose": (LOST, LOST, H, LOST, LOST, None, None, H),
-    "hand_over": (None, None, H, None, None, None, None, H),
-    "disown": (D, D, H, D, D, D, D, H),
+    "stop": (S, S, L, E, GONE, LOST, ENDED, D, H),
+    "leave": (L, S, L, E, GONE, LOST, ENDED, D, H),
+    "delete": (GONE, GONE, L, GONE, GONE, GONE, ENDED, D, H),
+    "begin_end": (E, E, None, None, GONE, LOST, None, None, None),
+    "settle": (None, None, None, ENDED, ENDED, ENDED, None, None, None),
+    "lose": (LOST, LOST, H, LOST, GONE, LOST, None, None, H),
+    "hand_over": (None, None, H, None, None, None, None, None, H),
+    "disown": (D, D, H, D, D, D, D, D, H),
 }
 
 

@@ -96,7 +96,7 @@ async def test_bytes_over_the_quota_are_refused(small_store: SessionStore) -> No
 async def test_bytes_are_those_of_the_bodies_before_compression(store: SessionStore) -> None:
     chat = await Chat.create(store)
     begun = await chat.begin("hello " * 1000)
-    message = replace(chat.messages[begun.response_id], text="whole " * 2000, text_length=12_000)
+    message = replace(chat.messages[begun.response_id], text="whole " * 2000)
     await chat.finish(begun.response_id, 2, message=message)
     stored = await store.client.call("HVALS", store.keys.session(chat.session_id, "msg"))
     counted = await store.client.call("HGET", store.keys.session(chat.session_id, "m"), "bytes")

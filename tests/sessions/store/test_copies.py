@@ -47,7 +47,6 @@ async def ask(chat: Chat, text: str, answer: str, **changed: object) -> Message:
         chat.messages[begun.response_id],
         parent_id=parent_id,
         text=answer,
-        text_length=len(answer),
         status="completed",
         usage={"input_tokens": 3, "output_tokens": 5},
     )
