@@ -174,7 +174,7 @@ def check_equals_reference(
     """Sums in another order are all that most rows differ by.
 
     A number between two steps may be rounded to the other one by that: it shows in its whole row,
-    and in rows behind it.
+    and in rows after it.
     """
     differences = (ours - reference).abs().amax(-1)
     rounds = (level or torch.ops.parley.cpu_level()) == "avx512_bf16"

@@ -21,7 +21,7 @@ BATCHES = {  # name: (tokens of each sequence, how many of them are queries)
     "decodes and a chunk": ([17, 5, 300], [1, 5, 33]),
     "borders of spans": ([256, 257, 255, 32], [1, 2, 1, 32]),
     "a whole prompt": ([40], [40]),
-    "decodes behind stretches": ([2049, 30], [1, 1]),  # whose stretches threads share
+    "decodes after stretches": ([2049, 30], [1, 1]),  # whose stretches threads share
 }
 SHAPES = [  # heads, kv heads, key dim, value dim
     (4, 2, 16, 16),
@@ -121,10 +121,10 @@ def test_window_softcap_and_sinks_equal_the_reference(
 @pytest.mark.parametrize(
     ("window", "softcap", "has_sinks"), [(0, 0, 0), (0, 5, 1), (40, 0, 0), (1500, 0, 1)]
 )
-def test_a_token_behind_a_long_context_is_the_same_whether_threads_share_it_or_not(
+def test_a_token_after_a_long_context_is_the_same_whether_threads_share_it_or_not(
     window: int, softcap: float, has_sinks: int, num_threads: int, dtype: torch.dtype
 ) -> None:
-    """By itself its stretches are shared; behind others of its chunk they are one thread's."""
+    """By itself its stretches are shared; after others of its chunk they are one thread's."""
     case = Case([2100], [40], (6, 2, 24, 16), dtype)
     sinks = torch.randn(6).to(dtype) if has_sinks else None
     with_others = case.attend(ops.choose("cpu"), window, softcap, sinks)[-1:]
@@ -224,7 +224,7 @@ def test_what_is_no_number_reaches_only_the_queries_that_see_it(
 def test_a_query_that_sees_no_number_alone_has_no_result(
     length: int, chunk: int, window: int, has_sinks: bool, dtype: torch.dtype
 ) -> None:
-    """Also where that is all of a stretch: of its first key, behind others that are numbers."""
+    """Also where that is all of a stretch: of its first key, after others that are numbers."""
     case = Case([length], [chunk], (4, 2, 24, 24), dtype)
     sinks = torch.randn(4).to(dtype) if has_sinks else None
     place = length - 1

@@ -212,7 +212,7 @@ class Attention {
   }
 
   // Of a later span, or else the first ones of the next head, which this thread most likely sees next.
-  PARLEY_MEMBER const T* keys_behind(int64_t span, int64_t block) const {
+  PARLEY_MEMBER const T* keys_after(int64_t span, int64_t block) const {
     const bool is_next_head = span >= first_place_ + unit_.num_tokens;
     const int64_t head = is_next_head && unit_.kv_head + 1 < p_.num_kv_heads ? unit_.kv_head + 1 : unit_.kv_head;
     const int64_t first = is_next_head ? first_seen() / kBlockSize : span / kBlockSize;
@@ -227,7 +227,7 @@ class Attention {
     const int64_t num_blocks = (num_seen + kBlockSize - 1) / kBlockSize;
     const int64_t skipped = std::max<int64_t>(0, first_seen() - span);  // of no query's window
     const int32_t* const table = p_.block_tables + unit_.sequence * p_.max_blocks + span / kBlockSize;
-    // Behind them what is read next, so that it can be fetched.
+    // After them what is read next, so that it can be fetched.
     const T *keys[kSpan / kBlockSize + kNear], *values[kSpan / kBlockSize + kNear];
     const float *key_scales[kSpan / kBlockSize], *value_scales[kSpan / kBlockSize];
     for (int64_t i = 0; i < num_blocks; ++i) {
@@ -244,7 +244,7 @@ class Attention {
     }
     for (int64_t i = 0; i < kNear; ++i) {
       keys[num_blocks + i] = values[std::min(i, num_blocks - 1)];
-      values[num_blocks + i] = keys_behind(span + kSpan, i);
+      values[num_blocks + i] = keys_after(span + kSpan, i);
     }
     float* const scores = scratch_.scores.data();
     const int64_t empty_blocks = skipped / kBlockSize, empty = empty_blocks * kBlockSize;

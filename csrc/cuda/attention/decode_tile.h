@@ -110,7 +110,7 @@ __device__ void load_keys(
 }
 
 // Numbers 64 `part` to 64 `part` + 63 of the values of tokens 2i, 2i + 1, 2i + 8, 2i + 9: lane 4q + i has 8q to
-// 8q + 7 of them. Behind the sequence another one may have left anything, which even a weight of 0 could make
+// 8q + 7 of them. After the sequence another one may have left anything, which even a weight of 0 could make
 // NaN of.
 template <typename T>
 __device__ void load_values(
