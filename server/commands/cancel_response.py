@@ -16,8 +16,8 @@ from server.config.intervals import STORE_RETRY_SECONDS
 from server.engines.client import EngineError
 from server.live.response_log import ResponseLog, is_done, put_event, read_log
 from server.live.retries import until_done
+from server.live.sent_ends import Stopped
 from server.live.subscription import Subscription, Watcher
-from server.live.told import Stopped
 from server.protocol.client_frames import CancelResponse
 from server.protocol.entries import is_final
 from server.protocol.errors import ApiError, invalid_field
@@ -45,7 +45,7 @@ class Asker(Watcher, Protocol):
 
 
 class Ear(Subscription):
-    """What is published of one answer, told from `listen` on; its end also if that came before.
+    """What is published of one answer, heard from `listen` on; its end also if that came before.
 
     The end may overtake the store's reply to the stop that brings it.
     """
@@ -100,21 +100,21 @@ class Canceller:
         self._subscriptions = subscriptions
         self._background = Background(ApiError, EngineError)
         self._followed: set[str] = set()  # answers whose end this connection is waiting for
-        self.waiting: dict[int, WaitingStop] = {}  # by the number of the frame, from `Told.ask`
+        self.waiting: dict[int, WaitingStop] = {}  # by the number of the frame, from `SentEnds.ask`
 
     @property
     def _uid(self) -> str:
         return self._connection.uid
 
     def close(self) -> None:
-        """The connection is gone: nobody is told any more. What was stopped stays stopped."""
+        """The connection is gone: nobody hears of it any more. What was stopped stays stopped."""
         self._background.cancel()
 
     def close_gates(self, frame: CancelResponse, asked: int) -> None:
         """Called by the reader, before anything is awaited: stop what this worker produces.
 
         So these stops wait neither for earlier frames nor for the store. `asked` is the frame's
-        number, from `Told.ask`.
+        number, from `SentEnds.ask`.
         """
         handled = self._close_gates(WaitingStop(frame), asked)
         self.waiting[asked] = WaitingStop(frame, handled)
@@ -179,7 +179,7 @@ class Canceller:
             targets = await self._targets(frame)
         except StoreUnavailable:
             if handled:
-                return  # what runs here is stopped, and the store will be told
+                return  # what runs here is stopped, and the store will hear of it
             raise
         if not targets and not handled and frame.idempotency_key is None:
             raise ApiError("response_not_found", "nothing is running that could be stopped")
@@ -278,13 +278,13 @@ class Canceller:
         timer.cancel()
         if not follow:
             return
-        # Who watches is told it by the subscription, at the latest when it is stored.
+        # Who watches is sent it by the subscription, at the latest when it is stored.
         watching = self._watching(response_id)
         is_brought = watching is not None and not watching.joining
-        is_told = self._told.has_early_end(response_id)
-        if not is_brought and not is_told and is_done(run.events[-1]):
+        has_early_end = self._told.has_early_end(response_id)
+        if not is_brought and not has_early_end and is_done(run.events[-1]):
             self._put_end(response_id, run.log, asked)
-        await run.settled.wait()  # told before it was stored, it may yet be another worker's
+        await run.settled.wait()  # sent before it was stored, it may yet be another worker's
         if run.is_disowned:
             async with self._listening(response_id) as ear:
                 ear.listen()
@@ -371,12 +371,12 @@ class Canceller:
     async def _await_remote_end(self, response_id: str, ended: asyncio.Event) -> None:
         """Wait for the owner; if it is silent until its lease ends, end the answer in its place."""
         started = time.monotonic()
-        told = False
+        is_announced = False
         waits = list(REMOTE_POLL_SECONDS)
         while (record := await self._store.runs.get(self._uid, response_id)).is_live:
             silent = time.monotonic() - started > SILENT_OWNER_SECONDS
-            if silent and not told:
-                told = True
+            if silent and not is_announced:
+                is_announced = True
                 left = max(0, record.lease_until - await self._store.now_ms())
                 notice = cancelling(response_id, durable=True)
                 self._connection.outbox.put(

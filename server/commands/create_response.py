@@ -174,8 +174,8 @@ class ResponseCreator:
                 self._limit.free(uid, response_id)
         if run is None:
             return begun.response_id, True
-        is_behind_leaf = run.user_message.parent_id == target.leaf and not begun.queued_behind
-        if is_behind_leaf and prompt.is_settled:
+        follows_leaf = run.user_message.parent_id == target.leaf and not begun.queued_behind
+        if follows_leaf and prompt.is_settled:
             run.set_prompt(prompt)  # otherwise the history moved on: built when its turn comes
         run.tokens_left = None if budget is None else budget.remaining
         self._runs.add(run)

@@ -34,7 +34,7 @@ async def delete_session(
             except (ResponseNotFound, RunError):
                 continue
     await services.store.check_removals(session_id)  # or answers would end for nothing
-    # Told first: an owner that found its run gone without knowing why would call the data lost.
+    # Owners first: one that found its run gone without knowing why would call the data lost.
     for owner in owners:
         await services.store.publish_control(owner, {"type": "deleted", "session_id": session_id})
     services.runs.stop_deleted(session_id)

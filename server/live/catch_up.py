@@ -53,7 +53,7 @@ class CatchUp:
         """Send what the subscription has missed of one answer; live events then follow by number.
 
         A `position` counts only in the log of the `fence` that came with it; None: in any.
-        `asked` is the number of the request (`Told.ask`), 0 where there was none. Raises
+        `asked` is the number of the request (`SentEnds.ask`), 0 where there was none. Raises
         `ResponseNotFound`, `StoreUnavailable`.
         """
         (await self.prepare(subscription, response_id, position, fence, asked=asked))()

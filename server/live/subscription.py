@@ -22,11 +22,11 @@ from server.live.response_log import (
     replay_frames,
     text_of,
 )
-from server.live.told import Told
+from server.live.sent_ends import SentEnds
 from server.protocol.entries import is_final
 from sessions.model.events import Event, ObjectEvent, TextEvent
 
-LAST_ENDS_SECONDS = 5.0  # for the ends of a deleted session's answers to come, before it is told
+LAST_ENDS_SECONDS = 5.0  # for the ends of a deleted session's answers to come, before its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Watcher(Protocol):
 
     uid: str
     outbox: Outbox
-    told: Told
+    told: SentEnds
 
     def evict(self, reason: str) -> None:
         """An admin sends the viewers of its session away."""
@@ -85,7 +85,7 @@ class Subscription:
         self.sending = asyncio.Lock()  # held while the session's whole state is sent
         self._num_joins = 1  # whole states that must still be sent
         self.rejoin: Callable[[], Awaitable[None]] | None = None  # send the whole state again
-        self.on_gone: Callable[[], object] = lambda: None  # the session is deleted, and that told
+        self.on_gone: Callable[[], object] = lambda: None  # the session is deleted, and that sent
         self.on_idle: Callable[[], object] = lambda: None  # and the last answer here has ended
         self.cursors: dict[str, Cursor] = {}  # by response id
         self._open: set[str] = set()  # answers of which something was queued, and no end yet
@@ -97,7 +97,7 @@ class Subscription:
         self.is_over = False  # and has been sent
 
     @property
-    def told(self) -> Told:
+    def told(self) -> SentEnds:
         return self.watcher.told
 
     @property
@@ -192,7 +192,7 @@ class Subscription:
                 self._tell_gone()
 
     def _tell_gone(self) -> None:
-        """The session counts no more, but an end that comes late is told all the same."""
+        """The session counts no more, but an end that comes late is sent all the same."""
         if self._last_call is not None:
             self._last_call.cancel()
         if self.only is None:
@@ -219,7 +219,7 @@ class Subscription:
     def give_up_end(self, response_id: str) -> None:
         """The log has no end of that answer, so nobody here needs to wait for it.
 
-        Where it was stopped from here, or an end was told early, somebody else brings the end.
+        Where it was stopped from here, or an end was sent early, somebody else brings the end.
         """
         told = self.told
         is_another_s = told.stopped(response_id) is not None or told.has_early_end(response_id)
@@ -241,7 +241,7 @@ class Subscription:
         self._put_end(response_id, len(log.events), log.fence, end)
 
     def put_end_again(self, response_id: str, log: ResponseLog) -> None:
-        """Queue the end as it is stored, if it was told here before that was certain."""
+        """Queue the end as it is stored, if it was sent here before that was certain."""
         if self.told.has_early_end(response_id):
             self.put_end(response_id, log)
 
@@ -286,7 +286,7 @@ class Subscription:
         self._send_held()
 
     def forget_ends(self) -> None:
-        """What was told of the session may be lost: answers that had ended may go on."""
+        """What was sent of the session may be lost: answers that had ended may go on."""
         self.told.forget(self.session_id)
 
     def put_events(self, response_id: str, fence: int, first: int, events: Sequence[Event]) -> bool:
@@ -358,7 +358,7 @@ class Subscription:
     def doubt(self, response_id: str, *, is_lost: bool = False) -> None:
         """Somebody else may own an answer that was shown from memory: say nothing of it.
 
-        `put_log` ends that. `is_lost`: somebody does, and an end that was told here is not its end.
+        `put_log` ends that. `is_lost`: somebody does, and an end that was sent here is not its end.
         """
         self.outbox.withhold(response_id)
         if response_id in self.cursors:

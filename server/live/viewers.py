@@ -19,11 +19,11 @@ REFRESHED_AT_ONCE = 100
 
 @dataclass(slots=True)
 class Count:
-    """One session's viewers. `told`: what its viewers know."""
+    """One session's viewers. `known`: what its viewers know."""
 
     total: int = 0
-    told: int = 0
-    told_at: float = 0.0
+    known: int = 0
+    known_at: float = 0.0
     timer: asyncio.TimerHandle | None = None
 
 
@@ -46,8 +46,8 @@ class Viewers:
 
     def total(self, session_id: str) -> int:
         """As far as it is known here."""
-        known = self._counts.get(session_id)
-        return max(self._local(session_id), known.total if known else 0)
+        count = self._counts.get(session_id)
+        return max(self._local(session_id), count.total if count else 0)
 
     async def announce(self, session_id: str) -> None:
         """Somebody came or went here: store it, and so tell the other workers."""
@@ -64,23 +64,23 @@ class Viewers:
 
     def take(self, session_id: str, total: int) -> None:
         """A sum that this worker or another one has got from the store."""
-        known = self._counts.get(session_id)
-        if known is None:
+        count = self._counts.get(session_id)
+        if count is None:
             return
-        known.total = total
-        if known.timer is None and total != known.told:
-            wait = known.told_at + MIN_INTERVAL_SECONDS - time.monotonic()
+        count.total = total
+        if count.timer is None and total != count.known:
+            wait = count.known_at + MIN_INTERVAL_SECONDS - time.monotonic()
             if wait <= 0:
-                self._show(session_id, known)
+                self._show(session_id, count)
             else:
                 loop = asyncio.get_running_loop()
-                known.timer = loop.call_later(wait, self._show, session_id, known)
+                count.timer = loop.call_later(wait, self._show, session_id, count)
 
-    def _show(self, session_id: str, known: Count) -> None:
-        known.timer = None
-        if known.total != known.told:
-            known.told, known.told_at = known.total, time.monotonic()
-            self._tell(session_id, known.total)
+    def _show(self, session_id: str, count: Count) -> None:
+        count.timer = None
+        if count.total != count.known:
+            count.known, count.known_at = count.total, time.monotonic()
+            self._tell(session_id, count.total)
 
     async def refresh_forever(self) -> None:
         """Repeat our counts before the store forgets them."""

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.live.outbox import Outbox
-from server.live.told import Told
+from server.live.sent_ends import SentEnds
 from server.protocol.entries import is_final
 from server.protocol.errors import ApiError
 from server.protocol.server_frames import ConnectionDraining, ErrorFrame
@@ -35,7 +35,7 @@ class HttpViewer:
     def __init__(self, uid: str) -> None:
         self.uid = uid
         self.outbox = Outbox(self._on_overflow)
-        self.told = Told()
+        self.told = SentEnds()
         self.is_closing = False
         self.is_too_slow = False
 

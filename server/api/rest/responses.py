@@ -253,7 +253,7 @@ class ResponseOperations:
             canceller.close()
 
     async def _await_end(self, viewer: HttpViewer) -> Response:
-        told: dict[str, Any] | None = None
+        notice: dict[str, Any] | None = None
         loop = asyncio.get_running_loop()
         deadline = loop.time() + CANCEL_SECONDS
         while (frame := await viewer.next_frame(deadline - loop.time())) is not None:
@@ -265,12 +265,12 @@ class ResponseOperations:
                 if is_final(frame):  # it never will be
                     break
                 continue
-            told = frame
+            notice = frame
             if frame.get("owner") == "silent":
                 break
-        if told is None:
+        if notice is None:
             raise ApiError("store_unavailable", "the stop could not be stored yet; ask again")
-        return json_response(told, 202)
+        return json_response(notice, 202)
 
 
 def _wants_events(request: Request) -> bool:

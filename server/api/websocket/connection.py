@@ -27,7 +27,7 @@ from server.api.websocket.handlers import Handlers
 from server.commands.services import Services
 from server.live.health import degraded_frame
 from server.live.outbox import Outbox
-from server.live.told import Told
+from server.live.sent_ends import SentEnds
 from server.protocol.client_frames import (
     MAX_MESSAGE_BYTES,
     CancelResponse,
@@ -77,7 +77,7 @@ class Connection:
         self.uid = user.uid
         self.user = user
         self.outbox = Outbox(self._on_overflow)
-        self.told = Told()
+        self.told = SentEnds()
         self._websocket = websocket
         self._services = services
         self._handlers = Handlers(self, services)

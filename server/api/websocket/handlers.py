@@ -71,7 +71,7 @@ class Handlers:
         self.canceller = Canceller(client, services, self._subscriptions)
 
     async def handle(self, frame: ClientFrame, asked: int) -> None:
-        """`asked`: the number that the connection's `Told` gave the frame when it was read."""
+        """`asked`: the number that the connection's `SentEnds` gave the frame when it was read."""
         try:
             await self._handle(frame, asked)
         except SessionError as error:
@@ -139,7 +139,7 @@ class Handlers:
         if frame.observe:
             await self._services.auditor.observe(self._client.actor, frame.session_id)
         uid = None if frame.observe else self._uid
-        # Where there is no such session any more, the ends of its answers are still to be told.
+        # Where there is no such session any more, the ends of its answers are still to be sent.
         session = await self._store.sessions.get(uid, frame.session_id)
         await self._leave(session.id)
         if not await self._hub.data_loss.verify(session.id):

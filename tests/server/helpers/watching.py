@@ -9,8 +9,8 @@ import orjson
 
 from server.live.hub import Hub
 from server.live.outbox import Outbox
+from server.live.sent_ends import SentEnds
 from server.live.subscription import Subscription
-from server.live.told import Told
 from server.protocol.encoding import of_stored
 from server.protocol.objects import MessageObject
 from server.protocol.server_frames import MessageCreated, MessageUpdated
@@ -29,7 +29,7 @@ class Viewer:
     def __init__(self, uid: str = "alice") -> None:
         self.uid = uid
         self.outbox = Outbox(lambda: None)
-        self.told = Told()
+        self.told = SentEnds()
         self.evicted_for: str | None = None
 
     def evict(self, reason: str) -> None:

@@ -20,7 +20,7 @@ from server.config.intervals import SHORTENED
 from server.generation.fingerprint import model_fingerprint
 from server.generation.prompts import Prompt
 from server.live.outbox import Outbox
-from server.live.told import Told
+from server.live.sent_ends import SentEnds
 from server.protocol.client_frames import CancelResponse
 from server.protocol.errors import ApiError
 from server.runs.takeover import MAX_FENCE
@@ -114,7 +114,7 @@ async def survivor(redis_server: EmbeddedRedis, tmp_path: Path) -> AsyncIterator
 
 
 @pytest.mark.parametrize("num_stored", [0, 1, NUM_STORED, NUM_TOKENS])
-async def test_answer_of_a_dead_worker_goes_on_behind_what_is_stored(
+async def test_answer_of_a_dead_worker_goes_on_after_what_is_stored(
     survivor: Survivor, num_stored: int
 ) -> None:
     response_id = await survivor.orphan(num_stored=num_stored)
@@ -125,7 +125,9 @@ async def test_answer_of_a_dead_worker_goes_on_behind_what_is_stored(
     assert numbers == list(range(1, record.sequence_number + 1))
 
 
-async def test_answer_whose_lease_ended_is_found_without_being_told(survivor: Survivor) -> None:
+async def test_answer_whose_lease_ended_is_found_without_an_announcement(
+    survivor: Survivor,
+) -> None:
     record, text = await survivor.end_of(await survivor.orphan())
     assert (record.fence, text) == (2, oracle_answer(FIRST, NUM_TOKENS))
 
@@ -235,7 +237,7 @@ async def test_answer_whose_log_is_gone_ends_and_the_next_one_may_begin(
     await store.client.call("DEL", store.keys.events(session_of(response_id), response_id))
     record, text = await survivor.adopted(response_id)
     assert (record.status, record.reason, text) == ("failed", "store_lost", "")
-    assert record.sequence_number == NUM_STORED + 3  # behind all that had been numbered
+    assert record.sequence_number == NUM_STORED + 3  # after all that had been numbered
     assert (await store.responses.live(record.session_id)).active is None
 
 
@@ -263,7 +265,7 @@ class Asker:
 
     def __init__(self) -> None:
         self.outbox = Outbox(lambda: None)
-        self.told = Told()
+        self.told = SentEnds()
 
     def evict(self, reason: str) -> None:
         raise AssertionError(reason)
@@ -272,7 +274,7 @@ class Asker:
         raise error
 
 
-async def test_lease_of_a_silent_owner_is_told_by_the_clock_of_redis(
+async def test_lease_of_a_silent_owner_is_measured_by_the_clock_of_redis(
     survivor: Survivor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stops, "SILENT_OWNER_SECONDS", 0.0)
@@ -282,12 +284,12 @@ async def test_lease_of_a_silent_owner_is_told_by_the_clock_of_redis(
     asker = Asker()
     stop = CancelResponse(response_id=response_id)
     await Canceller(asker, survivor.worker.services, {}).cancel(stop, asker.told.ask())
-    told: dict[str, Any] = {}
+    notice: dict[str, Any] = {}
     async with asyncio.timeout(PATIENCE):
-        while "owner" not in told:
-            told = json.loads(await asker.outbox.get())
-    assert (told["type"], told["owner"]) == ("response.cancelling", "silent")
-    assert 0 <= told["lease_ends_in_ms"] <= CALM.lease * 1000
+        while "owner" not in notice:
+            notice = json.loads(await asker.outbox.get())
+    assert (notice["type"], notice["owner"]) == ("response.cancelling", "silent")
+    assert 0 <= notice["lease_ends_in_ms"] <= CALM.lease * 1000
 
 
 async def test_queued_answer_waits_for_the_one_before_it(survivor: Survivor) -> None:
@@ -393,7 +395,7 @@ def has_durable_end(answer: Answer) -> bool:
 async def test_the_end_by_the_next_owner_reaches_a_client_that_stopped_and_was_shown_more(
     redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first owner showed what it could not store, and told an end that it could not store."""
+    """The first owner showed what it could not store, and sent an end that it could not store."""
     dice = Dice(2)
     engine, history = ScriptedEngine(dice), History(lambda: None)
     url, prefix = redis_server.url, fresh_prefix()
@@ -423,18 +425,18 @@ async def test_the_end_by_the_next_owner_reaches_a_client_that_stopped_and_was_s
             whole = oracle_answer(FIRST, NUM_TOKENS - 1)
             await asker.wait(lambda: asker.answers[response].text == whole)
             await asker.send("stop", response_id=response)
-            told = (await asker.done(response)).done
-            assert told is not None and not told["durable"]
+            sent = (await asker.done(response)).done
+            assert sent is not None and not sent["durable"]
             await second.takeover.take_over(response, "w0")
             monkeypatch.undo()
             for client in (asker, viewer):
                 await client.wait(partial(has_durable_end, client.answers[response]))
-            message_id = told["response"]["message_id"]
+            message_id = sent["response"]["message_id"]
             stored = (await second.store.messages.get(None, session, message_id)).text
             assert whole.startswith(stored) and stored != whole
             for client in (asker, viewer):
                 answer = client.answers[response]
                 assert answer.done is not None and answer.final == stored
-                assert answer.done["sequence_number"] < told["sequence_number"]
+                assert answer.done["sequence_number"] < sent["sequence_number"]
             kinds = [frame["type"] for frame in asker.answers[response].frames]
-            assert kinds[-2:] == ["response.done", "response.done"]  # and no text behind the stop
+            assert kinds[-2:] == ["response.done", "response.done"]  # and no text after the stop

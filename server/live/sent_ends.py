@@ -1,4 +1,4 @@
-"""`Told`: which answers one connection has stopped, and which ends it was sent.
+"""`SentEnds`: which answers one connection has stopped, and which ends it was sent.
 
 After either it gets no more text of that answer, whatever it asks for and in which order: only the
 end, which brings the text. All code that queues something on the connection asks here, at the
@@ -19,7 +19,7 @@ MAX_GONE = 64  # sessions
 
 @dataclass(slots=True)
 class Stopped:
-    """An answer that this connection has stopped, until its last end was told."""
+    """An answer that this connection has stopped, until its last end was sent."""
 
     text: Callable[[], str | None]  # what the message says at its end; None: not known here
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -28,19 +28,19 @@ class Stopped:
 
 
 class _End(NamedTuple):
-    """An end that was told."""
+    """An end that was sent."""
 
     num_asked: int  # requests that had been read by then: all of these are answered by it
     is_final: bool  # no other one follows
 
 
-class Told:
+class SentEnds:
     """One per connection, shared by all its subscriptions and its stops."""
 
     __slots__ = ("_ends", "_gone", "_num_asked", "_stopped")
 
     def __init__(self) -> None:
-        self._num_asked = 1  # 0 is nobody's request, and 1 whatever is told before the first
+        self._num_asked = 1  # 0 is nobody's request, and 1 whatever is sent before the first
         self._stopped: dict[str, Stopped] = {}
         self._ends: dict[str, _End] = {}  # by response id, the oldest first
         self._gone: dict[str, None] = {}  # sessions, likewise
@@ -67,7 +67,7 @@ class Told:
         return self._stopped.get(response_id)
 
     def settle(self, response_id: str) -> None:
-        """Nobody follows a stop any more: if no last end was told, it is told to who asks."""
+        """Nobody follows a stop any more: if no last end was sent, all who ask are sent it."""
         if self._stopped.pop(response_id, None) is not None and not self.has_end(response_id):
             self._remember(response_id, _End(0, is_final=True))
 
@@ -75,7 +75,7 @@ class Told:
         """Whether it gets nothing of that answer but the end."""
         return response_id in self._stopped or self.has_end(response_id)
 
-    # ---- the ends that it was told --------------------------------------------------------------
+    # ---- the ends that it was sent --------------------------------------------------------------
 
     def note_end(self, response_id: str, *, is_final: bool) -> None:
         """An end was queued."""
@@ -96,11 +96,11 @@ class Told:
                 del self._ends[oldest]
 
     def has_end(self, response_id: str) -> bool:
-        """Whether it was told the end that counts."""
+        """Whether it was sent the end that counts."""
         return (end := self._ends.get(response_id)) is not None and end.is_final
 
     def has_early_end(self, response_id: str) -> bool:
-        """Whether it was told an end before that was stored, and another one must follow."""
+        """Whether it was sent an end before that was stored, and another one must follow."""
         return (end := self._ends.get(response_id)) is not None and not end.is_final
 
     def has_answered(self, response_id: str, asked: int = 0) -> bool:
@@ -109,12 +109,12 @@ class Told:
         return end is not None and end.is_final and end.num_asked >= max(asked, 1)
 
     def take_back(self, response_id: str) -> None:
-        """An end that was told early is not the end of that answer."""
+        """An end that was sent early is not the end of that answer."""
         if self.has_early_end(response_id):
             del self._ends[response_id]
 
     def forget(self, session_id: str) -> None:
-        """The session's past was lost: ends that were told may be none any more."""
+        """The session's past was lost: ends that were sent may be none any more."""
         for response_id in [rid for rid in self._ends if session_of(rid) == session_id]:
             if self.has_end(response_id):
                 del self._ends[response_id]
