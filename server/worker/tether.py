@@ -29,7 +29,7 @@ GRACE_SECONDS = 10.0  # from the last chance to finish until the process is ende
 HELD_SECONDS = 30.0  # of processor time that pass without a tick: the interpreter is held
 LAST_WORDS_SECONDS = 0.5
 EXIT_HUNG = 4
-EXIT_TOLD = 128 + signal.SIGTERM
+EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 class Tether(threading.Thread):
@@ -43,7 +43,7 @@ class Tether(threading.Thread):
         self._lock = threading.Lock()
         self._tell: Callable[[], object] | None = None
         self._drain_seconds = 0.0
-        self._num_told = 0
+        self._num_signals = 0
         self._deadline: float | None = None
         # Not stdin itself, which the event loop reads and closes.
         self._supervisor = select.poll()
@@ -90,9 +90,9 @@ class Tether(threading.Thread):
 
     def _take_signal(self) -> None:
         self._end_unless_serving()
-        self._num_told += 1
+        self._num_signals += 1
         # The second one is from somebody in a hurry.
-        self.expect_end(self._drain_seconds if self._num_told == 1 else 0.0)
+        self.expect_end(self._drain_seconds if self._num_signals == 1 else 0.0)
         assert self._tell is not None
         with contextlib.suppress(RuntimeError):  # the loop has ended, and the process will
             self._tell()
@@ -100,7 +100,7 @@ class Tether(threading.Thread):
     def _end_unless_serving(self) -> None:
         with self._lock:
             if self._tell is None:
-                os._exit(EXIT_TOLD)
+                os._exit(EXIT_TERMINATED)
 
     def _end(self) -> NoReturn:
         """Without waiting for the log either: a thread that hangs may hold it."""

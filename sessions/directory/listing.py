@@ -184,9 +184,9 @@ class Listing:
                 ):
                     first[session_id] = run
         places = sorted((run.place for run in first.values()), reverse=True)
-        behind = [place for place in places if position is None or place < position]
-        rows, now_ms = await self._rows(behind[:limit], keep_index=True)
-        more = cursor_of(behind[limit - 1]) if len(behind) > limit else None
+        rest = [place for place in places if position is None or place < position]
+        rows, now_ms = await self._rows(rest[:limit], keep_index=True)
+        more = cursor_of(rest[limit - 1]) if len(rest) > limit else None
         return Listed(await self._listed([row for row in rows if row is not None]), more, now_ms)
 
     async def live_runs(self) -> list[LiveRun]:

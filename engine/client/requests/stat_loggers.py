@@ -74,7 +74,7 @@ class StatLoggers:
             try:
                 recorder(stats, iteration)
             except Exception:  # of somebody else's code, in the middle of everybody's streams
-                logger.exception("stat logger %r has failed, and is told nothing more", name)
+                logger.exception("stat logger %r has failed, and receives nothing more", name)
                 del self._recorders[name]
 
     def log(self, stats: SchedulerStats | None) -> None:

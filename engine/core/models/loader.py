@@ -99,7 +99,7 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
     max_positions = _max_positions(hf_config)
     if max_positions < _named_positions(hf_config):
         logger.info(
-            "%d positions of %d: the rotary ones behind depend on the length of the whole text",
+            "%d positions of %d: the rotary ones after them depend on the length of the whole text",
             max_positions,
             _named_positions(hf_config),
         )

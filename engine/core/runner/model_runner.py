@@ -111,7 +111,7 @@ class ModelRunner:
     def _clear_ends(self, scheduled: list[ScheduledSequence]) -> None:
         """Of attention that reads whole blocks: the last one of each sequence, where it is new.
 
-        Behind the sequence it may hold anything from its former users, NaN as well.
+        After the sequence it may hold anything from its former users, NaN as well.
         """
         attention, size = self._context.attention, self.config.block_size
         if attention is None or not attention.reads_whole_pages:

@@ -38,7 +38,7 @@ def find_congestion(
 ) -> Problem | None:
     """Why this request cannot be queued behind so many others, if so.
 
-    `num_ahead` requests stay behind when the free seats are taken; negative: one is left for this.
+    `num_ahead` requests still wait when the free seats are taken; negative: one is left for this.
     """
     if num_ahead < 0:
         return None
