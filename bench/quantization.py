@@ -80,7 +80,7 @@ class Reader:
         self._runner = ModelRunner(load_model(config, ops.choose("cpu")), config)
 
     def logits(self, token_ids: list[int]) -> Tensor:
-        """Behind each token: [num_tokens, vocab]."""
+        """After each token: [num_tokens, vocab]."""
         sequence = Sequence("", "reader", token_ids, SamplingParams())
         sequence.block_table = array("i", range(CONTEXT // 16))
         batch = build_batch([ScheduledSequence(sequence, len(token_ids))], 16)

@@ -80,10 +80,10 @@ def compare(
         seconds[kind].append(time.perf_counter() - started)
         assert answer.status == status, (path, answer.status)
     connection.close()
-    told = share_of_greater(*seconds)
+    share = share_of_greater(*seconds)
     error = (1 / 12 * (1 / len(seconds[0]) + 1 / len(seconds[1]))) ** 0.5
     at_most = 50 + MARGIN * error * 100
-    return Figure(f"tells {what}", max(told, 1 - told) * 100, at_most, "% of pairs")
+    return Figure(f"tells {what}", max(share, 1 - share) * 100, at_most, "% of pairs")
 
 
 def share_of_greater(first: Sequence[float], second: Sequence[float]) -> float:

@@ -307,7 +307,7 @@ class Run:
             )
             noise = f", others used {foreign_cores:.2f} cores" if foreign_cores > 0.1 else ""
             shown = f"{reading.value:8.4g} {reading.unit}"
-            say(f"{peer.engine:22} {reading.case:26} {shown}{told(speed)}{noise}")
+            say(f"{peer.engine:22} {reading.case:26} {shown}{speed_text(speed)}{noise}")
         self._record.write(self._kept)  # hours of work may end at any moment
 
     def _undisturbed(
@@ -353,7 +353,7 @@ class Run:
             plot(self._environments, path)
 
 
-def told(speed: Speed) -> str:
+def speed_text(speed: Speed) -> str:
     if speed.bandwidth is None:
         return ""
     return f", memory {speed.bandwidth:.0f} GB/s, arithmetic {speed.gigaflops:.0f} GFLOP/s"

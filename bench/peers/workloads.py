@@ -91,7 +91,7 @@ async def warm_up(turn: Turn) -> None:
 
 
 async def wake(turn: Turn) -> None:
-    """Behind the turns of others: a system may give back pages of files that nobody used since."""
+    """After the turns of others: a system may give back pages of files that nobody used since."""
     await turn.door.answer(turn.prompts.draw(32), 4)
 
 
@@ -100,7 +100,7 @@ async def decode(turn: Turn) -> list[Reading]:
     readings = []
     for context, num_tokens in turn.sizes.contexts:
         answer = await turn.door.answer(turn.prompts.draw(context), num_tokens)
-        details = {"first_ms": ms(answer.first_seconds), **told(answer)}
+        details = {"first_ms": ms(answer.first_seconds), **work_of(answer)}
         rate = rate_of(answer)
         readings.append(Reading(f"decode@{context}", rate, "tok/s", details))
     return readings
@@ -118,7 +118,7 @@ async def bursts(turn: Turn) -> list[Reading]:
             "first_ms_p95": ms(percentile(first, 95)),
             "gap_ms_p50": ms(percentile(gaps, 50)) if gaps else None,
             "gap_ms_p95": ms(percentile(gaps, 95)) if gaps else None,
-            **told(answers[0]),
+            **work_of(answers[0]),
             "output_tokens": sum(answer.num_tokens for answer in answers),
         }
         readings.append(Reading(f"burst@{count}", rate, "tok/s", details))
@@ -142,7 +142,7 @@ async def prefill(turn: Turn) -> list[Reading]:
         await turn.door.answer(turn.prompts.draw(count), 2) for _ in range(turn.sizes.prefills)
     ]
     first = sorted(answer.first_seconds for answer in answers)
-    details = {"first_ms": [ms(seconds) for seconds in first], **told(answers[-1])}
+    details = {"first_ms": [ms(seconds) for seconds in first], **work_of(answers[-1])}
     rate = count / statistics.median(first)
     return [Reading(f"prefill@{count}", rate, "tok/s", details)]
 
@@ -265,7 +265,7 @@ async def through(turn: Turn) -> list[Reading]:
 
     async def rate_through(name: str, door: Door) -> float:
         rate, answers = await burst_of(turn, door, count, *turn.sizes.burst)
-        readings.append(Reading(f"{name} door@{count}", rate, "tok/s", told(answers[0])))
+        readings.append(Reading(f"{name} door@{count}", rate, "tok/s", work_of(answers[0])))
         return rate
 
     rates = {name: await rate_through(name, door) for name, door in turn.server.doors.items()}
@@ -304,7 +304,7 @@ def rate_of(answer: Answer) -> float:
     return answer.tokens_per_second
 
 
-def told(answer: Answer) -> dict[str, Any]:
+def work_of(answer: Answer) -> dict[str, Any]:
     """The figures that show whether the engine did the work asked for."""
     return {
         "prompt_tokens": answer.prompt_tokens,

@@ -66,7 +66,7 @@ def load_figures(server: Server, model: Path, rounds: int, num_tokens: int) -> l
             Figure(title + "tokens/s, direct", statistics.median(direct.rates), None, ""),
             Figure(title + "tokens/s lost of direct", 100 * (1 - share), 5.0, "%"),
             Figure(title + "first token, app", statistics.median(app.first_ms), None, "ms"),
-            Figure(title + "first token, behind direct", statistics.median(later), 10.0, "ms"),
+            Figure(title + "first token, later than direct", statistics.median(later), 10.0, "ms"),
             Figure(title + "worker CPU per token", statistics.median(spent[num_chats]), 0.15, "ms"),
         ]
     return figures

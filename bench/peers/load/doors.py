@@ -42,7 +42,7 @@ class Answer:
 
     @property
     def tokens_per_second(self) -> float:
-        """Behind the first token, which is the prompt's doing."""
+        """After the first token, which is the prompt's doing."""
         seconds = self.arrivals[-1] - self.arrivals[0]
         return (self.num_tokens - 1) / seconds if seconds > 0 else 0.0
 
