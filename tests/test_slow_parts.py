@@ -36,14 +36,14 @@ def test_a_slow_test_that_no_part_would_run_is_an_error() -> None:
 
 def test_make_gives_pytest_a_part_that_it_cannot_take_for_a_folder() -> None:
     """Of `--part server` pytest takes `server` for the folder to test: it knows no option yet."""
-    told = subprocess.run(
+    printed = subprocess.run(
         ["make", "-n", "test-slow", "PART=server"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    assert "-m slow --part=server" in told
+    assert "-m slow --part=server" in printed
 
 
 def test_contributing_tells_what_each_part_is() -> None:

@@ -80,7 +80,7 @@ def test_another_package_of_that_name_is_refused(
         vllm_source()
 
 
-def test_an_index_that_does_not_list_it_or_is_away_is_told_in_one_line(
+def test_an_index_that_does_not_list_it_or_is_away_is_reported_in_one_line(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index.listing = ""

@@ -1,6 +1,6 @@
 """vLLM's source package, as the package index has it: what our checks read of it.
 
-It is fetched once, 47 MB, told by its SHA-256, and of it the files in `KEPT` stay in a folder of
+It is fetched once, 47 MB, checked by its SHA-256, and of it the files in `KEPT` stay in a folder of
 the user's cache. It is only read: the package itself is never installed or imported.
 """
 

@@ -1,4 +1,4 @@
-"""A real `parley serve` with the counting model, and the history checker behind every test."""
+"""A real `parley serve` with the counting model, and the history checker after every test."""
 
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
@@ -81,7 +81,7 @@ def _shared_server(
     started_by[server] = "_shared_server"
     try:
         server.start()
-        # The admin's token must work behind the wrong ones that tests send from this address.
+        # The admin's token must work after the wrong ones that tests send from this address.
         assert server.get("/v1/admin/stats", admin_token(server))[0] == 200
         yield server
     finally:

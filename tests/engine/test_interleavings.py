@@ -95,7 +95,7 @@ class HookedCore(SteppedCore):
         for item in scheduled:
             sequence = item.sequence
             if sequence.is_finished:
-                continue  # an abort came behind schedule: its slots are read, and free soon
+                continue  # an abort came after `schedule`: its slots are read, and free soon
             assert 0 < item.num_tokens <= sequence.num_uncomputed_tokens
             for place in range(item.start, item.end):
                 slot = (sequence.block_table[place // block_size], place % block_size)
@@ -328,7 +328,7 @@ class Interleavings(RuleBasedStateMachine):
             if isinstance(message, StepOutputs):
                 for output in message.outputs:
                     key = (client, output.request_id)
-                    assert not ends[key], "an output behind the last one"
+                    assert not ends[key], "an output after the last one"
                     tokens[key] += output.new_token_ids
                     ends[key] += output.finish_reason is not None
         for key, fields in self.requests.items():

@@ -23,7 +23,7 @@ def test_it_reads_like_a_list_of_dicts(positions: list[dict[int, Logprob]], part
     assert list(result[part]) == positions[part]
 
 
-def test_candidates_lie_one_behind_the_other() -> None:
+def test_candidates_lie_one_after_the_other() -> None:
     result = flat({3: Logprob(-1.0, 1, "a"), 4: Logprob(-2.0, 2, "b")}, {5: Logprob(-3.0, 1, "c")})
     assert (result.start_indices, result.end_indices) == ([0, 2], [2, 3])
     assert (result.token_ids, result.logprobs, result.ranks) == ([3, 4, 5], [-1, -2, -3], [1, 2, 1])

@@ -95,7 +95,7 @@ class Core:
     def _receive(self, client_id: str, message: CoreMessage) -> None:
         assert isinstance(message, StepOutputs)
         for output in message.outputs:
-            assert output.request_id not in self.ended_at, "an output behind the last one"
+            assert output.request_id not in self.ended_at, "an output after the last one"
             self.outputs.setdefault(output.request_id, []).append(output)
             if output.finish_reason is not None:
                 self.ended_at[output.request_id] = self.num_steps

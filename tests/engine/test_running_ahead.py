@@ -62,13 +62,13 @@ def test_prompts_are_read_ahead_chunk_by_chunk() -> None:
     assert device.events[:3] == ["begin 1", "begin 2", "end 1"]
 
 
-def test_a_prompt_is_told_as_read_when_its_chunk_has_ended() -> None:
+def test_a_prompt_is_reported_as_read_when_its_chunk_has_ended() -> None:
     device = Device()
     core = SteppedCore(device, runs_ahead=True, max_num_batched_tokens=4)
     core.add("a", 10, max_tokens=2)
     core.run()
-    told = [output.num_computed_tokens for output in core.outputs("a")]
-    assert told == [0, 4, 8, 10, 10]
+    reported = [output.num_computed_tokens for output in core.outputs("a")]
+    assert reported == [0, 4, 8, 10, 10]
 
 
 @pytest.mark.parametrize("budget", [32, 4])
@@ -100,7 +100,7 @@ def test_the_length_of_an_answer_is_known_beforehand() -> None:
     assert [sorted(step) for step in core.model.steps] == [["a", "b"], ["b"], ["b"], ["b"]]
 
 
-def test_an_abort_ends_at_once_and_frees_its_blocks_behind_the_step_in_flight() -> None:
+def test_an_abort_ends_at_once_and_frees_its_blocks_after_the_step_in_flight() -> None:
     core = SteppedCore(Device(), runs_ahead=True, num_blocks=8)
     core.add("a", 10, max_tokens=50)
     core.core.step()
@@ -157,7 +157,7 @@ def test_a_prompt_whose_end_is_not_in_sight_makes_nobody_wait() -> None:
     assert device.events == ["begin 1", "begin 2", "end 1", "begin 3", "end 2", "end 3"]
 
 
-def test_a_failed_row_ends_its_sequence_and_what_was_computed_behind_it_is_thrown_away() -> None:
+def test_a_failed_row_ends_its_sequence_and_what_was_computed_after_it_is_thrown_away() -> None:
     def script(sequence: Sequence) -> int | SampledToken:
         if sequence.request_id == "bad" and sequence.num_tokens == 4:
             return SampledToken(-1, error=("code", "no finite logits"))
@@ -259,7 +259,7 @@ def test_a_step_is_as_long_as_it_ran_and_not_as_it_waited() -> None:
     assert metrics.decode_steps.sum_seconds == 3.0 and metrics.other_steps.sum_seconds == 1.0
 
 
-def test_what_stands_for_an_unknown_token_is_never_told() -> None:
+def test_what_stands_for_an_unknown_token_is_never_sent() -> None:
     core = SteppedCore(Device(lambda s: 7), runs_ahead=True)
     core.add("a", 3, max_tokens=20)
     core.run()

@@ -27,7 +27,7 @@ class Finding(AssertionError):
 
 
 class Attacked(Protocol):
-    """What runs in a thread of its own, and what went wrong in it that nobody is told."""
+    """What runs in a thread of its own, and what went wrong in it that nobody hears of."""
 
     @property
     def thread(self) -> threading.Thread: ...

@@ -29,7 +29,7 @@ MESSAGE = json.dumps({"type": "echo", "text": "hello"})
 
 @dataclass
 class Site:
-    """A running server, and what went wrong in it that no client is told."""
+    """A running server, and what went wrong in it that no client hears of."""
 
     url: str
     deadline_seconds: float

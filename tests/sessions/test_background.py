@@ -1,4 +1,4 @@
-"""Background tasks: refusals that nobody waits for are dropped, bugs are told once, and by us."""
+"""Background tasks: refusals that nobody waits for are dropped, bugs are logged once, and by us."""
 
 import ast
 import asyncio
@@ -24,17 +24,17 @@ async def fail(error: Exception) -> None:
 
 
 @pytest.fixture
-async def told_by_asyncio() -> AsyncIterator[list[dict[str, Any]]]:
+async def reported_by_asyncio() -> AsyncIterator[list[dict[str, Any]]]:
     """What the loop has to say of tasks that failed unseen."""
-    told: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
-    yield told
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    yield reported
     gc.collect()
-    assert told == []
+    assert reported == []
 
 
 @pytest.mark.row("M5")
-@pytest.mark.usefixtures("told_by_asyncio")
+@pytest.mark.usefixtures("reported_by_asyncio")
 @pytest.mark.parametrize("error", [Refusal(), SessionNotFound()])
 async def test_a_refusal_that_nobody_waits_for_is_dropped(
     error: Exception, caplog: pytest.LogCaptureFixture
@@ -46,7 +46,7 @@ async def test_a_refusal_that_nobody_waits_for_is_dropped(
 
 
 @pytest.mark.row("M5")
-@pytest.mark.usefixtures("told_by_asyncio")
+@pytest.mark.usefixtures("reported_by_asyncio")
 async def test_a_bug_in_the_background_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     background = Background(Refusal)
     background.spawn(fail(KeyError("a bug")))
@@ -57,10 +57,10 @@ async def test_a_bug_in_the_background_is_logged_once(caplog: pytest.LogCaptureF
 
 
 @pytest.mark.row("M5")
-@pytest.mark.usefixtures("told_by_asyncio")
-@pytest.mark.parametrize(("error", "num_told"), [(Refusal(), 0), (KeyError("a bug"), 1)])
+@pytest.mark.usefixtures("reported_by_asyncio")
+@pytest.mark.parametrize(("error", "num_logged"), [(Refusal(), 0), (KeyError("a bug"), 1)])
 async def test_what_is_seen_through_goes_on_without_its_caller_and_logs_only_bugs(
-    error: Exception, num_told: int, caplog: pytest.LogCaptureFixture
+    error: Exception, num_logged: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     background, go_on, has_gone_on = Background(Refusal), asyncio.Event(), False
 
@@ -77,11 +77,11 @@ async def test_what_is_seen_through_goes_on_without_its_caller_and_logs_only_bug
     go_on.set()
     await background.wait(1.0)
     assert has_gone_on
-    assert len(caplog.records) == num_told
+    assert len(caplog.records) == num_logged
 
 
 @pytest.mark.row("M5")
-@pytest.mark.usefixtures("told_by_asyncio")
+@pytest.mark.usefixtures("reported_by_asyncio")
 async def test_only_those_who_wait_get_the_failure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -26,7 +26,7 @@ test("a healthy server has no troubles, and its answers run", () => {
   assert.equal(all.numHalted, 0);
 });
 
-test("an engine that is away is told once for its workers, since when by the reader's clock", () => {
+test("an engine that is away is reported once for its workers, since when by the reader's clock", () => {
   const away = { engine: "unavailable", engine_since: THERE - 25_000 };
   const all = workers([worker(1, away), worker(2, { ...away, engine_since: THERE - 24_000 })]);
   const [trouble, ...others] = all.troubles(HERE + 5000);
@@ -61,7 +61,7 @@ test("a silent worker is named with the moment since when, and its answers stand
   assert.equal(all.numHalted, 2);
 });
 
-test("the state of an engine that a silent worker told last is not told as that of now", () => {
+test("the last state of its engine that a silent worker sent is not shown as that of now", () => {
   const silent = worker(1, { engine: "stalled", seen_at: THERE - 14_000 });
   assert.equal(workers([silent], [silent]).troubles(HERE).length, 1);
 });

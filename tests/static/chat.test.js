@@ -684,19 +684,19 @@ test("a session that has messages stays when one more is refused", () => {
   assert.equal(chat.currentId, SESSION);
 });
 
-test("the end of an answer and the return of the store are told", () => {
+test("the end of an answer and the return of the store are announced", () => {
   const { receive, changes } = newChat();
-  const told = () => changes.splice(0).filter(({ kind }) => kind === "ended" || kind === "restored");
+  const announced = () => changes.splice(0).filter(({ kind }) => kind === "ended" || kind === "restored");
   receive({ type: "session.activity", session_id: SESSION, active: true });
   receive({ type: "connection.degraded", store: "unavailable" });
   receive({ type: "connection.restored", engine: "ok" });
-  assert.deepEqual(told(), []);
+  assert.deepEqual(announced(), []);
   receive({ type: "session.activity", session_id: SESSION, active: false, status: "completed" });
-  assert.deepEqual(told(), [{ kind: "ended", sessionId: SESSION }]);
+  assert.deepEqual(announced(), [{ kind: "ended", sessionId: SESSION }]);
   receive({ type: "connection.restored", store: "ok" });
-  assert.equal(told().length, 1);
-  receive({ type: "connection.ready" }); // whoever may connect has been looked up in the store
-  assert.equal(told().length, 1);
+  assert.equal(announced().length, 1);
+  receive({ type: "connection.ready" }); // anyone who may connect has been looked up in the store
+  assert.equal(announced().length, 1);
 });
 
 test("the newest sessions show which are gone, as far back as they go", () => {

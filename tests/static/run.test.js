@@ -196,7 +196,7 @@ test("a second stop may only hide more", () => {
   assert.equal(message.visibleText, "one");
 });
 
-test("continuing a message appends behind the length already there", () => {
+test("continuing a message appends after the length already there", () => {
   const { run, message } = newRun();
   message.text = "Once upon";
   run.receive(inProgress());
@@ -204,7 +204,7 @@ test("continuing a message appends behind the length already there", () => {
   assert.equal(message.text, "Once upon a time");
 });
 
-test("a replay from the start rebuilds a continued message behind its base", () => {
+test("a replay from the start rebuilds a continued message after its base", () => {
   const { run, message } = newRun();
   message.text = "Once upon";
   run.receive(inProgress());
@@ -268,7 +268,7 @@ test("every order of duplicated deliveries gives the same text", () => {
   }
 });
 
-test("an end that was told before it was stored gives way to the one that is", () => {
+test("an end that was sent before it was stored gives way to the one that is", () => {
   const { run, message } = newRun();
   run.receive(inProgress());
   run.receive(delta(3, 0, "abcdef"));
@@ -280,7 +280,7 @@ test("an end that was told before it was stored gives way to the one that is", (
   assert.equal(run.receive(done(4, 6)), "dropped");
 });
 
-test("an answer whose told end was never stored goes on from its snapshot", () => {
+test("an answer whose early end was never stored goes on from its snapshot", () => {
   const { run, message } = newRun();
   run.receive(inProgress());
   run.receive(delta(3, 0, "abc"));

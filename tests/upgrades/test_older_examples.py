@@ -20,8 +20,8 @@ CLIENTS = [
     *(
         pytest.param(name, marks=pytest.mark.slow)
         for name in (
-            "test_the_python_client_goes_on_behind_a_lost_connection",
-            "test_the_javascript_client_goes_on_behind_a_lost_connection",
+            "test_the_python_client_goes_on_after_a_lost_connection",
+            "test_the_javascript_client_goes_on_after_a_lost_connection",
         )
     ),
 ]

@@ -1,4 +1,4 @@
-"""A batch behind a context that nobody read, and a prompt, on the CPU."""
+"""A batch after a context that nobody read, and a prompt, on the CPU."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from bench.gpu.stepped import Engine
 from bench.peers.models import make_without_weights
 
 
-def test_a_batch_is_timed_behind_a_context_that_nobody_read(tmp_path: Path) -> None:
+def test_a_batch_is_timed_after_a_context_that_nobody_read(tmp_path: Path) -> None:
     on = Device(torch.device("cpu"), bandwidth=1e12, flops=1e14)
     engine = Engine(make_without_weights(GPU_SHAPES["tiny"], tmp_path / "tiny"), QUICK, on)
     figure = engine.decode(4, 64)

@@ -137,7 +137,9 @@ async def test_the_token_is_kept_by_the_tab_alone(page: Page, two_workers: Serve
     assert token not in await page.evaluate("JSON.stringify(sessionStorage)")
 
 
-async def test_a_token_without_the_scope_is_told_so(browser: Browser, two_workers: Server) -> None:
+async def test_a_token_without_the_scope_is_refused_with_the_reason(
+    browser: Browser, two_workers: Server
+) -> None:
     context = await browser.new_context()
     page = await context.new_page()
     await page.goto(two_workers.url + "/admin")

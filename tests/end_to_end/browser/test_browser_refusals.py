@@ -173,7 +173,7 @@ async def test_a_first_message_that_no_model_reads_leaves_no_chat_behind(
         assert server.get_json("/v1/sessions")["sessions"] == []
 
 
-async def test_a_draft_behind_a_first_message_that_is_refused_goes_with_it_to_the_new_chat(
+async def test_a_draft_after_a_first_message_that_is_refused_goes_with_it_to_the_new_chat(
     browser: Browser, narrow: Server
 ) -> None:
     server = await for_new_user(narrow)

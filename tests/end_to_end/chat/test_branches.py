@@ -109,7 +109,7 @@ async def test_the_head_can_be_switched_and_every_viewer_hears_of_it(server: Ser
         assert updated["session"]["head"] == old
         assert (await viewer.next("session.updated"))["session"]["head"] == old
         assert messages_of(server, session)[-1]["id"] == old
-        # The next question goes behind the answer that was chosen.
+        # The next question goes after the answer that was chosen.
         follow = await client.ask(session, oracle_word(100), settings=GREEDY)
         done = (await client.done(follow)).done
         assert done is not None

@@ -162,7 +162,7 @@ async def test_a_response_can_be_resumed_without_a_subscription(server: Server) 
         assert {f["type"] for f in other.frames if f["type"].startswith("message")} == set()
 
 
-async def test_who_resumes_at_the_end_is_told_the_end(server: Server) -> None:
+async def test_who_resumes_at_the_end_is_sent_the_end(server: Server) -> None:
     async with Client(server) as client, Client(server) as other:
         session = await client.new_session()
         response = await client.ask(session, oracle_word(0), settings={"max_output_tokens": 3})

@@ -1,4 +1,4 @@
-"""S8, N5, N6: more clients at once than usual. Who is in is served, the others are told or cut."""
+"""S8, N5, N6: more clients at once than usual. Who is in is served, the rest are refused or cut."""
 
 import asyncio
 import contextlib
@@ -73,11 +73,11 @@ async def test_each_of_a_thousand_clients_at_once_is_served_or_refused(server: S
             status = (await socket.upgrade()).status
             if status != 101:
                 note(f"status {status}")
-            elif isinstance(told := await socket.next_or_close(), dict):
-                note(told["type"])
+            elif isinstance(first := await socket.next_or_close(), dict):
+                note(first["type"])
                 await have_all.wait()
             else:
-                note(f"{told[0]} {told[1].partition('=')[0]}")
+                note(f"{first[0]} {first[1].partition('=')[0]}")
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(NUM_CLIENTS):

@@ -130,7 +130,7 @@ async def test_the_example_of_a_timeout_says_when_the_answer_ended_before_it() -
 
 
 async def cut_twice(process: Process, proxy: FaultProxy) -> str:
-    """Reset its connection while the answer streams, and again; behind that, press Ctrl-C."""
+    """Reset its connection while the answer streams, and again; after that, press Ctrl-C."""
     assert process.stdout is not None
     printed = b""
     for _ in range(2):
@@ -140,7 +140,7 @@ async def cut_twice(process: Process, proxy: FaultProxy) -> str:
     return printed.decode() + await interrupt_after(process, 700)
 
 
-async def test_the_python_client_goes_on_behind_a_lost_connection(
+async def test_the_python_client_goes_on_after_a_lost_connection(
     server: Server, tmp_path: Path
 ) -> None:
     with FaultProxy(server.url.removeprefix("http://")) as proxy:
@@ -154,7 +154,7 @@ async def test_the_python_client_goes_on_behind_a_lost_connection(
     assert "\n[cancelled: client_cancelled, " in printed
 
 
-async def test_the_javascript_client_goes_on_behind_a_lost_connection(server: Server) -> None:
+async def test_the_javascript_client_goes_on_after_a_lost_connection(server: Server) -> None:
     flags = node_has_websocket()
     if NODE is None or flags is None:
         pytest.skip("needs node 20 or later")

@@ -1,4 +1,4 @@
-"""Who watches, what they are told beside the text, and what a session's settings change."""
+"""Who watches, what they are sent beside the text, and what a session's settings change."""
 
 import asyncio
 import itertools
@@ -219,9 +219,9 @@ async def test_log_probabilities_come_with_their_tokens_and_again_with_a_replay(
         session = await client.new_session()
         response = await client.ask(session, oracle_word(3), settings={**GREEDY, "logprobs": 2})
         answer = await client.done(response)
-        told = [one for frame in answer.frames for one in frame.get("logprobs", ())]
-        assert "".join(one["token"] for one in told) == answer.final
-        for one in told:
+        sent = [one for frame in answer.frames for one in frame.get("logprobs", ())]
+        assert "".join(one["token"] for one in sent) == answer.final
+        for one in sent:
             assert one["top"][0]["token"] == one["token"]  # greedy
             assert len(one["top"]) == 2
             assert math.exp(one["logprob"]) <= 1
@@ -232,7 +232,7 @@ async def test_log_probabilities_come_with_their_tokens_and_again_with_a_replay(
             )
             replayed = await late.done(response)
             again = [one for frame in replayed.frames for one in frame.get("logprobs", ())]
-            assert again == told
+            assert again == sent
 
 
 # ---- positions ----------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ async def test_a_users_answers_are_counted_over_all_workers(limited: Server) -> 
             )
             assert refused["error"]["code"] == "rate_limited"
             assert refused["error"]["retry_after_ms"] > 0
-        # The third is accepted, but the engine decodes two: it waits, and is told how long.
+        # The third is accepted, but the engine decodes two: it waits, and hears how long.
         queued = await in_the_engines_queue(one, begun[2][1])
         assert (queued["position"], queued["ahead_tokens"]) == (0, 0)
         for client, (_, response) in zip((one, other, one), begun, strict=True):

@@ -67,7 +67,7 @@ class ChatClient:
         """The ordering rules, asserted."""
         message = frame["message"] if frame["type"] == "message.updated" else {}
         if message.get("status") == "in_progress" and "content" in message:
-            # An answer goes on behind the text that its message has.
+            # An answer goes on after the text that its message has.
             text = "".join(part["text"] for part in message["content"])
             self.answers.setdefault(message["response_id"], Answer(text=text))
         response_id = frame.get("response_id") or frame.get("response", {}).get("id")

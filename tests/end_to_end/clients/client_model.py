@@ -61,15 +61,15 @@ class Answer:
             # Another owner may have ended it with less than the first one had shown: who stopped
             # it gets no snapshot, so this end has the text or cuts it.
             is_in_order = last >= self.last or frame["fence"] > self.fence
-            assert is_in_order, f"response.done {last} behind number {self.last}"
+            assert is_in_order, f"response.done {last} after number {self.last}"
             self.done = frame
         else:
-            assert self.done is None, f"{kind} {last} behind response.done"
+            assert self.done is None, f"{kind} {last} after response.done"
             if kind == "response.output_text.snapshot":
                 self.text = frame["text"] if frame["part"] == 1 else self.text + frame["text"]
                 self.is_text_unknown = False
             else:
-                assert first == self.last + 1, f"number {first} behind number {self.last}"
+                assert first == self.last + 1, f"number {first} after number {self.last}"
                 assert last >= first, frame
                 if kind == "response.output_text.delta":
                     self._apply_delta(frame)
@@ -87,6 +87,6 @@ class Answer:
         self.num_deltas += 1
 
     def begin_at(self, number: int, text: str | None) -> None:
-        """Go on behind this number, with that text; None if it is not known."""
+        """Go on after this number, with that text; None if it is not known."""
         self.text, self.last, self.done = text or "", number, None
         self.is_text_unknown = text is None

@@ -51,7 +51,7 @@ class Answer(NamedTuple):
 
 
 def assert_discreet(server: Target, answer: bytes) -> None:
-    """No traceback, path or secret in what a client is told."""
+    """No traceback, path or secret in what a client is sent."""
     assert not _INDISCREET.search(answer), answer[:500]
     assert server.token.encode() not in answer
 

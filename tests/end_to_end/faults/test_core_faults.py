@@ -1,4 +1,4 @@
-"""The engine core dies or hangs: its answers go on with the same text, and everybody is told."""
+"""The engine core dies or hangs: its answers go on with the same text, and all clients hear."""
 
 import asyncio
 import json
@@ -210,7 +210,7 @@ def prompt_of(num_tokens: int) -> str:
 
 @asynccontextmanager
 async def whole_answers_beside(server: Server) -> AsyncIterator[Client]:
-    """A client; others' answers begin before it, and are whole behind it."""
+    """A client; others' answers begin before it, and are whole after it."""
     settings = {**GREEDY, "max_output_tokens": 80}
     async with Client(server) as others, Client(server) as client:
         answers = {}

@@ -56,7 +56,7 @@ async def test_a_worker_that_hangs_outlives_no_supervisor(
 
 
 @pytest.mark.parametrize("num_signals", [1, 2])
-async def test_a_worker_that_hangs_ends_when_it_is_told_and_another_one_serves(
+async def test_a_worker_that_hangs_ends_when_told_to_and_another_one_serves(
     new_server: NewServer, tmp_path: Path, num_signals: int
 ) -> None:
     drain = "1" if num_signals == 1 else "600"
@@ -103,7 +103,7 @@ def starting(oracle_model: Path, tmp_path: Path) -> Iterator[Callable[..., Serve
 
 
 @pytest.mark.parametrize("place", planted_hangs.START_PLACES)
-async def test_a_start_that_hangs_ends_when_it_is_told(
+async def test_a_start_that_hangs_ends_when_told_to(
     starting: Callable[..., Server], place: str
 ) -> None:
     server = starting(place, START_GRACE_SECONDS=1.0 if place == "supervisor" else 60.0)
@@ -128,7 +128,7 @@ async def test_a_start_that_hangs_leaves_nothing_when_the_supervisor_is_killed(
     await asyncio.to_thread(wait_for, lambda: not any(map(is_running, family)))
 
 
-async def test_a_worker_that_never_serves_is_told_in_one_line(
+async def test_a_worker_that_never_serves_is_reported_in_one_line(
     starting: Callable[..., Server],
 ) -> None:
     server = starting("worker", READY_SECONDS=1.0)

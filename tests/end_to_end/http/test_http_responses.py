@@ -112,7 +112,7 @@ async def test_an_ended_response_is_replayed_with_its_end(server: Server, http: 
     ]
 
 
-async def test_who_has_the_end_is_told_that_there_is_no_more(server: Server, http: Http) -> None:
+async def test_who_has_the_end_hears_that_there_is_no_more(server: Server, http: Http) -> None:
     session = (await http.new_session())["id"]
     async with ask_and_follow(server, session, oracle_word(6), settings=GREEDY) as stream:
         end = (await stream.next("response.done"))["sequence_number"]

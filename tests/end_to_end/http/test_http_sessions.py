@@ -1,4 +1,4 @@
-"""Sessions over HTTP: made, found, listed, changed and deleted, with their viewers told."""
+"""Sessions over HTTP: made, found, listed, changed and deleted; their viewers hear of it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -106,7 +106,7 @@ async def test_titles_are_found_and_pins_and_times_filter(http: Http) -> None:
     assert await listed(q=word + "x") == []
 
 
-async def test_a_search_goes_on_behind_its_cursor(http: Http) -> None:
+async def test_a_search_goes_on_after_its_cursor(http: Http) -> None:
     word = fresh_key()["Idempotency-Key"]
     made = [(await http.new_session(title=word))["id"] for _ in range(5)]
     found: list[str] = []

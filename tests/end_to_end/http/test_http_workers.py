@@ -54,9 +54,9 @@ async def test_a_stop_of_a_silent_owner_is_accepted_and_carried_out(pair: Server
         try:
             path = f"/v1/responses/{response}"
             async with Http(pair) as elsewhere:  # a new connection: to the one that can accept
-                told = await elsewhere.post(f"{path}/cancel")
-            assert told.status_code == 202
-            frame = told.json()
+                reply = await elsewhere.post(f"{path}/cancel")
+            assert reply.status_code == 202
+            frame = reply.json()
             assert (frame["type"], frame["owner"]) == ("response.cancelling", "silent")
             assert frame["durable"] is True and 0 < frame["lease_ends_in_ms"] <= 10_000
         finally:

@@ -169,7 +169,7 @@ async def test_behind_a_proxy_a_websocket_carries_an_answer_and_its_stop(
 async def test_behind_a_proxy_an_event_comes_when_it_is_sent_and_not_with_the_next(
     server: Server, site: Site
 ) -> None:
-    """A question that waits is told so at once, and hears no more until the one before it ends."""
+    """A question that waits hears so at once, and hears no more until the one before it ends."""
     async with Client(server, **site.way) as client:
         session = await client.new_session()
         first = await client.ask(session, oracle_word(0), settings=LONG)
@@ -284,7 +284,7 @@ def test_the_printed_proxies_give_a_kept_connection_up_before_the_server_does() 
 
 
 def seconds_of(option: str, kind: str) -> list[int]:
-    """What the printed configuration says behind an option, each time."""
+    """What the printed configuration says after an option, each time."""
     return [int(seconds) for seconds in re.findall(rf"\b{option} (\d+)s", printed(kind))]
 
 
@@ -314,7 +314,7 @@ def full_file() -> bytes:
 async def answer_to_the_unread(server: Server, site: Site, data: bytes) -> Answer:
     """What comes while we still send, as browsers do.
 
-    Caddy resets the connection half a second behind such an answer: a client that the machine has
+    Caddy resets the connection half a second after such an answer: a client that the machine has
     halted just then asks again.
     """
     for _ in range(5):

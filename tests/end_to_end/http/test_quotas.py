@@ -127,7 +127,7 @@ async def test_an_answer_ends_where_its_users_day_ends(small: Server) -> None:
         assert response["usage"]["input_tokens"] + response["usage"]["output_tokens"] == 30
 
 
-async def test_what_is_left_of_the_day_is_told_with_each_answer(small: Server) -> None:
+async def test_what_is_left_of_the_day_is_sent_with_each_answer(small: Server) -> None:
     async with Http(small, admin_token(small)) as http:
         user = (await http.post("/v1/admin/users", {"name": "Ada"})).json()
     async with Client(small, token=user["token"]) as client:

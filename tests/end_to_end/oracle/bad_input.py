@@ -1,4 +1,4 @@
-"""What a client must not send, row by row, and what it is told: data for `test_bad_*.py`.
+"""What a client must not send, row by row, and what it is answered: data for `test_bad_*.py`.
 
 `python -m tests.end_to_end.oracle.bad_input` prints how many inputs each row has. `$session` in a
 frame is replaced by a session of the sender, `$foreign` and `$theirs` by ids of another user.
@@ -27,7 +27,7 @@ class BadFrame(NamedTuple):
 
 
 class BadBytes(NamedTuple):
-    """Bytes behind a handshake that end the connection with a close frame of one of `codes`."""
+    """Bytes after a handshake that end the connection with a close frame of one of `codes`."""
 
     row: str
     name: str
@@ -328,7 +328,7 @@ BYTES = (
     BadBytes("B15", "garbage after close", close_frame(1000) + b"\xff" * 100_000, (1000,)),
 )
 
-# Behind these the same connection goes on.
+# After these the same connection goes on.
 HARMLESS_BYTES = (
     ("B11", frame(TEXT, b'{"type":"ping","t":5}'.ljust(MAX_MESSAGE_BYTES))),
     ("B12", frame(TEXT, b'{"type":"ping","t":5}'.ljust(1024), fin=False)

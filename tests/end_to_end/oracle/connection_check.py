@@ -74,13 +74,13 @@ class Connection:
             if record.is_request or record.time >= at or response_id is None:
                 continue
             kind = record.frame["type"]
-            # A repeated question is answered so, also behind the end.
+            # A repeated question is answered so, also after the end.
             is_repeat = kind == "response.created" and record.frame["replayed"]
             if not (is_repeat and response_id in last):
                 last[response_id] = kind
         return any(kind != "response.done" for kind in last.values())
 
-    def is_told(self, start: float, end: float) -> bool:
+    def has_heard(self, start: float, end: float) -> bool:
         """Whether it hears something meanwhile, or knows already that something is away."""
         away: set[str] = set()
         for record in self.records:
@@ -111,7 +111,7 @@ class _Watched:
 class ConnectionCheck:
     """I2, G1, G3 and I8 of one connection, and its texts against the log as far as it goes.
 
-    O1 is the first ordering rule: what ends a message comes behind the end of its answer, the one
+    O1 is the first ordering rule: what ends a message comes after the end of its answer, the one
     that is stored.
     """
 
@@ -123,7 +123,7 @@ class ConnectionCheck:
     ) -> None:
         self.connection = connection
         self._stored = stored
-        self._takeovers = takeovers  # of each response, when anybody was told
+        self._takeovers = takeovers  # of each response, when anybody heard of it
         self._asked_at = 0.0  # of the last request
         self._watched: dict[str, _Watched] = {}
         self._offsets: dict[str, int] = {}  # of the sessions that it is subscribed to
@@ -154,7 +154,7 @@ class ConnectionCheck:
                 yield response_id, watched.answer
 
     def _around(self, place: int) -> str:
-        """The frames before and behind a violation, one on each line."""
+        """The frames before and after a violation, one on each line."""
         lines = [f"    on {self.connection.name}:"]
         for number in range(max(0, place - 4), min(len(self.connection.records), place + 2)):
             record = self.connection.records[number]
@@ -262,7 +262,7 @@ class ConnectionCheck:
                     yield "I2 recovered, and in another epoch than the client's"
         elif (offset := self._offsets.get(session_id)) is not None:
             if frame["offset"] != offset + 1:
-                yield f"I2 session event {frame['offset']} behind {offset}"
+                yield f"I2 session event {frame['offset']} after {offset}"
             self._offsets[session_id] = frame["offset"]
             message = frame["message"] if kind == "message.updated" else {}
             response_id = message.get("response_id")
@@ -273,7 +273,7 @@ class ConnectionCheck:
         watched = self._watch(response_id)
         answer = watched.answer
         if watched.is_frozen and kind in TEXT_EVENTS:
-            yield "G1 text behind response.cancelling, on the connection that asked"
+            yield "G1 text after response.cancelling, on the connection that asked"
         if kind == "response.done":
             if is_final(frame):
                 self._open.discard(response_id)
@@ -314,15 +314,15 @@ class ConnectionCheck:
         is_free = not watched.has_begun and (position == 0 or not self.connection.knows_requests)
         if is_asked or is_free:
             if is_asked and position > 1 and watched.asks[position] != frame["fence"]:
-                # Of a takeover between the log and what follows it this connection is not told;
-                # of one when everybody was away, nobody is.
-                told = self._takeovers.get(response_id, ())
-                if told and not any(at >= self._asked_at for at in told):
+                # Of a takeover between the log and what follows it this connection does not hear;
+                # of one when everybody was away, nobody does.
+                heard = self._takeovers.get(response_id, ())
+                if heard and not any(at >= self._asked_at for at in heard):
                     yield f"I2 replayed under fence {frame['fence']}, asked for under another"
             answer.begin_at(position, self._log_text(response_id, position))
         else:
             state = f"at {answer.last}" if watched.has_begun else "not begun"
-            yield f"I2 event {first}: {state}, asked for behind {sorted(watched.asks)}"
+            yield f"I2 event {first}: {state}, asked for after {sorted(watched.asks)}"
 
     # ---- texts ----------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from tests.end_to_end.oracle.stored_state import Stored, StoredRun
 from tests.helpers.running_time import Since, running_time
 
 SETTLE_SECONDS = 6.0  # after the last end: engine idle, indexes clean, messages stored
-TOLD_SECONDS = 10.0
+HEARD_SECONDS = 10.0
 TRANSIT_SECONDS = 5.0  # that a frame may be on its way through a broken link
 REVOKED_SECONDS = 15.0  # in which a connection must end: 5 s, and the longest outage
 STOPS = ("stop", "response.cancel")
@@ -78,7 +78,7 @@ class History:
         return connection
 
     def fault(self, what: str) -> None:
-        """Note what was done to the product just now: affected clients must be told."""
+        """Note what was done to the product just now: affected clients must hear of it."""
         self.faults.append((Since(), what))
 
     @contextlib.contextmanager
@@ -126,7 +126,7 @@ class History:
         for check in checks:
             yield from check.violations()
         yield from self._check_ends()
-        yield from self._check_told()
+        yield from self._check_heard()
         yield from self._check_revoked()
         self._note_fences(stored)
         if stored is None:
@@ -157,8 +157,8 @@ class History:
                         if end[0] != "cancelled":
                             yield f"G2 {response_id} was to be cancelled and ended as {end}"
                 for end, done in known.items():
-                    if _is_behind(record, done):
-                        yield f"G4 {connection.name} got {str(frame)[:200]} behind the end {end}"
+                    if _is_after(record, done):
+                        yield f"G4 {connection.name} got {str(frame)[:200]} after the end {end}"
         for response_id, known in ends.items():
             if len(known) > 1:
                 yield f"G3 {response_id} has {len(known)} different ends: {list(known)}"
@@ -180,7 +180,7 @@ class History:
     def _check_stored_ends(self, checks: list[ConnectionCheck], stored: Stored) -> Iterator[str]:
         """I1, I3, G2, G3, G5: the last end that each connection saw is the stored one, text too.
 
-        One that was told before it was stored counts where the connection is still there: nobody
+        One that was sent before it was stored counts where the connection is still there: nobody
         may be left with it. Who went before the other could come was promised nothing.
         """
         for response_id in sorted(self._promised_stops()):
@@ -195,7 +195,7 @@ class History:
                     if check.connection.closed_at is None:
                         yield (
                             f"G3 {check.connection.name}: {response_id} ended as "
-                            f"{end_of(answer.done)}, not stored, and no other end was told; "
+                            f"{end_of(answer.done)}, not stored, and no other end was sent; "
                             f"stored is {_stored_end(run)}"
                         )
                     continue
@@ -209,7 +209,7 @@ class History:
                     continue
                 if run is not None and run.fields and answer.done["durable"]:
                     if (end := _stored_end(run)) != end_of(answer.done):
-                        yield f"I3 {name}: was told {end_of(answer.done)}, stored is {end}"
+                        yield f"I3 {name}: was sent {end_of(answer.done)}, stored is {end}"
                 if answer.is_text_unknown:
                     continue
                 if message.get("response_id") == response_id:
@@ -286,17 +286,17 @@ class History:
                     if not self._stopped & {response_id, session_id, "all"}:
                         yield f"G9 {response_id} is cancelled, and nobody asked for it"
 
-    def _check_told(self) -> Iterator[str]:
-        """I11: within 10 s of a fault, a client with a live answer is told something."""
+    def _check_heard(self) -> Iterator[str]:
+        """I11: within 10 s of a fault, a client with a live answer hears something."""
         now = time.monotonic()
         for fault, what in self.faults:
-            at, limit = fault.moment, fault.after(TOLD_SECONDS)
+            at, limit = fault.moment, fault.after(HEARD_SECONDS)
             if now < limit:
                 continue
             for connection in self.connections:
                 closed = connection.closed_at
-                is_told = connection.is_told(at, limit)
-                if connection.has_live_answer(at) and not is_told:
+                has_heard = connection.has_heard(at, limit)
+                if connection.has_live_answer(at) and not has_heard:
                     if closed is None or closed > limit:
                         yield f"I11 {connection.name} heard nothing for 10 s: {what}"
 
@@ -356,7 +356,7 @@ class History:
                 yield f"I6 not all blocks came back: {counts}"
 
 
-def _is_behind(record: Record, done: Record) -> bool:
+def _is_after(record: Record, done: Record) -> bool:
     """Whether an event has no business beside this end.
 
     An owner that died may have shown more than it had stored; but not later than the end.

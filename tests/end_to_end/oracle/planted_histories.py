@@ -49,7 +49,7 @@ CREATE |= {"input": oracle_word(5)}
 STOP = {"type": "stop", "response_id": RESPONSE}
 REQUESTS = ("stop", "response.cancel", "response.create", "response.resume")
 WHOLE = [created(), delta(2), delta(3), delta(4), delta(5), done()]
-UNSTORED: Frame = {"durable": False}  # of an end that was told and never stored
+UNSTORED: Frame = {"durable": False}  # of an end that was sent and never stored
 
 
 def message(name: str, text: str, **changed: Any) -> Frame:

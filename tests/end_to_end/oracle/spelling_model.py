@@ -11,7 +11,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from tests.helpers.tiny_model import build_oracle_model
 
 MAX_POSITIONS = 512
-CONTROL_TOKENS = ["<|im_start|>", "<|im_end|>"]  # behind one of these comes another text
+CONTROL_TOKENS = ["<|im_start|>", "<|im_end|>"]  # after one of these comes another text
 # Astral characters, joiners, flags, variation selectors, combining marks, and plain text between.
 SPELLED = "".join(
     f"{person}\u200d{thing} {flag} e\u0301{number} Ž{sign}\ufe0f\n"

@@ -73,7 +73,7 @@ def _check_run(
     for number, event in run.events:
         if isinstance(event, list):
             if event[1] != length:
-                yield f"I1 entry {number} at {event[1]}, behind a text of {length}"
+                yield f"I1 entry {number} at {event[1]}, after a text of {length}"
             length += utf16_length(event[2])
     message = session.messages.get(run.fields["message_id"], {})
     if _type(run.events[0][1]) != "response.created":
@@ -114,7 +114,7 @@ def _check_text(session: StoredSession, run: StoredRun, text: str, status: str) 
         num_words = min(len(text) // 7 + 1, ORACLE_TOKENS - 1 - first)
         reference = oracle_answer(first, num_words)
         if not reference.startswith(text[: len(reference)]):
-            yield f"I1 behind {prompt[0]!r} the model counts, stored is {text[:80]!r}"
+            yield f"I1 after {prompt[0]!r} the model counts, stored is {text[:80]!r}"
 
 
 def _type(event: object) -> str:

@@ -1,4 +1,4 @@
-"""What Redis holds of all sessions, read behind a test: what the history checker believes.
+"""What Redis holds of all sessions, read after a test: what the history checker believes.
 
 Read straight from the server, in one moment: the store's own reading code is under test, and an
 answer may be running.

@@ -70,7 +70,7 @@ def test_a_stop_may_be_answered_with_the_end_again_whenever_it_was_sent(
     assert "G3 response.done number 3" in world.finds()
 
 
-def test_text_behind_a_stop_is_found_on_the_connection_that_asked_alone(world: World) -> None:
+def test_text_after_a_stop_is_found_on_the_connection_that_asked_alone(world: World) -> None:
     world = World("cancelled")
     other = world.history.connect()
     end = done(status="cancelled")
@@ -85,11 +85,11 @@ def test_a_resumed_client_gets_what_follows_and_no_more(world: World) -> None:
     world.history.check()
     again = world.history.connect()
     world.play({**resume, "after_sequence_number": 3}, *WHOLE[2:], client=again)
-    assert "I2 event 3: not begun, asked for behind [3]" in world.finds()
+    assert "I2 event 3: not begun, asked for after [3]" in world.finds()
     world.history.forget()
 
 
-def test_a_takeover_behind_the_log_may_be_news_to_the_client_that_asked_for_it(
+def test_a_takeover_after_the_log_may_be_news_to_the_client_that_asked_for_it(
     world: World,
 ) -> None:
     resume = {"type": "response.resume", "response_id": RESPONSE, "fence": 1}
@@ -142,7 +142,7 @@ def test_a_hole_in_the_session_events_is_found(world: World) -> None:
     subscribed = {"type": "session.subscribed", "session_id": SESSION, "recovered": False}
     updated = {"type": "message.updated", "session_id": SESSION, "message": {}}
     world.play({**subscribed, "offset": 1, "epoch": "e"}, {**updated, "offset": 3})
-    assert "I2 session event 3 behind 1" in world.finds()
+    assert "I2 session event 3 after 1" in world.finds()
 
 
 def test_a_message_that_ends_before_its_answer_is_found(world: World) -> None:
@@ -153,7 +153,7 @@ def test_a_message_that_ends_before_its_answer_is_found(world: World) -> None:
     assert "O1 message.updated before the response.done" in world.finds()
 
 
-def test_an_end_of_another_owner_may_lie_behind_what_was_shown(world: World) -> None:
+def test_an_end_of_another_owner_may_lie_before_the_end_of_what_was_shown(world: World) -> None:
     """Who stopped it is sent no text any more, so this end brings it."""
     end = done(4, status="cancelled", fence=2, text=TEXT[:14])
     world.run.fields |= {"fence": "2", "sequence_number": "4", "status": "cancelled"}

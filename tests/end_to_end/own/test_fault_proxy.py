@@ -161,7 +161,7 @@ def test_a_reset_is_a_reset_and_an_end_is_an_end(proxy: FaultProxy) -> None:
         assert client.recv(1) == b""
 
 
-def test_a_cut_comes_behind_the_byte_it_is_told(proxy: FaultProxy) -> None:
+def test_a_cut_comes_after_as_many_bytes_as_asked_for(proxy: FaultProxy) -> None:
     proxy.command("cut-after 7")
     for _ in range(2):  # each connection
         with connection(proxy) as client:

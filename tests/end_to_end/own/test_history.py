@@ -51,23 +51,23 @@ def test_two_ends_of_one_response_are_found(world: World) -> None:
 
 
 def play_a_stop_that_came_first(world: World) -> None:
-    """Another worker stored a stop and promised it, while the owner told another end."""
+    """Another worker stored a stop and promised it, while the owner sent another end."""
     world.play(CREATE, *WHOLE[:5], done(**UNSTORED))
     other = world.history.connect()
     end = done(status="cancelled")
     world.play(*WHOLE[:5], STOP, cancelling(), end, client=other)
 
 
-def test_an_end_that_was_told_and_never_corrected_is_found() -> None:
+def test_an_end_that_was_sent_and_never_corrected_is_found() -> None:
     world = World("cancelled")
     play_a_stop_that_came_first(world)
     assert "G3 connection 1" in world.finds()
     assert "connection 2" not in world.finds()
-    with pytest.raises(HistoryViolated, match="not stored, and no other end was told"):
+    with pytest.raises(HistoryViolated, match="not stored, and no other end was sent"):
         world.history.check()
 
 
-def test_an_end_that_is_told_again_as_it_is_stored_counts() -> None:
+def test_an_end_that_is_sent_again_as_it_is_stored_counts() -> None:
     world = World("cancelled")
     play_a_stop_that_came_first(world)
     world.play(done(status="cancelled"))
@@ -94,7 +94,7 @@ def test_an_end_that_is_stored_neither_so_nor_otherwise_is_found(world: World) -
 
 
 @pytest.mark.parametrize("field", ["status", "sequence_number", "text_length", "reason"])
-def test_a_told_end_that_is_not_the_stored_one_is_found(world: World, field: str) -> None:
+def test_a_sent_end_that_is_not_the_stored_one_is_found(world: World, field: str) -> None:
     world.play(CREATE, *WHOLE)
     world.run.fields[field] = {"status": "failed", "reason": "stop"}.get(field, "5")
     assert "I3 connection 1" in world.finds()
@@ -130,8 +130,8 @@ def test_a_cancelled_answer_that_nobody_stopped_is_found() -> None:
     assert "G9" not in world.finds()
 
 
-def test_silence_behind_a_fault_is_found(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_module, "TOLD_SECONDS", 0.0)
+def test_silence_after_a_fault_is_found(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_module, "HEARD_SECONDS", 0.0)
     world.play(CREATE, created(), delta(2))
     world.history.fault("kill")
     assert "I11 connection 1 heard nothing" in world.finds()
@@ -140,7 +140,7 @@ def test_silence_behind_a_fault_is_found(world: World, monkeypatch: pytest.Monke
 def test_a_client_that_knows_what_is_away_need_not_hear_it_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history_module, "TOLD_SECONDS", 0.0)
+    monkeypatch.setattr(history_module, "HEARD_SECONDS", 0.0)
     world.play(CREATE, created(), delta(2), {"type": "connection.degraded", "engine": "stalled"})
     world.history.fault("kill")
     assert "I11" not in world.finds()
@@ -160,7 +160,7 @@ def test_of_a_deleted_session_nobody_knows_how_often_an_answer_was_begun(world: 
     assert "I5 the core took 4 requests for 3" in world.finds()
 
 
-def test_what_was_asked_of_a_session_is_known_behind_a_check_that_was_forgotten(
+def test_what_was_asked_of_a_session_is_known_after_a_check_that_was_forgotten(
     world: World,
 ) -> None:
     world.play(CREATE, *WHOLE[:1])

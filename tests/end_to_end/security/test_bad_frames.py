@@ -1,6 +1,6 @@
-"""Bad frames end as told, on a real server, while somebody else's answer streams untouched.
+"""Bad frames end as listed, on a real server, while somebody else's answer streams untouched.
 
-Whatever comes, the client is told: an error on a connection that goes on, a close frame, or an HTTP
+Whatever comes, the client hears: an error on a connection that goes on, a close frame, or an HTTP
 answer; never a connection that just breaks off. The inputs are in `bad_input.py`.
 """
 
@@ -36,7 +36,7 @@ FRAME_ROWS = sorted({bad.row for bad in bad_input.FRAMES})
 
 
 async def refuse(client: Client, bad: BadFrame, session: str) -> None:
-    """Send a bad frame, read its error, and see that a good one works right behind it."""
+    """Send a bad frame, read its error, and see that a good one works right after it."""
     await client.socket.send(bad.text.replace("$session", session))
     error = (await client.next("error"))["error"]
     assert error["code"] == bad.code, (bad.text[:200], error)
@@ -145,14 +145,14 @@ async def test_a_library_client_hears_why_its_huge_message_was_refused(
 
 @pytest.mark.row("B15")
 async def test_nothing_after_a_close_is_processed(server: Server) -> None:
-    late = {"type": "session.create", "idempotency_key": "late", "title": "behind a close"}
+    late = {"type": "session.create", "idempotency_key": "late", "title": "after a close"}
     for closing in (close_frame(1000), frame(TEXT, b"{}", rsv=1), frame(TEXT, b"\xff\xfe")):
         async with RawSocket(server) as socket:
             await socket.upgrade()
             await socket.send(closing + frame(TEXT, json.dumps(late).encode()))
             assert (await socket.closed())[0] != LOST
     titles = {session["title"] for session in server.get_json("/v1/sessions")["sessions"]}
-    assert "behind a close" not in titles
+    assert "after a close" not in titles
 
 
 @pytest.mark.parametrize(

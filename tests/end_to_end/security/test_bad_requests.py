@@ -1,4 +1,4 @@
-"""Bad input over HTTP is refused as told, while somebody else's answer streams untouched.
+"""Bad input over HTTP is refused as listed, while somebody else's answer streams untouched.
 
 The inputs are in `bad_requests.py`, and those of the websocket's frames in `bad_input.py`: what a
 frame may not say, a body may not say either.

@@ -1,4 +1,4 @@
-"""Input that is odd and yet good: taken as it is, within its bounds, and told to nobody else."""
+"""Input that is odd and yet good: taken as it is, within its bounds, and shown to nobody else."""
 
 import asyncio
 from pathlib import Path

@@ -9,7 +9,7 @@ It obeys one-line commands, given to `FaultProxy.command` or over its control po
     rate BYTES            so many bytes per second, each way; 0 is unlimited
     split                 write single bytes
     blackhole [replies]   hold everything, or all that comes from the target; no FIN
-    cut-after BYTES       reset each connection behind so many more bytes from the target
+    cut-after BYTES       reset each connection after so many more bytes from the target
     rst | fin             end the open connections hard, or in order
     refuse                refuse new connections until `pass`
     idle SECONDS          end in order what carries no byte for so long, as middleboxes do

@@ -1,7 +1,7 @@
 """The product as a test sees it: `parley serve` as processes, and a client that keeps a ledger.
 
 `Client` follows the ordering rules of docs/protocol.md and checks them on every frame. A `Server`
-has a `History`, in which its clients record; conftest.py checks it behind every test.
+has a `History`, in which its clients record; conftest.py checks it after every test.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ REST_SECONDS = 3.0  # a server at rest ends within
 TESTING = {"PARLEY_TESTING": "1", "PARLEY_PING_SECONDS": "20", "PARLEY_WATCHDOG_SECONDS": "30"}
 
 
-open_servers: list["Server"] = []  # their histories are checked behind each test
+open_servers: list["Server"] = []  # their histories are checked after each test
 
 
 class Server:

@@ -38,7 +38,7 @@ from tests.helpers.tiny_model import build_oracle_model
 NUM_SESSIONS = 30
 ROUND_SECONDS = 30.0
 QUIET_SECONDS = 120.0  # after the last fault of a round, until every answer has ended
-REST_SECONDS = 10.0  # behind that, until the workers have closed what was opened
+REST_SECONDS = 10.0  # after that, until the workers have closed what was opened
 IDLE_DESCRIPTORS = 40  # of a worker without clients; a new one has 22
 CORE_DEATH_SECONDS = 15.0  # between two deaths: starts that fail are counted, and end Parley
 

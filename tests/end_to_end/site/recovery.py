@@ -33,7 +33,7 @@ def stored_text(server: Server, session: str) -> str:
 
 
 def is_stored(client: Client, response: str) -> bool:
-    """Whether the client was told that the answer's message has been stored as it ended."""
+    """Whether the client has heard that the answer's message has been stored as it ended."""
     return any(
         frame["type"] == "message.updated"
         and frame["message"].get("response_id") == response

@@ -62,7 +62,7 @@ class Site:
         return status, json.loads(body)
 
     async def ready(self, seconds: float = PATIENCE) -> None:
-        """Wait until each worker says so; raises AssertionError behind the bound."""
+        """Wait until each worker says so; raises AssertionError after the bound."""
 
         def are_ready() -> bool:  # the kernel chooses who is asked
             return all(self.readyz()[0] == 200 for _ in range(ASKED))
@@ -73,11 +73,11 @@ class Site:
         """Wait until the server says that it is not ready because of `cause`, and return why."""
         causes: dict[str, str] = {}
 
-        def is_told() -> bool:
+        def is_named() -> bool:
             causes.update(self.readyz()[1])
             return cause in causes
 
-        await asyncio.to_thread(wait_for, is_told, seconds)
+        await asyncio.to_thread(wait_for, is_named, seconds)
         return causes[cause]
 
     def stored_text(self, session: str) -> str:

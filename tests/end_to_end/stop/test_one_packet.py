@@ -107,14 +107,14 @@ class Return:
             kind = frame["type"]
             if kind in TEXTS and frame["response_id"] == self.response:
                 if is_stopped or is_ended:
-                    yield f"text behind {'the end' if is_ended else 'response.cancelling'}"
+                    yield f"text after {'the end' if is_ended else 'response.cancelling'}"
                 if kind == TEXTS[1]:
                     held = frame["text"]
                     continue
                 if frame["text_offset"] > len(held):
                     held = self.text  # a replay for another of the requests
                 if frame["text_offset"] > len(held):
-                    yield f"a delta at {frame['text_offset']} behind {len(held)}"
+                    yield f"a delta at {frame['text_offset']} after {len(held)}"
                 held = held[: frame["text_offset"]] + frame["delta"]
             elif kind == "response.cancelling":
                 is_stopped |= frame["response_id"] == self.response
@@ -158,23 +158,23 @@ async def come_back(
         await client.has_handled_all()
         if "delete" in order:
             for watcher in watchers:
-                await watcher.wait(lambda w=watcher: told(w, session, "session.deleted"))  # type: ignore[misc]
+                await watcher.wait(lambda w=watcher: sent_to(w, session, "session.deleted"))  # type: ignore[misc]
         for watcher in watchers:
             await watcher.done(response)
         if is_owed_an_end(client.frames, response, "delete" in order):
-            await client.wait(lambda: told(client, session, "response.done"), str(packet))
+            await client.wait(lambda: sent_to(client, session, "response.done"), str(packet))
         await client.has_handled_all()
         about = [frame for frame in client.frames if session_in(frame) == session]
         wrong = list(returned.violations(about))
     for watcher in watchers if "delete" in order else ():
         wanted = ["response.done", "session.deleted"]
-        if (kinds := [f["type"] for f in told(watcher, session, *wanted)]) != wanted:
-            wrong.append(f"a viewer was told {kinds}")
+        if (kinds := [f["type"] for f in sent_to(watcher, session, *wanted)]) != wanted:
+            wrong.append(f"a viewer was sent {kinds}")
     frames = "\n".join(str(frame)[:200] for frame in about)
     return [f"{what}: {packet}\n{frames}" for what in wrong]
 
 
-def told(client: Client, session: str, *kinds: str) -> list[Frame]:
+def sent_to(client: Client, session: str, *kinds: str) -> list[Frame]:
     """Frames of these types about the session; of ends only those that count."""
     return [
         frame
@@ -226,7 +226,7 @@ async def test_whatever_comes_in_one_packet_a_stop_and_an_end_are_the_last_of_th
 
 
 @pytest.mark.slow
-async def test_three_thousand_packets_in_any_order_bring_no_text_behind_a_stop_or_an_end(
+async def test_three_thousand_packets_in_any_order_bring_no_text_after_a_stop_or_an_end(
     new_server: Any,
 ) -> None:
     server = new_server(PARLEY_WORKERS="2", PARLEY_PACE="200")

@@ -170,8 +170,8 @@ async def test_who_stops_and_then_subscribes_is_shown_the_end_alone(
         await asker.reply("session.unsubscribe", session_id=session)
         kinds = [frame["type"] for frame in asker.frames]
         assert kinds.count("response.done") == 1
-        behind = kinds[kinds.index("response.cancelling") :]
-        assert not {kind for kind in behind if kind.startswith("response.output_text")}
+        later = kinds[kinds.index("response.cancelling") :]
+        assert not {kind for kind in later if kind.startswith("response.output_text")}
 
 
 @pytest.mark.row("C6")
@@ -206,9 +206,9 @@ async def test_an_ended_response_answers_with_its_end_and_an_unknown_one_is_not_
         again = (await other.done(response)).done
         assert again is not None
         assert (again["response"], again["durable"]) == (end["response"], True)
-        told = await http.post(f"/v1/responses/{response}/cancel")
-        assert told.status_code == 200
-        assert told.json()["response"] == end["response"]
+        reply = await http.post(f"/v1/responses/{response}/cancel")
+        assert reply.status_code == 200
+        assert reply.json()["response"] == end["response"]
         unknown = response[:-5] + "AAAAA"
         error = (await other.reply("stop", response_id=unknown))["error"]
         assert error["code"] == "response_not_found"

@@ -68,9 +68,9 @@ async def test_a_stop_arrives_by_the_control_channel_alone(wiring: Wired) -> Non
         wiring.links.command("pass every SUBSCRIBE")
         stopped = running_time()
         await asker.send("stop", response_id=response)
-        told = (await owner.done(response)).done  # from memory: Redis answers the owner nothing
-        assert told is not None and told["response"]["status"] == "cancelled"
-        assert (told["durable"], told["engine"]) == (False, "released")
+        done = (await owner.done(response)).done  # from memory: Redis answers the owner nothing
+        assert done is not None and done["response"]["status"] == "cancelled"
+        assert (done["durable"], done["engine"]) == (False, "released")
         assert running_time() - stopped < 0.1 + BUSY
         wiring.reset()
         answer = await asker.done(response)
@@ -97,9 +97,9 @@ async def test_a_stop_arrives_by_a_renewal_alone(wiring: Wired) -> None:
         answer, seconds = await stop(asker, waiting)
         assert seconds < 1.2 + BUSY
         assert answer.final == ""
-        told = await owner.done(waiting)
-        assert told.done is not None and told.done["engine"] == "released"
-        assert told.done["response"]["usage"]["output_tokens"] == 0
+        ended = await owner.done(waiting)
+        assert ended.done is not None and ended.done["engine"] == "released"
+        assert ended.done["response"]["usage"]["output_tokens"] == 0
         assert owner.answers[first].done is None
         await owner.send("stop", response_id=first)
         await owner.done(first)

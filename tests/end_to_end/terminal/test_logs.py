@@ -57,8 +57,8 @@ async def test_every_line_of_a_json_log_is_json_through_starts_deaths_and_the_en
         found = events(server.log(None))
     finally:
         server.close()
-    told = {event["event"] for event in found}
-    assert {"redis is up", "the model is ready", "core died", "worker died", "redis died"} <= told
+    names = {event["event"] for event in found}
+    assert {"redis is up", "the model is ready", "core died", "worker died", "redis died"} <= names
     assert {event["process"] for event in found} >= {"supervisor", "core"}
     (running,) = [event for event in found if event["event"] == "parley is running"]
     assert running["login_url"].startswith(f"{running['url']}/login?code=")
@@ -129,10 +129,10 @@ def test_what_python_and_libraries_print_by_themselves_is_json() -> None:
     assert done.returncode == 1
     found = events(done.stdout) + events(done.stderr)
     assert [event["event"] for event in events(done.stdout)] == ["printed", "in two lines"]
-    told = [event["event"] for event in found]
-    assert "on stderr" in told
-    assert any("of a library" in event for event in told)
+    names = [event["event"] for event in found]
+    assert "on stderr" in names
+    assert any("of a library" in event for event in names)
     exceptions = "\n".join(str(event.get("exception")) for event in found)
     for words in ("in a thread", "ignored", "of the process"):
         assert words in exceptions
-    assert told.count("uncaught exception") == 1
+    assert names.count("uncaught exception") == 1

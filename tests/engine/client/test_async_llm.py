@@ -109,10 +109,10 @@ async def test_stop_string_aborts_the_surplus(engine: AsyncLLM, core: ScriptedCo
     assert (await receive(core, Abort)) == Abort([request.request_id], reason="stop")
 
 
-async def test_progress_is_told_before_the_first_token(
+async def test_progress_is_reported_before_the_first_token(
     engine: AsyncLLM, core: ScriptedCore
 ) -> None:
-    told: list[RequestProgress] = []
+    reported: list[RequestProgress] = []
 
     def play(client_id: str, request: AddRequest) -> None:
         core.emit(request.request_id, queue_position=2)
@@ -120,9 +120,9 @@ async def test_progress_is_told_before_the_first_token(
         core.emit(request.request_id, A, finish="length", num_computed_tokens=3, scheduled_ts=1.0)
 
     core.on_add = play
-    async for _ in engine.generate(PROMPT, DELTA, "r", on_progress=told.append):
+    async for _ in engine.generate(PROMPT, DELTA, "r", on_progress=reported.append):
         pass
-    assert told[-1] == RequestProgress(None, 3, 0, 3, True)
+    assert reported[-1] == RequestProgress(None, 3, 0, 3, True)
 
 
 async def test_many_outputs_leave_the_loop_its_turns(engine: AsyncLLM, core: ScriptedCore) -> None:

@@ -130,7 +130,9 @@ async def test_min_tokens_beyond_the_context_are_refused(engine: AsyncLLM) -> No
     stream.close()
 
 
-async def test_a_queue_full_of_tokens_is_told_from_one_full_of_requests(tmp_path: Path) -> None:
+async def test_a_queue_full_of_tokens_is_told_apart_from_one_full_of_requests(
+    tmp_path: Path,
+) -> None:
     settings: dict[str, Any] = {"max_num_seqs": 1, "max_num_queued_tokens": 5}
     with ThreadedCore(**settings) as core:
         async with connected(core, build_chatml(tmp_path)) as engine:
@@ -217,7 +219,7 @@ async def test_configs_are_there_in_both_forms(engine: AsyncLLM) -> None:
     assert (await engine.get_decoding_config()).backend is None
 
 
-async def test_preprocessor_and_tasks_are_told(engine: AsyncLLM) -> None:
+async def test_preprocessor_and_tasks_are_available(engine: AsyncLLM) -> None:
     preprocessor = await engine.get_input_preprocessor()
     ids = engine.tokenizer.encode("hello")
     assert preprocessor.preprocess("hello") == {"prompt_token_ids": ids, "prompt": "hello"}

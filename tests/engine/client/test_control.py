@@ -1,4 +1,4 @@
-"""What an engine can be told, through the real step loop with a scripted model."""
+"""What an engine can be asked to do, through the real step loop with a scripted model."""
 
 import asyncio
 import logging
@@ -231,31 +231,31 @@ async def test_profile_is_a_file_of_the_given_name(engine: AsyncLLM, tmp_path: P
         await engine.start_profile(delay_iterations=3)
 
 
-async def test_loggers_are_told_the_load(engine: AsyncLLM) -> None:
-    told: list[SchedulerStats] = []
+async def test_loggers_receive_the_load(engine: AsyncLLM) -> None:
+    logged: list[SchedulerStats] = []
 
     class Logger:
         def log(self, stats: SchedulerStats) -> None:
-            told.append(stats)
+            logged.append(stats)
 
     await ask(engine, "r")
     await engine.add_logger("mine", Logger())
     with pytest.raises(KeyError, match="mine"):
         await engine.add_logger("mine", Logger())
     await engine.do_log_stats()
-    assert told == [engine.stats]
+    assert logged == [engine.stats]
     await engine.remove_logger("mine")
     with pytest.raises(KeyError, match="mine"):
         await engine.remove_logger("mine")
     await engine.do_log_stats(None, None)
-    assert len(told) == 1
+    assert len(logged) == 1
 
 
 class Recorder:
     """As vLLM's loggers are since `mm_cache_stats` came."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[SchedulerStats | None, IterationStats]] = []
+        self.received: list[tuple[SchedulerStats | None, IterationStats]] = []
         self.num_logs = 0
 
     def record(
@@ -266,26 +266,26 @@ class Recorder:
         engine_idx: int = 5,
     ) -> None:
         assert (mm_cache_stats, engine_idx) == (None, 0)
-        self.told.append((scheduler_stats, iteration_stats))
+        self.received.append((scheduler_stats, iteration_stats))
 
     def log(self) -> None:
         self.num_logs += 1
 
     def sum(self, name: str) -> int:
-        return sum(getattr(iteration, name) for _, iteration in self.told)
+        return sum(getattr(iteration, name) for _, iteration in self.received)
 
 
-async def test_recorders_are_told_each_batch_of_outputs(engine: AsyncLLM) -> None:
+async def test_recorders_receive_each_batch_of_outputs(engine: AsyncLLM) -> None:
     recorder = Recorder()
     await engine.add_logger("mine", recorder)
     stream = await engine.add_request("one", PROMPT, params(5))
     await rest(stream)
     assert (recorder.sum("num_generation_tokens"), recorder.sum("num_prompt_tokens")) == (5, 3)
-    firsts = [t for _, each in recorder.told for t in each.time_to_first_tokens_iter]
-    laters = [t for _, each in recorder.told for t in each.inter_token_latencies_iter]
+    firsts = [t for _, each in recorder.received for t in each.time_to_first_tokens_iter]
+    laters = [t for _, each in recorder.received for t in each.inter_token_latencies_iter]
     assert len(firsts) == 1 and 0 < firsts[0] < PATIENCE
     assert len(laters) <= 4 and all(0 <= each < PATIENCE for each in laters)
-    stats, last = recorder.told[-1]
+    stats, last = recorder.received[-1]
     assert stats is not None and (stats.num_running_reqs, stats.num_waiting_reqs) == (0, 0)
     assert stats.kv_cache_usage == 0
     (ended,) = last.finished_requests
@@ -295,10 +295,10 @@ async def test_recorders_are_told_each_batch_of_outputs(engine: AsyncLLM) -> Non
     assert (last.n_params_iter, last.max_num_generation_tokens_iter) == ([1], [5])
     await engine.do_log_stats()
     await engine.remove_logger("mine")
-    num_told = len(recorder.told)
+    num_received = len(recorder.received)
     await ask(engine, "two")
     await engine.do_log_stats()
-    assert (len(recorder.told), recorder.num_logs) == (num_told, 1)
+    assert (len(recorder.received), recorder.num_logs) == (num_received, 1)
 
 
 async def test_several_answers_are_one_request_in_the_records(engine: AsyncLLM) -> None:
@@ -306,12 +306,12 @@ async def test_several_answers_are_one_request_in_the_records(engine: AsyncLLM) 
     await engine.add_logger("mine", recorder)
     three = SamplingParams(n=3, max_tokens=4, output_kind=FINAL, ignore_eos=True)
     await rest(await engine.add_request("r", PROMPT, three))
-    assert sum(len(each.finished_requests) for _, each in recorder.told) == 3
-    assert [n for _, each in recorder.told for n in each.n_params_iter] == [3]
+    assert sum(len(each.finished_requests) for _, each in recorder.received) == 3
+    assert [n for _, each in recorder.received for n in each.n_params_iter] == [3]
     assert recorder.sum("num_generation_tokens") == 12
 
 
-async def test_a_recorder_that_fails_is_told_nothing_more_and_breaks_no_stream(
+async def test_a_recorder_that_fails_receives_nothing_more_and_breaks_no_stream(
     engine: AsyncLLM, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(Recorder):

@@ -211,7 +211,7 @@ def test_a_process_that_cannot_be_watched_is_served_all_the_same(io: Io, pid: in
     io.peer("a", pid=pid).check_heard()
 
 
-def test_strangers_are_told_that_they_are(io: Io) -> None:
+def test_strangers_hear_that_they_are(io: Io) -> None:
     stranger = io.peer("who", joins=False)
     for message in (Ping(1), make_request("r"), Utility(1, "metrics")):
         stranger.send(encode(message))

@@ -70,7 +70,7 @@ def test_pause_wait_is_answered_when_what_is_here_has_ended(core: SteppedCore) -
     assert replies(core) == [] and core.end("new").error is not None
     core.run()
     assert replies(core) == [UtilityReply(1)]
-    assert core.sent[-1] == ("me", UtilityReply(1))  # behind the last output
+    assert core.sent[-1] == ("me", UtilityReply(1))  # after the last output
     assert len(core.tokens("old")) == 5
 
 

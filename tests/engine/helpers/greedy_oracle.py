@@ -46,7 +46,7 @@ class Reference:
         self._model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
 
     def check(self, prompt: list[int], answer: list[int], logits: list[Tensor]) -> float:
-        """That each token of a greedy answer is the one behind those before it.
+        """That each token of a greedy answer is the one after those before it.
 
         Returns the largest difference of a logit.
         """

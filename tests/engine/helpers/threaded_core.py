@@ -75,7 +75,7 @@ class ThreadedCore:
         self._gate.set()
 
     async def next_step(self) -> None:
-        """Let the step that is held end, and hold the one behind it."""
+        """Let the step that is held end, and hold the one after it."""
         self.is_in_step.clear()
         self._holds_again = True
         self._gate.set()

@@ -327,7 +327,7 @@ async def test_a_wrong_task_fails_without_an_exception(
 
 
 @pytest.mark.usefixtures("quick_retries")
-async def test_a_stalled_answer_is_asked_for_again_behind_its_tokens(
+async def test_a_stalled_answer_is_asked_for_again_after_its_tokens(
     worker: AsyncLLMWorker, core: ScriptedCore
 ) -> None:
     task = ask(streaming_step=2, stall_seconds=STALL)

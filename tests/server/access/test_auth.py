@@ -322,8 +322,8 @@ async def test_a_cookie_of_an_older_version_is_exchanged_once_for_one_with_our_n
     request = connection(kind, cookie=f"parley={old}", origin=ORIGIN)
     user = await authenticator.user(request)
     assert user.uid == "alice"
-    told = [value.decode() for _, value in authenticator.renamed_cookie(request, user)]
-    set_again, forgotten = (line.split("; ") for line in told)
+    cookies = [value.decode() for _, value in authenticator.renamed_cookie(request, user)]
+    set_again, forgotten = (line.split("; ") for line in cookies)
     assert set_again[0] == f"parley-8000={old}"
     assert {"HttpOnly", "SameSite=lax", "Path=/"} <= set(set_again)
     (left,) = (int(part.removeprefix("Max-Age=")) for part in set_again if "Max-Age" in part)
@@ -365,7 +365,7 @@ async def test_an_address_that_keeps_guessing_waits_and_the_admin_does_not(
 
 
 @pytest.mark.row("B58")
-async def test_an_admin_who_came_during_an_outage_does_not_wait_behind_it(
+async def test_an_admin_who_came_during_an_outage_does_not_wait_after_it(
     authenticator: Authenticator, identities: Identities, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking = connection("http", authorization=f"Bearer {ADMIN_TOKEN}")

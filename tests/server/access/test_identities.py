@@ -56,8 +56,8 @@ async def identities(credentials: Credentials, users: Users) -> AsyncIterator[Id
 
 
 @pytest.fixture
-async def told(identities: Identities, store: SessionStore) -> AsyncIterator[Identities]:
-    """The same, told of changes as a worker is."""
+async def informed(identities: Identities, store: SessionStore) -> AsyncIterator[Identities]:
+    """The same, which hears of changes as a worker does."""
     async with LiveFeed(store.client, store.keys) as feed:
         await feed.subscribe(store.keys.system_channel, identities.on_announcement)
         yield identities
@@ -91,7 +91,7 @@ async def make(change: str, user: User, users: Users, credentials: Credentials) 
 @pytest.mark.row("C12")
 @pytest.mark.parametrize("change", ["revoke", "disable", "demote", "forget"])
 async def test_a_change_of_rights_ends_open_connections_at_once(
-    told: Identities,
+    informed: Identities,
     user: User,
     users: Users,
     credentials: Credentials,
@@ -100,33 +100,33 @@ async def test_a_change_of_rights_ends_open_connections_at_once(
 ) -> None:
     monkeypatch.setattr(module, "RECHECK_SECONDS", 60.0)
     sockets = Socket(), Socket()
-    with told.holding(user, sockets[0].end), told.holding(user, sockets[1].end):
+    with informed.holding(user, sockets[0].end), informed.holding(user, sockets[1].end):
         await make(change, user, users, credentials)
         code = "forbidden" if change == "disable" else "token_invalid"
         assert [await socket.code() for socket in sockets] == [code] * 2
-        assert not await told.still_holds(user)
+        assert not await informed.still_holds(user)
 
 
 @pytest.mark.row("C12")
 @pytest.mark.parametrize("change", ["revoke", "disable", "demote", "forget", "expire"])
 async def test_a_change_of_rights_ends_a_request_whose_body_is_still_to_come(
-    told: Identities,
+    informed: Identities,
     users: Users,
     credentials: Credentials,
     change: str,
 ) -> None:
     stored = await users.create("Ada", ("user", "admin"))
     lifetime = 0.2 if change == "expire" else None
-    user = await told.of_token(
+    user = await informed.of_token(
         await credentials.create_token(stored.uid, lifetime, scopes=("admin",))
     )
-    await told.confirm(user)
+    await informed.confirm(user)
     socket = Socket()
-    with told.holding(user, socket.end):  # tells when the change has come here
+    with informed.holding(user, socket.end):  # tells when the change has come here
         await make(change, user, users, credentials)
         await socket.code()
     with pytest.raises(ApiError) as refused:
-        await told.confirm(user)
+        await informed.confirm(user)
     codes = {"disable": "forbidden", "expire": "token_expired"}
     assert refused.value.code == codes.get(change, "token_invalid")
 
@@ -162,12 +162,12 @@ async def test_an_unannounced_change_of_rights_is_found_within_five_seconds(
 
 
 async def test_a_new_name_ends_nothing(
-    told: Identities, user: User, users: Users, credentials: Credentials
+    informed: Identities, user: User, users: Users, credentials: Credentials
 ) -> None:
     socket = Socket()
-    with told.holding(user, socket.end):
+    with informed.holding(user, socket.end):
         await users.update(user.uid, name="Ada Lovelace")
-        assert await told.still_holds(user)
+        assert await informed.still_holds(user)
         await credentials.revoke_digest(digest(user))
         await socket.code()
 
@@ -238,17 +238,17 @@ async def test_what_is_asked_often_is_read_once(
 
 
 async def test_another_role_ends_a_tokens_connection_and_not_that_of_a_cookie(
-    told: Identities,
+    informed: Identities,
     user: User,
     users: Users,
     credentials: Credentials,
 ) -> None:
-    cookie = await told.of_cookie(await credentials.create_cookie(user.uid, 60))
+    cookie = await informed.of_cookie(await credentials.create_cookie(user.uid, 60))
     by_token, by_cookie = Socket(), Socket()
-    with told.holding(user, by_token.end), told.holding(cookie, by_cookie.end):
+    with informed.holding(user, by_token.end), informed.holding(cookie, by_cookie.end):
         await make("demote", user, users, credentials)
         assert await by_token.code() == "token_invalid"
-        assert await told.still_holds(cookie)
+        assert await informed.still_holds(cookie)
         await users.update(user.uid, roles=())
         assert await by_cookie.code() == "token_invalid"
 
@@ -265,19 +265,19 @@ async def logged_in(identities: Identities, credentials: Credentials, minter: Us
 
 
 async def test_revoking_a_token_ends_the_cookie_and_the_socket_that_came_of_it(
-    told: Identities,
+    informed: Identities,
     user: User,
     credentials: Credentials,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "RECHECK_SECONDS", 60.0)
-    cookie = await logged_in(told, credentials, user)
+    cookie = await logged_in(informed, credentials, user)
     socket = Socket()
-    with told.holding(await told.of_cookie(cookie), socket.end):
+    with informed.holding(await informed.of_cookie(cookie), socket.end):
         await credentials.revoke_digest(digest(user))  # the token's, and only that
         assert await socket.code() == "token_invalid"
     with pytest.raises(ApiError, match="token_invalid"):
-        await told.of_cookie(cookie)
+        await informed.of_cookie(cookie)
 
 
 async def test_a_code_of_a_token_that_was_revoked_opens_nothing(

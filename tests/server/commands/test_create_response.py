@@ -67,7 +67,7 @@ async def test_a_prompt_holds_the_whole_of_an_answer_that_ended_while_it_was_bui
             asking = asyncio.create_task(
                 client.ask(session, oracle_word(20), settings=settings, on_busy="queue")
             )
-            # Alone, then behind the history, which was read while the first answer was written.
+            # Alone, then after the history, which was read while the first answer was written.
             (await engine.rendered.get()).set()
             go_on = await engine.rendered.get()
             engine.requests[first].released.set()
@@ -232,8 +232,8 @@ class LongPrompts(SlowTemplate):
 async def test_a_refusal_whose_asker_has_left_writes_nothing_into_the_log(
     redis_server: EmbeddedRedis, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[dict[str, Any]] = []  # by asyncio, of a task whose failure nobody has taken
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    reported: list[dict[str, Any]] = []  # by asyncio, of a task whose failure nobody has taken
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     engine = LongPrompts()
     url, prefix = redis_server.url, fresh_prefix()
     async with running_workers(url, prefix, tmp_path, engine, Dice(0), 1) as (worker,):
@@ -246,5 +246,5 @@ async def test_a_refusal_whose_asker_has_left_writes_nothing_into_the_log(
         go_on.set()
         await worker.runs.wait_idle(PATIENCE)
     gc.collect()
-    assert told == []
+    assert reported == []
     assert caplog.records == []

@@ -1,6 +1,6 @@
 """A session goes, by somebody's wish or with its Redis: viewers hear its answers' ends, then that.
 
-At the owner of an answer and at another worker, once, and behind it the session counts no more.
+At the owner of an answer and at another worker, once, and after it the session counts no more.
 """
 
 import asyncio
@@ -77,14 +77,14 @@ async def site(redis_server: EmbeddedRedis, tmp_path: Path) -> AsyncIterator[Sit
 
 
 async def last_words(client: LocalClient) -> list[str]:
-    """The ends that it was told, when the session's has come and been followed by nothing."""
+    """The ends that it was sent, when the session's has come and been followed by nothing."""
     await client.next("session.deleted")
-    await client.reply("session.unsubscribe", session_id="ses_" + "A" * 22)  # behind all of it
+    await client.reply("session.unsubscribe", session_id="ses_" + "A" * 22)  # after all of it
     return [frame["type"] for frame in client.frames if frame["type"] in ENDS]
 
 
 @pytest.mark.row("C11")
-async def test_a_session_that_redis_lost_is_told_behind_the_end_of_its_answer_everywhere(
+async def test_the_loss_of_a_session_is_announced_after_the_end_of_its_answer_everywhere(
     site: Site,
 ) -> None:
     async with site.client(0) as asker, site.client(0) as tab, site.client(1) as elsewhere:
@@ -117,7 +117,7 @@ async def test_an_answer_whose_begin_redis_lost_ends_for_viewers_everywhere(site
 
 @pytest.mark.row("C11")
 @pytest.mark.parametrize("deleter", ["asker", "viewer", "rest", "elsewhere"])
-async def test_a_deleted_session_is_told_behind_the_end_of_its_answer_everywhere(
+async def test_the_deletion_of_a_session_is_announced_after_the_end_of_its_answer_everywhere(
     site: Site, deleter: str
 ) -> None:
     async with site.client(0) as asker, site.client(0) as viewer, site.client(1) as elsewhere:
@@ -137,7 +137,7 @@ async def test_a_deleted_session_is_told_behind_the_end_of_its_answer_everywhere
 async def test_who_asks_for_a_session_that_it_has_just_deleted_still_hears_how_its_answer_ended(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is told that there is none, and what it has watched so far it goes on watching."""
+    """It hears that there is none, and what it has watched so far it goes on watching."""
     is_refused, store = asyncio.Event(), site.workers[0].store
     publish = store.runs.publish
 
@@ -159,7 +159,7 @@ async def test_who_asks_for_a_session_that_it_has_just_deleted_still_hears_how_i
 async def test_who_stopped_an_answer_at_another_worker_has_its_whole_text_though_it_is_deleted(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was not sent behind the stop is in no log any more: the end must bring it."""
+    """What was not sent after the stop is in no log any more: the end must bring it."""
     is_promised, is_deleted, abort = asyncio.Event(), asyncio.Event(), site.engine.abort
 
     async def read_late(*arguments: Any) -> ResponseLog:
@@ -188,7 +188,7 @@ async def test_who_stopped_an_answer_at_another_worker_has_its_whole_text_though
 
 
 @pytest.mark.row("C21")
-async def test_who_is_told_of_its_stop_after_the_end_hears_that_end_though_the_session_is_deleted(
+async def test_who_hears_of_its_stop_after_the_end_is_sent_that_end_though_the_session_is_deleted(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end is published before the store's reply to the stop is here, and not stored later."""

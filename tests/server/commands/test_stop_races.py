@@ -218,8 +218,8 @@ async def ended_before_deleted(
 
     await client.wait(lambda: "session.deleted" in ends(), "session.deleted")
     answer = client.answers[response]
-    is_told_again = has_stopped and status(answer) == "incomplete" and len(ends()) == 3
-    assert ends() == [*["response.done"] * (1 + is_told_again), "session.deleted"]
+    is_sent_again = has_stopped and status(answer) == "incomplete" and len(ends()) == 3
+    assert ends() == [*["response.done"] * (1 + is_sent_again), "session.deleted"]
     return answer
 
 

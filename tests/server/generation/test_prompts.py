@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 CONTEXT = 1000
 ROLES = {"system": 1, "user": 2, "assistant": 3}  # the id that begins such a message
-END = 9  # behind the last message: the answer begins
+END = 9  # after the last message: the answer begins
 
 
 class WordTokenizer:

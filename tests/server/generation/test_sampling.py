@@ -45,7 +45,7 @@ def test_a_seed_that_is_none_is_drawn_anew() -> None:
 @pytest.mark.parametrize(
     ("given", "effective"), [(1e-308, 0.01), (0.009, 0.01), (0.01, 0.01), (0, 0), (2, 2)]
 )
-def test_the_temperature_told_is_the_one_computed_with(given: float, effective: float) -> None:
+def test_the_temperature_reported_is_the_one_computed_with(given: float, effective: float) -> None:
     settings = effective_settings(NOTHING, "m", 512, {"temperature": given})
     assert settings["temperature"] == effective
     assert sampling_params(settings, 5).temperature == effective

@@ -169,7 +169,7 @@ def _output(
 
 
 class HesitantStore(SessionStore):
-    """A store whose every call gives way before and behind it, as real ones do under load."""
+    """A store whose every call gives way before and after it, as real ones do under load."""
 
     dice: Dice
 

@@ -250,7 +250,7 @@ async def test_an_end_that_comes_while_a_lost_answer_is_read_reaches_who_follows
     assert kinds(frames) == ["snapshot", "done"]
 
 
-async def test_who_comes_while_a_lost_answer_is_read_is_told_its_end_once(
+async def test_who_comes_while_a_lost_answer_is_read_is_sent_its_end_once(
     hub: Hub, chat: Chat
 ) -> None:
     shown, newcomer = Viewer(), Viewer()
@@ -268,5 +268,5 @@ async def test_who_comes_while_a_lost_answer_is_read_is_told_its_end_once(
     joined.end_join(0)
     while (await shown.next())["type"] != "response.done":
         pass
-    told = [frame for frame in await newcomer.sent() if frame["type"].startswith("response.")]
-    assert kinds(told) == ["snapshot", "done"]
+    frames = [frame for frame in await newcomer.sent() if frame["type"].startswith("response.")]
+    assert kinds(frames) == ["snapshot", "done"]

@@ -1,4 +1,4 @@
-"""What viewers are told when Redis has lost sessions, or the last writes to them."""
+"""What viewers hear when Redis has lost sessions, or the last writes to them."""
 
 import asyncio
 
@@ -85,7 +85,7 @@ async def test_an_epoch_is_renewed_once_however_many_notice(chat: Chat) -> None:
 
 
 @pytest.mark.parametrize(("suffixes", "by"), [(("m",), "store_lost"), ((), "user")])
-async def test_a_session_that_is_gone_is_told_with_what_became_of_it(
+async def test_a_session_that_is_gone_is_announced_with_what_became_of_it(
     hub: Hub, chat: Chat, suffixes: tuple[str, ...], by: str
 ) -> None:
     viewer = Viewer()
@@ -99,7 +99,7 @@ async def test_a_session_that_is_gone_is_told_with_what_became_of_it(
     assert (frame["session_id"], frame["by"], frame["offset"]) == (chat.session_id, by, 2)
 
 
-async def test_a_loss_that_two_notice_is_told_once(hub: Hub, chat: Chat) -> None:
+async def test_a_loss_that_two_notice_is_announced_once(hub: Hub, chat: Chat) -> None:
     viewer = Viewer()
     subscription = await join(hub, chat, viewer)
     lost = hub.rooms[chat.session_id].epoch
@@ -140,7 +140,7 @@ async def test_of_two_states_the_second_waits_for_the_first_and_nothing_comes_be
 
 
 @pytest.mark.parametrize("is_heard", [True, False])
-async def test_a_session_that_is_deleted_while_its_state_is_sent_again_is_told_once(
+async def test_a_session_that_is_deleted_while_its_state_is_sent_again_is_announced_once(
     hub: Hub, chat: Chat, is_heard: bool
 ) -> None:
     viewer = Viewer()

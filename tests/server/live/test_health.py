@@ -124,7 +124,7 @@ async def test_flushed_data_makes_the_hub_look_at_every_room(
     assert looks == [1]
 
 
-async def test_each_change_is_told_with_its_moment(store: SessionStore) -> None:
+async def test_each_change_is_sent_with_its_moment(store: SessionStore) -> None:
     changes: list[None] = []
     health = health_of(store, on_change=lambda: changes.append(None))
     health.since["engine"] = 0

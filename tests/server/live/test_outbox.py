@@ -159,7 +159,7 @@ async def test_responses_do_not_mix(outbox: Outbox) -> None:
     assert {f["response_id"]: f["delta"] for f in frames} == {"r": "ab", "s": "x"}
 
 
-async def test_a_frame_of_a_response_stands_behind_its_waiting_delta(outbox: Outbox) -> None:
+async def test_a_frame_of_a_response_follows_its_waiting_delta(outbox: Outbox) -> None:
     outbox.put_delta("r", 3, 1, 0, "a")
     outbox.put_delta("s", 3, 1, 0, "x")
     outbox.put({"type": "response.done", "response_id": "r"}, "r")
@@ -304,7 +304,7 @@ async def test_entries_are_asked_for_when_they_leave(outbox: Outbox) -> None:
     assert orjson.loads(await outbox.get())["delta"] == "in time"
 
 
-async def test_overflow_is_told_once(outbox: Outbox, overflow: Overflow) -> None:
+async def test_overflow_is_reported_once(outbox: Outbox, overflow: Overflow) -> None:
     for number in range(70):
         outbox.put_delta("r", number, 1, 0, "x" * (MAX_BYTES // 64))
     assert overflow.times == 1

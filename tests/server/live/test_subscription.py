@@ -22,7 +22,7 @@ async def test_events_that_were_sent_already_are_dropped() -> None:
     assert (frames[1]["delta"], frames[1]["sequence_number"]) == ("one two ", 3)
 
 
-async def test_events_behind_a_gap_are_not_sent() -> None:
+async def test_events_after_a_gap_are_not_sent() -> None:
     viewer = Viewer()
     subscription = Subscription(viewer, "ses")
     assert subscription.put_events(RESPONSE, 1, 1, LOG[:1])
@@ -61,7 +61,7 @@ async def test_a_resumed_answer_alone_brings_no_session_events() -> None:
     assert not subscription.wants("resp_" + "B" * 33)
 
 
-async def test_a_known_position_is_answered_with_what_comes_behind_it() -> None:
+async def test_a_known_position_is_answered_with_what_comes_after_it() -> None:
     viewer = Viewer()
     Subscription(viewer, "ses").put_log(RESPONSE, ResponseLog(1, LOG), 2)
     (delta,) = await viewer.sent()
@@ -88,8 +88,8 @@ async def test_a_long_replay_becomes_a_snapshot_in_parts() -> None:
     assert "".join(part["text"] for part in parts) == "x" * 160_000
 
 
-def told_with_logprobs(num_tokens: int) -> list[Event]:
-    """The entries of an answer that tells five other tokens for each of its own."""
+def texts_with_logprobs(num_tokens: int) -> list[Event]:
+    """The entries of an answer that gives five other tokens for each of its own."""
     top = [{"token": f"other {place}", "logprob": -1.5 * place} for place in range(5)]
     logprob = {"token": "token", "logprob": -0.5, "top": top}
     return [TextEvent(6 * place, "token ", logprobs=(logprob,)) for place in range(num_tokens)]
@@ -105,7 +105,7 @@ async def test_a_replay_with_logprobs_passes_however_long_it_is() -> None:
         overflows += 1
 
     viewer.outbox = Outbox(overflow)
-    log = ResponseLog(1, [CREATED, *told_with_logprobs(9_000), DONE])
+    log = ResponseLog(1, [CREATED, *texts_with_logprobs(9_000), DONE])
     subscription = Subscription(viewer, "ses")
     subscription.put_log(RESPONSE, log, 1)
     *deltas, done = await viewer.sent()
@@ -122,7 +122,7 @@ async def test_a_replay_with_logprobs_passes_however_long_it_is() -> None:
 
 async def test_replays_that_nobody_reads_are_bounded_and_then_a_snapshot_does() -> None:
     viewer = Viewer()
-    log = ResponseLog(1, [CREATED, *told_with_logprobs(9_000)])
+    log = ResponseLog(1, [CREATED, *texts_with_logprobs(9_000)])
     subscription = Subscription(viewer, "ses")
     for _ in range(4):
         subscription.put_log(RESPONSE, log, 1)
@@ -130,10 +130,10 @@ async def test_replays_that_nobody_reads_are_bounded_and_then_a_snapshot_does() 
     assert frames.count("snapshot") == 1 and frames[-1] == "snapshot"
 
 
-async def test_text_that_comes_while_a_replay_is_read_goes_behind_it() -> None:
+async def test_text_that_comes_while_a_replay_is_read_goes_after_it() -> None:
     viewer = Viewer()
     subscription = Subscription(viewer, "ses")
-    entries = [CREATED, *told_with_logprobs(1_000)]
+    entries = [CREATED, *texts_with_logprobs(1_000)]
     subscription.put_log(RESPONSE, ResponseLog(1, entries), 1)
     first = await viewer.next()
     subscription.put_events(RESPONSE, 1, 1_002, [TextEvent(6_000, "live")])
@@ -144,7 +144,7 @@ async def test_text_that_comes_while_a_replay_is_read_goes_behind_it() -> None:
 async def test_a_replay_is_taken_back_with_all_that_was_not_sent_of_it() -> None:
     viewer = Viewer()
     subscription = Subscription(viewer, "ses")
-    entries = [CREATED, *told_with_logprobs(1_000)]
+    entries = [CREATED, *texts_with_logprobs(1_000)]
     subscription.put_log(RESPONSE, ResponseLog(1, entries), 1)
     await viewer.next()
     subscription.doubt(RESPONSE)
@@ -210,7 +210,7 @@ async def test_a_stopped_answer_whose_text_is_known_ends_with_the_text_that_was_
 @pytest.mark.row("C19")
 @pytest.mark.parametrize("position", [0, 2, 5, 99])
 @pytest.mark.parametrize("is_stopped", [False, True])
-async def test_behind_its_end_an_answer_is_its_end_alone_to_whoever_asks_for_more(
+async def test_after_its_end_an_answer_is_its_end_alone_to_anyone_who_asks_for_more(
     is_stopped: bool, position: int
 ) -> None:
     viewer = Viewer()
@@ -228,9 +228,9 @@ async def test_behind_its_end_an_answer_is_its_end_alone_to_whoever_asks_for_mor
     assert kinds([done]) == ["done"] and done["text"] == "one two three "
 
 
-async def test_the_log_read_before_an_end_brings_no_text_behind_it() -> None:
+async def test_the_log_read_before_an_end_brings_no_text_after_it() -> None:
     viewer = Viewer()
-    viewer.told.note_end(RESPONSE, is_final=True)  # by whoever had stopped it
+    viewer.told.note_end(RESPONSE, is_final=True)  # by the one that had stopped it
     joined = Subscription(viewer, "ses")
     joined.put_log(RESPONSE, ResponseLog(1, LOG), 2, asked=1)
     joined.put_events(RESPONSE, 1, 5, [DONE])
@@ -265,7 +265,7 @@ async def test_a_message_whose_answer_did_not_begin_here_waits_for_nothing() -> 
     assert kinds(await viewer.sent()) == ["message.updated"]
 
 
-async def test_the_end_of_a_deleted_answer_is_told_as_it_came_by() -> None:
+async def test_the_end_of_a_deleted_answer_is_sent_as_it_came_by() -> None:
     viewer = Viewer()
     subscription = Subscription(viewer, "ses")
     subscription.put_events(RESPONSE, 1, 1, LOG[:2])
@@ -279,13 +279,13 @@ async def test_the_end_of_a_deleted_answer_is_told_as_it_came_by() -> None:
 
 async def test_an_end_that_is_not_stored_yet_leaves_its_answer_open() -> None:
     """What ends the message waits, and who follows nothing else stays for the end that counts."""
-    told = ObjectEvent({**DONE.data, "durable": False})
-    told.data["response"] = {"text_length": 14, "status_details": {"reason": "eos"}}
+    early = ObjectEvent({**DONE.data, "durable": False})
+    early.data["response"] = {"text_length": 14, "status_details": {"reason": "eos"}}
     for only in (None, {RESPONSE}):
         viewer = Viewer()
         subscription = Subscription(viewer, "ses", only)
         subscription.end_join(4)
-        subscription.put_events(RESPONSE, 1, 1, [*LOG, told])
+        subscription.put_events(RESPONSE, 1, 1, [*LOG, early])
         subscription.give_up_end(RESPONSE)
         subscription.put_session_event(5, message_updated(5))
         assert kinds(await viewer.sent())[-1] == "done"
@@ -298,15 +298,15 @@ async def test_an_end_that_is_not_stored_yet_leaves_its_answer_open() -> None:
         assert subscription.open == []
 
 
-def stopped_and_told_early() -> tuple[Viewer, Subscription]:
-    """Who stopped an answer, and was told its end before that was stored."""
-    told = ObjectEvent({**DONE.data, "durable": False})
-    told.data["response"] = {"text_length": 14, "status_details": {"reason": "client_cancelled"}}
+def stopped_and_ended_early() -> tuple[Viewer, Subscription]:
+    """Who stopped an answer, and was sent its end before that was stored."""
+    early = ObjectEvent({**DONE.data, "durable": False})
+    early.data["response"] = {"text_length": 14, "status_details": {"reason": "client_cancelled"}}
     viewer = Viewer()
     subscription = Subscription(viewer, "ses")
     subscription.put_events(RESPONSE, 1, 1, LOG)
     viewer.told.stop(RESPONSE, lambda: "one two three ")
-    subscription.put_events(RESPONSE, 1, 5, [told])
+    subscription.put_events(RESPONSE, 1, 5, [early])
     return viewer, subscription
 
 
@@ -314,14 +314,14 @@ async def test_who_stopped_an_answer_and_joins_again_before_its_end_is_stored_wa
     None
 ):
     """A new state brings the ends of what is open, and here nobody else does."""
-    viewer, subscription = stopped_and_told_early()
+    viewer, subscription = stopped_and_ended_early()
     assert kinds(await viewer.sent())[-1] == "done"
     assert subscription.open == [RESPONSE]
 
 
-async def test_who_stopped_an_answer_and_was_told_its_end_gets_no_text_with_a_new_state() -> None:
+async def test_who_stopped_an_answer_and_was_sent_its_end_gets_no_text_with_a_new_state() -> None:
     """The store was away and has come back as another: everybody is sent everything anew."""
-    viewer, subscription = stopped_and_told_early()
+    viewer, subscription = stopped_and_ended_early()
     await viewer.sent()
     subscription.put_log(RESPONSE, ResponseLog(1, [*LOG, DONE]))
     assert kinds(await viewer.sent()) == ["done"]
@@ -338,12 +338,12 @@ async def test_the_end_of_a_session_waits_for_those_of_its_answers() -> None:
     subscription.put_events(RESPONSE, 1, 1, LOG[:2])
     deleted = {"type": "session.deleted", "session_id": "ses"}
     subscription.put_session_event(5, deleted)
-    subscription.put_session_event(6, deleted)  # who told it heard of the loss twice
+    subscription.put_session_event(6, deleted)  # by two who noticed the loss
     assert kinds(await viewer.sent()) == ["created", "delta"] and not calls
     end = ResponseLog(1, [*LOG, DONE]).end_with_text
     subscription.put_events(RESPONSE, 1, 5, [end])  # what came before it never came here
-    done, told = await viewer.sent()
-    assert kinds([done, told]) == ["done", "session.deleted"] and done["text"] == "one two three "
+    done, gone = await viewer.sent()
+    assert kinds([done, gone]) == ["done", "session.deleted"] and done["text"] == "one two three "
     assert calls[:2] == ["gone", "idle"] and viewer.told.is_gone("ses")
 
 
@@ -358,5 +358,5 @@ async def test_the_end_of_a_session_waits_for_no_owner_for_ever(
     subscription.put_session_event(5, {"type": "session.deleted"})
     assert kinds([await viewer.next(), await viewer.next()]) == ["created", "session.deleted"]
     assert subscription.is_over and not subscription.is_idle
-    subscription.put_events(RESPONSE, 1, 2, [*LOG[1:], DONE])  # late, and told all the same
+    subscription.put_events(RESPONSE, 1, 2, [*LOG[1:], DONE])  # late, and sent all the same
     assert kinds(await viewer.sent()) == ["delta", "done"] and subscription.is_idle

@@ -67,7 +67,7 @@ async def test_viewers_are_counted_over_all_workers(hubs: tuple[Hub, Hub], chat:
     assert await chat.store.viewers.count(chat.session_id) == 0
 
 
-async def test_a_connection_that_only_resumed_counts_but_is_not_told(
+async def test_a_connection_that_only_resumed_counts_but_hears_no_count(
     hubs: tuple[Hub, Hub], chat: Chat
 ) -> None:
     first = await join(hubs[0], chat)
@@ -77,7 +77,7 @@ async def test_a_connection_that_only_resumed_counts_but_is_not_told(
     assert await cast("Viewer", resumed.watcher).sent() == []
 
 
-async def test_many_changes_are_told_once_a_second(
+async def test_many_changes_are_sent_once_a_second(
     hubs: tuple[Hub, Hub], chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = await join(hubs[0], chat)

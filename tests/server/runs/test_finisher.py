@@ -1,4 +1,4 @@
-"""`Finisher`: one end, stored and told alike, whatever the store does meanwhile."""
+"""`Finisher`: one end, stored and sent alike, whatever the store does meanwhile."""
 
 import asyncio
 from typing import Any
@@ -11,7 +11,7 @@ from sessions.model.codec import encode_token_ids
 from tests.server.helpers.answering import Answering, output, until
 
 
-async def test_the_end_that_is_told_is_the_end_that_is_stored(
+async def test_the_end_that_is_sent_is_the_end_that_is_stored(
     answering: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish = answering.store.runs.finish

@@ -63,24 +63,24 @@ async def test_what_was_known_stays_known_while_redis_is_away(
     assert first.are_known()
 
 
-async def test_a_change_that_matters_is_told_before_the_next_sign_of_life_is_due(
+async def test_a_change_that_matters_is_announced_before_the_next_sign_of_life_is_due(
     store: SessionStore,
 ) -> None:
     engine = "ok"
-    told: asyncio.Queue[str] = asyncio.Queue()
+    announced: asyncio.Queue[str] = asyncio.Queue()
 
     def figures() -> dict[str, str]:
-        told.put_nowait(engine)
+        announced.put_nowait(engine)
         return {"engine": engine}
 
     replicas = Replicas(store.client, store.keys)
     peers = Peers(replicas, "w1", figures, interval_seconds=2 * PATIENCE)
     beating = asyncio.create_task(peers.beat_forever())
     async with asyncio.timeout(PATIENCE):
-        assert await told.get() == "ok"
+        assert await announced.get() == "ok"
         engine = "unavailable"
         peers.beat_soon()
-        assert await told.get() == "unavailable"
+        assert await announced.get() == "unavailable"
     beating.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await beating

@@ -108,7 +108,7 @@ async def test_an_append_whose_reply_was_lost_is_stored_once(
     assert (record.num_tokens, record.text_length) == (2, 8)
 
 
-async def test_queue_positions_are_told_at_most_twice_a_second(answering: Answering) -> None:
+async def test_queue_positions_are_sent_at_most_twice_a_second(answering: Answering) -> None:
     progress = SimpleNamespace(scheduled=False, num_cached_tokens=0, num_tokens_ahead=70)
     for position in range(10):
         progress.queue_position = position

@@ -61,7 +61,7 @@ def test_tokens_without_text_are_counted_and_not_numbered(run: Run) -> None:
     assert (run.sequence_number, run.token_ids) == (1, [1, 2])
 
 
-def test_nothing_is_added_behind_a_stop(run: Run) -> None:
+def test_nothing_is_added_after_a_stop(run: Run) -> None:
     run.add_text("kept", [1])
     assert run.stop(Stop())
     assert run.add_text("late", [2, 3]) is None
@@ -77,7 +77,7 @@ def test_the_first_stop_counts(run: Run) -> None:
     assert (run.stopping.by, run.stopping.seen) == ("user", 3)
 
 
-def test_a_stop_behind_the_end_changes_nothing(run: Run) -> None:
+def test_a_stop_after_the_end_changes_nothing(run: Run) -> None:
     run.begin_end()
     assert not run.stop(Stop())
     assert run.stopping is None
@@ -258,7 +258,7 @@ def test_response_done_carries_the_response_and_what_it_cost(run: Run) -> None:
     assert response["text_length"] == 2
 
 
-def test_timings_are_told_as_far_as_they_are_known() -> None:
+def test_timings_are_sent_as_far_as_they_are_known() -> None:
     timeline = Timeline(created=10.0, done=12.0)
     assert timeline.wire(0) == {"total_ms": 2000}
     timeline.scheduled, timeline.first_token, timeline.last_token = 10.1, 10.5, 11.5

@@ -81,7 +81,7 @@ async def test_a_recorder_stores_what_is_the_case_and_what_has_happened(
         metrics.observe_stop(0.003, 7)
         core.generated += 40
         found = await stored(samples, 5)
-        core.generated = 0  # it is away: the rest is told all the same
+        core.generated = 0  # it is away: the rest is reported all the same
         found = await stored(samples, len(found) + 3)
     finally:
         recording.cancel()

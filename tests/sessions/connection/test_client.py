@@ -103,7 +103,7 @@ async def test_many_scripts_in_flight_survive_a_flush(store: SessionStore) -> No
         assert len(await store.runs.events(rid)) == 2
 
 
-async def test_what_stands_behind_a_forgotten_script_finds_it_done(store: SessionStore) -> None:
+async def test_what_follows_a_forgotten_script_finds_it_done(store: SessionStore) -> None:
     await store.client.call("SCRIPT", "FLUSH")
     created = await store.sessions.create("alice", idempotency_key="k")  # a script, then a read
     assert created.session.uid == "alice"

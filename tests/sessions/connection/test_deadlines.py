@@ -64,7 +64,7 @@ async def test_each_of_several_has_its_own_deadline() -> None:
     assert loop.time() - started >= 3 * SECONDS
 
 
-async def test_nothing_is_watched_behind_the_block() -> None:
+async def test_nothing_is_watched_after_the_block() -> None:
     async with within(SECONDS):
         pass
     await asyncio.sleep(2 * SECONDS)  # a timer that was left would cancel this task

@@ -42,7 +42,7 @@ def sent_by(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             if node.func.attr in ("call", "everywhere", "send_command"):
                 words = node.args
-            elif node.func.attr == "read_each":  # behind its keys
+            elif node.func.attr == "read_each":  # after its keys
                 words = node.args[1:]
         elif isinstance(node, ast.Tuple):
             words = node.elts

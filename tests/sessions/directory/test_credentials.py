@@ -195,7 +195,7 @@ async def test_a_login_code_of_an_older_version_says_so(
     assert found is not None and found.minted_by is None
 
 
-async def test_a_cookie_of_an_older_version_is_told_from_ours(
+async def test_a_cookie_of_an_older_version_is_told_apart_from_ours(
     credentials: Credentials, store: SessionStore
 ) -> None:
     new = await credentials.create_cookie("alice", 3600)

@@ -1,4 +1,4 @@
-"""Evictions: viewers are told in the session's log, a locked session takes no answer."""
+"""Evictions: viewers hear of it in the session's log, a locked session takes no answer."""
 
 from __future__ import annotations
 

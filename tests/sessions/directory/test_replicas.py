@@ -33,7 +33,7 @@ async def test_a_silent_worker_does_not_count_and_is_forgotten_in_the_end(
     assert await store.client.call("EXISTS", store.keys.replica("w1")) == 0
 
 
-async def test_operators_are_told_of_a_silent_worker_until_it_is_heard_or_has_left(
+async def test_operators_hear_of_a_silent_worker_until_it_is_heard_or_has_left(
     store: SessionStore,
 ) -> None:
     replicas = Replicas(store.client, store.keys, life_seconds=0.02, late_seconds=0.02)

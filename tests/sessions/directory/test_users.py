@@ -25,7 +25,7 @@ def credentials(store: SessionStore) -> Credentials:
     return Credentials(store.client, store.keys)
 
 
-async def told(store: SessionStore) -> tuple[LiveFeed, asyncio.Queue[LivePayload]]:
+async def listening(store: SessionStore) -> tuple[LiveFeed, asyncio.Queue[LivePayload]]:
     """What is announced to every worker, from now on."""
     feed, heard = LiveFeed(store.client, store.keys), asyncio.Queue[LivePayload]()
     await feed.start()
@@ -63,7 +63,7 @@ async def test_users_are_listed_newest_first_page_by_page(users: Users) -> None:
 
 async def test_a_change_is_stored_and_announced(users: Users, store: SessionStore) -> None:
     user = await users.create("Ada")
-    feed, heard = await told(store)
+    feed, heard = await listening(store)
     changed = await users.update(user.uid, roles=("user", "admin"), disabled=True)
     assert (changed.name, changed.roles, changed.disabled) == ("Ada", ("user", "admin"), True)
     assert await heard.get() == LiveFrame({"type": "user_changed", "uid": user.uid})
@@ -101,7 +101,7 @@ async def test_tokens_are_listed_and_revoked_one_by_one(
     second = await credentials.create_token(user.uid, scopes=("admin",))
     listed = await credentials.of_user(user.uid)
     assert {one.scopes for one in listed} == {(), ("admin",)}
-    feed, heard = await told(store)
+    feed, heard = await listening(store)
     assert await credentials.revoke(first)
     frame = await heard.get()
     assert isinstance(frame, LiveFrame) and frame.data["type"] == "revoked"

@@ -98,5 +98,5 @@ def assistant_message(response_id: str, text: str = "", **changed: Any) -> Messa
 
 
 def is_creation(payload: LivePayload) -> bool:
-    """A session's first event, which a cluster may bring to those who subscribe behind it."""
+    """A session's first event, which a cluster may bring to those who subscribe after it."""
     return isinstance(payload, LiveSessionEvents) and payload.offset == 1

@@ -1,7 +1,7 @@
 """Stores a million sessions in seconds, for tests and benchmarks of the operators' list.
 
 They are written as the scripts would leave them, without messages, at random times and by many
-users; nothing is checked and nobody is told.
+users; nothing is checked and nobody hears of it.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ async def test_where_sessions_expire_only_those_old_enough_are_looked_at(
     assert await entered(store, "local", late) == [True, True]
 
 
-async def test_a_step_looks_at_a_hundred_entries_and_the_next_one_goes_on_behind_them(
+async def test_a_step_looks_at_a_hundred_entries_and_the_next_one_goes_on_after_them(
     store: SessionStore,
 ) -> None:
     shard = SHARDS[0]

@@ -21,7 +21,7 @@ from tests.sessions.helpers.chat import Chat
 
 @dataclass
 class Worker:
-    """A worker as simple as can be: what it believes about a run, and how it is told otherwise."""
+    """A worker as simple as can be: what it believes about a run, and how it learns otherwise."""
 
     chat: Chat
     name: str

@@ -110,7 +110,7 @@ async def test_update_session(lossy_chat: Chat, proxy: LossyProxy) -> None:
         await store.sessions.update("alice", session_id, title="newer", if_revision=1)
 
 
-async def test_update_session_behind_the_updates_of_others(
+async def test_update_session_after_the_updates_of_others(
     lossy_chat: Chat, chat: Chat, proxy: LossyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A repeat that comes late neither undoes what others have changed nor is logged again."""

@@ -133,7 +133,7 @@ async def test_a_refused_begin_leaves_no_trace(chat: Chat) -> None:
     assert len(await chat.store.runs.owned_by("w1")) == 1
 
 
-async def test_without_a_parent_the_messages_go_behind_the_head_of_that_moment(chat: Chat) -> None:
+async def test_without_a_parent_the_messages_go_after_the_head_of_that_moment(chat: Chat) -> None:
     """The caller's guess is old: a script that took it would fork the conversation."""
     first = await chat.begin("one")
     head = (await chat.store.runs.get(None, first.response_id)).message_id

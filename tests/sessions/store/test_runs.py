@@ -135,7 +135,7 @@ async def test_fields_that_scripts_manage_cannot_be_set(chat: Chat) -> None:
 
 
 async def test_token_ids_without_an_event_are_refused(chat: Chat) -> None:
-    """A repeat could not be told from more of them."""
+    """A repeat could not be told apart from more of them."""
     rid = (await chat.begin()).response_id
     with pytest.raises(ValueError):
         await chat.store.runs.append(rid, fence=1, first=2, events=[], token_ids=[1])

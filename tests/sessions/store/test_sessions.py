@@ -59,7 +59,7 @@ async def test_a_session_stored_after_its_user_was_deleted_does_not_stay(
         await users.forget(uid)
     draft = Draft("", "", {}, (), None)
     with pytest.raises(UserGone):
-        await store.sessions.create(uid, idempotency_key="behind")
+        await store.sessions.create(uid, idempotency_key="after")
     with pytest.raises(UserGone):
         await store.copies.import_draft(uid, draft)
     assert (await store.sessions.create(uid, idempotency_key="before")).session == kept.session

@@ -76,7 +76,7 @@ def test_an_absolute_target_needs_no_rival(value: float, verdict: str) -> None:
     assert found.verdict == verdict
 
 
-def test_a_target_may_name_its_rival_and_a_missing_one_is_told() -> None:
+def test_a_target_may_name_its_rival_and_a_missing_one_is_reported() -> None:
     target = Target("m1", "decode@128", "bf16", 1.1, rival="llama.cpp")
     rows = [row("parley:bf16", "decode@128", 30), row("vllm:bf16", "decode@128", 90)]
     (found,) = compare(rows, [target])

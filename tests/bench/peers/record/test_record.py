@@ -27,7 +27,7 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     assert (again.left_out, again.is_quick) == (record.left_out, False)
 
 
-def test_rounds_come_behind_those_that_are_there() -> None:
+def test_rounds_come_after_those_that_are_there() -> None:
     assert Record(CONDITIONS).next_round == 0
     assert Record(CONDITIONS, [row(0), row(4), row(2)]).next_round == 5
 

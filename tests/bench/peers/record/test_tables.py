@@ -79,7 +79,7 @@ def test_other_cases_and_unmeasured_memory_have_no_floor(case: str) -> None:
         (Target("m1", "decode@128", "bf16", 3.0, kind="absolute"), "≤ 3 tok/s"),
     ],
 )
-def test_a_target_is_told_with_its_rival_or_its_unit(target: Target, text: str) -> None:
+def test_a_target_is_shown_with_its_rival_or_its_unit(target: Target, text: str) -> None:
     rows = [row("decode@128", 5, None, peer) for peer in ("parley", "vllm")]
     (found,) = compare(rows, [target])
     assert wanted(found) == text

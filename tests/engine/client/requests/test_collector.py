@@ -100,13 +100,13 @@ async def test_an_exception_takes_the_place_of_what_waits_and_ends_the_stream() 
     assert [output async for output in collector] == []
 
 
-async def test_iteration_ends_behind_the_last_output() -> None:
+async def test_iteration_ends_after_the_last_output() -> None:
     collector = RequestOutputCollector(RequestOutputKind.DELTA, "r")
     collector.put(_output("a", [1], "length"))
     assert [output.outputs[0].text async for output in collector] == ["a"]
 
 
-async def test_nothing_is_ready_behind_the_last_output() -> None:
+async def test_nothing_is_ready_after_the_last_output() -> None:
     collector = RequestOutputCollector(RequestOutputKind.DELTA, "r")
     collector.put(_output("a", [1], "length"))
     assert collector.ready.is_set()
@@ -129,7 +129,7 @@ async def test_every_iterator_of_a_stream_ends() -> None:
         assert sorted(await readers) == [0, 1]
 
 
-async def test_nothing_more_can_be_got_behind_the_last_output() -> None:
+async def test_nothing_more_can_be_got_after_the_last_output() -> None:
     collector = RequestOutputCollector(RequestOutputKind.DELTA, "r")
     collector.put(_output("a", [1], "length"))
     await collector.get()

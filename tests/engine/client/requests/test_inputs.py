@@ -99,7 +99,7 @@ def test_absent_features_are_refused_by_name(name: str, value: Any) -> None:
         check_params(SamplingParams(**{name: value}), None, 5)
 
 
-def test_bad_words_are_found_at_the_start_and_behind_a_space(tmp_path: Path) -> None:
+def test_bad_words_are_found_at_the_start_and_after_a_space(tmp_path: Path) -> None:
     tokenizer = Tokenizer(build_chatml(tmp_path))
     ids = bad_word_ids(["dog", " dog", " "], tokenizer)
     assert sorted(map(tokenizer.decode, ids)) == [" ", " dog", "dog"]

@@ -221,13 +221,13 @@ def test_callback_that_raises_ends_its_own_request(processor: OutputProcessor) -
     assert request.read()[2] == "error"
 
 
-def test_progress_is_told_when_it_changes(processor: OutputProcessor) -> None:
-    told: list[RequestProgress] = []
-    request = Request(processor, on_progress=told.append)
+def test_progress_is_reported_when_it_changes(processor: OutputProcessor) -> None:
+    reported: list[RequestProgress] = []
+    request = Request(processor, on_progress=reported.append)
     request.process(queue_position=1)
     request.process(queue_position=1)
     request.process(num_computed_tokens=1, num_cached_tokens=1, scheduled_ts=5.0)
-    assert told == [
+    assert reported == [
         RequestProgress(1, 2, 0, 0, False),
         RequestProgress(None, 2, 1, 1, True),
     ]

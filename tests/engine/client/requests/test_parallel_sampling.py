@@ -91,7 +91,7 @@ def test_final_only_is_one_output_with_every_answer_in_order(processor: OutputPr
     assert output.finished
 
 
-def test_error_of_one_answer_is_told_and_the_others_go_on(processor: OutputProcessor) -> None:
+def test_error_of_one_answer_is_reported_and_the_others_go_on(processor: OutputProcessor) -> None:
     request = Siblings(processor, output_kind=FINAL)
     assert request.process(0, 99) == [request.states[0].internal_id]
     request.process(1, 1, finish="length")
@@ -118,12 +118,12 @@ def test_metrics_are_of_all_answers_together(processor: OutputProcessor) -> None
     assert (metrics.num_generation_tokens, metrics.scheduled_ts) == (3, 5.0)
 
 
-def test_progress_of_the_prompt_is_told_once(processor: OutputProcessor) -> None:
-    told: list[RequestProgress] = []
-    request = Siblings(processor, on_progress=told.append)
+def test_progress_of_the_prompt_is_reported_once(processor: OutputProcessor) -> None:
+    reported: list[RequestProgress] = []
+    request = Siblings(processor, on_progress=reported.append)
     request.process(0, queue_position=0)
     request.process(1, queue_position=1)
-    assert [progress.queue_position for progress in told] == [0]
+    assert [progress.queue_position for progress in reported] == [0]
 
 
 @pytest.mark.parametrize("end", ["length", "abort"])

@@ -29,8 +29,8 @@ GROWING = (
     "{% set ns = namespace(x='x' * 1000) %}"
     "{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x | length }}"
 )
-# An error that cannot be told in words: they would be too deep.
-UNTOLD = (
+# An error that cannot be put into words: they would be too deep.
+TOO_DEEP = (
     "{% set ns = namespace(x=[]) %}{% for i in range(5000) %}{% set ns.x = [ns.x] %}{% endfor %}"
     "{{ raise_exception(ns.x) }}"
 )
@@ -66,7 +66,7 @@ def test_a_hostile_template_does_not_pass_the_trial(
 
 @pytest.mark.parametrize(
     "source",
-    [CHAT_TEMPLATE, FALLBACK_TEMPLATE, LATE, "", "{{ raise_exception('only French') }}", UNTOLD],
+    [CHAT_TEMPLATE, FALLBACK_TEMPLATE, LATE, "", "{{ raise_exception('only French') }}", TOO_DEEP],
     ids=["chatml", "fallback", "late", "empty", "refusing", "refusing-without-words"],
 )
 def test_an_ordinary_template_passes_the_trial(source: str) -> None:
@@ -87,7 +87,7 @@ def test_a_template_that_loops_over_one_content_ends_that_rendering_only(
 
 
 def test_a_refusal_without_words_is_a_refusal_and_its_process_goes_on() -> None:
-    template = ChatTemplate("{% if messages[-1].content == 'bomb' %}" + UNTOLD + "{% endif %}so")
+    template = ChatTemplate("{% if messages[-1].content == 'bomb' %}" + TOO_DEEP + "{% endif %}so")
     assert template.render(MESSAGES) == "so"
     before = template.pid
     with pytest.raises(ValidationError, match="refuses these messages: TemplateError"):
@@ -281,7 +281,7 @@ def test_what_is_no_plain_data_is_a_validation_error(late: ChatTemplate, value: 
         late.render(MESSAGES, value=value)
 
 
-def test_a_reason_of_any_length_and_spelling_is_told_in_short(late: ChatTemplate) -> None:
+def test_a_reason_of_any_length_and_spelling_is_given_in_short(late: ChatTemplate) -> None:
     template = ChatTemplate(r"{{ raise_exception('a\ud800' * 1000) }}")
     with pytest.raises(ValidationError, match=r"refuses these messages: a\?a") as raised:
         template.render(MESSAGES)

@@ -56,7 +56,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @pytest.mark.parametrize("batch", [1, 3, 100])
-def test_ids_behind_a_stop_string_are_not_taken(tokenizer: Tokenizer, batch: int) -> None:
+def test_ids_after_a_stop_string_are_not_taken(tokenizer: Tokenizer, batch: int) -> None:
     ids = tokenizer.encode("Hello END of it", add_special_tokens=False)
     detokenizer, shown, taken = Detokenizer(tokenizer, stops=["END"]), "", 0
     for place in range(0, len(ids), batch):

@@ -1,4 +1,4 @@
-"""Chunks of prompts behind their contexts, by torch's attention, beside the reference."""
+"""Chunks of prompts after their contexts, by torch's attention, beside the reference."""
 
 import dataclasses
 

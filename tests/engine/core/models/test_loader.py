@@ -180,7 +180,7 @@ def test_two_models_side_by_side_share_no_cache(llama: Path) -> None:
 @pytest.mark.parametrize(
     ("cuda", "reason"), [(None, "this torch was built without CUDA"), ("13.0", "no GPU is seen")]
 )
-def test_a_gpu_that_is_not_there_is_told_in_one_line(
+def test_a_gpu_that_is_not_there_is_reported_in_one_line(
     cuda: str | None, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -125,7 +125,7 @@ def test_kernels_that_the_compiler_left_out_are_a_warning(
 
 @needs_kernels
 @pytest.mark.parametrize("backend", ["auto", "cpu"])
-def test_a_cpu_level_that_the_machine_lacks_is_told_when_ops_are_chosen(backend: str) -> None:
+def test_a_cpu_level_that_the_machine_lacks_is_reported_when_ops_are_chosen(backend: str) -> None:
     program = (
         "from engine.core.ops import library as ops\n"
         f"try: ops.choose({backend!r})\n"

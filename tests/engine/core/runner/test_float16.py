@@ -25,7 +25,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 
 def check_greedy(folder: Path, prompt: list[int], answer: list[int]) -> None:
-    """That each token is the best of transformers in float16 behind those before it, or as good."""
+    """That each token is the best of transformers in float16 after those before it, or as good."""
     model = AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float16
     )
@@ -72,5 +72,5 @@ async def test_the_engine_answers_in_float16_as_generate_does(folders: Folders) 
         torch.tensor([prompt]), max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None
     )[0, len(prompt) :].tolist()
     same = next((n for n in range(NUM_TOKENS) if answer[n] != generated[n]), NUM_TOKENS)
-    assert same > NUM_TOKENS // 2  # behind a near tie the two go on differently
+    assert same > NUM_TOKENS // 2  # after a near tie the two go on differently
     check_greedy(folder, prompt, answer)

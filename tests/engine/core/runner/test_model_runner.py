@@ -202,7 +202,7 @@ def test_seeded_answers_are_alike_alone_batched_and_resumed(folders: Folders) ->
 
 
 def eight_bit_logits(engine: SteppedEngine, ids: list[int]) -> Tensor:
-    """Behind each token, of the readable decoder with the engine's packed weights."""
+    """After each token, of the readable decoder with the engine's packed weights."""
     fused = engine.runner.loaded.fused
     assert isinstance(fused, FusedDecoder)
     reference = FusedDecoder(fused.shape, fused.weights, fused.rotate, decoder_step_reference)
@@ -222,7 +222,7 @@ def test_eight_bit_answers_equal_the_reference_with_the_same_weights(
 ) -> None:
     """Chunks of five beside decodes. Where a sum ends between two steps of a row's numbers, the
     order of its summands decides which is nearer: few logits differ for that reason, by little. In
-    a cache such a number stays, for all tokens behind it.
+    a cache such a number stays, for all tokens after it.
     """
     engine = SteppedEngine(
         folders(family),

@@ -71,7 +71,7 @@ def test_a_block_in_use_is_shared() -> None:
     assert blocks.num_free == 1
 
 
-def test_the_same_tokens_behind_another_prefix_are_no_hit() -> None:
+def test_the_same_tokens_after_another_prefix_are_no_hit() -> None:
     blocks = BlockManager(8, BLOCK_SIZE)
     run(blocks, [1, 1, 1, 1, 5, 6, 7, 8, 9])
     assert run(blocks, [2, 2, 2, 2, 5, 6, 7, 8, 9]) == 0
@@ -239,7 +239,7 @@ def test_blocks_that_a_chat_is_found_through_are_kept_with_it() -> None:
         run(blocks, [5000 + 100 * turn + i for i in range(2 * BLOCK_SIZE)])  # somebody else
 
 
-def test_what_another_text_has_behind_a_copied_beginning_stays() -> None:
+def test_what_another_text_has_after_a_copied_beginning_stays() -> None:
     blocks = large_blocks()
     first, second = list(range(14)), [*range(8), *range(50, 56)]
     run(blocks, first)
@@ -314,7 +314,7 @@ class CheckedBlocks:
 def test_many_random_operations_keep_the_books(
     units_per_block: int, num_actions: int, seed: int = 0
 ) -> None:
-    """No unit is shared, copied or found again but behind the same text and under the same salt."""
+    """No unit is shared, copied or found again but after the same text and under the same salt."""
     checked = CheckedBlocks(random.Random(seed), num_blocks=24, units_per_block=units_per_block)
     for number in range(num_actions):
         checked.act()

@@ -139,7 +139,7 @@ def test_a_resumed_answer_that_was_complete_ends_at_once(resumed: list[int], rea
     assert run.ends() == {"a": reason}
 
 
-def test_progress_is_told_when_let_in_and_after_each_chunk() -> None:
+def test_progress_is_reported_when_let_in_and_after_each_chunk() -> None:
     run = Run(make_scheduler(max_num_batched_tokens=8))
     run.add("a", 20, max_tokens=1)
     while run.scheduler.sequences:

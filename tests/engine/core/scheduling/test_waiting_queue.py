@@ -1,4 +1,4 @@
-"""The queue: in order however requests arrive; positions are told only when they change."""
+"""The queue: in order however requests arrive; positions are reported only when they change."""
 
 import random
 
@@ -56,7 +56,7 @@ def test_any_may_leave_and_the_rest_stay_in_order() -> None:
         assert len(queue) == len(here)
 
 
-def test_a_position_is_told_when_it_changes_and_not_too_often() -> None:
+def test_a_position_is_reported_when_it_changes_and_not_too_often() -> None:
     queue = WaitingQueue()
     first, second = make_sequence("a", (0, 1.0, 0)), make_sequence("b", (0, 2.0, 1))
     assert list(queue.move_up(0.0)) == []

@@ -18,7 +18,7 @@ def make_sequence(tokens: list[int], num_computed: int, blocks: list[int]) -> Se
     return sequence
 
 
-def test_a_decode_and_two_chunks_lie_behind_one_another() -> None:
+def test_a_decode_and_two_chunks_follow_one_another() -> None:
     decode = make_sequence([10, 11, 12, 13, 14], 4, [7, 3])
     last_chunk = make_sequence([20, 21, 22, 23, 24, 25], 3, [5, 1])
     first_chunk = make_sequence([30, 31, 32, 33, 34, 35, 36], 0, [0, 2])
@@ -95,7 +95,7 @@ def test_an_unknown_token_is_looked_for_in_the_rows_of_the_step_before() -> None
     assert build_batch(scheduled[:1], 4).unknown_rows is None
 
 
-def test_what_stands_behind_single_queries_is_a_batch_of_its_own() -> None:
+def test_what_follows_single_queries_is_a_batch_of_its_own() -> None:
     tables = torch.arange(8, dtype=torch.int32).view(4, 2)
     rest = Batch.of_attention([1, 1, 7, 2], [300, 5, 80, 2], tables).without_single()
     assert (rest.num_tokens, rest.num_single, rest.lens) == (9, 0, [(7, 80), (2, 2)])

@@ -97,7 +97,7 @@ async def test_the_stream_ends_with_the_response() -> None:
     assert exchange.num_left == 1
 
 
-async def test_a_stream_goes_on_behind_an_end_that_is_not_stored_yet() -> None:
+async def test_a_stream_goes_on_after_an_end_that_is_not_stored_yet() -> None:
     """Nor is that end a position to come back with: it would seem that nothing is missing."""
     viewer = HttpViewer("alice")
     response = {"status": "completed", "status_details": {"reason": "eos"}}

@@ -145,7 +145,7 @@ def test_a_body_is_json_in_plain_utf8(serve: Callable[..., TestClient]) -> None:
         assert code(answer) == (415, "unsupported_media_type")
 
 
-def test_behind_its_body_a_request_is_let_in_again(
+def test_after_its_body_a_request_is_let_in_again(
     context: Any, serve: Callable[..., TestClient]
 ) -> None:
     done = []

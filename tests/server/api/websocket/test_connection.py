@@ -371,7 +371,7 @@ async def test_a_reader_whose_queue_is_full_refuses_frames_and_hears_stops_and_p
     goes_on.set()
     served.socket.feed('{"type":"ping","t":2}')
     await served.socket.next("pong")
-    assert len(served.handled) == 1 + module.MAX_QUEUED_FRAMES + 1  # the stop behind them all
+    assert len(served.handled) == 1 + module.MAX_QUEUED_FRAMES + 1  # the stop after them all
     assert served.handled[-1] is served.stopped[0]
     served.socket.disconnect()
     await served.ended(serving)

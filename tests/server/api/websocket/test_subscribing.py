@@ -1,4 +1,4 @@
-"""`session.subscribe`: what was told stands, whatever the store does in the middle of it."""
+"""`session.subscribe`: what was sent stands, whatever the store does in the middle of it."""
 
 import asyncio
 from pathlib import Path
@@ -50,7 +50,7 @@ async def test_a_subscription_that_fails_in_the_middle_was_never_confirmed(
             assert (await viewer.done(response)).final == oracle_answer(5, 6)
 
 
-async def test_an_answer_whose_end_was_told_meanwhile_is_not_shown_again(
+async def test_an_answer_whose_end_was_sent_meanwhile_is_not_shown_again(
     redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_reading, may_read = asyncio.Event(), asyncio.Event()
@@ -83,12 +83,12 @@ async def test_an_answer_whose_end_was_told_meanwhile_is_not_shown_again(
             may_read.set()
             await viewer.next("session.subscribed")  # the first
             await viewer.next("session.subscribed")
-            await viewer.reply("session.update", session_id=session, title="behind it")
+            await viewer.reply("session.update", session_id=session, title="after it")
             kinds = {frame["type"] for frame in viewer.frames[seen:]}
             assert not kinds & {"response.output_text.snapshot", "response.done"}
 
 
-async def test_the_end_of_an_answer_that_was_stopped_while_the_state_was_read_is_told(
+async def test_the_end_of_an_answer_that_was_stopped_while_the_state_was_read_is_sent(
     redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_reading, may_read = asyncio.Event(), asyncio.Event()

@@ -1,4 +1,4 @@
-"""An end that was told while the store was away: who was told it hears which one is stored."""
+"""An end that was sent while the store was away: who was sent it hears which one is stored."""
 
 import asyncio
 import contextlib
@@ -77,7 +77,7 @@ class Site:
         self.engine.requests[self.response].released.set()
 
     def dones(self, frames: list[Frame]) -> list[tuple[str, bool]]:
-        """How the answer ended, as it was told, and whether that was stored."""
+        """How the answer ended, as it was sent, and whether that was stored."""
         return [
             (frame["response"]["status"], frame["durable"])
             for frame in frames
@@ -120,7 +120,7 @@ async def watched(site: Site) -> AsyncIterator[tuple[LocalClient, LocalClient, L
         yield asker, tab, follower
 
 
-async def test_a_stop_promised_by_another_worker_corrects_an_end_that_was_told(site: Site) -> None:
+async def test_a_stop_promised_by_another_worker_corrects_an_end_that_was_sent(site: Site) -> None:
     async with (
         watched(site) as watching,
         LocalClient(site.second, site.history) as stopper,
@@ -139,8 +139,8 @@ async def test_a_stop_promised_by_another_worker_corrects_an_end_that_was_told(s
         assert run is not None and run.stopping is None  # nobody could tell its owner
         site.let_it_end()
         for client in watching:
-            told = (await client.done(site.response)).done
-            assert told is not None and told["response"]["text_length"] == len(TEXT)
+            early = (await client.done(site.response)).done
+            assert early is not None and early["response"]["text_length"] == len(TEXT)
         await events.first("response.done")
         await late.send("stop", response_id=site.response)  # it watches nothing
         await late.done(site.response)
@@ -189,7 +189,7 @@ async def test_the_first_stop_that_was_stored_is_the_one_that_cuts_the_text(site
             assert client.answers[site.response].final == message.text
 
 
-async def test_the_end_that_was_told_is_told_again_when_it_is_stored(site: Site) -> None:
+async def test_the_end_that_was_sent_is_sent_again_when_it_is_stored(site: Site) -> None:
     async with watched(site) as watching:
         path = f"/v1/responses/{site.response}"
         events = Http(site.first, "GET", path, "stream=true")
@@ -206,11 +206,11 @@ async def test_the_end_that_was_told_is_told_again_when_it_is_stored(site: Site)
             assert ends == [("incomplete", False), ("incomplete", True)]
             assert client.answers[site.response].final == TEXT
         await asyncio.wait_for(events.answered, PATIENCE)
-        told, stored = [f for f in events.frames if f["type"] == "response.done"]
-        assert stored == {**told, "durable": True}
+        early, stored = [f for f in events.frames if f["type"] == "response.done"]
+        assert stored == {**early, "durable": True}
 
 
-async def test_of_a_session_that_is_deleted_behind_a_told_end_the_end_is_told(site: Site) -> None:
+async def test_of_a_session_that_is_deleted_after_an_early_end_the_end_is_sent(site: Site) -> None:
     async with watched(site) as watching, LocalClient(site.second, site.history) as other:
         site.cut_off()
         site.let_it_end()
@@ -223,7 +223,7 @@ async def test_of_a_session_that_is_deleted_behind_a_told_end_the_end_is_told(si
             assert (await site.final_end(client))[-1] == ("cancelled", True)
 
 
-async def test_whose_session_is_lost_behind_a_told_end_hears_of_that(site: Site) -> None:
+async def test_whose_session_is_lost_after_an_early_end_hears_of_that(site: Site) -> None:
     async with watched(site) as (asker, tab, follower):
         site.cut_off()
         site.let_it_end()
