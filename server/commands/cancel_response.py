@@ -92,7 +92,7 @@ class Canceller:
         subscriptions: Mapping[str, Subscription],
     ) -> None:
         self._connection = connection
-        self._told = connection.told
+        self._sent_ends = connection.sent_ends
         self._store = services.store
         self._hub = services.hub
         self._runs = services.runs
@@ -250,7 +250,7 @@ class Canceller:
             if is_first:
                 self._followed.discard(response_id)
             if response_id not in self._followed:
-                self._told.settle(response_id)
+                self._sent_ends.settle(response_id)
 
     async def _cancel_local(
         self, run: Run, frame: CancelResponse, asked: int, *, follow: bool
@@ -269,7 +269,7 @@ class Canceller:
 
         if not run.done.is_set():
             # What waits to be shown until the lease is renewed would come after the notice.
-            self._told.stop(
+            self._sent_ends.stop(
                 response_id, lambda: run.final_text() if is_done(run.events[-1]) else None
             )
         timer = asyncio.get_running_loop().call_later(DURABLE_WAIT_SECONDS, notice, False)
@@ -281,7 +281,7 @@ class Canceller:
         # Who watches is sent it by the subscription, at the latest when it is stored.
         watching = self._watching(response_id)
         is_brought = watching is not None and not watching.joining
-        has_early_end = self._told.has_early_end(response_id)
+        has_early_end = self._sent_ends.has_early_end(response_id)
         if not is_brought and not has_early_end and is_done(run.events[-1]):
             self._put_end(response_id, run.log, asked)
         await run.settled.wait()  # sent before it was stored, it may yet be another worker's
@@ -304,7 +304,7 @@ class Canceller:
                 if follow:
                     await self._tell_stored_end(response_id, asked)
                 return
-            self._told.stop(response_id)
+            self._sent_ends.stop(response_id)
             self._connection.outbox.put_reply(
                 cancelling(response_id, durable=True), frame.event_id, response_id
             )
@@ -337,7 +337,7 @@ class Canceller:
         """Losing a race is no error: what has ended already is answered with its end."""
         log = await until_done(
             partial(read_log, self._store, self._uid, response_id),
-            lambda: not self._told.has_answered(response_id, asked),
+            lambda: not self._sent_ends.has_answered(response_id, asked),
         )
         if log is not None:
             self._put_end(response_id, log, asked)
@@ -345,8 +345,8 @@ class Canceller:
     async def _follow_to_the_end(self, response_id: str, asked: int) -> None:
         """Another worker ends it: its asker hears of that, however long the store is away."""
         # What comes of it from now on would come after the notice.
-        stopped = self._told.stop(response_id)
-        while not self._told.has_answered(response_id, asked):
+        stopped = self._sent_ends.stop(response_id)
+        while not self._sent_ends.has_answered(response_id, asked):
             try:
                 await self._await_remote_end(response_id, stopped.ended)
                 await self._tell_stored_end(response_id, asked)
@@ -361,7 +361,7 @@ class Canceller:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DELETED_END_SECONDS):
                 await stopped.ended.wait()
-        if self._told.has_answered(response_id, asked):
+        if self._sent_ends.has_answered(response_id, asked):
             return
         # As an older worker publishes it: without the text.
         watching = self._watching(response_id)
@@ -403,14 +403,14 @@ class Canceller:
         """
         if not log.has_ended:
             raise ResponseNotFound  # its keys have just gone
-        if self._told.has_answered(response_id, asked):
+        if self._sent_ends.has_answered(response_id, asked):
             return
         if (subscription := self._watching(response_id)) is not None:
             subscription.put_end(response_id, log)
         else:
             outbox, number = self._connection.outbox, len(log.events)
             put_event(outbox, response_id, number, log.fence, log.end_with_text)
-            self._told.note_end(response_id, is_final=is_final(log.end.data))
+            self._sent_ends.note_end(response_id, is_final=is_final(log.end.data))
 
 
 def _without_seen(frame: CancelResponse, meant: Collection[str]) -> CancelResponse:

@@ -158,12 +158,12 @@ class CatchUp:
         record = await self._store.runs.get(None, response_id)
         events = [event for _, event in await self._store.runs.events(response_id)]
         textless = events
-        if any(one.told.is_silent(response_id) for one in room.subscriptions):
+        if any(one.sent_ends.is_silent(response_id) for one in room.subscriptions):
             textless = await self._with_whole_end(record, events)
         for subscription in list(room.subscriptions):
             # Who is joining is sent the end with the state, if there is one.
             if not subscription.joining and subscription.wants(response_id):
-                is_silent = subscription.told.is_silent(response_id)
+                is_silent = subscription.sent_ends.is_silent(response_id)
                 entries = textless if is_silent else events
                 subscription.put_events(response_id, record.fence, 1, entries)
                 if not record.is_live:

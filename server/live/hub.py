@@ -160,8 +160,8 @@ class Hub:
         everywhere = frame["type"] == "session.activity"
         is_end = frame["type"] == "session.deleted"
         for watcher in self.watchers.get(uid, ()):
-            if is_end and watcher.told.is_gone(session_id):
-                continue  # a viewer until it was told
+            if is_end and watcher.sent_ends.is_gone(session_id):
+                continue  # a viewer until it was sent
             if watcher is not besides and (everywhere or watcher not in viewers):
                 watcher.outbox.put(frame)
 
@@ -275,7 +275,7 @@ class Hub:
                 subscription.catch_up(run.response_id, run.log)
 
     def tell_end_again(self, response_id: str, log: ResponseLog) -> None:
-        """The end of an answer of this worker was told before it was stored, and now it is.
+        """The end of an answer of this worker was sent before it was stored, and now it is.
 
         It may be another one: a stop that only the store had heard of has come first.
         """
@@ -305,7 +305,7 @@ class Hub:
         self.spawn(self._publish_frame(session_of(frame.response_id), frame))
 
     async def _publish_frame(self, session_id: str, frame: ServerFrame) -> None:
-        with contextlib.suppress(StoreUnavailable):  # nobody is told twice, and nothing is lost
+        with contextlib.suppress(StoreUnavailable):  # nobody hears it twice, and nothing is lost
             envelope = {"origin": self._replica, "frame": frame.wire()}
             await self._store.sessions.publish(session_id, envelope)
 

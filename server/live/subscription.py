@@ -50,7 +50,7 @@ class Watcher(Protocol):
 
     uid: str
     outbox: Outbox
-    told: SentEnds
+    sent_ends: SentEnds
 
     def evict(self, reason: str) -> None:
         """An admin sends the viewers of its session away."""
@@ -97,8 +97,8 @@ class Subscription:
         self.is_over = False  # and has been sent
 
     @property
-    def told(self) -> SentEnds:
-        return self.watcher.told
+    def sent_ends(self) -> SentEnds:
+        return self.watcher.sent_ends
 
     @property
     def outbox(self) -> Outbox:
@@ -132,9 +132,9 @@ class Subscription:
 
     def _ends_by_itself(self, response_id: str) -> bool:
         """Whether the code that stopped it from here has heard its end, and sends it."""
-        stopped = self.told.stopped(response_id)
+        stopped = self.sent_ends.stopped(response_id)
         is_heard = stopped is not None and stopped.ended.is_set()
-        return is_heard and not self.told.has_early_end(response_id)
+        return is_heard and not self.sent_ends.has_early_end(response_id)
 
     def expect_reply(self, kind: str, event_id: str | None) -> None:
         """The next session event of this kind answers a request of this connection."""
@@ -165,7 +165,7 @@ class Subscription:
         """Whether answers of a deleted session have not ended here yet: their owner says how."""
         if self._is_last_call or self._held[0][1]["type"] != "session.deleted":
             return False
-        if all(map(self.told.has_early_end, self._open)):
+        if all(map(self.sent_ends.has_early_end, self._open)):
             return False
         if self._last_call is None:
             loop = asyncio.get_running_loop()
@@ -196,7 +196,7 @@ class Subscription:
         if self._last_call is not None:
             self._last_call.cancel()
         if self.only is None:
-            self.told.note_gone(self.session_id)
+            self.sent_ends.note_gone(self.session_id)
         self.is_over = True
         self.on_gone()
         if self.is_idle:
@@ -221,16 +221,16 @@ class Subscription:
 
         Where it was stopped from here, or an end was sent early, somebody else brings the end.
         """
-        told = self.told
-        is_another_s = told.stopped(response_id) is not None or told.has_early_end(response_id)
+        ends = self.sent_ends
+        is_another_s = ends.stopped(response_id) is not None or ends.has_early_end(response_id)
         if not is_another_s and not self.doubts(response_id):
             self.close(response_id)
 
     def lacks_text(self, response_id: str, log: ResponseLog) -> bool:
         """Whether text of the log was left out here, or has not come yet."""
-        stopped = self.told.stopped(response_id)
+        stopped = self.sent_ends.stopped(response_id)
         has_skipped = stopped is not None and stopped.has_skipped
-        if has_skipped or self.told.has_end(response_id) or self.doubts(response_id):
+        if has_skipped or self.sent_ends.has_end(response_id) or self.doubts(response_id):
             return True
         unsent = log.events[self._cursor(response_id).number :]
         return any(isinstance(event, TextEvent) for event in unsent)
@@ -242,7 +242,7 @@ class Subscription:
 
     def put_end_again(self, response_id: str, log: ResponseLog) -> None:
         """Queue the end as it is stored, if it was sent here before that was certain."""
-        if self.told.has_early_end(response_id):
+        if self.sent_ends.has_early_end(response_id):
             self.put_end(response_id, log)
 
     def put_heard_end(self, response_id: str) -> bool:
@@ -250,7 +250,7 @@ class Subscription:
 
         This is for answers that are stored nowhere any more.
         """
-        stopped = self.told.stopped(response_id)
+        stopped = self.sent_ends.stopped(response_id)
         if stopped is None or stopped.end is None:
             self.close(response_id)
             return False
@@ -264,7 +264,7 @@ class Subscription:
 
     def _note_end(self, response_id: str, end: ObjectEvent) -> None:
         """An end was queued. The answer stays open while another one must follow."""
-        self.told.note_end(response_id, is_final=is_final(end.data))
+        self.sent_ends.note_end(response_id, is_final=is_final(end.data))
         if is_final(end.data):
             self.close(response_id)
         else:
@@ -287,7 +287,7 @@ class Subscription:
 
     def forget_ends(self) -> None:
         """What was sent of the session may be lost: answers that had ended may go on."""
-        self.told.forget(self.session_id)
+        self.sent_ends.forget(self.session_id)
 
     def put_events(self, response_id: str, fence: int, first: int, events: Sequence[Event]) -> bool:
         """Queue entries `first`, `first` + 1, … that are new; False if some before are missing.
@@ -304,7 +304,7 @@ class Subscription:
             return cursor.is_doubted
         number = max(first, cursor.number + 1)
         new = events[number - first :]
-        if replay_bytes(new) > MAX_BURST_BYTES and not self.told.is_silent(response_id):
+        if replay_bytes(new) > MAX_BURST_BYTES and not self.sent_ends.is_silent(response_id):
             entries = new[:-1] if is_done(new[-1]) else new
             self._put_replay(response_id, fence, number, entries)
             number, new = number + len(entries), new[len(entries) :]
@@ -324,15 +324,15 @@ class Subscription:
 
     def _put_event(self, response_id: str, fence: int, number: int, event: Event) -> None:
         end = event if isinstance(event, ObjectEvent) and is_done(event) else None
-        if self.told.has_answered(response_id):
+        if self.sent_ends.has_answered(response_id):
             if end is not None:
                 self.close(response_id)
             return
         if end is None:
             self._open.add(response_id)
-        stopped = self.told.stopped(response_id)
+        stopped = self.sent_ends.stopped(response_id)
         if stopped is None:
-            if end is not None or not self.told.is_silent(response_id):
+            if end is not None or not self.sent_ends.is_silent(response_id):
                 put_event(self.outbox, response_id, number, fence, event)
             if end is not None:
                 self._note_end(response_id, end)
@@ -363,10 +363,10 @@ class Subscription:
         self.outbox.withhold(response_id)
         if response_id in self.cursors:
             self.cursors[response_id] = DOUBTED
-            self.told.take_back(response_id)
+            self.sent_ends.take_back(response_id)
             if is_lost:
                 self._open.add(response_id)
-        if is_lost and (stopped := self.told.stopped(response_id)) is not None:
+        if is_lost and (stopped := self.sent_ends.stopped(response_id)) is not None:
             stopped.text, stopped.end = lambda: None, None
             stopped.ended.clear()
 
@@ -393,7 +393,7 @@ class Subscription:
         has the end gets it again: without an answer it would wait. Where text must not be sent any
         more, the end alone is the answer, to the request `asked` if it has none yet.
         """
-        if self.told.is_silent(response_id):
+        if self.sent_ends.is_silent(response_id):
             self._put_silent(response_id, log, asked)
             return
         if not log.has_ended:
@@ -420,13 +420,13 @@ class Subscription:
 
     def _put_silent(self, response_id: str, log: ResponseLog, asked: int) -> None:
         """Of a log that brings no text: its end, which says what the text is."""
-        told = self.told
-        if (stopped := told.stopped(response_id)) is not None:
+        ends = self.sent_ends
+        if (stopped := ends.stopped(response_id)) is not None:
             stopped.has_skipped = True
-        if told.has_answered(response_id, asked):
+        if ends.has_answered(response_id, asked):
             self.cursors[response_id] = Cursor(len(log.events))
             self.close(response_id)
-        elif log.has_ended and (is_final(log.end.data) or not told.has_early_end(response_id)):
+        elif log.has_ended and (is_final(log.end.data) or not ends.has_early_end(response_id)):
             self.put_end(response_id, log)
         else:
             self.cursors[response_id] = Cursor(len(log.events))

@@ -49,7 +49,7 @@ OWN_MOMENTS = frozenset(("started_at", "first_token_at", "aborted_at"))
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """An end with what is stored and told of it."""
+    """An end with what is stored and sent of it."""
 
     end: End
     message: Message
@@ -57,7 +57,7 @@ class _Ending:
 
 
 class Finisher:
-    """Ends one run, which its engine has left. `run.done` is set when `response.done` was told."""
+    """Ends one run, which its engine has left. `run.done` is set when `response.done` was sent."""
 
     def __init__(
         self,
@@ -92,12 +92,12 @@ class Finisher:
             await self._writer.hand_over()
             run.hand_over()
             return None
-        run.begin_end()  # what is stored and what is told must be the same end
+        run.begin_end()  # what is stored and what is sent must be the same end
         run.timeline.done = time.monotonic()
         since = run.timeline.scheduled or run.timeline.created
         self._queue.finished(run.response_id, run.timeline.done - since)
         run.timeline.note("done_at")
-        ending = self._ending(end)  # once: what is told is what is stored, to each moment
+        ending = self._ending(end)  # once: what is sent is what is stored, to each moment
         while True:
             try:
                 finished = await self._store_end(ending)
@@ -165,9 +165,9 @@ class Finisher:
         )
 
     def _settle(self, ending: _Ending, *, durable: bool) -> None:
-        """The end is certain: tell it, once more to those who were told before it was.
+        """The end is certain: send it, once more to those who got one before it was.
 
-        What they were told may be another end. A stop that others had stored by then, and had
+        What they got may be another end. A stop that others had stored by then, and had
         promised to its asker, counts.
         """
         run, end = self._run, ending.end
@@ -178,7 +178,7 @@ class Finisher:
             self._publish_done(ending, durable=durable)
             return
         if run.status != end.status:
-            logger.warning("end was told and is another", status=end.status, **run.ids)
+            logger.warning("end was sent and is another", status=end.status, **run.ids)
         run.status = end.status
         run.replace_end(replace_fields(ending.done, durable=durable))
         self._speak_again()

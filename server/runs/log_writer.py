@@ -24,7 +24,7 @@ from sessions.store.store import SessionStore
 logger = structlog.get_logger("server")
 
 APPEND_SECONDS = 0.03  # between two appends of one answer: what comes meanwhile shares a call
-BEHIND_SECONDS = 0.005  # from an event to its append: the sockets here come first
+APPEND_DELAY_SECONDS = 0.005  # from an event to its append: the sockets here come first
 LOSSES = (RunLost, RunEnded, RunGone, SequenceGap)
 
 
@@ -124,7 +124,7 @@ class LogWriter:
         next_append = 0.0
         while run.is_here:
             await self._changed()
-            await asyncio.sleep(max(BEHIND_SECONDS, next_append - now()))
+            await asyncio.sleep(max(APPEND_DELAY_SECONDS, next_append - now()))
             run.changed.clear()
             append = start(self._append())
             try:

@@ -340,21 +340,21 @@ class Producer:
         except TimeoutError:
             pass
 
-    async def stop_as_stored(self, told: StoredStop | None = None) -> None:
+    async def stop_as_stored(self, stored: StoredStop | None = None) -> None:
         """A stop reached the store through another worker: the owner hears of it here.
 
-        Who tells of it may have `told` everything; otherwise the store is asked.
+        `stored` is what the other worker sent of it; without it the store is asked.
         """
         run = self._run
-        if told is None:
+        if stored is None:
             try:
                 record = await self._store.runs.get(None, run.response_id)
             except (StoreUnavailable, ResponseNotFound):
                 return  # the next append says so again
             stop = Stop.stored(record.cancel_by, record.cancel_reason, record.seen_sequence_number)
-            told = StoredStop(stop, record.cancel_at)
-        if run.stop(told.stop):
-            run.timeline.note("cancel_at", told.at_ms)
+            stored = StoredStop(stop, record.cancel_at)
+        if run.stop(stored.stop):
+            run.timeline.note("cancel_at", stored.at_ms)
             run.mark_stop_stored()
             await self._engine.abort(run.response_id)
 

@@ -310,7 +310,7 @@ class Run:
         return event
 
     def replace_end(self, entry: DoneEntry) -> None:
-        """The last entry was told before it was stored, and this is what is stored."""
+        """The last entry was sent before it was stored, and this is what is stored."""
         self.events[-1] = ObjectEvent(entry.wire())
 
     def text(self, until: int | None = None) -> str:

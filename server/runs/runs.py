@@ -254,10 +254,10 @@ class Runs:
                     return
                 await asyncio.sleep(REMOTE_POLL_SECONDS)
 
-    async def stop_as_stored(self, response_id: str, told: StoredStop | None) -> None:
-        """Another worker stored a stop of an own answer, and may have told us which."""
+    async def stop_as_stored(self, response_id: str, stored: StoredStop | None) -> None:
+        """Another worker stored a stop of an own answer, and may have sent which."""
         if (producer := self._producers.get(response_id)) is not None:
-            await producer.stop_as_stored(told)
+            await producer.stop_as_stored(stored)
 
     def promote(self, response_id: str) -> None:
         """An own answer's turn has come."""

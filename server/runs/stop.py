@@ -30,7 +30,7 @@ class StoredStop:
     at_ms: int | None
 
     @classmethod
-    def told(cls, command: dict[str, Any]) -> "StoredStop | None":
+    def of_command(cls, command: dict[str, Any]) -> "StoredStop | None":
         """What a `cancel_command` says of it."""
         if (stop := command.get("stop")) is None:
             return None

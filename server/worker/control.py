@@ -52,7 +52,7 @@ class Control:
         """Carry out a command of another worker, or of the supervisor."""
         match command:
             case {"type": "cancel", "response_id": str(response_id)}:
-                await self._runs.stop_as_stored(response_id, StoredStop.told(command))
+                await self._runs.stop_as_stored(response_id, StoredStop.of_command(command))
             case {"type": "promote", "response_id": str(response_id)}:
                 self._runs.promote(response_id)
             case {"type": "deleted", "session_id": str(session_id)}:

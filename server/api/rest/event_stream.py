@@ -35,7 +35,7 @@ class HttpViewer:
     def __init__(self, uid: str) -> None:
         self.uid = uid
         self.outbox = Outbox(self._on_overflow)
-        self.told = SentEnds()
+        self.sent_ends = SentEnds()
         self.is_closing = False
         self.is_too_slow = False
 

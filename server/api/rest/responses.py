@@ -245,7 +245,7 @@ class ResponseOperations:
         viewer = HttpViewer(call.uid)
         canceller = Canceller(viewer, self._services, {})
         try:
-            asked = viewer.told.ask()
+            asked = viewer.sent_ends.ask()
             canceller.close_gates(frame, asked)
             await canceller.cancel(frame, asked)
             return await self._await_end(viewer)

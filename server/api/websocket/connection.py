@@ -77,7 +77,7 @@ class Connection:
         self.uid = user.uid
         self.user = user
         self.outbox = Outbox(self._on_overflow)
-        self.told = SentEnds()
+        self.sent_ends = SentEnds()
         self._websocket = websocket
         self._services = services
         self._handlers = Handlers(self, services)
@@ -213,7 +213,7 @@ class Connection:
             refusal = ApiError("rate_limited", busy, retry_after_ms=QUEUE_RETRY_MS)
             self.put_error(refusal, frame.event_id)
             return
-        asked = self.told.ask()
+        asked = self.sent_ends.ask()
         if isinstance(frame, CancelResponse):
             self._handlers.canceller.close_gates(frame, asked)
         self._frames.append((asked, frame))

@@ -29,7 +29,7 @@ class Viewer:
     def __init__(self, uid: str = "alice") -> None:
         self.uid = uid
         self.outbox = Outbox(lambda: None)
-        self.told = SentEnds()
+        self.sent_ends = SentEnds()
         self.evicted_for: str | None = None
 
     def evict(self, reason: str) -> None:

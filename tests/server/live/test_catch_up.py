@@ -83,7 +83,7 @@ async def test_an_end_that_is_fetched_for_who_stopped_the_answer_brings_the_text
     viewer = Viewer()
     await join(hub, chat, viewer)
     rid = (await chat.begin()).response_id
-    viewer.told.stop(rid)
+    viewer.sent_ends.stop(rid)
     await chat.append(rid, 2, "one ", "two ", "three ")
     await chat.finish(rid, 5, events=[DONE])
     feed.deliver(
@@ -128,7 +128,7 @@ async def test_an_end_is_not_given_up_where_a_state_that_brings_it_is_on_its_way
     subscription.begin_join()  # the session has another epoch, say
     await hub.catch_up._sync_response(hub.rooms[chat.session_id], rid)
     assert subscription.open == [rid]  # that is what the state will bring the ends of
-    assert not subscription.told.has_end(rid)
+    assert not subscription.sent_ends.has_end(rid)
 
 
 async def test_an_answer_that_was_lost_goes_on_from_its_log_alone(

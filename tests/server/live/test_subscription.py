@@ -187,7 +187,7 @@ async def test_a_stopped_answer_sends_nothing_and_says_when_its_end_has_come() -
     viewer = Viewer()
     subscription = Subscription(viewer, "ses")
     subscription.put_events(RESPONSE, 1, 1, LOG[:2])
-    stopped = viewer.told.stop(RESPONSE)
+    stopped = viewer.sent_ends.stop(RESPONSE)
     subscription.put_events(RESPONSE, 1, 3, [*LOG[2:], DONE])
     assert stopped.ended.is_set()
     assert kinds(await viewer.sent()) == ["created", "delta"]
@@ -200,7 +200,7 @@ async def test_a_stopped_answer_whose_text_is_known_ends_with_the_text_that_was_
     viewer = Viewer()
     subscription = Subscription(viewer, "ses")
     subscription.put_events(RESPONSE, 1, 1, LOG[:2])
-    viewer.told.stop(RESPONSE, lambda: "all of it")
+    viewer.sent_ends.stop(RESPONSE, lambda: "all of it")
     subscription.put_log(RESPONSE, ResponseLog(1, LOG[:3]), 0)
     subscription.put_events(RESPONSE, 1, 4, [*LOG[3:], DONE])
     *_, done = await viewer.sent()
@@ -215,22 +215,22 @@ async def test_after_its_end_an_answer_is_its_end_alone_to_anyone_who_asks_for_m
 ) -> None:
     viewer = Viewer()
     log = ResponseLog(1, [*LOG, DONE])
-    asked_before = viewer.told.ask()
+    asked_before = viewer.sent_ends.ask()
     if is_stopped:
-        viewer.told.stop(RESPONSE, lambda: "one two three ")
+        viewer.sent_ends.stop(RESPONSE, lambda: "one two three ")
     Subscription(viewer, "ses").put_log(RESPONSE, log, 2)
     assert kinds(await viewer.sent())[-1] == "done"
     again = Subscription(viewer, "ses")  # as every `session.subscribe` makes one
     again.put_log(RESPONSE, log, position, asked_before)
     assert await viewer.sent() == []  # that request has been answered
-    again.put_log(RESPONSE, log, position, viewer.told.ask())
+    again.put_log(RESPONSE, log, position, viewer.sent_ends.ask())
     (done,) = await viewer.sent()
     assert kinds([done]) == ["done"] and done["text"] == "one two three "
 
 
 async def test_the_log_read_before_an_end_brings_no_text_after_it() -> None:
     viewer = Viewer()
-    viewer.told.note_end(RESPONSE, is_final=True)  # by the one that had stopped it
+    viewer.sent_ends.note_end(RESPONSE, is_final=True)  # by the one that had stopped it
     joined = Subscription(viewer, "ses")
     joined.put_log(RESPONSE, ResponseLog(1, LOG), 2, asked=1)
     joined.put_events(RESPONSE, 1, 5, [DONE])
@@ -244,7 +244,7 @@ async def test_what_ends_a_message_waits_for_the_end_of_its_answer(is_stopped: b
     subscription.end_join(4)
     subscription.put_events(RESPONSE, 1, 1, LOG[:2])
     if is_stopped:
-        viewer.told.stop(RESPONSE)
+        viewer.sent_ends.stop(RESPONSE)
     subscription.put_session_event(5, message_updated(5, "in_progress"))
     subscription.put_session_event(6, message_updated(6))
     subscription.put_session_event(7, {"type": "session.updated"})
@@ -269,7 +269,7 @@ async def test_the_end_of_a_deleted_answer_is_sent_as_it_came_by() -> None:
     viewer = Viewer()
     subscription = Subscription(viewer, "ses")
     subscription.put_events(RESPONSE, 1, 1, LOG[:2])
-    viewer.told.stop(RESPONSE)
+    viewer.sent_ends.stop(RESPONSE)
     assert not subscription.put_heard_end(RESPONSE)
     subscription.put_events(RESPONSE, 1, 3, [*LOG[2:], DONE])
     assert subscription.put_heard_end(RESPONSE)
@@ -305,7 +305,7 @@ def stopped_and_ended_early() -> tuple[Viewer, Subscription]:
     viewer = Viewer()
     subscription = Subscription(viewer, "ses")
     subscription.put_events(RESPONSE, 1, 1, LOG)
-    viewer.told.stop(RESPONSE, lambda: "one two three ")
+    viewer.sent_ends.stop(RESPONSE, lambda: "one two three ")
     subscription.put_events(RESPONSE, 1, 5, [early])
     return viewer, subscription
 
@@ -344,7 +344,7 @@ async def test_the_end_of_a_session_waits_for_those_of_its_answers() -> None:
     subscription.put_events(RESPONSE, 1, 5, [end])  # what came before it never came here
     done, gone = await viewer.sent()
     assert kinds([done, gone]) == ["done", "session.deleted"] and done["text"] == "one two three "
-    assert calls[:2] == ["gone", "idle"] and viewer.told.is_gone("ses")
+    assert calls[:2] == ["gone", "idle"] and viewer.sent_ends.is_gone("ses")
 
 
 async def test_the_end_of_a_session_waits_for_no_owner_for_ever(

@@ -265,7 +265,7 @@ class Asker:
 
     def __init__(self) -> None:
         self.outbox = Outbox(lambda: None)
-        self.told = SentEnds()
+        self.sent_ends = SentEnds()
 
     def evict(self, reason: str) -> None:
         raise AssertionError(reason)
@@ -283,7 +283,7 @@ async def test_lease_of_a_silent_owner_is_measured_by_the_clock_of_redis(
     response_id = await survivor.orphan()
     asker = Asker()
     stop = CancelResponse(response_id=response_id)
-    await Canceller(asker, survivor.worker.services, {}).cancel(stop, asker.told.ask())
+    await Canceller(asker, survivor.worker.services, {}).cancel(stop, asker.sent_ends.ask())
     notice: dict[str, Any] = {}
     async with asyncio.timeout(PATIENCE):
         while "owner" not in notice:
