@@ -86,17 +86,17 @@ def read(text: str, num_tokens: int, finished: bool, language: Language) -> Read
     copies = Counter(
         paragraph for paragraph in paragraphs if len(paragraph.split()) >= LONG_PARAGRAPH
     )
-    told = sentences("\n\n".join(paragraphs))
-    known = sum(language.words.issuperset(words(sentence)) for sentence in told)
+    all_sentences = sentences("\n\n".join(paragraphs))
+    known = sum(language.words.issuperset(words(sentence)) for sentence in all_sentences)
     numbers = [_number(*heading) for heading in HEADING.findall(text)]
     return Reading(
         num_tokens=num_tokens,
-        known_sentences=known / max(1, len(told)),
+        known_sentences=known / max(1, len(all_sentences)),
         strange_triples=strange / max(1, len(triples)),
         most_repeated=max(runs.values(), default=0),
         most_copied=max(copies.values(), default=0),
         whole_paragraphs=sum(map(_is_whole, paragraphs)) / len(paragraphs),
-        wrong_pronouns=_wrong_pronouns(told),
+        wrong_pronouns=_wrong_pronouns(all_sentences),
         chapters_in_order=numbers == list(range(1, len(numbers) + 1)),
     )
 
@@ -114,14 +114,14 @@ def _is_whole(paragraph: str) -> bool:
     return starts and paragraph[-1] in '.!?:"*' and paragraph.count('"') % 2 == 0
 
 
-def _wrong_pronouns(told: list[str]) -> float:
+def _wrong_pronouns(all_sentences: list[str]) -> float:
     """Only sentences with one name and pronouns of one kind can be judged; most name nobody else.
 
     In the generator's own stories some of them speak of a person of the sentence before, so the
     share is not zero there either.
     """
     judged = wrong = 0
-    for sentence in told:
+    for sentence in all_sentences:
         outside = re.sub(r'"[^"]*"?', " ", sentence)
         names = {_NAME_TO_HE[name] for name in _NAME_TO_HE if name in outside.split()[:1]}
         kinds = {_PRONOUN_TO_HE[word] for word in words(outside) if word in _PRONOUN_TO_HE}

@@ -125,7 +125,7 @@ class Storyteller:
         place, other = cast.place, self._someone(cast)
         bind = self._scene_bindings(cast, place, other)
         # The title and the first heading come before anything else: from the first line on one can
-        # see that this is a long story, also when its request is far behind.
+        # see that this is a long story, also when its request is far back.
         paragraphs = [f"# {self._join('title_long', bind)}"]
         paragraphs.append(self._heading(1, "chapter_title", bind, in_days))
         paragraphs.append(self._introduce(cast, subject, bind))

@@ -123,8 +123,8 @@ class Talker:
         turns = self._system()
         if self.rng.random() < 0.25:
             turns += self._ask(*self._pair("greeting"))
-        told, rest, cast = self.story(length, may_stop=True)
-        turns += told
+        story_turns, rest, cast = self.story(length, may_stop=True)
+        turns += story_turns
         if rest and self.rng.random() < 0.6:
             turns += self._ask(self.grammar.rule("go_on", {}), "\n\n".join(rest))
         elif not rest and self.rng.random() < 0.3:
@@ -136,7 +136,7 @@ class Talker:
         return turns
 
     def story(self, length: str, may_stop: bool = False) -> tuple[list[Turn], list[str], Cast]:
-        """Request and story; also what was left untold by a stop, and whom it was about."""
+        """Request and story; also what is left of it after a stop, and whom it was about."""
         rng = self.rng
         ask = {"short": "ask_short", "medium": "ask_story", "long": "ask_long"}[length]
         subject: Being | Place | Thing | None = None
