@@ -68,7 +68,7 @@ class Indexes:
         try:
             await self._client.send(*commands)
         except StoreUnavailable:
-            logger.debug("index left behind", extra={"commands": len(commands)})
+            logger.debug("index not updated", extra={"commands": len(commands)})
 
     async def sessions_after(
         self, uid: str, position: tuple[int, str] | None, count: int
