@@ -91,7 +91,7 @@ async def test_a_feed_that_redis_cuts_off_is_caught_up(two: Site) -> None:
         await other.reply("session.subscribe", session_id=session)
         await two.command("CONFIG", "SET", limit, "pubsub 1mb 1mb 1")
         replica = await replica_of(other)
-        two.server.history.fault("a worker stopped behind a full feed")
+        two.server.history.fault("a worker stops while its feed fills")
         os.kill(pid_of(replica), signal.SIGSTOP)
         try:
             padding = json.dumps({"origin": replica, "frame": {}, "padding": "x" * 60_000})
