@@ -22,11 +22,10 @@ import msgspec
 
 from engine.client.args import EngineArgs
 from engine.client.control import EngineControl
-from engine.client.download import resolve_model
-from engine.client.launcher import STOP_TIMEOUT_SECONDS, CoreProcess, PrivateDirectory
+from engine.client.parts import EngineParts, constructor_args, release, start_parts
 from engine.client.requests.collector import RequestOutputCollector
 from engine.client.requests.core_client import CoreClient, StateCallback
-from engine.client.requests.core_connection import STALL_SECONDS, CoreConnection
+from engine.client.requests.core_connection import STALL_SECONDS
 from engine.client.requests.inputs import (
     LoRARequest,
     Prompt,
@@ -40,7 +39,6 @@ from engine.client.requests.inputs import (
     parse_prompt,
 )
 from engine.client.requests.request_state import ProgressCallback, create_states, new_detokenizer
-from engine.client.status import EngineParts
 from engine.client.text.tokenizer import Tokenizer
 from engine.errors import ValidationError, refuse
 from engine.outputs import RequestOutput
@@ -49,25 +47,45 @@ from engine.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-HANDSHAKE_SECONDS = 30.0
 MAX_TURN_SECONDS = 0.05  # of sending the answers to one prompt, before the event loop gets a turn
 
 
 class AsyncLLM(EngineControl):
-    """An engine. Made by `from_engine_args` or `connect`, ended by `shutdown`."""
+    """An engine. Made by `from_engine_args`, `connect` or a call, ended by `shutdown`."""
 
-    def __init__(self, *args: Any, _parts: EngineParts | None = None, **kwargs: Any) -> None:
-        if _parts is None or args or kwargs:
-            raise TypeError("AsyncLLM is made by AsyncLLM.from_engine_args(AsyncEngineArgs(...))")
+    def __init__(
+        self,
+        worker_use_ray: bool = False,
+        engine_use_ray: bool = False,
+        *args: Any,
+        log_requests: bool = True,
+        max_log_len: int | None = None,
+        start_engine_loop: bool = True,
+        log_stats: bool = True,
+        usage_context: Any = None,
+        stat_loggers: Any = None,
+        _parts: EngineParts | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Start a core as `from_engine_args` does: `args` and `kwargs` are `AsyncEngineArgs`'.
+
+        The arguments are those of vLLM's earlier engine, which logged each request by default.
+        Raises `NotImplementedError` for Ray and for vLLM's config objects, by name.
+        """
+        if _parts is None:
+            given: dict[str, Any] = {
+                "enable_log_requests": log_requests,
+                "max_log_len": max_log_len,
+                "disable_log_stats": not log_stats,
+            }
+            engine_args = constructor_args(worker_use_ray, engine_use_ray, args, given | kwargs)
+            _parts = start_parts(engine_args)
         super().__init__(_parts)
         self._release = weakref.finalize(
-            self,
-            _release,
-            os.getpid(),
-            _parts.client.connection,
-            _parts.core,
-            _parts.directory,
+            self, release, os.getpid(), _parts.client.connection, _parts.core, _parts.directory
         )
+        if stat_loggers:
+            self._stat_loggers.add_all(stat_loggers, self.vllm_config)
 
     # ---- start and end
 
@@ -87,47 +105,7 @@ class AsyncLLM(EngineControl):
         `stat_loggers` are for `do_log_stats`: loggers by name, or factories that are called with
         `(vllm_config, 0)`. The two arguments before it are vLLM's, and without effect.
         """
-        folder = resolve_model(
-            engine_args.model, revision=engine_args.revision, cache_dir=engine_args.download_dir
-        )
-        directory = PrivateDirectory()
-        with contextlib.ExitStack() as undo:
-            undo.callback(directory.remove)
-            config = engine_args.create_engine_config(directory.address, model=str(folder))
-            core = CoreProcess(config)
-            undo.callback(core.terminate)
-            tokenizer = Tokenizer(engine_args.tokenizer or folder)  # while the core loads
-            undo.callback(tokenizer.close)
-            tokenizer.try_chat_template()
-            core.wait_ready()
-            client = CoreClient(
-                directory.address,
-                tokenizer,
-                reconnect=False,
-                max_num_queued_reqs=engine_args.max_num_queued_reqs,
-                max_num_queued_tokens=engine_args.max_num_queued_tokens,
-            )
-            undo.callback(client.connection.close)
-            client.connection.handshake(HANDSHAKE_SECONDS)
-            undo.pop_all()
-        engine = cls(
-            _parts=EngineParts(
-                client=client,
-                tokenizer=tokenizer,
-                model=config.model,
-                served_model_name=config.served_model_name,
-                core=core,
-                directory=directory,
-                max_logprobs=engine_args.max_logprobs,
-                stream_interval=engine_args.stream_interval,
-                health_seconds=engine_args.watchdog_seconds,
-                shutdown_timeout=engine_args.shutdown_timeout,
-                log_stats=not engine_args.disable_log_stats,
-                log_requests=engine_args.enable_log_requests,
-            )
-        )
-        engine._stat_loggers.add_all(stat_loggers, engine.vllm_config)
-        return engine
+        return cls(_parts=start_parts(engine_args), stat_loggers=stat_loggers)
 
     @classmethod
     def connect(
@@ -194,7 +172,7 @@ class AsyncLLM(EngineControl):
     async def start_background_loop(self) -> None:
         """Join the running event loop, as the first request would. `EngineDeadError` if dead."""
         if self.errored:
-            raise self.dead_error
+            raise self._death
         self._client.attach()
 
     async def shutdown_background_loop(self) -> None:
@@ -208,7 +186,7 @@ class AsyncLLM(EngineControl):
         if detached := self._release.detach():
             _, _, arguments, _ = detached
             limit = self._parts.shutdown_timeout if timeout is None else timeout
-            _release(*arguments, timeout=limit)
+            release(*arguments, timeout=limit)
 
     # ---- requests
 
@@ -409,24 +387,6 @@ class AsyncLLM(EngineControl):
             max_length=self.ready.max_model_len,
             owner=owner,
         )
-
-
-def _release(
-    owner_pid: int,
-    connection: CoreConnection,
-    core: CoreProcess | None,
-    directory: PrivateDirectory | None,
-    *,
-    timeout: float = STOP_TIMEOUT_SECONDS,
-) -> None:
-    """End what an engine holds: at its shutdown, its collection, or the interpreter's exit."""
-    if os.getpid() != owner_pid:
-        return  # a forked child, which owns none of it
-    connection.close()
-    if core is not None:
-        core.terminate(timeout)
-    if directory is not None:
-        directory.remove()
 
 
 AsyncLLMEngine = AsyncLLM

@@ -5,9 +5,9 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
-from engine.client.launcher import CoreProcess, PrivateDirectory
+from engine.client.parts import EngineParts
 from engine.client.requests.core_client import CoreClient
-from engine.client.requests.core_connection import STALL_SECONDS, CoreState
+from engine.client.requests.core_connection import CoreState
 from engine.client.requests.inputs import InputPreprocessor
 from engine.client.requests.outgoing import check_readable
 from engine.client.requests.output_processor import OutputProcessor
@@ -31,24 +31,6 @@ class AwaitableInt(int):
     def __await__(self) -> Generator[None, None, int]:
         return int(self)
         yield
-
-
-@dataclass(kw_only=True)
-class EngineParts:
-    """What an engine is made of."""
-
-    client: CoreClient
-    tokenizer: Tokenizer
-    model: str
-    served_model_name: str
-    core: CoreProcess | None = None  # ours to end
-    directory: PrivateDirectory | None = None
-    max_logprobs: int = 20
-    stream_interval: int = 1
-    health_seconds: float = STALL_SECONDS
-    shutdown_timeout: float = 5.0
-    log_stats: bool = True
-    log_requests: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +79,7 @@ class EngineStatus:
     async def wait_ready(self, timeout: float | None = None) -> None:
         """Return when `is_ready`. Raises `TimeoutError`, or `EngineDeadError` if it never will."""
         if self.errored:
-            raise self.dead_error
+            raise self._death
         self._client.attach()
         async with asyncio.timeout(timeout):
             await self._client.connection.wait_ready()
@@ -105,7 +87,7 @@ class EngineStatus:
     async def check_health(self) -> None:
         """Make a round trip through the step loop. Raises `EngineDeadError` if it does not come."""
         if self.errored:
-            raise self.dead_error
+            raise self._death
         limit = self._parts.health_seconds
         try:
             async with asyncio.timeout(limit):
@@ -120,9 +102,9 @@ class EngineStatus:
         return self._client.has_died
 
     @property
-    def dead_error(self) -> EngineDeadError:
-        """What to raise when the engine is dead."""
-        return self._client.dead_error or EngineDeadError()
+    def dead_error(self) -> EngineDeadError | None:
+        """What to raise when the engine is dead, as `errored` says; None before."""
+        return self._death if self.errored else None
 
     @property
     def is_running(self) -> bool:
@@ -221,6 +203,11 @@ class EngineStatus:
         return self.tokenizer
 
     # ---- helpers
+
+    @property
+    def _death(self) -> EngineDeadError:
+        """Why the engine has died, as far as is known here."""
+        return self._client.dead_error or EngineDeadError()
 
     async def _call(self, name: str, *args: Any) -> Any:
         """Ask the core by name; `EngineGenerateError` if it answers with an error."""

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import engine as package
-from engine.client.args import AsyncEngineArgs
+from engine.client.args import AsyncEngineArgs, EngineArgs
 from engine.client.async_llm import AsyncLLM, AsyncLLMEngine
+from engine.client.parts import constructor_args
 from engine.client.requests.inputs import LoRARequest
 from engine.client.requests.iteration_stats import IterationStats
 from engine.client.requests.stat_loggers import StatLoggers
@@ -253,19 +254,43 @@ async def test_core_is_reached_by_vllm_s_names(core: ThreadedCore, engine: Async
 
 
 @pytest.mark.parametrize(
-    ("arguments", "keywords"),
+    ("arguments", "keywords", "named"),
     [
-        ((False, False), {}),
-        ((object(), object(), True), {}),
-        ((), {"vllm_config": object(), "executor_class": object(), "log_stats": True}),
+        ((object(), object(), True), {}, "objects of vLLM"),
+        ((False, False, object(), object()), {}, "objects of vLLM"),
+        ((), {"vllm_config": object(), "executor_class": object()}, "vllm_config"),
+        ((False, False), {"model": "m", "placement_group": object()}, "placement_group"),
+        ((True, False), {"model": "m"}, "worker_use_ray=True"),
+        ((False, True, "m"), {}, "engine_use_ray=True"),
+        ((False, False, "m"), {"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
     ],
 )
-def test_constructor_s_arguments_name_the_way_to_build_one(
-    arguments: tuple[Any, ...], keywords: dict[str, Any]
+def test_constructor_refuses_by_name_what_is_not_there(
+    arguments: tuple[Any, ...], keywords: dict[str, Any], named: str
 ) -> None:
-    with pytest.raises(TypeError, match="from_engine_args"):
+    with pytest.raises(NotImplementedError, match=named):
         AsyncLLM(*arguments, **keywords)
     assert AsyncLLMEngine is AsyncLLM
+
+
+def test_constructor_needs_a_model_and_knows_its_names() -> None:
+    with pytest.raises(TypeError, match="needs a model"):
+        AsyncLLMEngine(False, False, log_requests=False)
+    with pytest.raises(TypeError, match="max_num_seq"):
+        AsyncLLMEngine(False, False, model="m", max_num_seq=3)
+    with pytest.raises(ValidationError, match="max_num_seqs"):
+        AsyncLLMEngine(False, False, model="m", max_num_seqs=0)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        constructor_args(False, False, ("m",), {"lora_config": None, "max_num_seqs": 3}),
+        constructor_args(False, False, (), {"model": "m", "max_num_seqs": 3}),
+    ],
+)
+def test_constructor_s_arguments_are_those_of_the_engine(args: EngineArgs) -> None:
+    assert args == AsyncEngineArgs("m", max_num_seqs=3)
 
 
 async def test_background_loop_starts_and_ends(core: ThreadedCore, tmp_path: Path) -> None:
@@ -286,6 +311,7 @@ async def test_background_loop_starts_and_ends(core: ThreadedCore, tmp_path: Pat
 async def test_dead_engine_raises_a_runtime_error(core: ThreadedCore, tmp_path: Path) -> None:
     engine = AsyncLLM.connect(core.address, model=str(build_chatml(tmp_path)))
     await engine.wait_ready(PATIENCE)
+    assert engine.dead_error is None
     engine.shutdown()
     with pytest.raises(RuntimeError) as caught:
         await engine.check_health()
