@@ -4,17 +4,21 @@ An unknown name raises `TypeError`: a typo is never ignored. A feature that does
 raises `NotImplementedError` by name, a wrong value `ValidationError`.
 """
 
-from dataclasses import KW_ONLY, dataclass, field
+import argparse
+from dataclasses import KW_ONLY, Field, dataclass, field, fields
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from engine.client.absent_args import AbsentFeatures
+from engine.client.cli_args import add_arguments
 from engine.config import EngineConfig
 from engine.errors import ValidationError, refuse
 
 DTYPES = {"auto": "auto", "half": "float16", "float": "float32"}
 DTYPES |= {name: name for name in ("float16", "float32", "bfloat16")}
+
+Parser = TypeVar("Parser", bound=argparse.ArgumentParser)
 
 
 @dataclass
@@ -81,6 +85,21 @@ class EngineArgs(AbsentFeatures):
     def __post_init__(self) -> None:
         self._refuse_unavailable()
         self._check()
+
+    @staticmethod
+    def add_cli_args(parser: Parser) -> Parser:
+        """Add a flag for each argument, with its default; return the parser.
+
+        Those that `AsyncEngineArgs` adds are not among them.
+        """
+        _add_flags(parser, [each for each in fields(EngineArgs) if each.name not in _ASYNC_ARGS])
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """The arguments that a parser has read; attributes of other names are not looked at."""
+        names = (each.name for each in fields(cls))
+        return cls(**{name: getattr(args, name) for name in names if hasattr(args, name)})
 
     def create_engine_config(self, address: str, *, model: str | None = None) -> EngineConfig:
         """The core's configuration. `model` is the local folder, when `self.model` is a hub id."""
@@ -178,6 +197,21 @@ class EngineArgs(AbsentFeatures):
 class AsyncEngineArgs(EngineArgs):
     """The same: every engine here is an `AsyncLLM`."""
 
+    @staticmethod
+    def add_cli_args(parser: Parser, async_args_only: bool = False) -> Parser:
+        """As `EngineArgs.add_cli_args`, and the flags of what only this class had in vLLM.
+
+        With `async_args_only` these alone, for a parser that has the others.
+        """
+        if not async_args_only:
+            EngineArgs.add_cli_args(parser)
+        _add_flags(parser, [each for each in fields(EngineArgs) if each.name in _ASYNC_ARGS])
+        return parser
+
+
+def _add_flags(parser: argparse.ArgumentParser, chosen: list[Field[Any]]) -> None:
+    add_arguments(parser, chosen, present=EngineArgs.__annotations__, choices=_CHOICES)
+
 
 def _check_range(name: str, value: Any, kind: Any, low: float, high: float) -> None:
     if value is None and name in _MAY_BE_NONE:
@@ -195,6 +229,15 @@ LARGEST = 1 << 62
 SHORTEST = 1e-3  # seconds
 LONGEST = 1e9
 
+_ASYNC_ARGS = frozenset(
+    (
+        "enable_log_requests",
+        "disable_log_requests",
+        "max_log_len",
+        "worker_use_ray",
+        "engine_use_ray",
+    )
+)
 _CHOICES = {
     "dtype": tuple(DTYPES),
     "load_format": ("auto", "safetensors", "dummy"),
