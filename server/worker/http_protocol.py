@@ -145,6 +145,7 @@ class HttpProtocol(H11Protocol):
         self._is_over = True
         if self._is_answering:
             self.cycle.disconnected = True
+            self.cycle.waiting_for_100_continue = False  # it would be written after the end
             self.cycle.message_event.set()
         self.transport.write(answer)
         self._lingering = Lingering(self.loop, self.transport)

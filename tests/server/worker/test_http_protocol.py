@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -19,6 +20,7 @@ from server.protocol.close_codes import CloseCode
 from server.worker import http_protocol, lingering, websocket_protocol
 from server.worker.bounded_h11 import FREE_CHUNKS, BoundedConnection
 from server.worker.http_protocol import HttpProtocol
+from server.worker.lingering import BAD_REQUEST
 from server.worker.uvicorn_server import Server, uvicorn_config
 from server.worker.websocket_protocol import (
     IDLE_FRAMES_PER_S,
@@ -251,6 +253,17 @@ async def test_a_client_whose_head_is_too_long_can_read_why_it_is_refused(
 
 
 CHUNKED = [("Transfer-Encoding", "chunked")]
+
+
+async def test_a_body_that_does_not_parse_is_refused_and_not_asked_for(
+    target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = request(target, "POST", "/read", [*CHUNKED, ("Expect", "100-continue")])
+    answer = await last_words(target, head + b"no number of bytes\r\n")
+    assert answer == BAD_REQUEST
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
 FLOODS = {
     "chunks": b"1\r\n \r\n" * 400_000,
     "chunks with extensions": (b"1;" + b"x" * 500 + b"\r\n \r\n") * 4000,
