@@ -111,6 +111,8 @@ class SequenceOutput(Message, frozen=True, tag="output"):
     scheduled_ts: float = 0.0  # time.monotonic() of the core when first scheduled, 0 = not yet
     first_token_ts: float = 0.0
     num_tokens_ahead: int = 0  # of the requests ahead, while waiting
+    # Of the prompt's tokens after those of earlier outputs, as `logprobs`; the first one has none.
+    prompt_logprobs: list[Encoded] | None = None
 
 
 class SchedulerStats(Message, frozen=True, tag="stats"):

@@ -1,4 +1,4 @@
-"""Log probabilities: of one token, of one position as the core sends it, and of a whole answer.
+"""Log probabilities: of one token, of one position as the core sends it, of an answer, of a prompt.
 
 With `logprobs=-1` a position has the whole vocabulary: 150,000 entries, which take half a second to
 become Python objects. So a message's logprobs stay encoded (`Candidates`), and many of them until
@@ -9,6 +9,7 @@ six objects instead of two for each candidate of each token.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, overload
 
 import msgspec
@@ -93,17 +94,17 @@ class FlatLogprobs(Sequence[dict[int, Logprob]]):
     ranks: list[int | None] = field(default_factory=list)
     decoded_tokens: list[str | None] = field(default_factory=list)
 
-    def append(self, candidates: Mapping[int, Logprob]) -> None:
-        """Add a position."""
+    def append(self, candidates: Mapping[int, Logprob] | None) -> None:
+        """Add a position; None is one without candidates."""
         self.start_indices.append(len(self.token_ids))
-        for token_id, candidate in candidates.items():
+        for token_id, candidate in (candidates or {}).items():
             self.token_ids.append(token_id)
             self.logprobs.append(candidate.logprob)
             self.ranks.append(candidate.rank)
             self.decoded_tokens.append(candidate.decoded_token)
         self.end_indices.append(len(self.token_ids))
 
-    def extend(self, positions: Iterable[Mapping[int, Logprob]]) -> None:
+    def extend(self, positions: Iterable[Mapping[int, Logprob] | None]) -> None:
         for candidates in positions:
             self.append(candidates)
 
@@ -128,3 +129,60 @@ class FlatLogprobs(Sequence[dict[int, Logprob]]):
 
     def __iter__(self) -> Iterator[dict[int, Logprob]]:
         return (self[position] for position in range(len(self)))
+
+
+# The first position has none: nothing is before it that could predict it.
+PromptLogprobs = list[Mapping[int, Logprob] | None] | FlatLogprobs
+
+
+class PromptScores:
+    """The logprobs of a prompt while they come in, in parts, from one core or from several.
+
+    `decode(before, token_id)` is the text of a token after those before it. Positions stay encoded
+    until one is looked at, unless `is_flat`: a long prompt comes at once, and the event loop waits.
+    """
+
+    def __init__(
+        self,
+        token_ids: Sequence[int],
+        decode: Callable[[Sequence[int], int], str | None],
+        *,
+        max_before: int,
+        is_flat: bool,
+    ) -> None:
+        self._token_ids = token_ids
+        self._decode = decode
+        self._max_before = max_before  # tokens that `decode` looks at
+        self._is_flat = is_flat
+        self._positions: list[Mapping[int, Logprob] | None] = [None]
+        self._flat: FlatLogprobs | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self._positions) == len(self._token_ids)
+
+    def add(self, encoded: Iterable[Any]) -> None:
+        """The next positions, as the core sends them."""
+        for position in encoded:
+            place = len(self._positions)
+            before = self._token_ids[max(0, place - self._max_before) : place]
+            decode = partial(self._decode, before)
+            if isinstance(position, msgspec.Raw):
+                self._positions.append(Candidates(position, decode))
+            else:
+                self._positions.append(read_candidates(position, decode)[0])
+
+    def restart(self) -> None:
+        """Another core begins with the prompt: what there is of it comes again."""
+        del self._positions[1:]
+
+    def get(self) -> PromptLogprobs | None:
+        """All positions; None before the last one has come. The same object each time."""
+        if not self.is_complete:
+            return None
+        if not self._is_flat:
+            return self._positions
+        if self._flat is None:
+            self._flat = FlatLogprobs()
+            self._flat.extend(self._positions)
+        return self._flat

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from engine.logprobs import FlatLogprobs, Logprob
+from engine.logprobs import FlatLogprobs, Logprob, PromptLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class RequestOutput:
     request_id: Any
     prompt: str | None
     prompt_token_ids: list[int] | None
-    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    prompt_logprobs: PromptLogprobs | None
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics | None
@@ -109,7 +109,7 @@ class RequestOutput:
         request_id: Any,
         prompt: str | None,
         prompt_token_ids: list[int] | None,
-        prompt_logprobs: list[dict[int, Logprob] | None] | None,
+        prompt_logprobs: PromptLogprobs | None,
         outputs: list[CompletionOutput],
         finished: bool,
         metrics: RequestMetrics | None = None,
@@ -147,6 +147,8 @@ class RequestOutput:
         self.metrics = later.metrics or self.metrics
         self.error = later.error or self.error
         self.kv_transfer_params = later.kv_transfer_params or self.kv_transfer_params
+        if later.prompt_logprobs is not None:
+            self.prompt_logprobs = later.prompt_logprobs
         if later.num_cached_tokens is not None:
             self.num_cached_tokens = later.num_cached_tokens
         for completion in later.outputs:

@@ -35,6 +35,15 @@ def test_deltas_join() -> None:
     assert (first.finished, first.num_cached_tokens) == (True, 16)
 
 
+def test_the_prompt_s_logprobs_stay_whichever_output_has_them() -> None:
+    logprobs: list[Any] = [None, {1: Logprob(-1.0)}]
+    first = _output(_completion("a", [1]))
+    with_them = RequestOutput("r", "prompt", [1, 1], logprobs, [], False)
+    for later in (with_them, _output(_completion("b", [2]))):
+        first.add(later, aggregate=True)
+    assert first.prompt_logprobs == logprobs
+
+
 def test_whole_answers_replace_by_index() -> None:
     first = _output(_completion("a", [1]), _completion("x", [9], index=1))
     first.add(_output(_completion("ab", [1, 2])), aggregate=False)

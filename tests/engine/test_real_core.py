@@ -5,7 +5,7 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from engine import (
     EngineStartError,
     PrivateDirectory,
     RequestOutputKind,
+    RequestProgress,
     SamplingParams,
     UnsupportedModelError,
 )
@@ -382,6 +383,39 @@ async def test_answers_go_on_bit_for_bit_in_the_next_core(tmp_path: Path) -> Non
     supervised.close()
     for before, after in zip(undisturbed, disturbed, strict=True):
         assert before == after
+
+
+async def test_logprobs_of_prompts_outlive_the_core_that_reads_them(tmp_path: Path) -> None:
+    model = build_tiny_model(tmp_path)
+    arguments = AsyncEngineArgs(str(model), threads=1, max_num_batched_tokens=2)
+    supervised = Supervised(arguments)
+    await supervised.wait_ready()
+    engine = supervised.engine
+    prompt = [5 + number % 90 for number in range(300)]
+    params = SamplingParams(n=2, seed=1, max_tokens=3, prompt_logprobs=20, output_kind=DELTA)
+
+    async def ask(name: str, is_read: Callable[[RequestProgress], None] | None = None) -> list[Any]:
+        outputs = engine.generate(prompt, params, name, on_progress=is_read)
+        found = [output.prompt_logprobs async for output in outputs]
+        assert [each for each in found[1:] if each is not None] == []
+        return [found[0]]
+
+    (expected,) = await ask("undisturbed")
+    assert expected is not None and len(expected) == len(prompt)
+    half = asyncio.Event()
+    asking = asyncio.create_task(
+        ask("disturbed", lambda progress: half.set() if progress.num_computed_tokens > 99 else None)
+    )
+    aborted = asyncio.create_task(ask("aborted"))
+    await half.wait()
+    await engine.abort("aborted")
+    supervised.core.process.kill()
+    await supervised.replace()
+    assert await asking == [expected]
+    assert await aborted == [None]
+    metrics = await engine.metrics()
+    supervised.close()
+    assert metrics["num_blocks_free"] == metrics["num_blocks_total"]
 
 
 async def test_the_worker_tells_of_its_model_and_its_cache(owned: AsyncLLM) -> None:

@@ -171,15 +171,13 @@ def check_params(
     for name in _ABSENT_FEATURES:
         if getattr(params, name) is not None:
             raise NotImplementedError(f"SamplingParams.{name} is not implemented")
-    if params.prompt_logprobs is not None:
-        raise NotImplementedError("SamplingParams.prompt_logprobs is not implemented")
     if params.bad_words_token_ids is not None:
         problem = "bad_words_token_ids is written by the engine: give bad_words"
         raise ValidationError(problem, "bad_words_token_ids", None)
-    if params.logprobs is not None and max_logprobs != -1:
-        if params.logprobs == -1 or params.logprobs > max_logprobs:
-            problem = f"logprobs must be at most {max_logprobs}"
-            raise ValidationError(problem, "logprobs", params.logprobs)
+    for name in ("logprobs", "prompt_logprobs"):
+        number = getattr(params, name)
+        if number is not None and max_logprobs != -1 and not 0 <= number <= max_logprobs:
+            raise ValidationError(f"{name} must be at most {max_logprobs}", name, number)
     for name in _TOKEN_IDS:
         if vocab_size is not None and max(getattr(params, name) or (0,)) >= vocab_size:
             problem = f"{name} must be below the vocabulary's size, {vocab_size}"

@@ -158,16 +158,13 @@ def _internal_id(state: RequestState) -> str:
 
 def merge_outputs(earlier: SequenceOutput, later: SequenceOutput) -> SequenceOutput:
     """Two outputs of one request as one, so that their tokens are decoded together."""
-    logprobs = None
-    if earlier.logprobs is not None or later.logprobs is not None:
-        logprobs = [*(earlier.logprobs or []), *(later.logprobs or [])]
     return SequenceOutput(
         request_id=later.request_id,
         new_token_ids=[*earlier.new_token_ids, *later.new_token_ids],
         finish_reason=later.finish_reason,
         stop_reason=later.stop_reason,
         error=later.error,
-        logprobs=logprobs,
+        logprobs=_joined(earlier.logprobs, later.logprobs),
         num_cached_tokens=later.num_cached_tokens,
         num_computed_tokens=later.num_computed_tokens,
         num_preemptions=later.num_preemptions,
@@ -175,4 +172,9 @@ def merge_outputs(earlier: SequenceOutput, later: SequenceOutput) -> SequenceOut
         num_tokens_ahead=later.num_tokens_ahead,
         scheduled_ts=later.scheduled_ts,
         first_token_ts=later.first_token_ts,
+        prompt_logprobs=_joined(earlier.prompt_logprobs, later.prompt_logprobs),
     )
+
+
+def _joined(earlier: list[Any] | None, later: list[Any] | None) -> list[Any] | None:
+    return None if earlier is None and later is None else [*(earlier or ()), *(later or ())]

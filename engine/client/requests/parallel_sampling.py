@@ -6,6 +6,7 @@ the reader they are one stream, whose outputs say by `index` which answer they b
 
 import msgspec
 
+from engine.logprobs import PromptLogprobs
 from engine.outputs import CompletionOutput, OutputError, RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
 
@@ -24,6 +25,7 @@ class ParentRequest:
         self._num_unfinished = params.n
         self._completions: dict[int, CompletionOutput] = {}  # ended ones, for FINAL_ONLY
         self._num_cached_tokens: int | None = 0
+        self._prompt_logprobs: PromptLogprobs | None = None
         self._error: OutputError | None = None
 
     def child_id(self, index: int) -> str:
@@ -31,8 +33,13 @@ class ParentRequest:
 
     def child_params(self, index: int) -> SamplingParams:
         """Those of a request of its own with the seed `seed + index`."""
-        seed = None if self.params.seed is None else (self.params.seed + index) % (1 << 64)
-        return msgspec.structs.replace(self.params, n=1, seed=seed)
+        params = self.params
+        seed = None if params.seed is None else (params.seed + index) % (1 << 64)
+        child = msgspec.structs.replace(params, n=1, seed=seed)
+        if index and params.prompt_logprobs is not None:  # those of the first answer are for all
+            child.prompt_logprobs = None
+            child.skip_reading_prefix_cache = False
+        return child
 
     def join(self, output: RequestOutput, num_tokens: int) -> RequestOutput | None:
         """A child's output as one of the parent; None while it has to wait for the others.
@@ -40,12 +47,16 @@ class ParentRequest:
         The child has `num_tokens` so far.
 
         `num_cached_tokens` is always that of the first answer: the others find its blocks, which
-        says nothing of what was cached before the request came.
+        says nothing of what was cached before the request came. It also brings the prompt's
+        logprobs.
         """
         (completion,) = output.outputs
         if completion.index == 0:
             self._num_cached_tokens = output.num_cached_tokens
         output.num_cached_tokens = self._num_cached_tokens
+        self._prompt_logprobs = output.prompt_logprobs or self._prompt_logprobs
+        if self.params.output_kind is not RequestOutputKind.DELTA:
+            output.prompt_logprobs = self._prompt_logprobs
         self.max_num_tokens = max(self.max_num_tokens, num_tokens)
         output.error = self._error = output.error or self._error
         self._num_unfinished -= completion.finished()

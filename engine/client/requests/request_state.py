@@ -9,11 +9,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast, get_args
 
+import msgspec
+
 from engine.client.requests.collector import RequestOutputCollector
 from engine.client.requests.parallel_sampling import ParentRequest
 from engine.client.text.detokenizer import MAX_PIECES, Decoder, Detokenizer, token_text
 from engine.ipc import AddRequest, SequenceOutput
-from engine.logprobs import FlatLogprobs, Logprob, read_candidates
+from engine.logprobs import (
+    FlatLogprobs,
+    Logprob,
+    PromptLogprobs,
+    PromptScores,
+    read_candidates,
+)
 from engine.outputs import (
     CompletionOutput,
     FinishReason,
@@ -84,6 +92,7 @@ class RequestState:
         self._on_progress = on_progress
         self._progress: RequestProgress | None = None
         self._detokenizer: Detokenizer | None = None
+        self._prompt_scores: PromptScores | None = None  # None: not asked for, or sent
         self._text = ""  # already emitted; kept unless deltas are asked for
         self._new_text = ""  # not yet emitted, as well as what follows
         self._new_token_ids: list[int] = []
@@ -99,15 +108,32 @@ class RequestState:
         self.prompt_token_ids = token_ids
         self.resume_token_ids = list(resume_token_ids)
         self._decoder = tokenizer
+        if self.params.prompt_logprobs is not None:
+            is_flat = self.params.flat_logprobs
+            self._prompt_scores = PromptScores(
+                token_ids, self._decode_one, max_before=MAX_PIECES, is_flat=is_flat
+            )
         if self.params.detokenize:
             self._detokenizer = new_detokenizer(tokenizer, token_ids, self.params)
             self._detokenizer.resume(self.resume_token_ids)
+
+    def remaining_params(self) -> SamplingParams:
+        """For a core that goes on with it: without the prompt's logprobs, if they are here."""
+        if self.params.prompt_logprobs is None:
+            return self.params
+        scores = self._prompt_scores
+        if scores is not None and not scores.is_complete:
+            scores.restart()
+            return self.params
+        return msgspec.structs.replace(self.params, prompt_logprobs=None)
 
     def update(self, output: SequenceOutput) -> FinishReason | None:
         """Take up what the core did. Returns why the request has ended, if this ended it."""
         self._note_progress(output)
         if self.is_aborting:
             return "abort" if output.finish_reason else None
+        if self._prompt_scores is not None and output.prompt_logprobs is not None:
+            self._prompt_scores.add(output.prompt_logprobs)
         token_ids, stop = self._detokenize(output)
         self._take_tokens(token_ids, output.logprobs)
         if stop is not None:
@@ -192,6 +218,14 @@ class RequestState:
         flat.extend(logprobs)
         return flat
 
+    def _prompt_logprobs(self) -> PromptLogprobs | None:
+        """For the next output."""
+        scores = self._prompt_scores
+        logprobs = None if scores is None else scores.get()
+        if logprobs is not None and self.params.output_kind is RequestOutputKind.DELTA:
+            self._prompt_scores = None
+        return logprobs
+
     def _note_progress(self, output: SequenceOutput) -> None:
         self.queue_position = output.queue_position
         metrics = self.metrics
@@ -250,7 +284,7 @@ class RequestState:
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self._shown_prompt(),
-            prompt_logprobs=None,
+            prompt_logprobs=self._prompt_logprobs(),
             outputs=[completion],
             finished=reason is not None,
             metrics=self.metrics,

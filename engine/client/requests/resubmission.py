@@ -93,6 +93,7 @@ class Resubmission:
             # A new one each time: what an earlier core may still say is not about this.
             request_id=f"{submission.request.request_id}.{submission.num_resubmits + 1}",
             resume_token_ids=_tokens_so_far(state),
+            params=state.remaining_params(),
         )
         if not self._send(request):
             return  # that core is gone, too, and will be noticed

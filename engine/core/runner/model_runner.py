@@ -3,8 +3,9 @@
 It is given parts of sequences and gives back tokens; why these and not others is the scheduler's.
 On a GPU a step may be started before the last one has ended: what that one chooses is then taken
 from the device's own memory.
-Logits are computed only for the last token of a sequence whose known tokens end in this step: a
-hook cuts the rows out before the output layer, which works for every architecture alike.
+Logits are computed only for the last token of a sequence whose known tokens end in this step, and
+for the tokens of a prompt whose logprobs are asked for: a hook cuts the rows out before the output
+layer, which works for every architecture alike.
 """
 
 import dataclasses
@@ -22,6 +23,7 @@ from engine.core.runner.answer_trial import check_answers, trial_parts
 from engine.core.runner.decode_graphs import DecodeGraphs, Record
 from engine.core.runner.invariance import RowInvariance, RowProbe
 from engine.core.runner.sizes import cache_bytes_per_token, resolve_sizes
+from engine.core.sampling.prompt_scores import score_prompts
 from engine.core.sampling.sampler import Choices, Sampler
 from engine.core.scheduling.sequence import ScheduledSequence, Tokens
 from engine.core.tensors.batch import Batch, BatchMemory, build_batch
@@ -98,6 +100,9 @@ class ModelRunner:
             self._copy_beginnings(scheduled)
             choices = self._sampler.choices(sampled, self.loaded.vocab_size)
             logits, choices = self._compute(scheduled, choices)
+            if any(item.scored for item in scheduled):  # before the next step writes over them
+                score_prompts(scheduled, logits[len(sampled) :])
+                logits = logits[: len(sampled)]
             tokens = self._chosen[: len(sampled)]
             # Also where nothing was sampled: those who wait for the end of a step rely on it.
             wait = self._sampler.sample(logits, sampled, choices, tokens, self._download.start)
@@ -153,7 +158,10 @@ class ModelRunner:
     def _compute(
         self, scheduled: list[ScheduledSequence], choices: Choices
     ) -> tuple[Tensor, Choices]:
-        """The logits of the sampled parts, in their order, and their choices beside them."""
+        """The logits of the sampled parts, in their order, and their choices beside them.
+
+        Those of scored tokens follow, in the order of the parts.
+        """
         if self.graphs is not None:
             if (replayed := self.graphs.run(scheduled, choices)) is not None:
                 return replayed
@@ -165,7 +173,7 @@ class ModelRunner:
         return self.forward(batch), choices
 
     def forward(self, batch: Batch) -> Tensor:
-        """One pass over the model; the logits of its sampled rows, [num_sampled, vocab] float32.
+        """One pass over the model; the logits of its wanted rows, [num_wanted, vocab] float32.
 
         The next pass may write over them.
         """
@@ -183,7 +191,7 @@ class ModelRunner:
             position_ids=batch.positions[None],
             use_cache=False,
         ).logits
-        return logits[0, : batch.num_sampled]
+        return logits[0, : batch.num_wanted]
 
     def _keep_sampled_rows(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Before the output layer: [1, num_rows, width] → [1, num_logits, width]."""

@@ -6,7 +6,6 @@ from engine.config import EngineConfig
 from engine.core.scheduling.sequence import Problem, Sequence
 
 ABSENT_FEATURES = (  # of SamplingParams: refused by name rather than ignored
-    "prompt_logprobs",
     "structured_outputs",
     "thinking_token_budget",
     "repetition_detection",

@@ -102,7 +102,7 @@ class BlockManager:
     def find_prefix(self, sequence: Sequence) -> Prefix:
         """The longest known prefix; at least one token stays uncomputed."""
         blocks: list[int] = []
-        if not self.enable_caching or sequence.params.skip_reading_prefix_cache:
+        if not self.enable_caching or not sequence.reads_prefix_cache:
             return Prefix(blocks)
         parent: int | str = sequence.cache_salt
         source, index = None, 0  # the unit that comes next, of its block
@@ -129,7 +129,7 @@ class BlockManager:
         num_soon_cached = other.num_tokens - other.is_decoding  # a decode's last one takes long
         return (
             self.enable_caching
-            and not sequence.params.skip_reading_prefix_cache
+            and sequence.reads_prefix_cache
             and other.num_units_cached * self.unit_size < end <= num_soon_cached
             and end < sequence.num_tokens
             and other.cache_salt == sequence.cache_salt
@@ -163,7 +163,7 @@ class BlockManager:
             sequence.cache_parent = self._cache_ids[prefix.source][num_units - 1]
         elif prefix.blocks:
             sequence.cache_parent = self._cache_ids[prefix.blocks[-1]][-1]
-        if self.enable_caching and not sequence.params.skip_reading_prefix_cache:
+        if self.enable_caching and sequence.reads_prefix_cache:
             self.num_queried_tokens += sequence.num_tokens
             self.num_hit_tokens += sequence.num_computed_tokens
         self.grow(sequence)

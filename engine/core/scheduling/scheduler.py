@@ -46,7 +46,11 @@ from engine.core.scheduling.sequence import (
     SequenceStatus,
     Tokens,
 )
-from engine.core.scheduling.step_budget import StepBudget
+from engine.core.scheduling.step_budget import (
+    MAX_PROMPT_LOGITS,
+    StepBudget,
+    logits_per_token,
+)
 from engine.core.scheduling.waiting_queue import WaitingQueue
 from engine.ipc import AddRequest, SchedulerStats, SequenceOutput
 
@@ -73,6 +77,7 @@ class StepRoom:
 
     num_tokens: int
     num_rows: int
+    num_logits: int  # for logprobs of prompts
     is_open: bool = True  # whether anybody may still be let in
     blocked: set[str] = field(default_factory=set)  # users whose next one must wait
 
@@ -213,7 +218,8 @@ class Scheduler:
         prompts = [it for it in chosen if it.is_running and not it.is_decoding]
         prompts += [] if num_victims else newcomers  # after a preemption room is short
         num_tokens = self.prompt_budget.num_tokens(min(len(decodes), num_rows), len(prompts))
-        room = StepRoom(min(num_tokens, budget - len(scheduled)), num_rows - len(scheduled))
+        num_tokens = min(num_tokens, budget - len(scheduled))
+        room = StepRoom(num_tokens, num_rows - len(scheduled), MAX_PROMPT_LOGITS)
         chunks = self._next_chunks(prompts, scheduled, room, now)
         if len(chosen) < len(ready):  # the rows that newcomers did not need
             others = [it for it in ready if it.is_decoding and it.is_running and it not in due]
@@ -420,11 +426,17 @@ class Scheduler:
             if not num_tokens:
                 break
             amount = amounts.get(sequence, 0)
+            cost = logits_per_token(sequence, self.vocab_size)
+            if cost and room.num_logits < min(cost, MAX_PROMPT_LOGITS):
+                continue  # other prompts have taken them; one token is read in any case
             if not amount and not self._take_row(sequence, room, now):
                 continue
             more = min(sequence.num_uncomputed_tokens - amount, num_tokens)
             if threshold:
                 more = min(more, threshold - amount)
+            if cost:
+                more = min(more, max(1, room.num_logits // cost))
+                room.num_logits -= more * cost
             amounts[sequence] = amount + more
             num_tokens -= more
         return num_tokens
@@ -478,6 +490,9 @@ class Scheduler:
             self.finish(sequence, "error", error=token.error)
             return
         self.blocks.cache_full_units(sequence, item.end)
+        if item.prompt_logprobs:
+            sequence.prompt_logprobs += item.prompt_logprobs
+            sequence.num_scored_tokens += len(item.prompt_logprobs)
         if token is None:
             self._outputs[sequence.client_id].append(self._output(sequence))
         else:
@@ -518,6 +533,7 @@ class Scheduler:
         stop_reason: int | None = None,
         error: Problem | None = None,
     ) -> SequenceOutput:
+        prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs, []
         return SequenceOutput(
             request_id=sequence.request_id,
             new_token_ids=[] if token is None else [token.token_id],
@@ -532,4 +548,5 @@ class Scheduler:
             num_tokens_ahead=0 if sequence.queue_position is None else sequence.num_tokens_ahead,
             scheduled_ts=sequence.scheduled_ts,
             first_token_ts=sequence.first_token_ts,
+            prompt_logprobs=prompt_logprobs or None,
         )

@@ -24,8 +24,10 @@ from engine.sampling_params import SamplingParams
 
 RequestKey = tuple[str, str]  # (client id, internal request id)
 Problem = tuple[str, str]  # (code, message) of an answer that ends with "error"
+TokenLogprobs = list[tuple[int, float, int]]  # (token id, logprob, rank); the real token first
 Order = tuple[int, int, float, int]  # priority, turn among users, arrival, number
 
+NO_PLACES = range(0)
 UNKNOWN = 0  # in place of a token that a step in flight will choose
 
 
@@ -55,13 +57,16 @@ class Sequence:
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_scored_tokens",
         "num_tokens_ahead",
         "num_units_cached",
         "num_unknown",
         "order",
         "params",
+        "prompt_logprobs",
         "queue_position",
         "queued_ts",
+        "reads_prefix_cache",
         "request_id",
         "sampler_state",
         "scheduled_ts",
@@ -93,6 +98,9 @@ class Sequence:
 
         # Whether its next step can be prepared only when the token of its last one is known here.
         self.waits_for_tokens = params.needs_answer or params.logprobs is not None
+        # What is read there gives no logits, and so no logprobs of the prompt.
+        is_scored = params.prompt_logprobs is not None
+        self.reads_prefix_cache = not (params.skip_reading_prefix_cache or is_scored)
 
         # these fields are set by the scheduler
         self.num_unknown = 0  # of the last tokens
@@ -110,6 +118,8 @@ class Sequence:
         self.queued_ts = 0.0  # monotonic, as are the next two; 0 = never
         self.scheduled_ts = 0.0
         self.first_token_ts = 0.0
+        self.num_scored_tokens = 0  # of the prompt, after which logprobs are known
+        self.prompt_logprobs: list[TokenLogprobs] = []  # of these, what its client has not got yet
 
         # these by the block manager
         self.num_computed_tokens = 0
@@ -142,6 +152,14 @@ class Sequence:
     def is_decoding(self) -> bool:
         num_tokens = len(self.token_ids)
         return num_tokens - self.num_computed_tokens == 1 and num_tokens > self.num_prompt_tokens
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether logprobs of its prompt are still wanted of what it reads."""
+        if self.params.prompt_logprobs is None:
+            return False
+        num_known = max(self.num_scored_tokens, self.num_computed_tokens)
+        return num_known < self.num_prompt_tokens - 1
 
     @property
     def is_running(self) -> bool:
@@ -183,6 +201,8 @@ class ScheduledSequence:
         "is_decode",
         "is_sampled",
         "num_tokens",
+        "prompt_logprobs",
+        "scored",
         "sequence",
         "start",
     )
@@ -197,6 +217,11 @@ class ScheduledSequence:
         self.is_sampled = self.end == num_known
         self.is_decode = num_known - start == 1 and num_known > sequence.num_prompt_tokens
         self.is_anticipated = False  # whether its sequence counts it as computed already
+        self.scored = NO_PLACES  # places of its tokens after which logprobs are wanted
+        if sequence.params.prompt_logprobs is not None:
+            last = sequence.num_prompt_tokens - 1
+            self.scored = range(max(start, sequence.num_scored_tokens), min(self.end, last))
+        self.prompt_logprobs: list[TokenLogprobs] = []  # of these, set by the runner
         self._num_preemptions = sequence.num_preemptions
 
     @property
@@ -216,7 +241,7 @@ class SampledToken:
     """What the runner gives back for a sampled sequence: a token, or why there is none."""
 
     token_id: int
-    logprobs: list[tuple[int, float, int]] | None = None  # (token id, logprob, rank)
+    logprobs: TokenLogprobs | None = None
     error: Problem | None = None
 
 

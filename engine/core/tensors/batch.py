@@ -29,7 +29,7 @@ from engine.core.scheduling.sequence import ScheduledSequence
 class Batch:
     """Inputs of one forward pass; on the host as they are built, or on the model's device.
 
-    `num_rows` is `num_tokens` and padding, and `num_logits` is `num_sampled` and padding.
+    `num_rows` is `num_tokens` and padding, and `num_logits` is `num_wanted` and padding.
     """
 
     num_tokens: int
@@ -44,10 +44,16 @@ class Batch:
     block_tables: Tensor  # [num_seqs, max_blocks] int32, rows end in zeros
     cu_seqlens_q: Tensor  # [num_seqs + 1] int32: sequence i has tokens cu[i] to cu[i + 1]
     seq_lens: Tensor  # [num_seqs] int32: tokens with keys and values after this step
-    logits_rows: Tensor  # [num_logits] int64: the tokens whose logits are wanted
+    # [num_logits] int64: the tokens whose logits are wanted, the sampled ones first
+    logits_rows: Tensor
     # [num_rows] int64: the sampled row of the step before that gives the token, -1 where it is
     # known; None if all are.
     unknown_rows: Tensor | None = None
+    num_scored: int = 0  # of a prompt's other tokens, whose logits are wanted, too
+
+    @property
+    def num_wanted(self) -> int:
+        return self.num_sampled + self.num_scored
 
     @classmethod
     def of_attention(
@@ -160,6 +166,7 @@ def build_batch(
     positions: list[int] = []
     slots: list[int] = []
     logits_rows: list[int] = []
+    scored_rows: list[int] = []
     unknown: list[tuple[int, int]] = []  # row, and its row in the step before
     cu_seqlens = [0]
     seq_lens: list[int] = []
@@ -170,6 +177,9 @@ def build_batch(
     for row, item in enumerate(scheduled):
         sequence = item.sequence
         table = sequence.block_table
+        if item.scored:
+            before = len(input_ids) - item.start
+            scored_rows += range(item.scored.start + before, item.scored.stop + before)
         for place in range(item.start, item.end):  # mostly one
             input_ids.append(sequence.token_ids[place])
             positions.append(place)
@@ -188,7 +198,9 @@ def build_batch(
     input_ids += [0] * num_padding
     positions += [0] * num_padding
     slots += [-1] * num_padding
-    logits_rows += [0] * (round_up(num_sampled, row_multiple) - num_sampled)
+    logits_rows += scored_rows
+    num_wanted = len(logits_rows)
+    logits_rows += [0] * (round_up(num_wanted, row_multiple) - num_wanted)
     tokens = (input_ids, positions, slots)  # one tensor: three cost thrice
     per_token = memory.per_token.write(tokens, 3, len(input_ids))
     unknown_rows = None
@@ -211,4 +223,5 @@ def build_batch(
         seq_lens=memory.seq_lens.write(seq_lens, len(seq_lens)),
         logits_rows=memory.logits_rows.write(logits_rows, len(logits_rows)),
         unknown_rows=unknown_rows,
+        num_scored=len(scored_rows),
     )

@@ -43,6 +43,7 @@ class SteppedEngine:
         self._in_flight: tuple[list[ScheduledSequence], Callable[[], Tokens]] | None = None
         self.tokens: dict[str, list[int]] = {}
         self.logprobs: dict[str, Logprobs] = {}
+        self.prompt_logprobs: dict[str, Logprobs] = {}
         self.logits: dict[str, list[torch.Tensor]] = {}
         self.ends: dict[str, SequenceOutput] = {}
         if keeps_logits:
@@ -67,6 +68,8 @@ class SteppedEngine:
         for output in self.scheduler.take_outputs().get("me", []):
             self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
             self.logprobs.setdefault(output.request_id, []).extend(output.logprobs or [])
+            of_prompt = self.prompt_logprobs.setdefault(output.request_id, [])
+            of_prompt.extend(output.prompt_logprobs or [])
             if output.finish_reason is not None:
                 self.ends[output.request_id] = output
 

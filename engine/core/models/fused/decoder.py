@@ -87,13 +87,14 @@ class FusedDecoder:
         )
 
     def forward(self, batch: Batch) -> Tensor:
-        """One pass; the logits of the sampled rows, [num_sampled, vocab] float32.
+        """One pass; the logits of the wanted rows, [num_wanted, vocab] float32.
 
         They are the caller's until the next pass, which writes over them.
         """
         assert self.loaded is not None
-        if self._logits.shape[0] != batch.num_sampled:
-            self._resize_logits(batch.num_sampled)
+        num_wanted = batch.num_wanted
+        if self._logits.shape[0] != num_wanted:
+            self._resize_logits(num_wanted)
         inputs = StepInput(
             batch.input_ids,
             batch.positions,
@@ -101,7 +102,7 @@ class FusedDecoder:
             batch.block_tables,
             batch.cu_seqlens_q,
             batch.seq_lens,
-            batch.logits_rows[: batch.num_sampled],
+            batch.logits_rows[:num_wanted],
         )
         self._step(inputs, self.loaded, self._logits)
         return self._logits

@@ -113,7 +113,7 @@ class GpuDecoder:
         self.rotary = rotary_table(self.rotate, num_positions, self.device)
 
     def forward(self, batch: Batch) -> Tensor:
-        """One pass; the logits of the sampled rows, [num_sampled, vocab] of the weights' type."""
+        """One pass; the logits of the wanted rows, [num_wanted, vocab] of the weights' type."""
         shape, ops = self.shape, self._ops
         num_heads, head_dim, num_tokens = shape.num_heads, shape.head_dim, batch.num_tokens
         num_queries = num_heads * head_dim
@@ -146,10 +146,10 @@ class GpuDecoder:
             ops.add_rms_norm(hidden, delta, layer.mlp_norm, rows, shape.epsilon)
             ops.silu_and_mul(functional.linear(rows, layer.gate_up), gated)
             delta = functional.linear(gated, layer.down)
-        sampled = batch.logits_rows[: batch.num_sampled]
+        wanted = batch.logits_rows[: batch.num_wanted]
         assert delta is not None
-        hidden, rows = hidden[sampled], rows[: batch.num_sampled]
-        ops.add_rms_norm(hidden, delta[sampled], self.norm, rows, shape.epsilon)
+        hidden, rows = hidden[wanted], rows[: batch.num_wanted]
+        ops.add_rms_norm(hidden, delta[wanted], self.norm, rows, shape.epsilon)
         return functional.linear(rows, self.head)
 
 

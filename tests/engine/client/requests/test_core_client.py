@@ -176,6 +176,43 @@ async def test_readers_that_leave_in_the_gap_are_forgotten(cores: Cores) -> None
     assert list(cores.core.received()) == []
 
 
+async def test_logprobs_of_a_prompt_that_a_core_has_half_read_begin_anew(cores: Cores) -> None:
+    params = SamplingParams(prompt_logprobs=0, output_kind=RequestOutputKind.DELTA)
+    stream = await cores.add("r", params)
+    request = await cores.receive(AddRequest)
+    cores.core.emit(request.request_id, prompt_logprobs=[[[41, -1.0, 1]]])
+    await cores.replace()
+    request = await cores.receive(AddRequest)
+    assert request.params.prompt_logprobs == 0
+    cores.core.emit(request.request_id, prompt_logprobs=[[[41, -1.0, 1]], [[42, -2.0, 1]]])
+    cores.core.emit(request.request_id, A, finish="length")
+    _, last = await rest(stream)
+    assert last.prompt_logprobs is not None
+    _, *positions = last.prompt_logprobs
+    found = [{i: e.logprob for i, e in each.items()} for each in positions if each is not None]
+    assert found == [{41: -1.0}, {42: -2.0}]
+
+
+async def test_logprobs_of_a_prompt_that_are_here_are_asked_of_no_other_core(
+    cores: Cores,
+) -> None:
+    params = SamplingParams(prompt_logprobs=0, output_kind=RequestOutputKind.DELTA)
+    streams = [await cores.add(name, params) for name in ("shown", "not shown")]
+    for tokens in ([A], []):
+        request = await cores.receive(AddRequest)
+        of_prompt = [[[41, -1.0, 1]], [[42, -2.0, 1]]]
+        cores.core.emit(request.request_id, *tokens, prompt_logprobs=of_prompt)
+    assert (await streams[0].get()).prompt_logprobs is not None
+    await cores.replace()
+    for tokens in ([A], []):
+        request = await cores.receive(AddRequest)
+        assert (request.resume_token_ids, request.params.prompt_logprobs) == (tokens, None)
+        cores.core.emit(request.request_id, B, finish="length")
+    ends = [(await rest(stream))[1] for stream in streams]
+    assert ends[0].prompt_logprobs is None  # sent before
+    assert ends[1].prompt_logprobs is not None and len(ends[1].prompt_logprobs) == 3
+
+
 # ---- no core for a while
 
 

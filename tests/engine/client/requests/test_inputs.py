@@ -91,12 +91,25 @@ def test_token_ids_are_of_the_vocabulary(name: str, ids: Any) -> None:
         ("structured_outputs", {"json": "{}"}),
         ("thinking_token_budget", 5),
         ("repetition_detection", True),
-        ("prompt_logprobs", 1),
     ],
 )
 def test_absent_features_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(NotImplementedError, match=name):
         check_params(SamplingParams(**{name: value}), None, 5)
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_more_logprobs_than_the_engine_allows_are_refused(name: str) -> None:
+    params = SamplingParams()
+    for number in (0, 5):
+        setattr(params, name, number)
+        check_params(params, None, 5)
+    for number in (6, -1):
+        setattr(params, name, number)
+        with pytest.raises(ValidationError, match=f"^{name} must be at most 5") as caught:
+            check_params(params, None, 5)
+        assert caught.value.parameter == name
+        check_params(params, None, -1)
 
 
 def test_bad_words_are_found_at_the_start_and_after_a_space(tmp_path: Path) -> None:

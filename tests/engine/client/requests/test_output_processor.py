@@ -12,12 +12,19 @@ from engine.errors import (
     RetryableRequestError,
     ValidationError,
 )
-from engine.ipc import SequenceOutput
-from engine.logprobs import FlatLogprobs
+from engine.ipc import (
+    SchedulerStats,
+    SequenceOutput,
+    StepOutputs,
+    decode_core_message,
+    encode,
+)
+from engine.logprobs import FlatLogprobs, Logprob
 from engine.outputs import CompletionOutput, RequestOutput, RequestProgress
 from engine.sampling_params import RequestOutputKind, SamplingParams
 
 DELTA, FINAL = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
+NO_LOAD = SchedulerStats(0, 0, 0, 1, 1)
 
 
 class LetterDecoder:
@@ -386,3 +393,85 @@ def test_closing_twice_calls_back_once() -> None:
     collector.close()
     collector.close()
     assert calls == [1]
+
+
+# ---- logprobs of the prompt, which is "x", "y"
+
+OF_PROMPT = [[[24, -0.5, 2], [1, -0.25, 1]]]
+
+
+@pytest.mark.parametrize("kind", [DELTA, FINAL, RequestOutputKind.CUMULATIVE])
+def test_logprobs_of_the_prompt_come_with_the_first_output(
+    processor: OutputProcessor, kind: RequestOutputKind
+) -> None:
+    request = Request(processor, prompt_logprobs=1, output_kind=kind)
+    request.process(prompt_logprobs=OF_PROMPT)
+    assert request.collector.output is None
+    expected = [None, {24: Logprob(-0.5, 2, "y"), 1: Logprob(-0.25, 1, "b")}]
+    found = []
+    for token, finish in ((0, None), (1, None), (2, "length")):
+        request.process(token, finish=finish)
+        output = request.collector.get_nowait()
+        found += [] if output is None else [output.prompt_logprobs]
+    if kind is DELTA:
+        assert found == [expected, None, None]
+    else:
+        assert found == [expected] * (1 if kind is FINAL else 3)
+        assert all(each is found[0] for each in found)
+
+
+def test_logprobs_of_the_prompt_come_in_parts_and_encoded(processor: OutputProcessor) -> None:
+    request = Request(processor, prompt_logprobs=0)
+    request.state.set_prompt(Utf8(), [0xE2, 0x82, 0xAC])
+    for entries in ([[0x82, -0.5, 2]], [[0xAC, -1.0, 1], [0x41, -1.5, 2]]):
+        part = SequenceOutput(request.state.internal_id, prompt_logprobs=[entries])
+        message = decode_core_message(encode(StepOutputs(1, 1, [part], NO_LOAD)))
+        assert isinstance(message, StepOutputs)
+        processor.process(message.outputs)
+    request.process(0x41)
+    output = request.collector.get_nowait()
+    assert output is not None and output.prompt_logprobs is not None
+    nothing, *positions = output.prompt_logprobs
+    assert nothing is None
+    assert positions == [
+        {0x82: Logprob(-0.5, 2, "")},
+        {0xAC: Logprob(-1.0, 1, "€"), 0x41: Logprob(-1.5, 2, "A")},
+    ]
+
+
+def test_logprobs_of_the_prompt_may_be_flat_and_without_text(processor: OutputProcessor) -> None:
+    request = Request(processor, prompt_logprobs=1, flat_logprobs=True, detokenize=False)
+    request.process(0, prompt_logprobs=OF_PROMPT)
+    output = request.collector.get_nowait()
+    assert output is not None
+    logprobs = output.prompt_logprobs
+    assert isinstance(logprobs, FlatLogprobs)
+    assert list(logprobs) == [{}, {24: Logprob(-0.5, 2), 1: Logprob(-0.25, 1)}]
+
+
+def test_a_prompt_of_one_token_has_no_logprobs_but_a_place_for_them(
+    processor: OutputProcessor,
+) -> None:
+    request = Request(processor, prompt_logprobs=1)
+    request.state.set_prompt(LetterDecoder(), [3])
+    request.process(0)
+    output = request.collector.get_nowait()
+    assert output is not None and output.prompt_logprobs == [None]
+
+
+def test_logprobs_of_half_a_prompt_are_not_sent(processor: OutputProcessor) -> None:
+    request = Request(processor, prompt_logprobs=1)
+    request.state.set_prompt(LetterDecoder(), [23, 24, 1])
+    request.process(prompt_logprobs=OF_PROMPT)
+    processor.start_abort(request.state)
+    request.process(prompt_logprobs=OF_PROMPT, finish="abort")
+    output = request.collector.get_nowait()
+    assert output is not None and output.prompt_logprobs is None
+
+
+def test_outputs_that_wait_together_keep_the_prompt_s_logprobs() -> None:
+    first = SequenceOutput("r", prompt_logprobs=[["x"]])
+    second = SequenceOutput("r", prompt_logprobs=[["y"]])
+    merged = merge_outputs(merge_outputs(first, second), SequenceOutput("r", [1]))
+    assert merged.prompt_logprobs == [["x"], ["y"]]
+    assert merge_outputs(SequenceOutput("r"), SequenceOutput("r")).prompt_logprobs is None

@@ -7,6 +7,7 @@ from engine.client.requests.output_processor import OutputProcessor
 from engine.client.requests.request_state import create_states
 from engine.errors import ValidationError
 from engine.ipc import SequenceOutput
+from engine.logprobs import Logprob
 from engine.outputs import RequestOutput, RequestProgress
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.client.requests.test_output_processor import LetterDecoder
@@ -157,3 +158,29 @@ def test_reader_that_let_go_is_no_trouble(processor: OutputProcessor) -> None:
     request.process(0, 0, finish="length")
     request.process(1, 0, finish="length")
     assert not processor.has_unfinished_requests() and not processor.parent_requests
+
+
+def test_the_prompt_s_logprobs_are_computed_once(processor: OutputProcessor) -> None:
+    request = Siblings(processor, 3, prompt_logprobs=1)
+    asked = [state.params.prompt_logprobs for state in request.states]
+    assert asked == [1, None, None]
+    skip = [state.params.skip_reading_prefix_cache for state in request.states]
+    assert skip == [True, False, False]  # the others share what the first one has computed
+
+
+@pytest.mark.parametrize("kind", [DELTA, FINAL, RequestOutputKind.CUMULATIVE])
+def test_the_prompt_s_logprobs_come_with_outputs_of_the_request(
+    processor: OutputProcessor, kind: RequestOutputKind
+) -> None:
+    request = Siblings(processor, output_kind=kind, prompt_logprobs=0)
+    expected = [None, {24: Logprob(-0.5, 2, "y")}]
+    request.process(0, prompt_logprobs=[[[24, -0.5, 2]]])
+    found = []
+    for index, finish in ((0, None), (1, None), (0, "length"), (1, "length")):
+        request.process(index, 2, finish=finish)
+        output = request.collector.get_nowait()
+        found += [] if output is None else [output.prompt_logprobs]
+    if kind is DELTA:
+        assert found == [expected, None, None, None]
+    else:
+        assert found == [expected] * (1 if kind is FINAL else 4)

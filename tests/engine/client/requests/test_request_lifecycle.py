@@ -237,12 +237,13 @@ async def test_every_refusal_raises(core: ThreadedCore, tmp_path: Path) -> None:
             ("unknown token", [5000], {}),
             ("no prompt", None, {}),
             ("logprobs", PROMPT, {"logprobs": 21}),
+            ("prompt's logprobs", PROMPT, {"prompt_logprobs": 21}),
             ("unknown bias", PROMPT, {"logit_bias": {5000: 1.0}}),
         ):
             with pytest.raises(ValidationError):
                 await engine.add_request(name, prompt, params(1, **options))
         with pytest.raises(NotImplementedError):
-            await engine.add_request("r", PROMPT, params(1, prompt_logprobs=1))
+            await engine.add_request("r", PROMPT, params(1, thinking_token_budget=1))
         with pytest.raises(QueueOverflowError):
             await engine.add_request("r", PROMPT, params(1, n=65))
         await engine.pause_generation()

@@ -83,6 +83,17 @@ def test_rows_are_padded_to_the_next_multiple(num_tokens: int, num_rows: int) ->
     assert len(batch.logits_rows) == 16
 
 
+def test_rows_of_scored_tokens_follow_those_that_are_sampled() -> None:
+    scored = make_sequence([30, 31, 32, 33, 34, 35], 2, [0, 2])
+    scored.params.prompt_logprobs = 1
+    decode = make_sequence([10, 11, 12, 13, 14], 4, [7, 3])
+    part = ScheduledSequence(scored, 4)
+    assert part.scored == range(2, 5)  # after the last one comes the answer
+    batch = build_batch([part, ScheduledSequence(decode, 1)], 4, row_multiple=4)
+    assert (batch.num_sampled, batch.num_scored, batch.num_wanted) == (2, 3, 5)
+    assert batch.logits_rows.tolist() == [3, 4, 0, 1, 2, 0, 0, 0]
+
+
 def test_an_unknown_token_is_looked_for_in_the_rows_of_the_step_before() -> None:
     known, expecting = make_sequence([10, 11, 12], 2, [7]), make_sequence([20, 21], 2, [3])
     expecting.expect_token(row=4)
