@@ -39,6 +39,7 @@ from engine.outputs import (
     RequestProgress,
 )
 from engine.pooling import EmbeddingRequestOutput, PoolingParams, PoolingRequestOutput
+from engine.repetition import RepetitionDetectionParams
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.scaffolding.request_manager import (
     RequestManager,
@@ -82,6 +83,7 @@ __all__ = [
     "PrivateDirectory",
     "PromptTooLongError",
     "QueueOverflowError",
+    "RepetitionDetectionParams",
     "RequestManager",
     "RequestMetrics",
     "RequestOutput",

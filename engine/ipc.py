@@ -100,8 +100,9 @@ class SequenceOutput(Message, frozen=True, tag="output"):
 
     request_id: str
     new_token_ids: list[int] = []
-    finish_reason: str | None = None  # stop, length, abort, error; set exactly once, in the last
-    stop_reason: int | None = None  # the stop token id that ended it
+    # stop, length, repetition, abort, error; set exactly once, in the last
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None  # the stop token id that ended it, or the repetition
     error: tuple[str, str] | None = None  # (code, message), with finish_reason "error"
     logprobs: list[Encoded] | None = None  # per new token: list of (token id, logprob, rank)
     num_cached_tokens: int = 0

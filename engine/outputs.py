@@ -13,7 +13,7 @@ from engine.logprobs import FlatLogprobs, Logprob, PromptLogprobs
 
 logger = logging.getLogger(__name__)
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class CompletionOutput:
     logprobs: list[Mapping[int, Logprob]] | FlatLogprobs | None = None
     routed_experts: Any = None
     finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None  # the stop token id or stop string that ended it
+    stop_reason: int | str | None = None  # the stop token id or string, or the repetition
     lora_request: Any = None
 
     def finished(self) -> bool:

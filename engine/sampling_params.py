@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import ValidationError, check_text, refuse
+from engine.repetition import RepetitionDetectionParams
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
     bad_words: list[str] | None = None
     skip_reading_prefix_cache: bool | None = None
     thinking_token_budget: int | None = None
-    repetition_detection: Any = None
+    repetition_detection: RepetitionDetectionParams | None = None
     trace_decode_token_ids: list[int] | None = None  # test hook: exactly these come out
     watermarking: Any = None
     routed_experts_prompt_start: int | None = None
@@ -148,6 +149,9 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
         for name in ("stop", "bad_words"):
             if isinstance(value := getattr(self, name), tuple):
                 setattr(self, name, list(value))
+        if not isinstance(self.repetition_detection, RepetitionDetectionParams | None):
+            problem = "must be RepetitionDetectionParams"
+            raise refuse("repetition_detection", self.repetition_detection, problem)
         if not isinstance(self.logit_bias, dict | None):
             raise refuse("logit_bias", self.logit_bias, "must be a dict of token ids")
         for name in _NUMBERS:

@@ -18,6 +18,7 @@ from engine import (
 )
 from engine.client.requests.inputs import check_params
 from engine.logprobs import FlatLogprobs
+from engine.repetition import REPETITION_DETECTED
 from server.config.settings import OTHER_NAMES, PREFIX, Settings
 from server.protocol import server_frames
 from server.protocol.client_frames import TYPES
@@ -205,6 +206,7 @@ def test_every_part_of_an_output_that_the_page_names_exists() -> None:
     known |= {"index", "code", "message", "decoded_token", "abort", "max_tokens", "stop_token_ids"}
     known |= {"CUMULATIVE", "DELTA", "FINAL_ONLY", "stop", "length", "error"}
     known |= {"flat_logprobs", FlatLogprobs.__name__}
+    known |= {"repetition", "repetition_detection", REPETITION_DETECTED}
     named = set(re.findall(r"`(\w+)`", section(ENGINE, "Outputs")))
     assert named - known == {"RequestOutput", "CompletionOutput", "output_kind"}
 

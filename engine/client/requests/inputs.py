@@ -230,7 +230,6 @@ _TOKEN_IDS = (
 _ABSENT_FEATURES = (
     "structured_outputs",
     "thinking_token_budget",
-    "repetition_detection",
 )
 
 

@@ -8,7 +8,6 @@ from engine.core.scheduling.sequence import Problem, Sequence
 ABSENT_FEATURES = (  # of SamplingParams: refused by name rather than ignored
     "structured_outputs",
     "thinking_token_budget",
-    "repetition_detection",
 )
 
 

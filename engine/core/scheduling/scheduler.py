@@ -53,6 +53,7 @@ from engine.core.scheduling.step_budget import (
 )
 from engine.core.scheduling.waiting_queue import WaitingQueue
 from engine.ipc import AddRequest, SchedulerStats, SequenceOutput
+from engine.repetition import REPETITION_DETECTED
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +169,7 @@ class Scheduler:
         self,
         sequence: Sequence,
         reason: str,
-        stop_reason: int | None = None,
+        stop_reason: int | str | None = None,
         *,
         error: Problem | None = None,
         token: SampledToken | None = None,
@@ -515,7 +516,7 @@ class Scheduler:
             tick = int(now * self.config.pace)
             sequence.due_tick = max((sequence.due_tick or tick) + 1, tick)
 
-    def _end_reason(self, sequence: Sequence, place: int) -> tuple[str, int | None] | None:
+    def _end_reason(self, sequence: Sequence, place: int) -> tuple[str, int | str | None] | None:
         """Why the answer ends with the token there, if it does: (finish reason, stop reason)."""
         params, token = sequence.params, sequence.token_ids[place]
         num_output_tokens = place + 1 - sequence.num_prompt_tokens
@@ -523,6 +524,10 @@ class Scheduler:
             return ("stop", token if token in (params.stop_token_ids or ()) else None)
         if place + 1 >= sequence.max_num_tokens:
             return ("length", None)
+        if params.repetition_detection is not None and num_output_tokens >= params.min_tokens:
+            start = sequence.num_prompt_tokens
+            if params.repetition_detection.is_found(sequence.token_ids, start, place + 1):
+                return ("repetition", REPETITION_DETECTED)
         return None
 
     def _output(
@@ -530,7 +535,7 @@ class Scheduler:
         sequence: Sequence,
         token: SampledToken | None = None,
         finish_reason: str | None = None,
-        stop_reason: int | None = None,
+        stop_reason: int | str | None = None,
         error: Problem | None = None,
     ) -> SequenceOutput:
         prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs, []

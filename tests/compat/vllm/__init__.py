@@ -99,6 +99,7 @@ _OURS: dict[str, dict[str, Any]] = {
     "vllm.platforms": {"current_platform": SimpleNamespace(is_cuda=lambda: True)},
     "vllm.pooling_params": {"PoolingParams": engine.PoolingParams},
     "vllm.sampling_params": {
+        "RepetitionDetectionParams": engine.RepetitionDetectionParams,
         "RequestOutputKind": engine.RequestOutputKind,
         "SamplingParams": engine.SamplingParams,
     },

@@ -90,7 +90,6 @@ def test_token_ids_are_of_the_vocabulary(name: str, ids: Any) -> None:
     [
         ("structured_outputs", {"json": "{}"}),
         ("thinking_token_budget", 5),
-        ("repetition_detection", True),
     ],
 )
 def test_absent_features_are_refused_by_name(name: str, value: Any) -> None:

@@ -475,3 +475,16 @@ def test_outputs_that_wait_together_keep_the_prompt_s_logprobs() -> None:
     merged = merge_outputs(merge_outputs(first, second), SequenceOutput("r", [1]))
     assert merged.prompt_logprobs == [["x"], ["y"]]
     assert merge_outputs(SequenceOutput("r"), SequenceOutput("r")).prompt_logprobs is None
+
+
+def test_an_answer_that_repeats_itself_says_so_and_keeps_its_text(
+    processor: OutputProcessor,
+) -> None:
+    request = Request(processor)
+    request.process(0, 1, 0, 1, finish="repetition", stop_reason="repetition_detected")
+    output = request.collector.get_nowait()
+    assert output is not None
+    (completion,) = output.outputs
+    assert (completion.text, completion.token_ids) == ("abab", [0, 1, 0, 1])
+    assert completion.finish_reason == "repetition"
+    assert completion.stop_reason == "repetition_detected"
