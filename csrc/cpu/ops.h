@@ -76,7 +76,9 @@ void decoder_step_cpu(
     const Tensor& head, std::optional<Tensor> head_scales,
     const Tensor& logits,        // [num_logits, vocab] float32, written
     std::vector<int64_t> windows,  // of each layer, 0 = all
-    int64_t num_heads, double scale, double epsilon);
+    int64_t num_heads, double scale, double epsilon,
+    std::optional<Tensor> hidden_rows,  // [num_hidden] int64: tokens whose last hidden states are wanted
+    std::optional<Tensor> hidden);      // [num_hidden, hidden] float32, written: after the last norm
 
 void penalize_cpu(
     const Tensor& logits,        // [num_rows, vocab] float32, written

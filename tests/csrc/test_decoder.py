@@ -18,6 +18,7 @@ from engine.core.ops.decoder_step import (
     DecoderCache,
     DecoderSettings,
     DecoderWeights,
+    HiddenRows,
     LoadedDecoder,
     StepInput,
     flatten,
@@ -332,6 +333,57 @@ def test_each_level_equals_the_reference(level: str, tmp_path: Path) -> None:
     for format, references in run_of_each_format("torch").items():
         for ours, reference in zip(results[format], references, strict=True):
             check_equals_reference(ours, reference, format, level)
+
+
+@pytest.mark.parametrize("is_last_alone", [False, True])
+@pytest.mark.parametrize("format", FORMATS)
+def test_hidden_states_equal_the_reference_beside_and_without_logits(
+    format: str, is_last_alone: bool
+) -> None:
+    model = Model(format)
+    inputs = model.inputs([(0, 0, 1), (1, 0, 9), (2, 0, 30)])
+    if is_last_alone:
+        inputs = inputs._replace(logits_rows=inputs.logits_rows[:0])
+    rows = torch.tensor([39, 3, 3]) if is_last_alone else torch.arange(40)
+    results = []
+    for backend in ("cpu", "torch"):
+        hidden = HiddenRows(rows, torch.full((len(rows), 64), torch.nan))
+        logits = model.logits(inputs)
+        ops.choose(backend).decoder_step(inputs, model.load(), logits, hidden)
+        results.append((hidden.out, logits))
+    (ours, our_logits), (reference, _) = results
+    check_equals_reference(ours, reference, format)
+    assert len(our_logits) == (0 if is_last_alone else 3)
+    if not is_last_alone:
+        assert our_logits.equal(model.run("cpu", [(0, 0, 1), (1, 0, 9), (2, 0, 30)]))
+
+
+@pytest.mark.parametrize(
+    ("rows", "out", "problem"),
+    [
+        (torch.tensor([1]), torch.zeros(1, 64), "hidden_rows has 1, the limit is 1"),
+        (torch.tensor([-1]), torch.zeros(1, 64), "hidden_rows has -1"),
+        (torch.tensor([0, 0]), torch.zeros(1, 64), "hidden_rows is a row of 1 int64"),
+        (torch.tensor([0]), torch.zeros(1, 63), "hidden is contiguous float32"),
+        (torch.tensor([0]), torch.zeros(1, 64).bfloat16(), "hidden is contiguous float32"),
+        (torch.tensor([0]), torch.zeros(64), "hidden is contiguous float32"),
+        (torch.tensor([0]), None, "hidden comes with hidden_rows"),
+        (None, torch.zeros(1, 64), "hidden comes with hidden_rows"),
+    ],
+)
+def test_hidden_rows_that_do_not_fit_are_refused(rows: Any, out: Any, problem: str) -> None:
+    arguments = Model("float32").arguments([(0, 0, 1)])
+    with pytest.raises(RuntimeError, match=problem):
+        torch.ops.parley.decoder_step(*arguments, rows, out)
+
+
+def test_opcheck_with_hidden_rows() -> None:
+    arguments = Model("float32").arguments([(0, 0, 9)])
+    torch.library.opcheck(
+        torch.ops.parley.decoder_step.default,
+        (*arguments, torch.tensor([8]), torch.zeros(1, 64)),
+        test_utils=("test_schema", "test_faketensor"),
+    )
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -90,7 +90,8 @@ void decoder_step_cpu(
     std::optional<Tensor> attention_out_scales, const Tensor& gate_up,
     std::optional<Tensor> gate_up_scales, const Tensor& down, std::optional<Tensor> down_scales,
     const Tensor& head, std::optional<Tensor> head_scales, const Tensor& logits,
-    std::vector<int64_t> windows, int64_t num_heads, double scale, double epsilon) {
+    std::vector<int64_t> windows, int64_t num_heads, double scale, double epsilon,
+    std::optional<Tensor> hidden_rows, std::optional<Tensor> hidden) {
   Step s{};
   s.num_rows = input_ids.size(0);
   s.num_logits = logits.size(0);
@@ -133,6 +134,16 @@ void decoder_step_cpu(
   s.slots = read_indices(slot_mapping, rows, kAny, num_slots, "slot_mapping");
   s.logits_rows = read_indices(logits_rows, s.num_logits, 0, rows, "logits_rows");
   s.logits = static_cast<float*>(logits.mutable_data_ptr());
+  STD_TORCH_CHECK(hidden_rows.has_value() == hidden.has_value(), "hidden comes with hidden_rows");
+  if (hidden) {
+    STD_TORCH_CHECK(
+        hidden->scalar_type() == ScalarType::Float && hidden->is_contiguous() && hidden->dim() == 2 &&
+            hidden->size(1) == s.hidden_size,
+        "hidden is contiguous float32, [num_hidden, hidden]");
+    s.num_hidden = hidden->size(0);
+    s.hidden_rows = read_indices(*hidden_rows, s.num_hidden, 0, rows, "hidden_rows");
+    s.hidden_out = static_cast<float*>(hidden->mutable_data_ptr());
+  }
   if (embeddings) {
     STD_TORCH_CHECK(
         embeddings->is_contiguous() && embeddings->size(0) >= logits.size(1) &&

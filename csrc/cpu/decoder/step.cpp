@@ -154,6 +154,15 @@ void Step::run(Team& team, int thread) {
           epsilon, normalized + row * hidden_size);
     }
   });
+  if (num_hidden) {
+    team.share_evenly(thread, num_hidden, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        k.normalize(
+            hidden + hidden_rows[row] * hidden_size, norms + 2 * num_layers * hidden_size, hidden_size,
+            epsilon, hidden_out + row * hidden_size);
+      }
+    });
+  }
   if (num_logits) {
     multiply(
         team, thread, head.first, normalized, num_logits, hidden_size, Epilogue::kStore, logits,

@@ -66,9 +66,10 @@ struct Stack {
 
 struct Step {
   const Kernels& k = kernels();
-  int64_t num_rows, num_logits, num_layers, hidden_size, num_heads, num_kv_heads, head_dim, num_gated;
+  int64_t num_rows, num_logits, num_hidden, num_layers;
+  int64_t hidden_size, num_heads, num_kv_heads, head_dim, num_gated;
   float epsilon;
-  const int64_t *input_ids, *positions, *slots, *logits_rows;
+  const int64_t *input_ids, *positions, *slots, *logits_rows, *hidden_rows;
   const void* embeddings;  // null: the output layer's
   bool embeddings_are_floats;
   ScalarType cache_type;
@@ -81,7 +82,7 @@ struct Step {
   int64_t key_layer, value_layer;  // bytes from layer to layer
   float* cache_scales;             // of an int8 cache: see attention.h
   int64_t scales_layer;            // elements from layer to layer
-  float* logits;
+  float *logits, *hidden_out;
 
   float *hidden, *normalized, *heads, *attended, *gated;  // [num_rows][...]
   std::byte* values;  // prepared rows

@@ -4,13 +4,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.core.ops.decoder_step import LoadedDecoder, StepInput
+from engine.core.ops.decoder_step import HiddenRows, LoadedDecoder, StepInput
 from engine.core.ops.packing import PANEL_OUTPUTS, PackedWeight, round_rows
 from engine.core.ops.reference import paged_attention_reference, store_kv_reference
 
 
-def decoder_step_reference(inputs: StepInput, decoder: LoadedDecoder, logits: Tensor) -> None:
-    """One forward pass in float32: it writes the cache and `logits`, [num_logits, vocab].
+def decoder_step_reference(
+    inputs: StepInput, decoder: LoadedDecoder, logits: Tensor, hidden_rows: HiddenRows | None = None
+) -> None:
+    """One forward pass in float32: it writes the cache, `logits` and `hidden_rows.out`.
 
     Rows that int8 weights multiply are rounded as there, and so are keys and values for int8
     caches, one scale for each token and head.
@@ -72,6 +74,8 @@ def decoder_step_reference(inputs: StepInput, decoder: LoadedDecoder, logits: Te
         down = weights.down.panels
         num_inputs = down.shape[2] * down.shape[4]
         hidden = hidden + multiply(gated[:, :num_inputs], weights.down, layer)[:, :hidden_size]
+    if hidden_rows is not None:
+        hidden_rows.out.copy_(normalize(hidden[hidden_rows.rows], weights.norms[-1]))
     rows = normalize(hidden[inputs.logits_rows[: len(logits)]], weights.norms[-1])
     logits.copy_(multiply(rows, weights.head, 0)[:, : logits.shape[1]])
 

@@ -1,13 +1,12 @@
 """What a step of the fused decoder takes, in groups, and the built op behind them.
 
-`torch.ops.parley.decoder_step` takes its thirty arguments in a row. Only `flatten` knows their
+`torch.ops.parley.decoder_step` takes its many arguments in a row. Only `flatten` knows their
 order: everything else passes these groups, which mypy sees.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -86,15 +85,35 @@ class LoadedDecoder:
         )
 
 
-# The last argument is the logits, [num_logits, vocab] float32, which are written.
-DecoderStep = Callable[[StepInput, LoadedDecoder, Tensor], None]
+class HiddenRows(NamedTuple):
+    """The last hidden states that a step writes, after the last norm. In the op's order."""
+
+    rows: Tensor  # [num_hidden] int64: of which tokens
+    out: Tensor  # [num_hidden, hidden] float32, written
 
 
-def decoder_step(inputs: StepInput, decoder: LoadedDecoder, logits: Tensor) -> None:
+class DecoderStep(Protocol):
+    """One forward pass. It writes `logits`, [num_logits, vocab] float32, and `hidden.out`."""
+
+    def __call__(
+        self,
+        inputs: StepInput,
+        decoder: LoadedDecoder,
+        logits: Tensor,
+        hidden: HiddenRows | None = None,
+        /,
+    ) -> None: ...
+
+
+def decoder_step(
+    inputs: StepInput, decoder: LoadedDecoder, logits: Tensor, hidden: HiddenRows | None = None
+) -> None:
     """One forward pass, as built; `decoder_step_reference` says what it computes."""
-    torch.ops.parley.decoder_step(*flatten(inputs, decoder, logits))
+    torch.ops.parley.decoder_step(*flatten(inputs, decoder, logits, hidden))
 
 
-def flatten(inputs: StepInput, decoder: LoadedDecoder, logits: Tensor) -> tuple[Any, ...]:
+def flatten(
+    inputs: StepInput, decoder: LoadedDecoder, logits: Tensor, hidden: HiddenRows | None = None
+) -> tuple[Any, ...]:
     """The arguments of the op, as csrc/cpu/registration.cpp declares them."""
-    return *inputs, *decoder.tensors, logits, *decoder.settings
+    return *inputs, *decoder.tensors, logits, *decoder.settings, *(hidden or ())

@@ -9,6 +9,7 @@ from engine.core.ops.decoder_step import (
     DecoderCache,
     DecoderSettings,
     DecoderWeights,
+    HiddenRows,
     LoadedDecoder,
     StepInput,
     flatten,
@@ -16,7 +17,13 @@ from engine.core.ops.decoder_step import (
 from engine.core.ops.packing import PackedWeight
 from tests.helpers.built_kernels import needs_kernels
 
-OP_NAMES = {"keys": "key_cache", "values": "value_cache", "scales": "cache_scales"}
+OP_NAMES = {
+    "keys": "key_cache",
+    "values": "value_cache",
+    "scales": "cache_scales",
+    "rows": "hidden_rows",
+    "out": "hidden",
+}
 
 
 def named(name: str) -> Any:
@@ -48,4 +55,5 @@ def test_the_groups_are_flattened_to_the_order_of_the_schema() -> None:
     assert ops.load_library()
     declared = torch.ops.parley.decoder_step.default._schema.arguments
     names = [argument.name for argument in declared]
-    assert list(flatten(inputs, loaded, named("logits"))) == names
+    hidden = HiddenRows(*map(named, HiddenRows._fields))
+    assert list(flatten(inputs, loaded, named("logits"), hidden)) == names
