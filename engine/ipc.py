@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine.config import EngineConfig
+from engine.pooling import PoolingParams
 from engine.sampling_params import SamplingParams
 
 PROTOCOL_VERSION = 1
@@ -50,6 +51,7 @@ class AddRequest(Message, frozen=True, tag="add"):
     resume_token_ids: list[int] = []  # count as output tokens: penalties, lengths, randomness
     priority: int = 0  # lower is earlier
     cache_salt: str = ""
+    pooling: PoolingParams | None = None  # an embedding is wanted instead of an answer
 
 
 class Abort(Message, frozen=True, tag="abort"):
@@ -93,6 +95,7 @@ class Ready(Message, frozen=True, tag="ready"):
     attn_backend: str
     pace: float  # tokens/s per answer, 0 = as fast as possible
     config: EngineConfig  # with every size decided
+    embedding_size: int = 0  # numbers of an embedding; 0: it makes none
 
 
 class SequenceOutput(Message, frozen=True, tag="output"):
@@ -114,6 +117,7 @@ class SequenceOutput(Message, frozen=True, tag="output"):
     num_tokens_ahead: int = 0  # of the requests ahead, while waiting
     # Of the prompt's tokens after those of earlier outputs, as `logprobs`; the first one has none.
     prompt_logprobs: list[Encoded] | None = None
+    embedding: bytes | None = None  # float32, with finish reason "stop" of a pooled prompt
 
 
 class SchedulerStats(Message, frozen=True, tag="stats"):

@@ -126,6 +126,7 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
         attn_backend=loaded.attn_backend,
         pace=config.pace,
         config=config,
+        embedding_size=runner.embedding_size,
     )
     metrics = CoreMetrics(
         config.served_model_name,

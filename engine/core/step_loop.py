@@ -159,9 +159,7 @@ class EngineCore:
     def _may_run_ahead(self, step: StepInFlight) -> bool:
         if not self._runs_ahead or self._calls.is_frozen:
             return False
-        return not any(
-            item.is_sampled and item.sequence.waits_for_tokens for item in step.scheduled
-        )
+        return not any(item.is_last and item.sequence.waits_for_tokens for item in step.scheduled)
 
     def _end_step_in_flight(self) -> None:
         """Wait for the step in flight, if there is one, and take in what it computed."""

@@ -424,7 +424,7 @@ async def test_the_worker_tells_of_its_model_and_its_cache(owned: AsyncLLM) -> N
     (num_bytes,) = await owned.collective_rpc("get_cache_block_size_bytes")
     assert num_bytes == 16 * 2 * 16 * 4  # tokens, a key and a value, of one head, float32
     assert await owned.collective_rpc("check_health") == [None]
-    assert await owned.collective_rpc("get_supported_tasks") == [["generate"]]
+    assert await owned.collective_rpc("get_supported_tasks") == [["generate", "embed"]]
     assert await owned.collective_rpc("list_loras") == [[]]
     with pytest.raises(EngineGenerateError, match="the worker has no method 'launch'"):
         await owned.collective_rpc("launch")

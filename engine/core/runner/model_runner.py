@@ -5,7 +5,8 @@ On a GPU a step may be started before the last one has ended: what that one choo
 from the device's own memory.
 Logits are computed only for the last token of a sequence whose known tokens end in this step, and
 for the tokens of a prompt whose logprobs are asked for: a hook cuts the rows out before the output
-layer, which works for every architecture alike.
+layer, which works for every architecture alike. What the layer would have read of a prompt that is
+pooled is kept there, and no logits are computed for it.
 """
 
 import dataclasses
@@ -23,6 +24,7 @@ from engine.core.runner.answer_trial import check_answers, trial_parts
 from engine.core.runner.decode_graphs import DecodeGraphs, Record
 from engine.core.runner.invariance import RowInvariance, RowProbe
 from engine.core.runner.sizes import cache_bytes_per_token, resolve_sizes
+from engine.core.sampling.pooler import pool_prompts
 from engine.core.sampling.prompt_scores import score_prompts
 from engine.core.sampling.sampler import Choices, Sampler
 from engine.core.scheduling.sequence import ScheduledSequence, Tokens
@@ -49,11 +51,15 @@ class ModelRunner:
         self._chosen = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=loaded.device)
         edits = Upload(loaded.device) if loaded.device.type == "cuda" else list
         self._sampler = Sampler(ops.choose_tokens, ops.penalize, edits)
+        self._hidden: Tensor | None = None  # [num_hidden, width], of the last pass
         _allocate_cache(loaded, self.config)
         if loaded.fused is None:
             model: Any = loaded.model
             output_layer: nn.Module = model.get_output_embeddings()
             output_layer.register_forward_pre_hook(self._keep_sampled_rows)
+            self.embedding_size = int(model.get_output_embeddings().weight.shape[1])
+        else:
+            self.embedding_size = loaded.fused.shape.hidden_size
         self.graphs: DecodeGraphs | None = None  # of a GPU
         check_answers(loaded, self._compute_trial)
         self.invariance = RowInvariance()
@@ -92,8 +98,9 @@ class ModelRunner:
     def launch(self, scheduled: list[ScheduledSequence]) -> Callable[[], Tokens]:
         """Start to compute these parts. What is returned waits for them, once.
 
-        It gives a token for each sequence that reached its last known token.
+        It gives a token, or an embedding, for each sequence that reached its last known token.
         """
+        is_pooling = any(item.sequence.pooling is not None for item in scheduled)
         sampled = [item.sequence for item in scheduled if item.is_sampled]
         with torch.inference_mode():
             self._clear_ends(scheduled)
@@ -106,10 +113,14 @@ class ModelRunner:
             tokens = self._chosen[: len(sampled)]
             # Also where nothing was sampled: those who wait for the end of a step rely on it.
             wait = self._sampler.sample(logits, sampled, choices, tokens, self._download.start)
+        hidden = self._hidden
 
         def results() -> Tokens:
             chosen = iter(wait())
-            return [next(chosen) if item.is_sampled else None for item in scheduled]
+            results: Tokens = [next(chosen) if item.is_sampled else None for item in scheduled]
+            if is_pooling:
+                pool_prompts(scheduled, hidden, results)
+            return results
 
         return results
 
@@ -184,20 +195,25 @@ class ModelRunner:
         if batch.unknown_rows is not None:
             batch = _with_chosen(batch, batch.unknown_rows, self._chosen)
         if self.loaded.fused is not None:
-            return self.loaded.fused.forward(batch)
+            logits = self.loaded.fused.forward(batch)
+            self._hidden = self.loaded.fused.hidden
+            return logits
         self._context.batch = batch
-        logits: Tensor = self.loaded.model(
+        self._hidden = None
+        of_model: Tensor = self.loaded.model(
             input_ids=batch.input_ids[None],
             position_ids=batch.positions[None],
             use_cache=False,
         ).logits
-        return logits[0, : batch.num_wanted]
+        return of_model[0, : batch.num_wanted]
 
     def _keep_sampled_rows(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Before the output layer: [1, num_rows, width] → [1, num_logits, width]."""
         batch = self._context.batch
         if batch is None or batch.num_sampled == batch.num_tokens:
             return args
+        if batch.hidden_rows is not None:
+            self._hidden = args[0][0, batch.hidden_rows]
         return (args[0][:, batch.logits_rows], *args[1:])
 
 

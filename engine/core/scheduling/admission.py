@@ -17,12 +17,15 @@ def find_problem(sequence: Sequence, config: EngineConfig, vocab_size: int) -> P
     assert max_model_len is not None
     if num_prompt_tokens == 0:
         return ("invalid_request", "the prompt is empty")
-    if num_prompt_tokens >= max_model_len:
+    is_pooled = sequence.pooling is not None
+    if num_prompt_tokens + (not is_pooled) > max_model_len:
         return (
             "context_length_exceeded",
-            f"the prompt has {num_prompt_tokens} tokens, "
-            f"the context holds {max_model_len} with at least one of the answer",
+            f"the prompt has {num_prompt_tokens} tokens, the context holds {max_model_len}"
+            + ("" if is_pooled else " with at least one of the answer"),
         )
+    if is_pooled and sequence.num_output_tokens:
+        return ("invalid_request", "a prompt that is pooled has no answer to go on with")
     for name in ABSENT_FEATURES:
         if getattr(sequence.params, name):
             return ("unsupported_parameter", f"{name} is not implemented")

@@ -127,6 +127,7 @@ class Scheduler:
             resume_token_ids=request.resume_token_ids,
             arrival_time=request.arrival_time,
             cache_salt=request.cache_salt,
+            pooling=request.pooling,
         )
         if sequence.key in self.sequences:
             return None
@@ -496,6 +497,8 @@ class Scheduler:
             sequence.num_scored_tokens += len(item.prompt_logprobs)
         if token is None:
             self._outputs[sequence.client_id].append(self._output(sequence))
+        elif token.embedding is not None:
+            self.finish(sequence, "stop", token=token)
         else:
             self._learn(sequence, item.end, token, now)
 
@@ -541,7 +544,7 @@ class Scheduler:
         prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs, []
         return SequenceOutput(
             request_id=sequence.request_id,
-            new_token_ids=[] if token is None else [token.token_id],
+            new_token_ids=[] if token is None or token.embedding is not None else [token.token_id],
             finish_reason=finish_reason,
             stop_reason=stop_reason,
             error=error,
@@ -554,4 +557,5 @@ class Scheduler:
             scheduled_ts=sequence.scheduled_ts,
             first_token_ts=sequence.first_token_ts,
             prompt_logprobs=prompt_logprobs or None,
+            embedding=None if token is None else token.embedding,
         )

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from engine.pooling import PoolingParams
 from engine.sampling_params import SamplingParams
 
 RequestKey = tuple[str, str]  # (client id, internal request id)
@@ -63,6 +64,8 @@ class Sequence:
         "num_unknown",
         "order",
         "params",
+        "pooled",
+        "pooling",
         "prompt_logprobs",
         "queue_position",
         "queued_ts",
@@ -87,20 +90,25 @@ class Sequence:
         resume_token_ids: list[int] | None = None,
         arrival_time: float = 0.0,
         cache_salt: str = "",
+        pooling: PoolingParams | None = None,
     ) -> None:
         self.client_id = client_id
         self.request_id = request_id
         self.params = params
+        self.pooling = pooling  # wanted in the place of an answer
         self.token_ids = prompt_token_ids + (resume_token_ids or [])
         self.num_prompt_tokens = len(prompt_token_ids)
         self.arrival_time = arrival_time
         self.cache_salt = cache_salt
 
         # Whether its next step can be prepared only when the token of its last one is known here.
-        self.waits_for_tokens = params.needs_answer or params.logprobs is not None
-        # What is read there gives no logits, and so no logprobs of the prompt.
+        self.waits_for_tokens = (
+            pooling is not None or params.needs_answer or params.logprobs is not None
+        )
+        # What is read there gives no logits, and so no logprobs of the prompt, and no hidden states.
         is_scored = params.prompt_logprobs is not None
-        self.reads_prefix_cache = not (params.skip_reading_prefix_cache or is_scored)
+        is_pooled = pooling is not None and pooling.skips_prefix_cache
+        self.reads_prefix_cache = not (params.skip_reading_prefix_cache or is_scored or is_pooled)
 
         # these fields are set by the scheduler
         self.num_unknown = 0  # of the last tokens
@@ -129,8 +137,11 @@ class Sequence:
         # A block, and how many of its tokens the block that is computed next begins with.
         self.copied_from: tuple[int, int] | None = None
 
-        # and this by the sampler: penalty counts, random numbers, ...
+        # this by the sampler: penalty counts, random numbers, ...
         self.sampler_state: Any = None
+
+        # and this by the pooler: what it has of the hidden states so far
+        self.pooled: Any = None
 
     @property
     def key(self) -> RequestKey:
@@ -199,6 +210,7 @@ class ScheduledSequence:
         "end",
         "is_anticipated",
         "is_decode",
+        "is_last",
         "is_sampled",
         "num_tokens",
         "prompt_logprobs",
@@ -213,8 +225,8 @@ class ScheduledSequence:
         self.num_tokens = num_tokens
         self.start = start  # place of its first token
         self.end = start + num_tokens  # after the last, where a sampled token will be
-        # Whether it reaches the last token, so that a new one can be chosen.
-        self.is_sampled = self.end == num_known
+        self.is_last = self.end == num_known  # whether it reaches the last token
+        self.is_sampled = self.is_last and sequence.pooling is None  # so that a new one is chosen
         self.is_decode = num_known - start == 1 and num_known > sequence.num_prompt_tokens
         self.is_anticipated = False  # whether its sequence counts it as computed already
         self.scored = NO_PLACES  # places of its tokens after which logprobs are wanted
@@ -223,6 +235,20 @@ class ScheduledSequence:
             self.scored = range(max(start, sequence.num_scored_tokens), min(self.end, last))
         self.prompt_logprobs: list[TokenLogprobs] = []  # of these, set by the runner
         self._num_preemptions = sequence.num_preemptions
+
+    @property
+    def pooled_places(self) -> range:
+        """Of the tokens whose last hidden states are wanted."""
+        pooling = self.sequence.pooling
+        if pooling is None:
+            return range(0)
+        match pooling.pooling_type:
+            case "MEAN":
+                return range(self.start, self.end)
+            case "CLS":
+                return range(0 if self.start == 0 else 1, 1)
+            case _:
+                return range(self.end - self.is_last, self.end)
 
     @property
     def is_current(self) -> bool:
@@ -238,11 +264,15 @@ class ScheduledSequence:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """What the runner gives back for a sampled sequence: a token, or why there is none."""
+    """What the runner gives back for a sampled sequence: a token, or why there is none.
+
+    For a prompt that is pooled it is the embedding, in the place of a token.
+    """
 
     token_id: int
     logprobs: TokenLogprobs | None = None
     error: Problem | None = None
+    embedding: bytes | None = None  # numbers in float32, one after another
 
 
 Tokens = list[SampledToken | None]  # of the parts of a step; None where none was sampled

@@ -50,6 +50,8 @@ class Batch:
     # known; None if all are.
     unknown_rows: Tensor | None = None
     num_scored: int = 0  # of a prompt's other tokens, whose logits are wanted, too
+    # [num_hidden] int64: the tokens whose last hidden states are wanted; None if there are none.
+    hidden_rows: Tensor | None = None
 
     @property
     def num_wanted(self) -> int:
@@ -98,6 +100,7 @@ class Batch:
             seq_lens=self.seq_lens[first:],
             logits_rows=self.logits_rows[:0],
             unknown_rows=None,
+            hidden_rows=None,
         )
 
 
@@ -167,6 +170,7 @@ def build_batch(
     slots: list[int] = []
     logits_rows: list[int] = []
     scored_rows: list[int] = []
+    hidden_rows: list[int] = []
     unknown: list[tuple[int, int]] = []  # row, and its row in the step before
     cu_seqlens = [0]
     seq_lens: list[int] = []
@@ -189,6 +193,9 @@ def build_batch(
         seq_lens.append(item.end)
         if item.is_sampled:
             logits_rows.append(len(input_ids) - 1)
+        elif sequence.pooling is not None:
+            first = len(input_ids) - item.end  # row of the place 0, as it were
+            hidden_rows += [first + place for place in item.pooled_places]
         if sequence.num_unknown:
             unknown.append((len(input_ids) - 1, sequence.unknown_row))
 
@@ -224,4 +231,5 @@ def build_batch(
         logits_rows=memory.logits_rows.write(logits_rows, len(logits_rows)),
         unknown_rows=unknown_rows,
         num_scored=len(scored_rows),
+        hidden_rows=torch.tensor(hidden_rows) if hidden_rows else None,
     )

@@ -1,5 +1,6 @@
 """Stand-ins for the core's tests: a model with a script, and a core that is stepped by hand."""
 
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +34,7 @@ def make_scheduler(num_blocks: int = 64, **settings: Any) -> Scheduler:
 def make_request(request_id: str, num_prompt_tokens: int = 3, **fields: Any) -> AddRequest:
     """A greedy request whose prompt counts 1, 2, 3 ...; what is no field goes to SamplingParams."""
     prompt = fields.pop("prompt", list(range(1, num_prompt_tokens + 1)))
-    names = ("resume_token_ids", "priority", "cache_salt")
+    names = ("resume_token_ids", "priority", "cache_salt", "pooling")
     own = {name: fields.pop(name) for name in names if name in fields}
     arrival_time = fields.pop("arrival_time", 0.0)
     params = SamplingParams(**({"temperature": 0.0} | fields))
@@ -42,6 +43,8 @@ def make_request(request_id: str, num_prompt_tokens: int = 3, **fields: Any) -> 
 
 class FakeModel:
     """Runs nothing: the next token of a sequence is `script(sequence)`, by default last + 1.
+
+    The embedding of a prompt is 1 and its number of tokens.
 
     `during_step` is called once in the middle of each step, as if something happened meanwhile.
     What the scheduler does not know yet is taken from the sampled rows of the step before.
@@ -61,6 +64,10 @@ class FakeModel:
         self.steps.append({item.sequence.request_id: item.num_tokens for item in scheduled})
         tokens = [self._next(item.sequence) if item.is_sampled else None for item in scheduled]
         self._chosen = [token.token_id for token in tokens if token is not None]
+        for index, item in enumerate(scheduled):
+            if item.is_last and item.sequence.pooling is not None:
+                numbers = array("f", (1, item.sequence.num_tokens))
+                tokens[index] = SampledToken(-1, embedding=numbers.tobytes())
         self.during_step()
         return tokens
 

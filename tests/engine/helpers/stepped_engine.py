@@ -60,7 +60,7 @@ class SteppedEngine:
         if wait is not None:
             self._in_flight = (scheduled, wait)
             if self.runs_ahead and not any(
-                item.is_sampled and item.sequence.waits_for_tokens for item in scheduled
+                item.is_last and item.sequence.waits_for_tokens for item in scheduled
             ):
                 self.scheduler.anticipate(scheduled)
             else:

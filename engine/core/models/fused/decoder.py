@@ -17,6 +17,7 @@ from engine.core.ops.decoder_step import (
     DecoderSettings,
     DecoderStep,
     DecoderWeights,
+    HiddenRows,
     LoadedDecoder,
     StepInput,
 )
@@ -46,6 +47,7 @@ class FusedDecoder:
         self.rotate = rotate
         self._memory = torch.empty((0, shape.vocab_size))  # grows to the most logits of a step
         self._logits = self._memory  # as much of it as the last step took
+        self.hidden: Tensor | None = None  # [num_hidden, hidden] float32, of the last step
         self.loaded: LoadedDecoder | None = None  # since the cache is allocated
         self._step = step
 
@@ -89,7 +91,8 @@ class FusedDecoder:
     def forward(self, batch: Batch) -> Tensor:
         """One pass; the logits of the wanted rows, [num_wanted, vocab] float32.
 
-        They are the caller's until the next pass, which writes over them.
+        They are the caller's until the next pass, which writes over them. `hidden` has the last
+        hidden states that the batch wants, in memory of their own.
         """
         assert self.loaded is not None
         num_wanted = batch.num_wanted
@@ -104,7 +107,13 @@ class FusedDecoder:
             batch.seq_lens,
             batch.logits_rows[:num_wanted],
         )
-        self._step(inputs, self.loaded, self._logits)
+        self.hidden = None
+        if batch.hidden_rows is None:
+            self._step(inputs, self.loaded, self._logits)
+            return self._logits
+        self.hidden = torch.empty((len(batch.hidden_rows), self.shape.hidden_size))
+        hidden = HiddenRows(batch.hidden_rows, self.hidden)
+        self._step(inputs, self.loaded, self._logits, hidden)
         return self._logits
 
     def _resize_logits(self, num_rows: int) -> None:

@@ -84,6 +84,7 @@ class GpuDecoder:
         # [num_blocks, num_layers, 2, page_size, num_kv_heads, head_dim], keys and then values: what
         # all layers have of a block lies together, to be copied or cleared at once.
         self.cache = torch.empty(0)
+        self.hidden: Tensor | None = None  # [num_hidden, hidden], of the last step
         self.rotary = torch.empty(0)  # [num_positions, 2, head_dim / 2] float32
         self._ops = ops
         self._attention = attention
@@ -113,7 +114,10 @@ class GpuDecoder:
         self.rotary = rotary_table(self.rotate, num_positions, self.device)
 
     def forward(self, batch: Batch) -> Tensor:
-        """One pass; the logits of the wanted rows, [num_wanted, vocab] of the weights' type."""
+        """One pass; the logits of the wanted rows, [num_wanted, vocab] of the weights' type.
+
+        `hidden` has the last hidden states that the batch wants, in memory of their own.
+        """
         shape, ops = self.shape, self._ops
         num_heads, head_dim, num_tokens = shape.num_heads, shape.head_dim, batch.num_tokens
         num_queries = num_heads * head_dim
@@ -148,6 +152,13 @@ class GpuDecoder:
             delta = functional.linear(gated, layer.down)
         wanted = batch.logits_rows[: batch.num_wanted]
         assert delta is not None
+        self.hidden = None
+        if batch.hidden_rows is not None:
+            states = hidden[batch.hidden_rows]
+            self.hidden = torch.empty_like(states)
+            ops.add_rms_norm(
+                states, delta[batch.hidden_rows], self.norm, self.hidden, shape.epsilon
+            )
         hidden, rows = hidden[wanted], rows[: batch.num_wanted]
         ops.add_rms_norm(hidden, delta[wanted], self.norm, rows, shape.epsilon)
         return functional.linear(rows, self.head)

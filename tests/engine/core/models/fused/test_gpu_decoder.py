@@ -21,6 +21,7 @@ from engine.core.runner.model_runner import ModelRunner
 from engine.core.sampling.sampler import Choices
 from engine.core.scheduling.sequence import ScheduledSequence
 from tests.engine.core.runner.test_decode_graphs import record_again
+from tests.engine.core.sampling import test_pooler as embeddings
 from tests.engine.helpers.greedy_oracle import (
     Folders,
     Reference,
@@ -109,6 +110,24 @@ def test_recorded_decodes_equal_transformers(
 def test_preempted_sequences_equal_transformers(runs_ahead: bool, folders: Folders) -> None:
     engine = check_equals_transformers(folders("qwen3"), num_blocks=7, runs_ahead=runs_ahead)
     assert engine.scheduler.totals.preemptions > 0
+
+
+@KERNELS
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("kind", ["LAST", "MEAN", "CLS"])
+def test_embeddings_equal_transformers(kind: str, runs_ahead: bool, folders: Folders) -> None:
+    engine = SteppedEngine(folders("qwen3"), runs_ahead=runs_ahead, max_num_batched_tokens=7)
+    assert isinstance(engine.runner.loaded.fused, GpuDecoder)
+    engine.add("answer", make_prompts()[0])
+    for number, prompt in enumerate(make_prompts()):
+        embeddings.add(engine, str(number), prompt, pooling_type=kind)
+        engine.step()
+    engine.run()
+    for number, prompt in enumerate(make_prompts()):
+        states = embeddings.hidden_states(folders("qwen3"), prompt)
+        difference = embeddings.embedding(engine, str(number)) - embeddings.pooled(states, kind)
+        assert difference.abs().max() <= 1e-5
 
 
 @KERNELS
