@@ -26,6 +26,7 @@ from engine.client.parts import EngineParts, constructor_args, release, start_pa
 from engine.client.requests.collector import RequestOutputCollector
 from engine.client.requests.core_client import CoreClient, StateCallback
 from engine.client.requests.core_connection import STALL_SECONDS
+from engine.client.requests.embedding import open_embedding
 from engine.client.requests.inputs import (
     LoRARequest,
     Prompt,
@@ -242,11 +243,39 @@ class AsyncLLM(EngineControl):
         request_id: Any,
         prompt_token_ids: list[int] | LoRARequest | None = None,
         lora_request: LoRARequest | None = None,
+        trace_headers: Any = None,
+        priority: int = 0,
+        tokenization_kwargs: dict[str, Any] | None = None,
         **options: Any,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
-        """Not implemented; the error appears at the first iteration."""
-        raise NotImplementedError("encode() is not implemented")
-        yield
+        """Yield one output, the embedding of a prompt; `PoolingParams` says which.
+
+        Nothing happens before the first iteration, and errors of the arguments appear there, as in
+        `generate`. Leaving the stream in any way aborts the request. After `abort()` the output has
+        finish reason "abort" and no numbers. `options` are `arrival_time`, `on_progress` and
+        `reasoning_ended`, which is vLLM's, as is `trace_headers`, and without effect.
+        """
+        if isinstance(prompt_token_ids, LoRARequest) or lora_request is not None:
+            raise NotImplementedError("lora_request is not implemented")
+        parsed = parse_prompt(prompt, prompt_token_ids)
+        check_tokenization(tokenization_kwargs, parsed.token_ids)
+        check_order(priority, None)
+        state, stream = open_embedding(request_id, parsed, pooling_params, **options)
+        self._client.check_admission()
+        self._client.attach()
+        self.output_processor.add(state)
+        try:
+            ids = parsed.token_ids
+            if ids is None:
+                ids = await self._tokenize(
+                    parsed.text or "", tokenization_kwargs or {}, parsed.cache_salt
+                )
+            if not state.has_ended:  # it may have been aborted meanwhile
+                self._client.submit(state, ids, priority=priority, cache_salt=parsed.cache_salt)
+            output: Any = await stream.get()
+            yield output
+        finally:
+            self._client.leave(state)
 
     async def add_request(
         self,

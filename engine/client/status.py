@@ -192,7 +192,9 @@ class EngineStatus:
         return InputPreprocessor(self.tokenizer)
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
-        return ("generate",)
+        """What the core can do; before the first one has answered, only "generate" is known."""
+        ready = self._client.ready
+        return ("generate",) if ready is None or not ready.embedding_size else ("generate", "embed")
 
     async def is_tracing_enabled(self) -> bool:
         """False: trace headers are accepted and go nowhere."""

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from engine.errors import EngineGenerateError
 from engine.outputs import RequestOutput
+from engine.pooling import PoolingRequestOutput
 from engine.sampling_params import RequestOutputKind
 
 
@@ -23,14 +24,14 @@ class RequestOutputCollector:
         self._has_ended = False
         self._on_close: Callable[[], None] | None = None
 
-    def put(self, output: RequestOutput | Exception) -> None:
+    def put(self, output: RequestOutput | PoolingRequestOutput | Exception) -> None:
         """Add an output; an exception takes the place of what waits. Ignored after `close`."""
         if self._has_ended:
             return
         if isinstance(output, RequestOutput) and isinstance(self.output, RequestOutput):
             self.output.add(output, aggregate=self._aggregate)
         elif not isinstance(self.output, Exception):
-            self.output = output
+            self.output = cast(RequestOutput | Exception, output)  # others are read by `encode`
             self.ready.set()
 
     async def get(self) -> RequestOutput:

@@ -154,7 +154,7 @@ class CoreClient:
         max_tokens = state.params.max_tokens
         if max_tokens is None or len(resume_token_ids) < max_tokens:
             check_prompt(
-                token_ids, resume_token_ids, state.params, ready
+                token_ids, resume_token_ids, state.params, ready, state.pooling
             )  # else it comes back only to be ended
         state.set_prompt(self._tokenizer, token_ids, resume_token_ids)
         if state.stop_string is not None:
@@ -168,6 +168,7 @@ class CoreClient:
             resume_token_ids=state.resume_token_ids,
             priority=priority,
             cache_salt=cache_salt,
+            pooling=state.pooling,
         )
         check_request(request)
         if not self._send(request):

@@ -8,6 +8,7 @@ from typing import Any, NotRequired, TypedDict
 from engine.client.text.tokenizer import Tokenizer
 from engine.errors import ValidationError, check_text, refuse
 from engine.ipc import Ready
+from engine.pooling import PoolingParams, check_dimensions
 from engine.sampling_params import SamplingParams
 
 MAX_ID_CHARACTERS = 1024
@@ -189,18 +190,25 @@ def check_prompt(
     resume_token_ids: Sequence[int],
     params: SamplingParams,
     ready: Ready,
+    pooling: PoolingParams | None = None,
 ) -> None:
-    """Refuse a prompt that the model cannot read or the cache cannot hold, with its answer."""
+    """Refuse a prompt that the model cannot read or the cache cannot hold, with its answer.
+
+    One that is pooled has none.
+    """
+    if pooling is not None:
+        check_dimensions(pooling, ready.embedding_size)
     if not token_ids:
         raise ValidationError("the prompt is empty", "prompt", "")
     length = len(token_ids) + len(resume_token_ids)
-    if length >= ready.max_model_len:
+    num_needed = length + (pooling is None)
+    if num_needed > ready.max_model_len:
         raise ValidationError(
             f"the prompt has {length} tokens, and the model's context {ready.max_model_len}",
             "prompt",
             length,
         )
-    if length >= ready.num_blocks * ready.block_size:
+    if num_needed > ready.num_blocks * ready.block_size:
         num_slots = ready.num_blocks * ready.block_size
         problem = f"the prompt has {length} tokens, and the KV cache {num_slots}"
         raise ValidationError(problem, "prompt", length)

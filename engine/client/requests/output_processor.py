@@ -173,6 +173,7 @@ def merge_outputs(earlier: SequenceOutput, later: SequenceOutput) -> SequenceOut
         scheduled_ts=later.scheduled_ts,
         first_token_ts=later.first_token_ts,
         prompt_logprobs=_joined(earlier.prompt_logprobs, later.prompt_logprobs),
+        embedding=later.embedding,
     )
 
 

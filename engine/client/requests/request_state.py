@@ -4,6 +4,7 @@ import logging
 import time
 import uuid
 import weakref
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,7 @@ from engine.outputs import (
     RequestOutput,
     RequestProgress,
 )
+from engine.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
 
 
@@ -74,6 +76,7 @@ class RequestState:
         self.request_id = request_id  # as the caller gave it
         self.internal_id = new_internal_id(request_id) if parent is None else parent.child_id(index)
         self.params = params
+        self.pooling: PoolingParams | None = None  # wanted in the place of an answer
         self.parent = parent
         self.index = index  # of the answer, among those of its parent
         self.prompt = prompt
@@ -301,6 +304,59 @@ class RequestState:
         if holder.shown_prompt_ids is None:
             holder.shown_prompt_ids = list(self.prompt_token_ids)
         return holder.shown_prompt_ids
+
+
+class PoolingState(RequestState):
+    """One open embedding request. It has no tokens, and one output, which is its last."""
+
+    def __init__(
+        self,
+        request_id: Any,
+        pooling: PoolingParams,
+        collector: RequestOutputCollector,
+        *,
+        prompt: str | None = None,
+        arrival_time: float | None = None,
+        on_progress: ProgressCallback | None = None,
+    ) -> None:
+        super().__init__(
+            request_id,
+            SamplingParams(max_tokens=1, detokenize=False, seed=0),  # what every request has
+            collector,
+            prompt=prompt,
+            arrival_time=arrival_time,
+            on_progress=on_progress,
+        )
+        self.pooling = pooling
+        self._embedding = array("f")
+
+    def update(self, output: SequenceOutput) -> FinishReason | None:
+        if output.embedding is not None:
+            self._embedding = array("f", output.embedding)
+        return super().update(output)
+
+    def _emit(
+        self,
+        reason: FinishReason | None,
+        stop_reason: int | str | None,
+        error: OutputError | None,
+    ) -> None:
+        collector = self._collector()
+        if collector is None:
+            return
+        is_whole = reason == "stop"  # not that of a request that was aborted a moment before
+        collector.put(
+            PoolingRequestOutput(
+                request_id=self.request_id,
+                outputs=PoolingOutput(self._embedding.tolist() if is_whole else []),
+                prompt_token_ids=self._shown_prompt(),
+                num_cached_tokens=self.num_cached_tokens,
+                finished=True,
+                error=error,
+                finish_reason=reason,
+                metrics=self.metrics,
+            )
+        )
 
 
 def create_states(

@@ -55,7 +55,8 @@ class Resubmission:
         """The next core may have another model: end what it cannot go on with."""
         for state in self.waiting():
             try:
-                check_prompt(state.prompt_token_ids, _tokens_so_far(state), state.params, ready)
+                tokens = _tokens_so_far(state)
+                check_prompt(state.prompt_token_ids, tokens, state.params, ready, state.pooling)
             except ValidationError as error:
                 self._end(state, f"the engine core was replaced, and {error}")
 

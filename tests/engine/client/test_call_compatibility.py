@@ -92,12 +92,15 @@ async def test_mistyped_argument_is_an_error_at_the_first_iteration(engine: Asyn
 
 
 @pytest.mark.parametrize("fourth", [[1, 2], LoRARequest("a", 1, "/a"), None])
-async def test_encode_is_refused_by_name_at_the_first_iteration(
-    engine: AsyncLLM, fourth: Any
-) -> None:
+async def test_encode_takes_ids_or_an_adapter_as_the_fourth(engine: AsyncLLM, fourth: Any) -> None:
     outputs = engine.encode("text", PoolingParams(), "r", fourth)
-    with pytest.raises(NotImplementedError, match="encode"):
-        await anext(outputs)
+    if isinstance(fourth, LoRARequest):
+        with pytest.raises(NotImplementedError, match="lora_request"):
+            await anext(outputs)
+        return
+    (output,) = [output async for output in outputs]
+    assert output.prompt_token_ids == (fourth or engine.tokenizer.encode("text"))
+    assert output.outputs.data == [1, len(output.prompt_token_ids)] and output.finished
 
 
 async def test_add_request_takes_nine_arguments_by_position(engine: AsyncLLM) -> None:
@@ -224,7 +227,7 @@ async def test_preprocessor_and_tasks_are_available(engine: AsyncLLM) -> None:
     preprocessor = await engine.get_input_preprocessor()
     ids = engine.tokenizer.encode("hello")
     assert preprocessor.preprocess("hello") == {"prompt_token_ids": ids, "prompt": "hello"}
-    assert await engine.get_supported_tasks() == ("generate",)
+    assert await engine.get_supported_tasks() == ("generate", "embed")
 
 
 async def test_load_is_known_before_a_request_is_made(core: ThreadedCore, engine: AsyncLLM) -> None:

@@ -47,6 +47,7 @@ class ThreadedCore:
             attn_backend="none",
             pace=config.pace,
             config=config,
+            embedding_size=2,
         )
         metrics = CoreMetrics("fake", "none")
         core = EngineCore(self.scheduler, self.model.launch, metrics, epoch=1, worker=worker)

@@ -1,0 +1,245 @@
+"""`AsyncLLM.encode`: against a core with a script, and against real ones that are killed."""
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine import AsyncEngineArgs, AsyncLLM, PoolingParams, PoolingRequestOutput, SamplingParams
+from engine.errors import PromptTooLongError, ValidationError
+from engine.ipc import Abort, AddRequest, SequenceOutput, decode_client_message, encode
+from engine.outputs import RequestProgress
+from tests.engine.helpers.connected_engine import PROMPT, receive, settle
+from tests.engine.helpers.scripted_core import ScriptedCore
+from tests.engine.test_real_core import Supervised
+from tests.helpers.patience import PATIENCE
+from tests.helpers.tiny_model import build_tiny_model
+
+NUMBERS = [0.5, -1.0, 2.0, 0.25]
+LAST = PoolingParams()
+MEAN = PoolingParams(pooling_type="MEAN")
+
+
+@pytest.fixture
+def core(address: str) -> Iterator[ScriptedCore]:
+    with ScriptedCore(address) as core:
+        core.ready = msgspec.structs.replace(core.ready, embedding_size=len(NUMBERS))
+        yield core
+
+
+@pytest.fixture
+async def engine(core: ScriptedCore, model: Path) -> AsyncIterator[AsyncLLM]:
+    engine = AsyncLLM.connect(core.address, model=str(model))
+    await engine.wait_ready(PATIENCE)
+    yield engine
+    assert engine.get_num_unfinished_requests() == 0
+    engine.shutdown()
+
+
+async def only(engine: AsyncLLM, *args: Any, **options: Any) -> PoolingRequestOutput:
+    async with asyncio.timeout(PATIENCE):
+        (output,) = [output async for output in engine.encode(*args, **options)]
+    assert output.finished
+    return output
+
+
+def emit(core: ScriptedCore, request: AddRequest) -> None:
+    numbers = array("f", NUMBERS).tobytes()
+    core.emit(request.request_id, finish="stop", embedding=numbers, num_cached_tokens=16)
+
+
+async def test_the_one_output_has_the_numbers_of_the_core(
+    engine: AsyncLLM, core: ScriptedCore
+) -> None:
+    asking = asyncio.create_task(only(engine, PROMPT, MEAN, 7, priority=3))
+    request = await receive(core, AddRequest)
+    assert (request.pooling, request.priority) == (MEAN, 3)
+    core.emit(request.request_id, num_computed_tokens=2)  # no output of the stream
+    emit(core, request)
+    output = await asking
+    assert (output.request_id, output.outputs.data) == (7, NUMBERS)
+    assert (output.prompt_token_ids, output.num_cached_tokens) == (PROMPT, 16)
+    assert (output.finish_reason, output.error) == ("stop", None)
+
+
+async def test_outputs_that_are_processed_together_keep_the_numbers(
+    engine: AsyncLLM, core: ScriptedCore
+) -> None:
+    asking = asyncio.create_task(only(engine, PROMPT, LAST, "r"))
+    name = (await receive(core, AddRequest)).request_id
+    last = SequenceOutput(name, finish_reason="stop", embedding=array("f", NUMBERS).tobytes())
+    core.emit_all([SequenceOutput(name), last])
+    assert (await asking).outputs.data == NUMBERS
+
+
+async def test_an_abort_ends_with_no_numbers(engine: AsyncLLM, core: ScriptedCore) -> None:
+    asking = asyncio.create_task(only(engine, PROMPT, LAST, "r"))
+    request = await receive(core, AddRequest)
+    await engine.abort("r")
+    assert await receive(core, Abort) == Abort([request.request_id])
+    emit(core, request)  # it had ended just before
+    output = await asking
+    assert (output.finish_reason, output.outputs.data) == ("abort", [])
+
+
+async def test_a_reader_that_leaves_aborts(engine: AsyncLLM, core: ScriptedCore) -> None:
+    asking = asyncio.create_task(only(engine, PROMPT, LAST, "r"))
+    request = await receive(core, AddRequest)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert await receive(core, Abort) == Abort([request.request_id])
+
+
+async def test_an_error_of_the_core_comes_in_the_output(
+    engine: AsyncLLM, core: ScriptedCore
+) -> None:
+    asking = asyncio.create_task(only(engine, PROMPT, LAST, "r"))
+    request = await receive(core, AddRequest)
+    core.emit(request.request_id, finish="error", error=("request_timeout", "too late"))
+    output = await asking
+    assert (output.finish_reason, output.outputs.data) == ("error", [])
+    assert (output.error.code, output.error.message) == ("request_timeout", "too late")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "options", "problem"),
+    [
+        ([], LAST, {}, "the prompt is empty"),
+        ([1] * 1001, LAST, {}, "the prompt has 1001 tokens"),
+        ([1001], LAST, {}, "of the model's vocabulary"),
+        (PROMPT, PoolingParams(dimensions=5), {}, "dimensions must be at most 4"),
+        (PROMPT, SamplingParams(), {}, "pooling_params must be PoolingParams"),
+        (PROMPT, LAST, {"priority": "high"}, "priority must be"),
+        (PROMPT, LAST, {"on_progress": 3}, "on_progress must be"),
+        (PROMPT, LAST, {"tokenization_kwargs": 3}, "tokenization_kwargs must be"),
+    ],
+)
+async def test_bad_input_is_refused_by_name_and_leaves_nothing(
+    prompt: Any,
+    params: Any,
+    options: dict[str, Any],
+    problem: str,
+    engine: AsyncLLM,
+    core: ScriptedCore,
+) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        await only(engine, prompt, params, "r", **options)
+    await engine.check_health()
+    assert not [message for message in core.received() if isinstance(message, AddRequest)]
+
+
+async def test_a_text_that_is_too_long_is_refused(engine: AsyncLLM) -> None:
+    with pytest.raises(PromptTooLongError):
+        await only(engine, "a b " * 5000, LAST, "r")
+
+
+async def test_a_prompt_may_fill_the_context(engine: AsyncLLM, core: ScriptedCore) -> None:
+    asking = asyncio.create_task(only(engine, [1] * 1000, LAST, "r"))
+    emit(core, await receive(core, AddRequest))
+    assert (await asking).finish_reason == "stop"
+
+
+async def test_an_id_in_use_is_refused(engine: AsyncLLM, core: ScriptedCore) -> None:
+    asking = asyncio.create_task(only(engine, PROMPT, LAST, "r"))
+    request = await receive(core, AddRequest)
+    with pytest.raises(ValidationError, match="is open already"):
+        await only(engine, PROMPT, LAST, "r")
+    emit(core, request)
+    await asking
+
+
+async def test_a_core_that_cannot_embed_is_not_asked(address: str, model: Path) -> None:
+    with ScriptedCore(address) as core:
+        engine = AsyncLLM.connect(core.address, model=str(model))
+        await engine.wait_ready(PATIENCE)
+        assert await engine.get_supported_tasks() == ("generate",)
+        with pytest.raises(ValidationError, match="makes no embeddings"):
+            await only(engine, PROMPT, LAST, "r")
+        engine.shutdown()
+
+
+async def test_the_next_core_gets_the_request_whole(
+    engine: AsyncLLM, core: ScriptedCore, address: str
+) -> None:
+    asking = asyncio.create_task(only(engine, PROMPT, MEAN, "r"))
+    first = await receive(core, AddRequest)
+    await asyncio.to_thread(core.kill)
+    await settle(lambda: not engine.is_ready)
+    with ScriptedCore(address, epoch=2) as following:
+        following.ready = msgspec.structs.replace(following.ready, embedding_size=len(NUMBERS))
+        again = await receive(following, AddRequest)
+        assert (again.pooling, again.prompt_token_ids) == (MEAN, PROMPT)
+        assert again.resume_token_ids == [] and again.request_id != first.request_id
+        emit(following, again)
+        output = await asking
+    assert output.outputs.data == NUMBERS and output.metrics.num_resubmits == 1
+
+
+async def test_a_next_core_with_fewer_dimensions_ends_it(
+    engine: AsyncLLM, core: ScriptedCore, address: str
+) -> None:
+    asking = asyncio.create_task(only(engine, PROMPT, PoolingParams(dimensions=4), "r"))
+    await receive(core, AddRequest)
+    await asyncio.to_thread(core.kill)
+    await settle(lambda: not engine.is_ready)
+    with ScriptedCore(address, epoch=2) as following:
+        following.ready = msgspec.structs.replace(following.ready, embedding_size=3)
+        output = await asking
+    assert output.finish_reason == "error" and "dimensions" in output.error.message
+
+
+def test_a_client_of_an_older_version_asks_for_answers() -> None:
+    """Messages grow at their end, and what is absent there has its default."""
+    request = AddRequest("r", PROMPT, SamplingParams(), 0.0)
+    fields = msgspec.msgpack.decode(encode(request))
+    assert decode_client_message(msgspec.msgpack.encode(fields[:-1])) == request
+
+
+# ---- real cores
+
+
+async def test_embeddings_equal_transformers_also_after_the_core_was_killed(
+    tmp_path: Path,
+) -> None:
+    """It dies amid each prompt, which the next core reads from its start."""
+    folder = build_tiny_model(tmp_path)
+    arguments = AsyncEngineArgs(
+        str(folder), threads=1, max_num_batched_tokens=16, max_step_seconds=0
+    )
+    supervised = Supervised(arguments, stall_seconds=PATIENCE)
+    await supervised.wait_ready()
+    engine, prompt = supervised.engine, [5 + number % 300 for number in range(400)]
+    params = {kind: PoolingParams(pooling_type=kind) for kind in ("LAST", "MEAN", "CLS")}
+    undisturbed = {kind: await only(engine, prompt, params[kind], kind) for kind in params}
+
+    killed: list[str] = []
+
+    def kill_once(progress: RequestProgress) -> None:
+        if progress.num_computed_tokens and kind not in killed:
+            killed.append(kind)
+            supervised.core.process.kill()
+
+    salted: Any = {"prompt_token_ids": prompt, "cache_salt": "another"}
+    for kind in params:
+        asking = asyncio.create_task(only(engine, salted, params[kind], "r", on_progress=kill_once))
+        await asyncio.to_thread(supervised.core.process.wait)
+        await supervised.replace()
+        output = await asking
+        assert output.metrics.num_resubmits == 1
+        assert output.outputs.data == undisturbed[kind].outputs.data
+    assert await engine.get_supported_tasks() == ("generate", "embed")
+    supervised.close()
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").base_model
+    with torch.inference_mode():
+        states = model(torch.tensor([prompt]), use_cache=False).last_hidden_state[0]
+    pooled = {"LAST": states[-1], "MEAN": states.mean(0), "CLS": states[0]}
+    for kind, output in undisturbed.items():
+        expected = torch.nn.functional.normalize(pooled[kind], dim=-1)
+        assert (torch.tensor(output.outputs.data) - expected).abs().max() <= 1e-5
