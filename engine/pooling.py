@@ -1,6 +1,6 @@
 """`PoolingParams` and `PoolingRequestOutput`: the types of `encode()`, which embeds a prompt.
 
-A prompt becomes one vector of the model's last hidden states, those behind the last norm. The names
+A prompt becomes one vector of the model's last hidden states, those after the last norm. The names
 are vLLM's; there `pooling_type` is a setting of the engine, here of each request.
 """
 

@@ -1,6 +1,6 @@
 """The pooler: from the last hidden states of a prompt, read in whatever chunks, to its embedding.
 
-Hidden states are those behind the model's last norm, which the output layer would read. Sums are in
+Hidden states are those after the model's last norm, which the output layer would read. Sums are in
 float64 and go from token to token, so that the bits depend neither on the chunks nor on the batch.
 """
 

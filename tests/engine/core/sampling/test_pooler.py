@@ -48,7 +48,7 @@ def embedding(engine: SteppedEngine, request_id: str) -> Tensor:
 
 
 def hidden_states(folder: Path, prompt: list[int]) -> Tensor:
-    """Of transformers, behind the last norm: [num_tokens, width]."""
+    """Of transformers, after the last norm: [num_tokens, width]."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").base_model
     with torch.inference_mode():
         states: Tensor = model(torch.tensor([prompt]), use_cache=False).last_hidden_state[0]
