@@ -105,7 +105,7 @@ class Sequence:
         self.waits_for_tokens = (
             pooling is not None or params.needs_answer or params.logprobs is not None
         )
-        # What is read there gives no logits, and so no logprobs of the prompt, and no hidden states.
+        # What is read there gives neither logprobs of the prompt nor hidden states.
         is_scored = params.prompt_logprobs is not None
         is_pooled = pooling is not None and pooling.skips_prefix_cache
         self.reads_prefix_cache = not (params.skip_reading_prefix_cache or is_scored or is_pooled)
