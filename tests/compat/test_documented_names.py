@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import inspect
 import logging
+import math
 import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -216,8 +217,9 @@ async def stream_a_few_tokens(engine: AsyncLLM) -> None:
 
 @documented("encode")
 async def encode_a_text(engine: AsyncLLM) -> None:
-    async for _ in engine.encode(None, PoolingParams(), "r", [FIRST], None):
-        pass
+    (output,) = [one async for one in engine.encode(None, PoolingParams(), "r", [FIRST], None)]
+    assert output.finished and output.prompt_token_ids == [FIRST]
+    assert math.hypot(*output.outputs.data) == pytest.approx(1)
 
 
 @documented("abort")
@@ -362,7 +364,7 @@ async def add_an_adapter(engine: AsyncLLM) -> None:
 @documented("collective_rpc")
 async def call_the_worker(engine: AsyncLLM) -> None:
     assert await engine.collective_rpc("check_health", 5.0, (), {}) == [None]
-    assert await engine.collective_rpc("get_supported_tasks") == [["generate"]]
+    assert await engine.collective_rpc("get_supported_tasks") == [["generate", "embed"]]
 
 
 # ---- beside the engine
