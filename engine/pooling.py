@@ -27,7 +27,7 @@ class PoolingParams(msgspec.Struct, kw_only=True):
     skip_reading_prefix_cache: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.task in ABSENT_TASKS:
+        if self.task in ABSENT_TASKS:  # they need heads, or outputs for each token
             raise NotImplementedError(f"the pooling task {self.task!r} is not implemented")
         if self.task not in (None, "embed"):
             raise refuse("task", self.task, "must be embed")

@@ -52,7 +52,7 @@ class RepetitionDetectionParams(msgspec.Struct, array_like=True, frozen=True):
             length = size * (self.min_count - 1)
             if token_ids[end - 2 * size : end - size] != token_ids[end - size : end]:
                 continue
-            # Whatever repeats itself equals itself, moved by the pattern's size.
+            # What repeats itself equals itself, moved by the pattern's size.
             if token_ids[end - size - length : end - size] == token_ids[end - length : end]:
                 return True
         return False

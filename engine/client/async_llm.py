@@ -255,6 +255,7 @@ class AsyncLLM(EngineControl):
         finish reason "abort" and no numbers. `options` are `arrival_time`, `on_progress` and
         `reasoning_ended`, which is vLLM's, as is `trace_headers`, and without effect.
         """
+        # There are no adapters: to ignore one would give another model's embedding.
         if isinstance(prompt_token_ids, LoRARequest) or lora_request is not None:
             raise NotImplementedError("lora_request is not implemented")
         parsed = parse_prompt(prompt, prompt_token_ids)

@@ -60,11 +60,12 @@ def constructor_args(
 ) -> EngineArgs:
     """The engine that a call of `AsyncLLM` itself asks for.
 
-    Raises `NotImplementedError` for config objects of vLLM, by position or by name, and whatever
+    Raises `NotImplementedError` for config objects of vLLM, by position or by name, and what
     `AsyncEngineArgs` raises; `TypeError` without a model.
     """
     way = "AsyncLLM.from_engine_args(AsyncEngineArgs(...))"
     given = dict(settings)
+    # Such objects hold settings of parts that only vLLM has: to take some of them would mislead.
     for name in CONFIG_OBJECTS:
         if given.pop(name, None) is not None:
             raise NotImplementedError(f"{name} is not implemented: use {way}")

@@ -292,7 +292,7 @@ async def ask_for_what_is_off(engine: AsyncLLM) -> None:
     assert await engine.is_sleeping() is False
 
 
-# ---- AsyncLLMEngine: what it can be told
+# ---- AsyncLLMEngine: its calls
 
 
 @documented("start_background_loop", "shutdown_background_loop")
@@ -309,21 +309,21 @@ async def begin_and_end(engine: AsyncLLM) -> None:
 
 @documented("do_log_stats", "add_logger", "remove_logger")
 async def log_the_load(engine: AsyncLLM) -> None:
-    told: list[Any] = []
+    heard: list[Any] = []
 
     class Logger:
         def record(self, scheduler_stats: Any, iteration_stats: Any) -> None:
-            told.append(iteration_stats.num_generation_tokens)
+            heard.append(iteration_stats.num_generation_tokens)
 
         def log(self) -> None:
-            told.append("log")
+            heard.append("log")
 
     await engine.add_logger("mine", Logger())
     await text(engine.generate([FIRST], greedy(6), "r"))
     await engine.do_log_stats(None, None)
     await engine.remove_logger("mine")
     await text(engine.generate([FIRST], greedy(6), "r"))
-    assert told.pop() == "log" and sum(told) == 6
+    assert heard.pop() == "log" and sum(heard) == 6
 
 
 @documented("start_profile", "stop_profile")

@@ -1,4 +1,4 @@
-"""The pooler: from the last hidden states of a prompt, read in whatever chunks, to its embedding.
+"""The pooler: from the last hidden states of a prompt, in any chunks, to its embedding.
 
 Hidden states are those after the model's last norm, which the output layer would read. Sums are in
 float64 and go from token to token, so that the bits depend neither on the chunks nor on the batch.

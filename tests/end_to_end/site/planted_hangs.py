@@ -63,6 +63,7 @@ def take_effect(hangs: str, constants: dict[str, float]) -> None:
         if hangs == "supervisor":
             from server.engines.native import preparation
 
+            # It is a name that the module imports, which mypy does not let others set.
             preparation.try_chat_template = _hang  # type: ignore[attr-defined]
 
 

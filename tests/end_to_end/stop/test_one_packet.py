@@ -158,6 +158,7 @@ async def come_back(
         await client.has_handled_all()
         if "delete" in order:
             for watcher in watchers:
+                # mypy infers no type for a lambda's default, which holds this turn's watcher.
                 await watcher.wait(lambda w=watcher: sent_to(w, session, "session.deleted"))  # type: ignore[misc]
         for watcher in watchers:
             await watcher.done(response)
