@@ -2,7 +2,7 @@
 
 The logits after a token say how likely the next one was, so the first token of a prompt has none.
 Rows are taken a few at a time, because log_softmax makes a copy of them; a row's bits do not depend
-on the others. `MAX_PROMPT_LOGITS` of the scheduler bounds how many rows a step has.
+on the others. `PromptRoom` of the scheduler bounds how many rows a step has.
 """
 
 from collections.abc import Sequence as Collection

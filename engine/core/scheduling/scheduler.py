@@ -19,7 +19,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -29,13 +29,8 @@ from engine.config import EngineConfig
 from engine.core.scheduling.admission import find_congestion, find_problem
 from engine.core.scheduling.block_manager import BlockManager
 from engine.core.scheduling.deadlines import Deadlines
-from engine.core.scheduling.fair_share import (
-    by_user,
-    choose_for_step,
-    find_least_to_read,
-    find_majority,
-    take_turns,
-)
+from engine.core.scheduling.fair_share import choose_for_step, find_majority
+from engine.core.scheduling.prompt_room import PromptRoom
 from engine.core.scheduling.seats import Seats
 from engine.core.scheduling.sequence import (
     Problem,
@@ -46,11 +41,7 @@ from engine.core.scheduling.sequence import (
     SequenceStatus,
     Tokens,
 )
-from engine.core.scheduling.step_budget import (
-    MAX_PROMPT_LOGITS,
-    StepBudget,
-    logits_per_token,
-)
+from engine.core.scheduling.step_budget import StepBudget
 from engine.core.scheduling.waiting_queue import WaitingQueue
 from engine.ipc import AddRequest, SchedulerStats, SequenceOutput
 from engine.repetition import REPETITION_DETECTED
@@ -70,17 +61,6 @@ class SchedulerTotals:
     preemptions: int = 0
     requests: int = 0
     aborts: int = 0
-
-
-@dataclass(slots=True)
-class StepRoom:
-    """What a step has for prompts, besides what runs already."""
-
-    num_tokens: int
-    num_rows: int
-    num_logits: int  # for logprobs of prompts
-    is_open: bool = True  # whether anybody may still be let in
-    blocked: set[str] = field(default_factory=set)  # users whose next one must wait
 
 
 class Scheduler:
@@ -221,8 +201,15 @@ class Scheduler:
         prompts += [] if num_victims else newcomers  # after a preemption room is short
         num_tokens = self.prompt_budget.num_tokens(min(len(decodes), num_rows), len(prompts))
         num_tokens = min(num_tokens, budget - len(scheduled))
-        room = StepRoom(num_tokens, num_rows - len(scheduled), MAX_PROMPT_LOGITS)
-        chunks = self._next_chunks(prompts, scheduled, room, now)
+        room = PromptRoom(
+            self.seats,
+            num_tokens=num_tokens,
+            num_rows=num_rows - len(scheduled),
+            max_tokens_each=self.config.long_prefill_token_threshold,
+            vocab_size=self.vocab_size,
+            admit=lambda sequence: bool(self._attempt(sequence, self._admit, now)),
+        )
+        chunks = room.share_out(prompts, scheduled)
         if len(chosen) < len(ready):  # the rows that newcomers did not need
             others = [it for it in ready if it.is_decoding and it.is_running and it not in due]
             budget -= len(scheduled) + sum(chunk.num_tokens for chunk in chunks)
@@ -388,76 +375,6 @@ class Scheduler:
             for sequence in decodes
             if self._attempt(sequence, self.seats.make_room)
         ]
-
-    def _next_chunks(
-        self,
-        prompts: list[Sequence],
-        decodes: list[ScheduledSequence],
-        room: StepRoom,
-        now: float,
-    ) -> list[ScheduledSequence]:
-        """Schedule prompts of running requests and of those that may be admitted.
-
-        The user with the least to read gets as much of the step as all others together, so that no
-        short question waits for all long ones of another user; the rest goes to the first of each
-        user, then to the second, ...
-        """
-        lines = by_user(prompts)
-        amounts: dict[Sequence, int] = {}
-        num_left = room.num_tokens
-        if len(lines) > 1:
-            least = find_least_to_read(lines)
-            user = least[0].cache_salt
-            num_others = sum(item.sequence.cache_salt != user for item in decodes)
-            half = min(room.num_tokens, -(-(room.num_tokens + num_others) // 2))
-            num_left -= half - self._read(least, half, amounts, room, now)
-        self._read(take_turns(lines), num_left, amounts, room, now)
-        return [ScheduledSequence(sequence, number) for sequence, number in amounts.items()]
-
-    def _read(
-        self,
-        prompts: list[Sequence],
-        num_tokens: int,
-        amounts: dict[Sequence, int],
-        room: StepRoom,
-        now: float,
-    ) -> int:
-        """Add to the amounts so many tokens of these prompts; how many are left."""
-        threshold = self.config.long_prefill_token_threshold
-        for sequence in prompts:
-            if not num_tokens:
-                break
-            amount = amounts.get(sequence, 0)
-            cost = logits_per_token(sequence, self.vocab_size)
-            if cost and room.num_logits < min(cost, MAX_PROMPT_LOGITS):
-                continue  # other prompts have taken them; one token is read in any case
-            if not amount and not self._take_row(sequence, room, now):
-                continue
-            more = min(sequence.num_uncomputed_tokens - amount, num_tokens)
-            if threshold:
-                more = min(more, threshold - amount)
-            if cost:
-                more = min(more, max(1, room.num_logits // cost))
-                room.num_logits -= more * cost
-            amounts[sequence] = amount + more
-            num_tokens -= more
-        return num_tokens
-
-    def _take_row(self, sequence: Sequence, room: StepRoom, now: float) -> bool:
-        """Whether a prompt has a part in this step; one that waits is let in, if it fits."""
-        if not room.num_rows:
-            return False
-        if not sequence.is_running:
-            if not room.is_open or sequence.cache_salt in room.blocked:
-                return False
-            if not self._attempt(sequence, self._admit, now):
-                if not sequence.is_finished:
-                    room.blocked.add(sequence.cache_salt)
-                    # Blocks ran out, so no other is admitted: there would never be enough.
-                    room.is_open = self.seats.waits_for_sibling(sequence)
-                return False
-        room.num_rows -= 1
-        return True
 
     def _admit(self, sequence: Sequence, now: float) -> bool:
         """Let one of those who wait in, if it fits."""

@@ -8,20 +8,13 @@ A step of a few prompt tokens reads all weights as one of many does, and prompts
 make answers that end alone. So where answers take long for a token anyway, a prompt may take in
 proportion; where several requests wait for their first token, longer, the more the fewer are
 answered; and where none is answered, longer, too.
-
-Where logprobs of a prompt are asked for, each of its tokens also takes a row of logits, which the
-memory of a step must hold: there, the logits are bounded as well.
 """
-
-from engine.core.scheduling.sequence import Sequence
 
 FIRST_CHUNK_TOKENS = 128  # before any price is known
 CHUNK_UNIT_TOKENS = 16  # and the fewest beside answers: their tokens come first
 MIN_CHUNK_TOKENS = 32  # where no answer runs: less would mostly pay the fixed cost of a step
 NEW_WEIGHT = 0.4  # of the last step in what is learned: a hiccup is forgotten after a few
 LONGEST_GAP = 2.0  # steps without prompts: so long a running answer waits for a token on average
-MAX_PROMPT_LOGITS = 1 << 24  # of a step, for logprobs of prompts: 64 MiB
-LOGITS_PER_LOGPROB = 64  # that take as much memory, or time, as one logprob in a message
 LONGER = 4  # times the seconds of a step at most: where as many wait as are answered, or all
 
 
@@ -71,15 +64,6 @@ class StepBudget:
         """As steps of so many answers took, or else of the next fewer that were seen."""
         sizes = range(_size(num_answers), -1, -1)
         return next((self._decode_seconds[s] for s in sizes if s in self._decode_seconds), 0.0)
-
-
-def logits_per_token(sequence: Sequence, vocab_size: int) -> int:
-    """What each token of its prompt takes of `MAX_PROMPT_LOGITS`; 0 without logprobs."""
-    num_best = sequence.params.prompt_logprobs
-    if num_best is None or not sequence.is_scoring:
-        return 0
-    num_best = vocab_size if num_best == -1 else min(num_best + 1, vocab_size)
-    return vocab_size + LOGITS_PER_LOGPROB * num_best
 
 
 def _size(num_answers: int) -> int:

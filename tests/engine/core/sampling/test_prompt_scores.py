@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.core.models.fused.decoder import FusedDecoder
 from engine.core.sampling.prompt_scores import score_prompts
-from engine.core.scheduling import scheduler, step_budget
+from engine.core.scheduling import prompt_room
 from engine.core.scheduling.sequence import ScheduledSequence, Sequence
 from engine.sampling_params import SamplingParams
 from tests.engine.helpers.greedy_oracle import Folders, families_in, make_prompts
@@ -165,8 +165,7 @@ def test_the_whole_vocabulary_or_the_prompt_s_tokens_alone(folders: Folders) -> 
 def test_a_step_holds_a_bounded_number_of_their_logits(
     max_logits: int, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (scheduler, step_budget):
-        monkeypatch.setattr(module, "MAX_PROMPT_LOGITS", max_logits)
+    monkeypatch.setattr(prompt_room, "MAX_PROMPT_LOGITS", max_logits)
     engine = SteppedEngine(folders("llama"))
     vocab = engine.runner.loaded.vocab_size
     launch = engine.runner.launch
