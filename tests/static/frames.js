@@ -158,3 +158,9 @@ export function watchingChat(store) {
   parts.changes.length = 0;
   return parts;
 }
+
+/** Why the server refuses: for now, and for good. */
+export const NOT_NOW = { type: "overloaded_error", code: "store_unavailable", retry_after_ms: 1000 };
+export const NEVER = { type: "permission_error", code: "forbidden" };
+
+export const refusal = (error, { event_id }) => ({ type: "error", error: { ...error, event_id } });

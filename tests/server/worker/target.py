@@ -1,0 +1,70 @@
+"""The small application of the tests of the protocol classes."""
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+
+from starlette.types import Receive, Scope, Send
+
+from server.worker import websocket_protocol
+
+BIG = 16 * 2**20  # more than the buffers between two sockets hold
+late_writes: list[bool] = []  # whether frames could be written to websockets that had ended
+
+
+@dataclass
+class Target:
+    url: str
+    token: str = "a-token-that-no-answer-may-hold"
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """A websocket that echoes; paths that read nothing, say much, or refuse."""
+    if scope["type"] == "lifespan":
+        for kind in ("startup", "shutdown"):
+            assert (await receive())["type"] == f"lifespan.{kind}"
+            await send({"type": f"lifespan.{kind}.complete"})
+    elif scope["type"] == "websocket":
+        await _echo(scope, receive, send)
+    else:
+        status = 413 if scope["path"] == "/refuse" else 200
+        while scope["path"] == "/read" and (await receive()).get("more_body", False):
+            pass
+        body = bytes(BIG) if scope["path"] == "/big" else b"short"
+        headers = [(b"content-length", str(len(body)).encode())]
+        if status == 413:
+            headers.append((b"connection", b"close"))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        for start in range(0, len(body), 65536):
+            part = body[start : start + 65536]
+            more = start + 65536 < len(body)
+            await send({"type": "http.response.body", "body": part, "more_body": more})
+
+
+async def _echo(scope: Scope, receive: Receive, send: Send) -> None:
+    write = scope["extensions"]["parley.transport"]["write"]
+    while (message := await receive())["type"] != "websocket.disconnect":
+        if message["type"] == "websocket.connect":
+            await send({"type": "websocket.accept", "subprotocol": "chat.v1"})
+            if scope["path"] == "/slow":
+                await asyncio.sleep(2 * websocket_protocol.MESSAGE_SECONDS)
+            elif scope["path"].startswith("/bye"):
+                code = int(scope["path"].removeprefix("/bye"))
+                await send({"type": "websocket.close", "code": code})
+            elif scope["path"] == "/busy":  # receives in the turn in which the deadline falls due
+                await asyncio.sleep(websocket_protocol.MESSAGE_SECONDS / 2)
+                # It is the loop that must be held up: deadlines fall due, and nothing is read.
+                time.sleep(websocket_protocol.MESSAGE_SECONDS)  # noqa: ASYNC251
+                await asyncio.sleep(0)
+        elif message["text"].startswith('{"type": "direct"'):
+            assert write(message["text"].encode())
+        elif message["text"] == "jam":
+            count = 0
+            while write(b'{"type":"jam","text":"%s"}' % (b"x" * 10_000)):
+                count += 1
+            await send({"type": "websocket.send", "text": f'{{"type":"echo","length":{count}}}'})
+        else:
+            echo = {"type": "echo", "length": len(message["text"])}
+            await send({"type": "websocket.send", "text": json.dumps(echo)})
+    late_writes.append(write(b"too late"))

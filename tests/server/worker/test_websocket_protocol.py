@@ -1,0 +1,251 @@
+"""Deadlines and limits of `WebSocketProtocol`, on a real uvicorn with a small application."""
+
+import asyncio
+import json
+import socket
+from urllib.parse import urlsplit
+
+import pytest
+from websockets.frames import Frame
+
+from server.protocol.client_frames import MAX_MESSAGE_BYTES
+from server.protocol.close_codes import CloseCode
+from server.worker import websocket_protocol
+from server.worker.websocket_protocol import (
+    IDLE_FRAMES_PER_S,
+    MAX_FRAMES_AFTER_CLOSE,
+    SMALL_FRAGMENT_BYTES,
+    UNRULY,
+    WEBSOCKET_PIECE_BYTES,
+    Framing,
+    WebSocketProtocol,
+)
+from tests.end_to_end.clients.raw import (
+    CLOSE,
+    CONTINUATION,
+    PING,
+    PONG,
+    TEXT,
+    RawSocket,
+    close_frame,
+    frame,
+    upgrade,
+)
+from tests.helpers.patience import PATIENCE
+from tests.server.worker.target import Target, late_writes
+
+SOON = 0.1  # seconds, for deadlines that a test waits for
+IN_TIME = 1.5  # for those that it must not miss, whatever else the machine does
+BURST = 2 * IDLE_FRAMES_PER_S
+POLITE_CLOSE_SECONDS = 10.0  # that uvicorn waits for the client's own close frame
+EMPTY_PARTS = frame(TEXT, b"", fin=False) + frame(CONTINUATION, b"", fin=False) * (BURST - 1)
+IDLE = {"pings": frame(PING, b"x" * 125) * BURST, "pongs": frame(PONG) * BURST}
+
+
+@pytest.mark.parametrize("size", [125, 126, 65535, 65536])
+async def test_a_frame_past_all_layers_arrives_whole(target: Target, size: int) -> None:
+    text = '{"type": "direct", "text": ""}'
+    text = text[:-2] + "x" * (size - len(text)) + text[-2:]
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await socket.send(frame(TEXT, text.encode()))
+        assert await socket.next("direct") == json.loads(text)
+
+
+async def test_a_full_socket_takes_no_frame_past_all_layers_and_loses_none(target: Target) -> None:
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await socket.send(frame(TEXT, b"jam"))
+        num_written = 0
+        while (body := await socket.next("jam", "echo"))["type"] == "jam":
+            num_written += 1
+        assert body["length"] == num_written > 0
+
+
+async def test_an_ended_websocket_takes_no_frame_past_all_layers(target: Target) -> None:
+    late_writes.clear()
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await socket.send(frame(CLOSE, b"\x03\xe8"))
+        assert await socket.closed() == (1000, "")
+    assert late_writes == [False]
+
+
+@pytest.mark.row("B14")
+@pytest.mark.parametrize("idle", [*IDLE.values(), EMPTY_PARTS], ids=[*IDLE, "empty parts"])
+async def test_control_frames_and_empty_fragments_beyond_their_burst_close_with_4429(
+    target: Target, idle: bytes
+) -> None:
+    ending = frame(CONTINUATION, b"hello") if idle is EMPTY_PARTS else frame(TEXT, b"hello")
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await socket.send(idle + ending)
+        assert (await socket.next("echo"))["length"] == 5
+        await socket.send(idle)
+        assert await socket.closed() == (4429, "rate_limited;retry_after_ms=5000")
+
+
+@pytest.mark.row("B12")
+@pytest.mark.parametrize("size", [1, SMALL_FRAGMENT_BYTES - 1])
+async def test_small_fragments_count_towards_the_rate_whatever_they_hold(
+    target: Target, size: int
+) -> None:
+    part = frame(CONTINUATION, b"x" * size, fin=False)
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await socket.send(frame(TEXT, b"x", fin=False) + part * (200_000 // size))
+        assert await socket.closed() == (4429, "rate_limited;retry_after_ms=5000")
+
+
+@pytest.mark.row("B12")
+async def test_the_largest_message_may_come_in_fragments_that_are_not_small(
+    target: Target,
+) -> None:
+    part = b"x" * SMALL_FRAGMENT_BYTES
+    num_parts = MAX_MESSAGE_BYTES // len(part)
+    parts = [frame(TEXT, part, fin=False)] + [frame(CONTINUATION, part, fin=False)] * num_parts
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await socket.send(b"".join(parts[:num_parts]) + frame(CONTINUATION))
+        assert (await socket.next("echo"))["length"] == MAX_MESSAGE_BYTES
+
+
+async def test_no_more_is_parsed_at_once_than_a_piece_holds(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read may bring thousands of frames, and each of them takes time of everybody."""
+    waiting: list[int] = []
+    receive = WebSocketProtocol.receive
+
+    async def counted(self: WebSocketProtocol) -> object:
+        waiting.append(self.queue.qsize())
+        return await receive(self)
+
+    monkeypatch.setattr(WebSocketProtocol, "receive", counted)
+    whole, num = frame(TEXT, b"x"), 20_000
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await socket.send(whole * num)
+        for _ in range(num):  # and none is lost
+            assert (await socket.next("echo"))["length"] == 1
+    assert 1 < max(waiting) <= WEBSOCKET_PIECE_BYTES // len(whole) + 1
+
+
+async def test_a_close_frame_between_two_fragments_is_answered_as_one(target: Target) -> None:
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await socket.send(frame(TEXT, b"x", fin=False) + close_frame(1000, b"bye"))
+        assert await socket.closed() == (1000, "bye")
+
+
+async def test_a_close_frame_that_comes_with_many_messages_is_answered(target: Target) -> None:
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await socket.send(frame(TEXT, b"x") * 5000 + close_frame(1000))
+        assert await socket.closed() == (1000, "")
+
+
+async def test_a_close_frame_that_comes_with_more_than_is_read_ends_without_a_reset(
+    target: Target,
+) -> None:
+    def closes_and_goes_on_sending() -> bytes:
+        address = urlsplit(target.url)
+        with socket.create_connection((address.hostname, address.port), PATIENCE) as client:
+            client.sendall(upgrade(target))
+            while not client.recv(1 << 16).endswith(b"\r\n\r\n"):
+                pass
+            client.sendall(close_frame(1000, b"bye") * 200_000)
+            return b"".join(iter(lambda: client.recv(1 << 16), b""))
+
+    assert await asyncio.to_thread(closes_and_goes_on_sending) == b"\x88\x05\x03\xe8bye"
+
+
+async def test_a_ping_in_one_packet_with_what_is_closed_for_is_no_error_of_ours(
+    target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await socket.send(frame(TEXT, b"\xff") + frame(PING) + frame(TEXT, b"\xff"))
+        assert (await socket.closed())[0] == 1007
+    assert not caplog.records
+
+
+@pytest.mark.row("B14")
+async def test_frames_after_our_own_close_are_parsed_for_a_while_and_then_no_more(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[int] = []
+    recv_frame = Framing.recv_frame
+
+    def counted(self: Framing, frame: Frame) -> None:
+        parsed.append(frame.opcode)
+        recv_frame(self, frame)
+
+    monkeypatch.setattr(Framing, "recv_frame", counted)
+    async with RawSocket(target) as socket:
+        assert (await socket.ask(upgrade(target, path="/bye1000"))).status == 101
+        assert await socket.closed() == (1000, "")
+        await socket.send(frame(TEXT, b"x") * 200_000)
+        await socket.ended()
+    assert len(parsed) == MAX_FRAMES_AFTER_CLOSE + 1
+
+
+@pytest.mark.parametrize("code", UNRULY)
+async def test_who_is_closed_for_bad_manners_is_cut_though_it_never_answers_the_close(
+    target: Target, code: CloseCode
+) -> None:
+    async with RawSocket(target) as socket:
+        assert (await socket.ask(upgrade(target, path=f"/bye{code}"))).status == 101
+        assert await socket.closed() == (code, "")
+        async with asyncio.timeout(POLITE_CLOSE_SECONDS / 2):
+            await socket.ended()
+
+
+ONE_FRAME = frame(TEXT, bytes(100))[:-1]
+TWO_PARTS = frame(TEXT, b"x", fin=False) + frame(CONTINUATION, b"x", fin=False)
+WITH_PINGS = frame(TEXT, b"x", fin=False) + frame(PING) * 3
+
+
+@pytest.mark.row("B12")
+@pytest.mark.parametrize(
+    "data", [ONE_FRAME[:1], ONE_FRAME[:2], ONE_FRAME, TWO_PARTS, WITH_PINGS, WITH_PINGS[:-2]]
+)
+async def test_a_message_that_does_not_end_closes_with_4400(
+    target: Target, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    monkeypatch.setattr(websocket_protocol, "MESSAGE_SECONDS", SOON)
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await socket.send(frame(TEXT, b"whole") + data)
+        assert await socket.closed() == (4400, "message_timeout")
+
+
+@pytest.mark.row("B12")
+async def test_messages_that_end_in_time_may_come_for_ever(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websocket_protocol, "MESSAGE_SECONDS", IN_TIME)
+    whole = frame(TEXT, b"hello")
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        await socket.send(whole[:4])
+        for _ in range(8):  # never between two frames, and longer than one message may take
+            await asyncio.sleep(IN_TIME / 5)
+            await socket.send(whole[4:] + whole[:4])
+            assert (await socket.next("echo"))["length"] == 5
+
+
+@pytest.mark.row("B12")
+@pytest.mark.parametrize("path", ["/slow", "/busy"])
+async def test_a_message_that_the_application_keeps_waiting_is_not_late(
+    target: Target, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(websocket_protocol, "MESSAGE_SECONDS", IN_TIME)
+    whole = frame(TEXT, b"hello")
+    async with RawSocket(target) as socket:
+        assert (await socket.ask(upgrade(target, path=path))).status == 101
+        await socket.send(whole + whole[:4])
+        await asyncio.sleep(IN_TIME / 5)
+        await socket.send(whole[4:])
+        for _ in range(2):
+            assert (await socket.next("echo"))["length"] == 5
