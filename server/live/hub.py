@@ -21,7 +21,7 @@ from server.live.response_log import ResponseLog
 from server.live.rooms import BegunRun, LocalRun, Room, Rooms
 from server.live.subscription import Subscription, Watcher
 from server.live.viewers import Viewers
-from server.protocol.encoding import ServerFrame, of_stored
+from server.protocol.encoding import ServerFrame, encode, of_stored
 from server.protocol.objects import By, SessionObject
 from server.protocol.server_frames import (
     ResponseQueued,
@@ -107,9 +107,10 @@ class Hub:
 
     def broadcast(self, frame: ServerFrame) -> None:
         """Queue a frame for every connection of this worker."""
+        encoded = encode(frame)
         for watchers in self.watchers.values():
             for watcher in watchers:
-                watcher.outbox.put(frame)
+                watcher.outbox.put_encoded(encoded)
 
     async def tell_user(
         self, uid: str, session_id: str, frame: ServerFrame, *, besides: Watcher | None = None
@@ -159,11 +160,12 @@ class Hub:
         viewers = {s.watcher for s in room.subscriptions if s.only is None} if room else set()
         everywhere = frame["type"] == "session.activity"
         is_end = frame["type"] == "session.deleted"
+        encoded = encode(frame)
         for watcher in self.watchers.get(uid, ()):
             if is_end and watcher.sent_ends.is_gone(session_id):
                 continue  # a viewer until it was sent
             if watcher is not besides and (everywhere or watcher not in viewers):
-                watcher.outbox.put(frame)
+                watcher.outbox.put_encoded(encoded)
 
     def _on_user_frame(self, payload: LivePayload) -> None:
         if isinstance(payload, LiveFrame) and payload.data["origin"] != self._replica:

@@ -154,6 +154,11 @@ class Outbox:
         self._ready.append((encoded, len(encoded), response_id if is_entry else None))
         self._count(len(encoded))
 
+    def put_encoded(self, frame: bytes) -> None:
+        """Queue a control frame that several connections get, encoded once for all of them."""
+        self._ready.append((frame, len(frame), None))
+        self._count(len(frame))
+
     def put_reply(self, frame: Reply, event_id: str | None, response_id: str | None = None) -> None:
         """Queue the answer to a client's frame that had this `event_id`, if any."""
         self.put(frame if event_id is None else replace(frame, event_id=event_id), response_id)

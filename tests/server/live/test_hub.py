@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from server.live import hub as hub_module
 from server.live.hub import Hub
 from server.live.subscription import Subscription
 from server.protocol.server_frames import (
@@ -80,6 +81,21 @@ async def test_frames_for_the_sidebar_go_to_those_who_do_not_watch(hub: Hub, cha
     await hub.tell_user("alice", chat.session_id, activity)
     counts = [len(await viewer.sent()) for viewer in (watching, other, asker, stranger)]
     assert counts == [1, 1, 1, 0]
+
+
+async def test_a_sidebar_frame_is_encoded_once_for_all_of_its_viewers(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    viewers = [Viewer() for _ in range(3)]
+    for viewer in viewers:
+        await hub.add_watcher(viewer)
+    encoded = []
+    monkeypatch.setattr(
+        hub_module, "encode", lambda frame: encoded.append(frame) or b'{"type":"x"}'
+    )
+    await hub.tell_user("alice", "s", SessionActivity(session_id="s", active=True))
+    assert [kinds(await viewer.sent()) for viewer in viewers] == [["x"], ["x"], ["x"]]
+    assert len(encoded) == 1
 
 
 async def test_sidebar_frames_of_other_workers_arrive_and_our_own_do_not_come_twice(
