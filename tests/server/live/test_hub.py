@@ -89,10 +89,13 @@ async def test_a_sidebar_frame_is_encoded_once_for_all_of_its_viewers(
     viewers = [Viewer() for _ in range(3)]
     for viewer in viewers:
         await hub.add_watcher(viewer)
-    encoded = []
-    monkeypatch.setattr(
-        hub_module, "encode", lambda frame: encoded.append(frame) or b'{"type":"x"}'
-    )
+    encoded: list[Any] = []
+
+    def encode_and_count(frame: Any) -> bytes:
+        encoded.append(frame)
+        return b'{"type":"x"}'
+
+    monkeypatch.setattr(hub_module, "encode", encode_and_count)
     await hub.tell_user("alice", "s", SessionActivity(session_id="s", active=True))
     assert [kinds(await viewer.sent()) for viewer in viewers] == [["x"], ["x"], ["x"]]
     assert len(encoded) == 1
