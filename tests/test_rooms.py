@@ -11,7 +11,7 @@ from tests.helpers.root import ROOT
 
 PACKAGES = ("server", "sessions", "engine", "csrc", "bench")
 MAX_FILES = 12  # beside `__init__.py`, which holds a docstring
-ROOMY = ("server", "sessions", "engine", "csrc", "bench", "static/js", "static/css", "tests")
+ROOMY = (*PACKAGES, "static/js", "static/css", "tests", "docs")
 LIBRARIES = ("csrc/cpu", "csrc/cuda")  # their files include each other from here
 FLAT = ("tests/upgrades/data-0.1.0", "bench/results")  # what is kept, not code
 

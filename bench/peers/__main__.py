@@ -55,7 +55,7 @@ ENGINES = (
     "llama.cpp:q8_0 llama.cpp-split:f16 llama.cpp-split:q8_0 openvino:fp16 openvino:int8 "
     "vllm:bf16 transformers:bf16"
 )
-RECORD = ROOT / "docs" / "peers.json"
+RECORD = ROOT / "docs" / "peers" / "peers.json"
 DISTURBING_CORES = 0.15  # a turn in which others, or the machine's host, took more is done again
 ATTEMPTS = 3  # at most
 
