@@ -246,6 +246,8 @@ async def test_the_join_of_log_and_feed_has_no_gap_and_no_repeat(
             numbers = [number for number, _ in await other_store.runs.events(rid)]
             while numbers[-1] < 201:
                 heard = await inbox.next()
+                if isinstance(heard, LiveSessionEvents):
+                    continue  # of the beginning: a cluster's nodes pass it on when they like
                 assert isinstance(heard, LiveResponseEvents)
                 numbers += [n for n in range(heard.first, heard.last + 1) if n > numbers[-1]]
         return numbers
