@@ -286,8 +286,13 @@ WHERE = re.findall(
 @pytest.mark.parametrize(
     ("file", "name"), [row[1:] for row in WHERE], ids=[row[0] for row in WHERE]
 )
-def test_what_the_architecture_says_where_to_find_is_there(file: str, name: str) -> None:
-    assert re.search(rf"\b{name}\b", (ROOT / file).read_text())
+def test_what_the_architecture_says_where_to_find_is_defined_there(file: str, name: str) -> None:
+    defined = {
+        ".py": rf"^ *(async )?(def|class) {name}\b",
+        ".js": rf"^(export )?(class|function) {name}\b|^  (async )?{name}\(.*\) {{$",
+        ".h": rf"\b{name}\(.*{{$",
+    }[Path(file).suffix]
+    assert re.search(defined, (ROOT / file).read_text(), re.M)
 
 
 def test_the_architecture_says_where_thirty_things_are() -> None:

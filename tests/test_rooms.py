@@ -35,6 +35,37 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert in_circles(imports) == set()
 
 
+def imported_folders(top: Path) -> dict[str, set[str]]:
+    """Of each folder below `top` the others there whose modules it imports."""
+    folders: defaultdict[str, set[str]] = defaultdict(set)
+    name = ".".join(top.relative_to(ROOT).parts)
+    imported = re.compile(rf"^ *from {name}\.(\w+)[. ]", re.M)
+    for path in top.rglob("*.py"):
+        folder = path.parent.relative_to(top).as_posix()
+        if path.name != "conftest.py":  # it stands above all folders, and imports of each
+            folders[folder].update(imported.findall(path.read_text()))
+            folders[folder].discard(folder)
+    return folders
+
+
+def test_no_folders_of_end_to_end_tests_import_each_other_in_a_circle() -> None:
+    folders = imported_folders(ROOT / "tests" / "end_to_end")
+    assert "frames" in folders["oracle"]
+    assert in_circles(folders) == set()
+
+
+def test_no_modules_of_the_page_import_each_other_in_a_circle() -> None:
+    imports = {
+        path: {(path.parent / name).resolve() for name in re.findall(r'from "(\.[^"]+)"', text)}
+        for path in (ROOT / "static" / "js").rglob("*.js")
+        if (text := path.read_text())
+    }
+    assert any(imports.values())
+    assert (
+        in_circles({str(path): set(map(str, others)) for path, others in imports.items()}) == set()
+    )
+
+
 def included_folders(library: Path) -> dict[str, set[str]]:
     """Of each folder of C++ the other folders that it includes files of."""
     folders: defaultdict[str, set[str]] = defaultdict(set)

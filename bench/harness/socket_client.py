@@ -13,7 +13,7 @@ import time
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
-from tests.end_to_end.clients.raw import CLOSE, PING, PONG, TEXT, frame, upgrade
+from tests.end_to_end.frames.raw import CLOSE, PING, PONG, TEXT, frame, upgrade
 from tests.end_to_end.site.harness import Server
 
 ANSWER_SECONDS = 300.0  # as long as for other engines: the last of many chats waits for all prompts

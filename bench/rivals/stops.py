@@ -8,7 +8,7 @@ import time
 from bench.harness.report import Figure
 from bench.harness.socket_client import BenchSocket
 from bench.rivals.questions import DELTA, ask, prompt_of
-from tests.end_to_end.clients.client_model import utf16_prefix
+from tests.end_to_end.frames.client_model import utf16_prefix
 from tests.end_to_end.site.harness import Client, Server
 from tests.helpers.tiny_model import oracle_answer, oracle_word
 

@@ -6,9 +6,9 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
+from tests.end_to_end.clients.bystander import streaming_bystander
 from tests.end_to_end.clients.http_client import Http, admin_token
 from tests.end_to_end.oracle.planted_histories import World
-from tests.end_to_end.site.bystander import streaming_bystander
 from tests.end_to_end.site.harness import TESTING, Client, Server, open_servers
 from tests.end_to_end.site.wiring import two_workers_serve
 from tests.helpers.tiny_model import build_oracle_model

@@ -10,7 +10,7 @@ import asyncio
 import random
 import re
 
-from tests.end_to_end.clients.raw import RawSocket, request, upgrade
+from tests.end_to_end.frames.raw import RawSocket, request, upgrade
 from tests.fuzz.damage import cut, damaged
 from tests.fuzz.driver import Finding, Target, drive
 from tests.fuzz.site import Site, serving, serving_patiently

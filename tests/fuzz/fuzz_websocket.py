@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from tests.end_to_end.clients.raw import (
+from tests.end_to_end.frames.raw import (
     BINARY,
     CLOSE,
     CONTINUATION,

@@ -11,7 +11,7 @@ import pytest
 from engine.client.templates.chat_template import ChatTemplate
 from server.access.rates import TokenBucket
 from server.worker import bounded_h11, http_protocol, websocket_protocol
-from tests.end_to_end.clients.raw import request
+from tests.end_to_end.frames.raw import request
 from tests.fuzz import driver, fuzz_http, fuzz_templates, fuzz_websocket
 from tests.fuzz.driver import Target, drive
 from tests.fuzz.site import Site, serving

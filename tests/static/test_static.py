@@ -145,7 +145,8 @@ def test_javascript_tests_pass() -> None:
         pytest.skip("node is not installed; the page runs without it, its tests do not")
     if node_version(node) < NODE_NEEDED:
         pytest.skip(f"node is older than {NODE_NEEDED[0]}.{NODE_NEEDED[1]}")
-    files = [str(path) for path in sorted(TESTS.glob("*.test.js"))]
+    files = [str(path) for path in sorted(TESTS.rglob("*.test.js"))]
+    assert files
     tested = subprocess.run(
         [node, "--test", *files], capture_output=True, text=True, timeout=120, check=False
     )

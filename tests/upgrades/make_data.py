@@ -18,7 +18,7 @@ from typing import Any
 import redis
 
 from tests.end_to_end.clients.http_client import Http, admin_token, fresh_key
-from tests.end_to_end.clients.raw import log_in, login_path
+from tests.end_to_end.frames.raw import log_in, login_path
 from tests.end_to_end.site.harness import Client, Server
 from tests.helpers.redis_topology import wait_for
 from tests.helpers.tiny_model import build_oracle_model, oracle_word

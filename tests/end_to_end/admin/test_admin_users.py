@@ -12,7 +12,7 @@ from redis import Redis
 
 from tests.end_to_end.clients.http_client import Http, admin_token, code_of
 from tests.end_to_end.clients.operators import SETTINGS, answering, audit, new_user
-from tests.end_to_end.clients.raw import (
+from tests.end_to_end.frames.raw import (
     RawSocket,
     ask,
     cookie_of,

@@ -14,7 +14,7 @@ import pytest
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
 from server.supervisor.supervisor import request_login_url
-from tests.end_to_end.clients.raw import log_in
+from tests.end_to_end.frames.raw import log_in
 from tests.end_to_end.site.harness import Server
 from tests.helpers.patience import PATIENCE
 from tests.helpers.tiny_model import oracle_answer, oracle_word

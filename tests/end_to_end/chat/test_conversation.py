@@ -7,16 +7,8 @@ import pytest
 from sessions.connection.client import RedisClient
 from sessions.model.keys import Keys
 from tests.end_to_end.site.harness import Client, Server
-from tests.helpers.patience import PATIENCE
+from tests.end_to_end.site.recovery import blocks_come_back
 from tests.helpers.tiny_model import oracle_answer, oracle_word
-
-
-async def blocks_come_back(server: Server, free: float) -> None:
-    """The engine frees within a step; from outside, that is a few reads away at most."""
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            if await asyncio.to_thread(server.metric, "parley_kv_blocks_free") == free:
-                return
 
 
 async def test_an_answer_streams_until_its_end_and_is_stored_as_seen(server: Server) -> None:

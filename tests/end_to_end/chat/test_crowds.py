@@ -16,8 +16,8 @@ from redis.asyncio import Redis
 from sessions.directory.credentials import Credentials
 from sessions.directory.users import Users
 from sessions.store.store import SessionStore
-from tests.end_to_end.clients.client_model import Answer
-from tests.end_to_end.clients.raw import RawSocket
+from tests.end_to_end.frames.client_model import Answer
+from tests.end_to_end.frames.raw import RawSocket
 from tests.end_to_end.site.harness import Client, Server
 from tests.helpers.patience import PATIENCE
 from tests.helpers.running_time import running_time

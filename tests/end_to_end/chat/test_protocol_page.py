@@ -10,7 +10,7 @@ import pytest
 
 from server.protocol import client_frames as protocol
 from server.protocol import server_frames
-from tests.end_to_end.clients.client_model import Frame
+from tests.end_to_end.frames.client_model import Frame
 from tests.end_to_end.site.harness import Client, Server
 from tests.helpers.root import ROOT
 

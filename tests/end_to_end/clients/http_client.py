@@ -18,8 +18,8 @@ from msgspec import Struct
 from server.api.rest.objects import ErrorBody
 from server.api.rest.operation import ApiContext
 from server.worker.routes import operations
-from tests.end_to_end.clients.client import ChatClient
-from tests.end_to_end.clients.raw import assert_discreet
+from tests.end_to_end.frames.raw import assert_discreet
+from tests.end_to_end.site.client import ChatClient
 from tests.end_to_end.site.harness import Server
 from tests.helpers.patience import PATIENCE
 

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 from websockets.exceptions import WebSocketException
 
-from tests.end_to_end.clients.client import Closed
-from tests.end_to_end.clients.client_model import Answer, Frame, is_final
+from tests.end_to_end.frames.client_model import Answer, Frame, is_final
 from tests.end_to_end.oracle.connection_check import SESSION_EVENTS
 from tests.end_to_end.oracle.history import OWNERS
+from tests.end_to_end.site.client import Closed
 from tests.end_to_end.site.fault_proxy import FaultProxy
 from tests.end_to_end.site.harness import Client, Server
 from tests.helpers.tiny_model import oracle_answer, oracle_word

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from sessions.connection.redis_binary import find_server
-from tests.end_to_end.clients.client_model import Frame
-from tests.end_to_end.clients.raw import ask, log_in, request
+from tests.end_to_end.frames.client_model import Frame
+from tests.end_to_end.frames.raw import ask, log_in, request
 from tests.end_to_end.site.harness import Server
 from tests.end_to_end.site.wiring import at_both, pid_of, replica_of, two_workers_serve
 from tests.helpers.redis_server import redis_6_2, running_redis

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from server.config.intervals import SHORTENED
-from tests.end_to_end.clients.client_model import Answer, Frame
+from tests.end_to_end.frames.client_model import Answer, Frame
 from tests.end_to_end.site.harness import Client, Server
 from tests.end_to_end.site.owned_answer import NUM_TOKENS, begin, owner_and_other, resume
 from tests.end_to_end.site.wiring import two_workers_serve

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.end_to_end.clients.client_model import Answer, Frame
 from tests.end_to_end.clients.http_client import admin_token
+from tests.end_to_end.frames.client_model import Answer, Frame
 from tests.end_to_end.site.fault_proxy import FaultProxy
 from tests.end_to_end.site.harness import Client, Server
 from tests.helpers.running_time import running_time

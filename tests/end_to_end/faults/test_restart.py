@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.end_to_end.clients.client_model import Frame
-from tests.end_to_end.clients.raw import ask, log_in, request
+from tests.end_to_end.frames.client_model import Frame
+from tests.end_to_end.frames.raw import ask, log_in, request
 from tests.end_to_end.site.deaths import (
     everything_is_killed,
     supervisor_gets_two_signals,

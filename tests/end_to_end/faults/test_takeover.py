@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.clients.client_model import Frame
+from tests.end_to_end.frames.client_model import Frame
 from tests.end_to_end.site.harness import TESTING, Client, Server
 from tests.end_to_end.site.owned_answer import (
     NUM_TOKENS,

@@ -11,7 +11,7 @@ import pytest
 
 from server.api.rest.operation import ApiContext, Resource
 from server.worker.routes import routes
-from tests.end_to_end.clients.raw import Answer, RawSocket, ask, elsewhere, request
+from tests.end_to_end.frames.raw import Answer, RawSocket, ask, elsewhere, request
 from tests.end_to_end.site.harness import Client, Server
 from tests.helpers.tiny_model import oracle_answer, oracle_word
 

@@ -19,7 +19,7 @@ from tests.end_to_end.clients.http_client import (
     fresh_key,
 )
 from tests.end_to_end.clients.operators import new_user
-from tests.end_to_end.clients.raw import Answer, RawSocket, request
+from tests.end_to_end.frames.raw import Answer, RawSocket, request
 from tests.end_to_end.site.harness import Client, Server
 from tests.helpers.patience import PATIENCE
 from tests.helpers.running_time import running_time

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.clients.client_model import Answer
 from tests.end_to_end.clients.http_client import (
     EventClient,
     Http,
@@ -15,6 +14,7 @@ from tests.end_to_end.clients.http_client import (
     follow,
     fresh_key,
 )
+from tests.end_to_end.frames.client_model import Answer
 from tests.end_to_end.site.harness import Client, Server
 from tests.helpers.tiny_model import oracle_answer, oracle_word
 

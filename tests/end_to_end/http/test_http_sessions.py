@@ -154,7 +154,7 @@ async def test_a_ticket_opens_one_websocket(server: Server, http: Http) -> None:
 
 async def _handshake(server: Server, ticket: str) -> str | int:
     """The user of a socket that was opened with this ticket, or how it was closed."""
-    from tests.end_to_end.clients.raw import RawSocket, elsewhere, upgrade
+    from tests.end_to_end.frames.raw import RawSocket, elsewhere, upgrade
 
     async with RawSocket(server, elsewhere()) as socket:
         changed = {"Authorization": None}

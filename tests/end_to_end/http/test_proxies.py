@@ -21,7 +21,7 @@ from server.worker.uvicorn_server import KEEP_ALIVE_SECONDS
 from tests.end_to_end.browser.test_browser import answers, ask, login_url, needs_chromium
 from tests.end_to_end.browser.test_browser import browser as browser
 from tests.end_to_end.clients.http_client import Http, ask_and_follow, code_of
-from tests.end_to_end.clients.raw import Answer, RawSocket, login_path, request
+from tests.end_to_end.frames.raw import Answer, RawSocket, login_path, request
 from tests.end_to_end.site.harness import Client, Server
 from tests.end_to_end.site.proxies import (
     LANGUAGES,

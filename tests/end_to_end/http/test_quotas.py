@@ -15,7 +15,7 @@ from tests.end_to_end.clients.http_client import (
     code_of,
     fresh_key,
 )
-from tests.end_to_end.clients.raw import RawSocket, close_frame
+from tests.end_to_end.frames.raw import RawSocket, close_frame
 from tests.end_to_end.site.harness import Client, Server, other_user
 from tests.helpers.patience import PATIENCE
 from tests.helpers.tiny_model import oracle_word

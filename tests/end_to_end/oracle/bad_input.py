@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tests.end_to_end.clients.raw import CLOSE, CONTINUATION, PING, PONG, TEXT, close_frame, frame
+from tests.end_to_end.frames.raw import CLOSE, CONTINUATION, PING, PONG, TEXT, close_frame, frame
 from tests.end_to_end.oracle import bad_requests
 
 MAX_MESSAGE_BYTES = 512 * 1024

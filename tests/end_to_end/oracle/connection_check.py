@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from tests.end_to_end.clients.client_model import UNKNOWN, Answer, Frame, is_final, matches
+from tests.end_to_end.frames.client_model import UNKNOWN, Answer, Frame, is_final, matches
 from tests.end_to_end.oracle.stored_state import Stored
 
 STOPS = ("stop", "response.cancel")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.end_to_end.clients.raw import (
+from tests.end_to_end.frames.raw import (
     CONTINUATION,
     PING,
     TEXT,

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tests.end_to_end.clients.client_model import UNKNOWN, Frame, is_final, matches
+from tests.end_to_end.frames.client_model import UNKNOWN, Frame, is_final, matches
 from tests.end_to_end.oracle.connection_check import (
     Connection,
     ConnectionCheck,

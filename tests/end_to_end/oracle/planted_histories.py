@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.end_to_end.clients.client_model import Frame
+from tests.end_to_end.frames.client_model import Frame
 from tests.end_to_end.oracle.connection_check import Connection
 from tests.end_to_end.oracle.history import History
 from tests.end_to_end.oracle.stored_state import Stored, StoredRun, StoredSession

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from tests.end_to_end.clients.client_model import UNKNOWN, matches, utf16_length, utf16_prefix
+from tests.end_to_end.frames.client_model import UNKNOWN, matches, utf16_length, utf16_prefix
 from tests.end_to_end.oracle.stored_state import Stored, StoredRun, StoredSession
 from tests.helpers.tiny_model import oracle_answer
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.clients.client_model import Frame
+from tests.end_to_end.frames.client_model import Frame
 from tests.end_to_end.oracle.planted_histories import (
     CREATE,
     RESPONSE,

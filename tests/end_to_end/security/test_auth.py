@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from tests.end_to_end.clients.raw import (
+from tests.end_to_end.frames.raw import (
     Answer,
     RawSocket,
     ask,

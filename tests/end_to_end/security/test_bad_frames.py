@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from tests.end_to_end.clients.raw import (
+from tests.end_to_end.frames.raw import (
     CONTINUATION,
     LOST,
     PING,

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.end_to_end.clients.raw import TEXT, RawSocket, ask, elsewhere, frame, log_in, upgrade
+from tests.end_to_end.frames.raw import TEXT, RawSocket, ask, elsewhere, frame, log_in, upgrade
 from tests.end_to_end.oracle import bad_input
 from tests.end_to_end.oracle.bad_input import BadHandshake, ClosedHandshake
 from tests.end_to_end.site.harness import Server

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from server.worker.middleware import BODY_SECONDS
+from tests.end_to_end.clients.bystander import beside_a_stream
 from tests.end_to_end.clients.http_client import Http, ask_and_follow, code_of, fresh_key
-from tests.end_to_end.clients.raw import (
+from tests.end_to_end.frames.raw import (
     RawSocket,
     ask,
     cookie_of,
@@ -23,7 +24,6 @@ from tests.end_to_end.clients.raw import (
 )
 from tests.end_to_end.oracle import bad_input, bad_requests
 from tests.end_to_end.oracle.bad_requests import BadRequest
-from tests.end_to_end.site.bystander import beside_a_stream
 from tests.end_to_end.site.harness import Server
 from tests.helpers.tiny_model import oracle_word
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.end_to_end.clients.http_client import Http, admin_token
 from tests.end_to_end.clients.operators import new_user
-from tests.end_to_end.clients.raw import TEXT, RawSocket, ask, frame, log_in, request, upgrade
+from tests.end_to_end.frames.raw import TEXT, RawSocket, ask, frame, log_in, request, upgrade
 from tests.end_to_end.site.harness import Client, Server, other_user
 from tests.helpers.tiny_model import oracle_answer, oracle_word
 

@@ -7,7 +7,7 @@ import pytest
 
 from sessions.connection.client import RedisClient
 from sessions.connection.embedded import EmbeddedRedis
-from tests.end_to_end.clients.raw import assert_discreet
+from tests.end_to_end.frames.raw import assert_discreet
 from tests.end_to_end.oracle import bad_input
 from tests.end_to_end.site.harness import Client, Frame, Server
 from tests.end_to_end.site.recovery import still_works

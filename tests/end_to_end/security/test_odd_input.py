@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from server.protocol.client_frames import MAX_INPUT_BYTES
-from tests.end_to_end.clients.raw import TEXT, RawSocket, frame
+from tests.end_to_end.frames.raw import TEXT, RawSocket, frame
 from tests.end_to_end.oracle import bad_input
 from tests.end_to_end.oracle.bad_input import MAX_MESSAGE_BYTES
 from tests.end_to_end.site.harness import Client, Server

@@ -8,7 +8,7 @@ import pytest
 from redis import Redis
 
 from tests.end_to_end.clients.http_client import Http, admin_token
-from tests.end_to_end.clients.raw import RawSocket, ask, request, submit_login, upgrade
+from tests.end_to_end.frames.raw import RawSocket, ask, request, submit_login, upgrade
 from tests.end_to_end.site.harness import Client, Server
 
 SETTINGS = {"max_output_tokens": 4}

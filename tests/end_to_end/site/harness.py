@@ -25,11 +25,11 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from sessions.connection.embedded import EmbeddedRedis
-from tests.end_to_end.clients.client import ChatClient
-from tests.end_to_end.clients.client_model import Answer as Answer
-from tests.end_to_end.clients.client_model import Frame as Frame
+from tests.end_to_end.frames.client_model import Answer as Answer
+from tests.end_to_end.frames.client_model import Frame as Frame
 from tests.end_to_end.oracle.history import EngineCounts, History
 from tests.end_to_end.oracle.stored_state import Stored, read_store
+from tests.end_to_end.site.client import ChatClient
 from tests.helpers.patience import PATIENCE
 from tests.helpers.root import ROOT
 

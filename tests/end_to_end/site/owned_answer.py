@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tests.end_to_end.clients.client_model import Answer, Frame
+from tests.end_to_end.frames.client_model import Answer, Frame
 from tests.end_to_end.site.harness import Client, Server
 from tests.end_to_end.site.wiring import at_both, pid_of, replica_of, two_workers_serve
 from tests.helpers.tiny_model import oracle_word

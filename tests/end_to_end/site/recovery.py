@@ -7,6 +7,14 @@ from tests.helpers.patience import PATIENCE
 from tests.helpers.tiny_model import oracle_answer, oracle_word
 
 
+async def blocks_come_back(server: Server, free: float) -> None:
+    """The engine frees within a step; from outside, that is a few reads away at most."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            if await asyncio.to_thread(server.metric, "parley_kv_blocks_free") == free:
+                return
+
+
 async def next_question_works(client: Client, session: str) -> None:
     """The session takes and finishes another answer within 15 s of the fault."""
     async with asyncio.timeout(PATIENCE):

@@ -12,7 +12,7 @@ from typing import Any
 
 from sessions.connection.client import RedisClient
 from sessions.connection.embedded import EmbeddedRedis
-from tests.end_to_end.clients.client_model import Answer, Frame
+from tests.end_to_end.frames.client_model import Answer, Frame
 from tests.end_to_end.site.fault_proxy import FaultProxy
 from tests.end_to_end.site.harness import Client, Server
 from tests.end_to_end.site.recovery import is_stored

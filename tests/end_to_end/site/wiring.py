@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from sessions.connection.embedded import EmbeddedRedis
-from tests.end_to_end.clients.client_model import Frame
+from tests.end_to_end.frames.client_model import Frame
 from tests.end_to_end.site.fault_proxy import FaultProxy
 from tests.end_to_end.site.harness import Client, Server
 from tests.helpers.patience import PATIENCE

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from sessions.model.ids import session_of
-from tests.end_to_end.clients import raw
-from tests.end_to_end.clients.client_model import Frame
+from tests.end_to_end.frames import raw
+from tests.end_to_end.frames.client_model import Frame
 from tests.end_to_end.site.harness import Client, Server
 from tests.end_to_end.site.wiring import at_both, two_workers_serve
 from tests.helpers.tiny_model import oracle_answer, oracle_word

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.clients.client_model import Answer, Frame
 from tests.end_to_end.clients.http_client import Http, admin_token
-from tests.end_to_end.clients.raw import RawSocket, frame
+from tests.end_to_end.frames.client_model import Answer, Frame
+from tests.end_to_end.frames.raw import RawSocket, frame
 from tests.end_to_end.site.harness import Client, Server, clients
 from tests.end_to_end.site.wiring import at_both
 from tests.helpers.tiny_model import oracle_answer, oracle_word

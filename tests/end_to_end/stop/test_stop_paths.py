@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.clients.client_model import Answer, Frame
+from tests.end_to_end.frames.client_model import Answer, Frame
 from tests.end_to_end.site.harness import Client
 from tests.end_to_end.site.wiring import Wired, at_both, pid_of, replica_of, wired
 from tests.helpers.running_time import running_time

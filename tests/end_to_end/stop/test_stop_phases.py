@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.chat.test_conversation import blocks_come_back
 from tests.end_to_end.site.harness import Client, Server
+from tests.end_to_end.site.recovery import blocks_come_back
 from tests.helpers.tiny_model import oracle_answer, oracle_word
 
 LONG_PROMPT = oracle_word(1) * 9_000

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from server import __version__
-from tests.end_to_end.clients.raw import ask, cookie_of, request, submit_login
+from tests.end_to_end.frames.raw import ask, cookie_of, request, submit_login
 from tests.end_to_end.site.harness import Server
 from tests.helpers.patience import PATIENCE
 from tests.helpers.root import ROOT

@@ -20,7 +20,7 @@ import pytest
 from server.runs import producer
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.ids import session_of
-from tests.end_to_end.clients.client_model import Answer
+from tests.end_to_end.frames.client_model import Answer
 from tests.end_to_end.oracle.history import EngineCounts
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_word

@@ -28,10 +28,10 @@ from server.config.limits import Limits
 from server.config.worker import WorkerConfig
 from server.worker.app import Worker
 from sessions.store.store import SessionStore
-from tests.end_to_end.clients.client import ChatClient
-from tests.end_to_end.clients.client_model import Frame
+from tests.end_to_end.frames.client_model import Frame
 from tests.end_to_end.oracle.history import History
 from tests.end_to_end.oracle.stored_state import Stored, read_store
+from tests.end_to_end.site.client import ChatClient
 from tests.helpers.patience import PATIENCE
 from tests.helpers.tiny_model import oracle_word
 

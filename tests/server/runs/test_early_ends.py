@@ -16,7 +16,7 @@ from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.errors import StoreUnavailable
 from sessions.store.runs import Runs
 from sessions.store.store import SessionStore
-from tests.end_to_end.clients.client_model import Frame
+from tests.end_to_end.frames.client_model import Frame
 from tests.end_to_end.oracle.history import History
 from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_server import fresh_prefix

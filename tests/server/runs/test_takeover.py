@@ -31,7 +31,7 @@ from sessions.model.events import Event, ObjectEvent, TextEvent
 from sessions.model.ids import new_response_id, session_of
 from sessions.model.quotas import Quotas
 from sessions.model.records import RunRecord
-from tests.end_to_end.clients.client_model import Answer
+from tests.end_to_end.frames.client_model import Answer
 from tests.end_to_end.oracle.history import History
 from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_server import fresh_prefix

@@ -13,7 +13,7 @@ from server.worker.bounded_h11 import FREE_CHUNKS, BoundedConnection
 from server.worker.http_protocol import HttpProtocol
 from server.worker.lingering import BAD_REQUEST
 from server.worker.websocket_protocol import IDLE_FRAMES_PER_S, WebSocketProtocol
-from tests.end_to_end.clients.raw import PONG, TEXT, RawSocket, frame, request
+from tests.end_to_end.frames.raw import PONG, TEXT, RawSocket, frame, request
 from tests.server.worker.target import BIG, Target
 
 SOON = 0.1  # seconds, for deadlines that a test waits for

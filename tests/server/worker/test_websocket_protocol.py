@@ -20,7 +20,7 @@ from server.worker.websocket_protocol import (
     Framing,
     WebSocketProtocol,
 )
-from tests.end_to_end.clients.raw import (
+from tests.end_to_end.frames.raw import (
     CLOSE,
     CONTINUATION,
     PING,

@@ -11,7 +11,7 @@ from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.errors import StoreUnavailable
 from sessions.model.events import ObjectEvent, TextEvent
 from sessions.model.ids import new_message_id, new_response_id
-from tests.end_to_end.clients.client_model import Answer
+from tests.end_to_end.frames.client_model import Answer
 from tests.end_to_end.oracle.history import History
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_word

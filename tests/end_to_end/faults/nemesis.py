@@ -1,6 +1,6 @@
 """C18: everything goes wrong at once, for minutes, and the history must hold all the same.
 
-`python -m tests.end_to_end.site.nemesis --seed N --minutes M` starts a Redis, two workers and a
+`python -m tests.end_to_end.faults.nemesis --seed N --minutes M` starts a Redis, two workers and a
 core, with fault proxies on the links to Redis and on half of the clients' links. Thirty sessions
 ask, stop, delete, lose their connections and come back, while faults are drawn from the seed.
 Rounds end with everything healed and the history checked. The seed repeats what is asked and done,
