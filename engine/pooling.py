@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import ValidationError, refuse
+from engine.sampling_params import RequestOutputKind
 
 POOLING_TYPES = ("LAST", "MEAN", "CLS")
 ABSENT_TASKS = ("classify", "score", "token_embed", "token_classify", "plugin")  # vLLM's others
@@ -48,6 +49,11 @@ class PoolingParams(msgspec.Struct, kw_only=True):
     @property
     def is_normalized(self) -> bool:
         return self.normalize is not False and self.use_activation is not False
+
+    @property
+    def output_kind(self) -> RequestOutputKind:
+        """There is one output."""
+        return RequestOutputKind.FINAL_ONLY
 
     @property
     def skips_prefix_cache(self) -> bool:

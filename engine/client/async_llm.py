@@ -26,13 +26,13 @@ from engine.client.parts import EngineParts, constructor_args, release, start_pa
 from engine.client.requests.collector import RequestOutputCollector
 from engine.client.requests.core_client import CoreClient, StateCallback
 from engine.client.requests.core_connection import STALL_SECONDS
-from engine.client.requests.embedding import open_embedding
 from engine.client.requests.inputs import (
     LoRARequest,
     Prompt,
     bad_word_ids,
     check_order,
     check_params,
+    check_pooling,
     check_rank,
     check_request_id,
     check_tokenization,
@@ -255,34 +255,31 @@ class AsyncLLM(EngineControl):
         finish reason "abort" and no numbers. `options` are `arrival_time`, `on_progress` and
         `reasoning_ended`, which is vLLM's, as is `trace_headers`, and without effect.
         """
-        # There are no adapters: to ignore one would give another model's embedding.
-        if isinstance(prompt_token_ids, LoRARequest) or lora_request is not None:
-            raise NotImplementedError("lora_request is not implemented")
-        parsed = parse_prompt(prompt, prompt_token_ids)
-        check_tokenization(tokenization_kwargs, parsed.token_ids)
-        check_order(priority, None)
-        state, stream = open_embedding(request_id, parsed, pooling_params, **options)
-        self._client.check_admission()
-        self._client.attach()
-        self.output_processor.add(state)
+        if isinstance(prompt_token_ids, LoRARequest):
+            prompt_token_ids, lora_request = None, prompt_token_ids
+        if not isinstance(pooling_params, PoolingParams):
+            raise refuse("pooling_params", pooling_params, "must be PoolingParams")
+        stream = await self.add_request(
+            request_id,
+            prompt,
+            pooling_params,
+            prompt_token_ids=prompt_token_ids,
+            lora_request=lora_request,
+            priority=priority,
+            tokenization_kwargs=tokenization_kwargs,
+            **options,
+        )
         try:
-            ids = parsed.token_ids
-            if ids is None:
-                ids = await self._tokenize(
-                    parsed.text or "", tokenization_kwargs or {}, parsed.cache_salt
-                )
-            if not state.has_ended:  # it may have been aborted meanwhile
-                self._client.submit(state, ids, priority=priority, cache_salt=parsed.cache_salt)
             output: Any = await stream.get()
             yield output
         finally:
-            self._client.leave(state)
+            stream.close()
 
     async def add_request(
         self,
         request_id: Any,
         prompt: Prompt,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
         prompt_token_ids: list[int] | None = None,
         lora_request: LoRARequest | None = None,
@@ -303,14 +300,15 @@ class AsyncLLM(EngineControl):
     ) -> RequestOutputCollector:
         """Send a request and return the reader's end of it, which iterates over its outputs.
 
-        The id is taken at once and free again after the end or an `abort`. Cancelling this call
-        leaves nothing behind; letting go of what it returns aborts the request. With
-        `resume_token_ids` the answer continues after tokens that an earlier run has shown. With
-        `is_admitted` it is queued however many wait: `check_admission` was asked before. By
-        position the arguments have the order of vLLM's earlier engine. `trace_headers` and those
-        from `session_id` on are vLLM's, and without effect. Raises `ValidationError` for wrong
-        arguments, `RetryableRequestError` while there is no core, `QueueOverflowError` and
-        `MaxQueuedTokensError` when too much is waiting.
+        With `PoolingParams` there is one output, a `PoolingRequestOutput`. The id is taken at once
+        and free again after the end or an `abort`. Cancelling this call leaves nothing behind;
+        letting go of what it returns aborts the request. With `resume_token_ids` the answer
+        continues after tokens that an earlier run has shown. With `is_admitted` it is queued
+        however many wait: `check_admission` was asked before. By position the arguments have the
+        order of vLLM's earlier engine. `trace_headers` and those from `session_id` on are vLLM's,
+        and without effect. Raises `ValidationError` for wrong arguments, `RetryableRequestError`
+        while there is no core, `QueueOverflowError` and `MaxQueuedTokensError` when too much is
+        waiting.
         """
         check_request_id(request_id)
         parsed = parse_prompt(prompt, prompt_token_ids, prompt_text)
@@ -321,18 +319,24 @@ class AsyncLLM(EngineControl):
         resume_token_ids = checked_ids("resume_token_ids", resume_token_ids) or []
         if on_progress is not None and not callable(on_progress):
             raise refuse("on_progress", on_progress, "must be a function")
-        if isinstance(params, SamplingParams):
+        if isinstance(params, SamplingParams | PoolingParams):
             params = params.clone()  # which checks again what may have been set since
-        known = self._client.ready
-        vocab_size = None if known is None else known.vocab_size
-        check_params(params, lora_request, self._parts.max_logprobs, vocab_size)
         if prompt_adapter_request is not None:
             raise NotImplementedError("prompt_adapter_request is not implemented")
-        if params.n > 1 and resume_token_ids:
-            raise ValidationError("resume_token_ids need n = 1", "n", params.n)
-        self._client.check_admission(params.n, may_wait=is_admitted)
+        num_answers = 1
+        if isinstance(params, PoolingParams):
+            check_pooling(lora_request, resume_token_ids)
+        else:
+            known = self._client.ready
+            vocab_size = None if known is None else known.vocab_size
+            check_params(params, lora_request, self._parts.max_logprobs, vocab_size)
+            num_answers = params.n
+        if num_answers > 1 and resume_token_ids:
+            raise ValidationError("resume_token_ids need n = 1", "n", num_answers)
+        self._client.check_admission(num_answers, may_wait=is_admitted)
         self._client.attach()
-        params = self._complete_params(params)
+        if isinstance(params, SamplingParams):
+            params = self._complete_params(params)
         collector = RequestOutputCollector(params.output_kind, request_id)
         states = create_states(
             request_id,
@@ -351,7 +355,7 @@ class AsyncLLM(EngineControl):
                 )
             if self._parts.log_requests:
                 logger.info(
-                    "request %s: n=%d, prompt tokens %d", request_id, params.n, len(token_ids)
+                    "request %s: n=%d, prompt tokens %d", request_id, num_answers, len(token_ids)
                 )
             turn_ends = time.monotonic() + MAX_TURN_SECONDS
             for state in states:  # few without a break between them: they will share a prefill

@@ -185,6 +185,15 @@ def check_params(
             raise ValidationError(problem, name, getattr(params, name))
 
 
+def check_pooling(lora_request: Any, resume_token_ids: Sequence[int]) -> None:
+    """Refuse what no prompt that is pooled can have."""
+    if lora_request is not None:  # to ignore an adapter would give another model's embedding
+        raise NotImplementedError("lora_request is not implemented")
+    if resume_token_ids:
+        problem = "resume_token_ids are of an answer, and a prompt that is pooled has none"
+        raise ValidationError(problem, "resume_token_ids", None)
+
+
 def check_prompt(
     token_ids: Sequence[int],
     resume_token_ids: Sequence[int],

@@ -361,14 +361,27 @@ class PoolingState(RequestState):
 
 def create_states(
     request_id: Any,
-    params: SamplingParams,
+    params: SamplingParams | PoolingParams,
     collector: RequestOutputCollector,
     *,
     prompt: str | None = None,
     arrival_time: float | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> list[RequestState]:
-    """The open answers to one request: `params.n` of them; one reports the prompt's progress."""
+    """The open answers to one request: `params.n` of them; one reports the prompt's progress.
+
+    A prompt that is pooled has one state, too.
+    """
+    if isinstance(params, PoolingParams):
+        pooled = PoolingState(
+            request_id,
+            params,
+            collector,
+            prompt=prompt,
+            arrival_time=arrival_time,
+            on_progress=on_progress,
+        )
+        return [pooled]
     if params.n == 1:
         single = RequestState(
             request_id,

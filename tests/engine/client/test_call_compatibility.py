@@ -156,9 +156,11 @@ async def test_add_request_refuses_adapters_by_name(engine: AsyncLLM) -> None:
         await engine.add_request("r", PROMPT, GREEDY, prompt_adapter_request=object())
     with pytest.raises(NotImplementedError, match="lora_request"):
         await engine.add_request("r", PROMPT, GREEDY, lora_request=LoRARequest("a", 1))
-    pooling: Any = PoolingParams()
-    with pytest.raises(NotImplementedError, match="PoolingParams"):
-        await engine.add_request("r", PROMPT, pooling)
+    with pytest.raises(NotImplementedError, match="lora_request"):
+        await engine.add_request("r", PROMPT, PoolingParams(), lora_request=LoRARequest("a", 1))
+    other: Any = object()
+    with pytest.raises(NotImplementedError, match="object"):
+        await engine.add_request("r", PROMPT, other)
 
 
 async def test_result_of_add_request_is_iterator_and_collector(engine: AsyncLLM) -> None:

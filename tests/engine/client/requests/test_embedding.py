@@ -68,6 +68,17 @@ async def test_the_one_output_has_the_numbers_of_the_core(
     assert (output.finish_reason, output.error) == ("stop", None)
 
 
+async def test_add_request_with_pooling_parameters_has_the_same_output(
+    engine: AsyncLLM, core: ScriptedCore
+) -> None:
+    stream = await engine.add_request("r", PROMPT, MEAN, priority=3)
+    request = await receive(core, AddRequest)
+    assert (request.pooling, request.priority) == (MEAN, 3)
+    emit(core, request)
+    (output,) = [output async for output in stream]
+    assert isinstance(output, PoolingRequestOutput) and output.outputs.data == NUMBERS
+
+
 async def test_outputs_that_are_processed_together_keep_the_numbers(
     engine: AsyncLLM, core: ScriptedCore
 ) -> None:
@@ -119,6 +130,7 @@ async def test_an_error_of_the_core_comes_in_the_output(
         (PROMPT, LAST, {"priority": "high"}, "priority must be"),
         (PROMPT, LAST, {"on_progress": 3}, "on_progress must be"),
         (PROMPT, LAST, {"tokenization_kwargs": 3}, "tokenization_kwargs must be"),
+        (PROMPT, LAST, {"resume_token_ids": [1]}, "resume_token_ids are of an answer"),
     ],
 )
 async def test_bad_input_is_refused_by_name_and_leaves_nothing(
