@@ -14,6 +14,7 @@ from engine.client.async_llm import AsyncLLM, AsyncLLMEngine
 from engine.client.launcher import CoreProcess, PrivateDirectory
 from engine.client.requests.core_connection import CoreState
 from engine.client.requests.inputs import LoRARequest, TextPrompt, TokensPrompt
+from engine.client.results.generation_result import GenerationResult
 from engine.client.text.tokenizer import Tokenizer
 from engine.client.vllm_config import ModelConfig
 from engine.errors import (
@@ -30,6 +31,8 @@ from engine.errors import (
     UnsupportedModelError,
     ValidationError,
 )
+from engine.faces.llm import LLM
+from engine.faces.llm_engine import LLMEngine
 from engine.logprobs import Logprob
 from engine.outputs import (
     CompletionOutput,
@@ -57,6 +60,7 @@ from engine.scaffolding.tasks import (
 )
 
 __all__ = [
+    "LLM",
     "AsyncEngineArgs",
     "AsyncLLM",
     "AsyncLLMEngine",
@@ -72,7 +76,9 @@ __all__ = [
     "EngineError",
     "EngineGenerateError",
     "EngineStartError",
+    "GenerationResult",
     "GenerationTask",
+    "LLMEngine",
     "LoRARequest",
     "Logprob",
     "MaxQueuedTokensError",

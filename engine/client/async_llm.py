@@ -40,6 +40,7 @@ from engine.client.requests.inputs import (
     parse_prompt,
 )
 from engine.client.requests.request_state import ProgressCallback, create_states, new_detokenizer
+from engine.client.results.generation_result import GenerationResult
 from engine.client.text.tokenizer import Tokenizer
 from engine.errors import ValidationError, refuse
 from engine.outputs import RequestOutput
@@ -375,6 +376,33 @@ class AsyncLLM(EngineControl):
             raise
         collector.call_on_close(lambda: self._client.leave(*states))
         return collector
+
+    def generate_async(
+        self,
+        inputs: Prompt,
+        sampling_params: SamplingParams | None = None,
+        lora_request: LoRARequest | None = None,
+        prompt_adapter_request: Any = None,
+        streaming: bool = False,
+        *,
+        priority: int = 0,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> GenerationResult:
+        """TensorRT-LLM's way to ask: see `GenerationResult`, whose reading raises all errors.
+
+        With `streaming` it may be read as the answer grows. Call it in the engine's event loop, or
+        give that as `loop`.
+        """
+        return GenerationResult(
+            self,
+            inputs,
+            sampling_params or SamplingParams(),
+            is_streaming=streaming,
+            loop=loop,
+            lora_request=lora_request,
+            prompt_adapter_request=prompt_adapter_request,
+            priority=priority,
+        )
 
     def resumed_text(
         self,

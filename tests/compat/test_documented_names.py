@@ -237,6 +237,9 @@ async def abort_a_stream(engine: AsyncLLM) -> None:
 async def add_by_position(engine: AsyncLLM) -> None:
     stream = await engine.add_request("r", None, greedy(3), 12.5, [FIRST], None, {}, None, 1)
     assert await text(stream) == oracle_answer(FIRST, 3)
+    pooled = await engine.add_request("r", None, PoolingParams(), 12.5, [FIRST], None, {}, None, 1)
+    output: Any = await pooled.get()
+    assert output.finished and len(output.outputs.data) == 256
 
 
 @documented("get_num_unfinished_requests")
@@ -441,8 +444,44 @@ async def step_through_a_task(engine: AsyncLLM) -> None:
 
 @documented("generate_async")
 async def generate_as_tensorrt_does(engine: AsyncLLM) -> None:
-    engine_of_theirs: Any = engine
-    engine_of_theirs.generate_async([FIRST], streaming=True)
+    result = engine.generate_async([FIRST], sampling_params=greedy(9), streaming=True)
+    pieces = [step.outputs[0].text_diff async for step in result]
+    assert "".join(pieces) == result.outputs[0].text == oracle_answer(FIRST, 9)
+    whole = await engine.generate_async([FIRST], greedy(9))
+    assert whole.outputs[0].text == oracle_answer(FIRST, 9)
+
+
+async def handle_as_the_readme_says(worker: AsyncLLMWorker, task: Any) -> TaskStatus:
+    """The handler that the README asks a worker's author to write."""
+    if task.request_handle is None:
+        params, prompt = task.create_sampling_params(), task.input_tokens
+        task.request_handle = worker.llm.generate_async(prompt, params, streaming=True)
+    handle = task.request_handle
+    wanted = len(task.output_tokens or ()) + task.streaming_step
+    if task.cancel_flag:
+        handle.abort()
+        await handle.aresult()
+    while not handle.finished and len(task.output_tokens or ()) < wanted:
+        await anext(handle)
+        task.output_tokens = handle.outputs[0].token_ids
+    task.output_str = handle.outputs[0].text
+    task.end_flag = handle.finished
+    return TaskStatus.SUCCESS
+
+
+async def test_a_handler_over_generate_async_streams_steps_and_cancels(engine: AsyncLLM) -> None:
+    worker = AsyncLLMWorker(engine)
+    worker.register_task_handler(StreamGenerationTask, handle_as_the_readme_says)
+    task = StreamGenerationTask(input_tokens=[FIRST], max_tokens=1500, temperature=0)
+    task.streaming_step = 5
+    for number in range(1, 4):
+        assert await worker.run_task(task) is TaskStatus.SUCCESS
+        assert len(task.output_tokens or ()) >= 5 * number and not task.end_flag
+    task.cancel_flag = True
+    await worker.run_task(task)
+    assert task.end_flag and task.output_str is not None
+    assert oracle_answer(FIRST, 1500).startswith(task.output_str)
+    assert engine.get_num_unfinished_requests() == 0
 
 
 async def test_requests_are_logged_without_their_words(
