@@ -160,6 +160,15 @@ class Tokenizer:
         refuse_options("encode", options)
         return _encode(self._backend, text, add_special_tokens)
 
+    def encode_pair(self, text: str, pair: str) -> list[int]:
+        """The ids of two texts that a model compares, with the model's own tokens around them."""
+        for name, value in (("text", text), ("pair", pair)):
+            if not isinstance(value, str):
+                raise refuse(name, value, "must be a string")
+            check_text(name, value)
+        ids: list[int] = self._backend.encode(text, pair).ids
+        return ids
+
     async def encode_async(
         self,
         text: str,
