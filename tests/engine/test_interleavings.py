@@ -8,6 +8,7 @@ sequence of rules is shrunk and printed as a program.
 
 import enum
 import itertools
+from array import array
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +27,8 @@ from hypothesis.stateful import (
 
 from engine.core.io_thread import ClientGone, ClientSilent
 from engine.core.scheduling.sequence import ScheduledSequence, Tokens
-from engine.ipc import StepOutputs, Utility, UtilityReply
+from engine.ipc import SequenceOutput, StepOutputs, Utility, UtilityReply
+from engine.pooling import PoolingParams
 from tests.engine.helpers.fakes import EOS, VOCAB_SIZE, FakeModel, SteppedCore
 
 NUM_CLIENTS = 3
@@ -146,6 +148,7 @@ class Interleavings(RuleBasedStateMachine):
         self.requests: dict[tuple[str, str], dict[str, Any]] = {}
         self.open: list[tuple[str, str]] = []  # may have ended by now
         self.lost: set[str] = set()  # clients that are gone
+        self.stopped: set[tuple[str, str]] = set()  # requests that their clients may have ended
         self.calls = 0
         self.can_execute = True
 
@@ -167,6 +170,7 @@ class Interleavings(RuleBasedStateMachine):
         salt=st.sampled_from(["", "salt"]),
         num_resumed=st.sampled_from([0, 0, 0, 1, 7]),
         ignore_eos=st.booleans(),
+        pooling_type=st.sampled_from([None, None, "LAST", "MEAN"]),  # else an answer is asked for
     )
     def add(
         self,
@@ -180,6 +184,7 @@ class Interleavings(RuleBasedStateMachine):
         salt: str,
         num_resumed: int,
         ignore_eos: bool,
+        pooling_type: str | None,
     ) -> None:
         name, number = self.clients[client], len(self.requests)
         prompt = list(range(first, first + num_prompt))
@@ -189,6 +194,7 @@ class Interleavings(RuleBasedStateMachine):
             "resume_token_ids": resumed,
             "max_tokens": max_tokens,
             "ignore_eos": ignore_eos,
+            "pooling": pooling_type and PoolingParams(pooling_type=pooling_type),
         }
         keys = [(name, f"r{number}-{sibling}") for sibling in range(num_siblings)]
         for key in keys:
@@ -211,6 +217,8 @@ class Interleavings(RuleBasedStateMachine):
     def abort(self, hook: Hook, data: st.DataObject, num: int, reason: str) -> None:
         for _ in range(num):
             client, request_id = data.draw(st.sampled_from(self.open))
+            if reason == "stop":
+                self.stopped.add((client, request_id))
             self.plans[hook].append(
                 lambda: self.core.abort(request_id, client_id=client, reason=reason)  # noqa: B023
             )
@@ -330,13 +338,23 @@ class Interleavings(RuleBasedStateMachine):
                     key = (client, output.request_id)
                     assert not ends[key], "an output after the last one"
                     tokens[key] += output.new_token_ids
+                    self.check_embedding(key, output)
                     ends[key] += output.finish_reason is not None
         for key, fields in self.requests.items():
             assert ends[key] == 1 or (key[0] in self.lost and ends[key] == 0), key
             text = [*fields["prompt"], *fields["resume_token_ids"], *tokens[key]]
             for last, token in itertools.pairwise(text):
                 assert token in (last % (VOCAB_SIZE - 1) + 1, EOS)
-            assert len(tokens[key]) <= fields["max_tokens"]
+            assert len(tokens[key]) <= (0 if fields["pooling"] else fields["max_tokens"])
+
+    def check_embedding(self, key: tuple[str, str], output: SequenceOutput) -> None:
+        """It comes with the end of a prompt that is pooled and was read whole, and never else."""
+        fields = self.requests[key]
+        if output.embedding is not None:
+            assert fields["pooling"] is not None and output.finish_reason == "stop"
+            assert array("f", output.embedding).tolist() == [1, len(fields["prompt"])]
+        elif fields["pooling"] is not None and output.finish_reason == "stop":
+            assert key in self.stopped
 
 
 def run_many(max_examples: int, stateful_step_count: int) -> None:

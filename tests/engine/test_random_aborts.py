@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from engine import AsyncEngineArgs, AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
+from engine import (
+    AsyncEngineArgs,
+    AsyncLLM,
+    PoolingParams,
+    PoolingRequestOutput,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+)
 from engine.config import EngineConfig
 from engine.core.metrics import CoreMetrics
 from engine.core.models.loader import load_model
@@ -31,7 +39,8 @@ from tests.helpers.tiny_model import build_tiny_model
 NUM_ABORTS = 1000
 NUM_BYSTANDERS = 40
 NUM_VICTIMS_AT_ONCE = 10
-PHASES = ("queued", "prefill", "decode", "last step", "siblings")
+PHASES = ("queued", "prefill", "decode", "last step", "siblings", "embedding")
+KINDS = ("LAST", "MEAN", "CLS")
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +95,9 @@ class Core:
     def tokens(self, request_id: str) -> list[int]:
         return [token for o in self.outputs[request_id] for token in o.new_token_ids]
 
+    def embedding(self, request_id: str) -> bytes | None:
+        return self.outputs[request_id][-1].embedding
+
     def _launch(self, scheduled: list[ScheduledSequence]) -> Callable[[], Tokens]:
         self.num_steps += 1
         wait = self.runner.launch(scheduled)
@@ -117,14 +129,23 @@ class Aborts(Core):
             phase = self.rng.choice(PHASES)
             name = f"v{len(self.aborted_at) + len(self.phase_of)}-{self.rng.random()}"
             num_tokens = self.rng.randrange(1, 12)
-            num_prompt = self.rng.randrange(60, 150) if phase == "prefill" else num_tokens * 3
+            is_long = phase in ("prefill", "embedding")
+            num_prompt = self.rng.randrange(60, 150) if is_long else num_tokens * 3
             prompt = random_prompt(self.rng, num_prompt)
             siblings = [f"{name}.{i}" for i in range(3 if phase == "siblings" else 1)]
             for sibling in siblings:
                 length = num_tokens if phase == "last step" else 200
                 self.phase_of[sibling] = phase
                 self.patience[sibling] = num_tokens
-                self.add(make_request(sibling, prompt=prompt, max_tokens=length, ignore_eos=True))
+                self.add(
+                    make_request(
+                        sibling,
+                        prompt=prompt,
+                        max_tokens=length,
+                        ignore_eos=True,
+                        pooling=make_pooling(self.rng) if phase == "embedding" else None,
+                    )
+                )
             if phase == "queued":
                 self.strike(*siblings)
 
@@ -138,6 +159,8 @@ class Aborts(Core):
         for item in scheduled:
             sequence, name = item.sequence, item.sequence.request_id
             match self.phase_of.get(name):
+                case "embedding" if item.is_last or self.rng.random() < 0.5:
+                    self.strike(name)
                 case "prefill" if not item.is_sampled:
                     self.strike(name)
                 case "last step" if sequence.num_tokens + 1 == sequence.max_num_tokens:
@@ -154,8 +177,12 @@ def random_prompt(rng: random.Random, num_tokens: int) -> list[int]:
     return [rng.randrange(5, 380) for _ in range(num_tokens)]
 
 
+def make_pooling(rng: random.Random) -> PoolingParams:
+    return PoolingParams(pooling_type=rng.choice(KINDS))
+
+
 def make_bystanders(rng: random.Random) -> list[AddRequest]:
-    """Greedy and seeded requests of all sizes."""
+    """Greedy and seeded requests of all sizes, and embeddings among them."""
     return [
         make_request(
             f"b{number}",
@@ -164,6 +191,7 @@ def make_bystanders(rng: random.Random) -> list[AddRequest]:
             temperature=0.0 if number % 2 else 1.0,
             seed=number,
             ignore_eos=True,
+            pooling=None if number % 4 else make_pooling(rng),
         )
         for number in range(NUM_BYSTANDERS)
     ]
@@ -200,6 +228,8 @@ def test_a_thousand_aborts_free_their_blocks_and_change_no_token_of_others(
     assert set(late_by) == {0}  # no step was begun between an abort and its last output
     for request in bystanders:
         assert core.tokens(request.request_id) == alone.tokens(request.request_id)
+        assert core.embedding(request.request_id) == alone.embedding(request.request_id)
+        assert (core.embedding(request.request_id) is None) == (request.pooling is None)
     print(f"{len(core.aborted_at)} aborts in {core.num_steps} steps: {dict(core.phases)}")
 
 
@@ -232,6 +262,22 @@ async def test_a_thousand_aborts_through_the_client_return_at_once(engine: Async
         stream = engine.generate([number + 5] * 20, params, name)
         return [token async for output in stream for token in output.outputs[0].token_ids]
 
+    async def embedding(name: str) -> list[float]:
+        outputs = engine.encode([7] * 20, PoolingParams(pooling_type="MEAN"), name)
+        return [number async for output in outputs for number in output.outputs.data]
+
+    async def embedded_victim(number: int) -> None:
+        """It may have its embedding before the abort comes."""
+        name = f"v{number}"
+        prompt, params = random_prompt(rng, rng.randrange(1, 200)), make_pooling(rng)
+        stream = await engine.add_request(name, prompt, params)
+        for _ in range(rng.randrange(3)):
+            await asyncio.sleep(0)
+        await engine.abort(name)
+        (last,) = [output async for output in stream]
+        assert isinstance(last, PoolingRequestOutput)
+        assert (last.finish_reason == "abort") == (last.outputs.data == [])
+
     async def victim(number: int) -> None:
         num = rng.choice((1, 1, 1, 3))
         params = make_params(temperature=1.0, n=num, max_tokens=300)
@@ -253,18 +299,23 @@ async def test_a_thousand_aborts_through_the_client_return_at_once(engine: Async
 
     async def victims(numbers: range) -> None:
         for number in numbers:
-            await victim(number)
+            await (victim(number) if number % 5 else embedded_victim(number))
 
+    vector = await embedding("alone")
     expected = [await bystander(number, f"alone-{number}") for number in range(6)]
     streams = [bystander(number % 6, f"b{number}") for number in range(18)]
+    vectors = [embedding(f"e{number}") for number in range(20)]
     batches = [victims(range(start, NUM_ABORTS, 20)) for start in range(20)]
-    results = await asyncio.gather(*streams, *batches)
-    assert results[:18] == [expected[number % 6] for number in range(18)]
+    results, found, _ = await asyncio.gather(
+        asyncio.gather(*streams), asyncio.gather(*vectors), asyncio.gather(*batches)
+    )
+    assert found == [vector] * 20
+    assert results == [expected[number % 6] for number in range(18)]
     metrics = await engine.metrics()
     assert metrics["num_blocks_free"] == metrics["num_blocks_total"]
     assert engine.get_num_unfinished_requests() == 0
     abort_p99, cpu_p99, end_p99 = (
-        sorted(it)[NUM_ABORTS * 99 // 100] for it in (abort_seconds, abort_cpu_seconds, end_seconds)
+        sorted(it)[len(it) * 99 // 100] for it in (abort_seconds, abort_cpu_seconds, end_seconds)
     )
     print(f"abort() p99 {abort_p99 * 1000:.2f} ms, last output p99 {end_p99 * 1000:.1f} ms")
     assert cpu_p99 < 0.005
