@@ -41,7 +41,13 @@ from engine.outputs import (
     RequestOutput,
     RequestProgress,
 )
-from engine.pooling import EmbeddingRequestOutput, PoolingParams, PoolingRequestOutput
+from engine.pooling import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingParams,
+    PoolingRequestOutput,
+    ScoringRequestOutput,
+)
 from engine.repetition import RepetitionDetectionParams
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.scaffolding.request_manager import (
@@ -66,6 +72,7 @@ __all__ = [
     "AsyncLLMEngine",
     "AsyncLLMWorker",
     "ChatTemplateError",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "CoreProcess",
     "CoreState",
@@ -98,6 +105,7 @@ __all__ = [
     "RequestStatus",
     "RetryableRequestError",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StreamGenerationTask",
     "StreamingRequest",
     "TaskStatus",

@@ -30,6 +30,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_request_seconds: float | None = None  # from the first step of a request to its end
     attn_backend: str = "auto"  # auto, cpu or cuda (csrc), flash_attn, varlen, torch (reference)
     model_impl: str = "auto"  # auto, transformers, fused
+    runner: str = "auto"  # generate: refuse a model that generates nothing; auto, pooling
     quantization: str | None = None  # int8: weights in 8 bits
     kv_cache_dtype: str = "auto"  # auto: as the model; int8: fused only
     batch_invariant: bool = True  # pad the rows of a step so that answers are alike in any batch

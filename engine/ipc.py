@@ -51,7 +51,7 @@ class AddRequest(Message, frozen=True, tag="add"):
     resume_token_ids: list[int] = []  # count as output tokens: penalties, lengths, randomness
     priority: int = 0  # lower is earlier
     cache_salt: str = ""
-    pooling: PoolingParams | None = None  # an embedding is wanted instead of an answer
+    pooling: PoolingParams | None = None  # an embedding or classes are wanted, not an answer
 
 
 class Abort(Message, frozen=True, tag="abort"):
@@ -96,6 +96,9 @@ class Ready(Message, frozen=True, tag="ready"):
     pace: float  # tokens/s per answer, 0 = as fast as possible
     config: EngineConfig  # with every size decided
     embedding_size: int = 0  # numbers of an embedding; 0: it makes none
+    # What the model can be asked for, in vLLM's names. Empty: it generates, and embeds if it has an
+    # embedding's size.
+    tasks: list[str] = []
 
 
 class SequenceOutput(Message, frozen=True, tag="output"):
@@ -117,7 +120,7 @@ class SequenceOutput(Message, frozen=True, tag="output"):
     num_tokens_ahead: int = 0  # of the requests ahead, while waiting
     # Of the prompt's tokens after those of earlier outputs, as `logprobs`; the first one has none.
     prompt_logprobs: list[Encoded] | None = None
-    embedding: bytes | None = None  # float32, with finish reason "stop" of a pooled prompt
+    embedding: bytes | None = None  # float32, or of classes: with reason "stop" of a pooled prompt
 
 
 class SchedulerStats(Message, frozen=True, tag="stats"):

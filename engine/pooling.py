@@ -1,9 +1,11 @@
-"""`PoolingParams` and `PoolingRequestOutput`: the types of `encode()`, which embeds a prompt.
+"""`PoolingParams` and `PoolingRequestOutput`: the types of `encode()`, which embeds or classifies.
 
-A prompt becomes one vector of the model's last hidden states, those after the last norm. The names
-are vLLM's; there `pooling_type` is a setting of the engine, here of each request.
+A prompt becomes one vector of the model's last hidden states, those after the last norm, and in a
+model that classifies a number for each class. The names are vLLM's; there `pooling_type` is a
+setting of the engine, here of each request.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,25 +15,29 @@ from engine.errors import ValidationError, refuse
 from engine.sampling_params import RequestOutputKind
 
 POOLING_TYPES = ("LAST", "MEAN", "CLS")
-ABSENT_TASKS = ("classify", "score", "token_embed", "token_classify", "plugin")  # vLLM's others
+CLASSIFYING_TASKS = ("classify", "score")
+GENERATING_TASKS = ("generate", "embed")  # of a model that writes answers
+ABSENT_TASKS = ("token_embed", "token_classify", "plugin")  # vLLM's others
 
 
 class PoolingParams(msgspec.Struct, kw_only=True):
-    """Parameters of one embedding request. `ValidationError` names a wrong value."""
+    """Parameters of one request to `encode`. `ValidationError` names a wrong value."""
 
-    task: str | None = None  # None is "embed"
-    dimensions: int | None = None  # only the first ones, of which the length is then 1
-    normalize: bool | None = None  # to length 1, which is the default
-    use_activation: bool | None = None  # the same, in the name that later versions of vLLM have
+    task: str | None = None  # embed, classify, score; None is "embed"
+    dimensions: int | None = None  # of an embedding: only the first ones, whose length is then 1
+    normalize: bool | None = None  # an embedding to length 1, which is the default
+    # The same, in the name that later versions of vLLM have. Of classes: probabilities, which is
+    # the default, or the numbers that they are made of.
+    use_activation: bool | None = None
     # Which hidden states: of the last token, the mean of all, or of the first token.
     pooling_type: str = "LAST"
     skip_reading_prefix_cache: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.task in ABSENT_TASKS:  # they need heads, or outputs for each token
+        if self.task in ABSENT_TASKS:  # they have outputs for each token
             raise NotImplementedError(f"the pooling task {self.task!r} is not implemented")
-        if self.task not in (None, "embed"):
-            raise refuse("task", self.task, "must be embed")
+        if self.task not in (None, "embed", *CLASSIFYING_TASKS):
+            raise refuse("task", self.task, "must be embed, classify or score")
         if self.dimensions is not None and (
             type(self.dimensions) is not int or self.dimensions < 1
         ):
@@ -41,13 +47,26 @@ class PoolingParams(msgspec.Struct, kw_only=True):
                 raise refuse(name, getattr(self, name), "must be True, False or None")
         if {self.normalize, self.use_activation} == {True, False}:
             raise refuse("use_activation", self.use_activation, "must be as normalize")
+        for name in ("dimensions", "normalize"):
+            if self.is_classified and getattr(self, name) is not None:
+                raise refuse(name, getattr(self, name), f"must be None with task {self.task!r}")
         kind = self.pooling_type
         if not isinstance(kind, str) or kind.upper() not in POOLING_TYPES:
             raise refuse("pooling_type", kind, f"must be one of {', '.join(POOLING_TYPES)}")
         self.pooling_type = kind.upper()
 
     @property
-    def is_normalized(self) -> bool:
+    def task_name(self) -> str:
+        return self.task or "embed"
+
+    @property
+    def is_classified(self) -> bool:
+        """Whether classes are asked for, and no embedding."""
+        return self.task in CLASSIFYING_TASKS
+
+    @property
+    def is_activated(self) -> bool:
+        """Whether an embedding has length 1; whether the numbers of classes are probabilities."""
         return self.normalize is not False and self.use_activation is not False
 
     @property
@@ -74,9 +93,20 @@ def check_dimensions(params: PoolingParams, embedding_size: int) -> None:
         raise refuse("dimensions", params.dimensions, problem)
 
 
+def task_problem(params: PoolingParams | None, tasks: Iterable[str]) -> str | None:
+    """What is wrong with asking for this of a model that has only `tasks`; None: nothing.
+
+    Without parameters an answer is asked for.
+    """
+    task = "generate" if params is None else params.task_name
+    if task in tasks:
+        return None
+    return f"this model has no task {task!r}: it has {', '.join(tasks)}"
+
+
 @dataclass(slots=True)
 class PoolingOutput:
-    """One embedding, as plain numbers: no torch in the client half."""
+    """An embedding, or a number for each class: plain, as the client half has no torch."""
 
     data: list[float]  # empty after an abort or an error
 
@@ -88,10 +118,25 @@ class PoolingOutput:
     def hidden_size(self) -> int:
         return len(self.data)
 
+    @property
+    def probs(self) -> list[float]:
+        """Of the classes, in the order of the checkpoint's labels."""
+        return self.data
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.data)
+
+    @property
+    def score(self) -> float:
+        """The only number. `ValueError` if there are others, or none."""
+        (score,) = self.data
+        return score
+
 
 @dataclass(slots=True)
 class PoolingRequestOutput:
-    """The one output of an embedding request."""
+    """The one output of a request to `encode`."""
 
     request_id: Any
     outputs: PoolingOutput
@@ -103,4 +148,7 @@ class PoolingRequestOutput:
     metrics: Any = None  # `RequestMetrics`
 
 
+# vLLM has a class for each task, whose outputs have one of the names of `PoolingOutput`.
 EmbeddingRequestOutput = PoolingRequestOutput
+ClassificationRequestOutput = PoolingRequestOutput
+ScoringRequestOutput = PoolingRequestOutput

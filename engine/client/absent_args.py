@@ -73,7 +73,6 @@ def _asks_for_nothing(value: object, default: object) -> bool:
 
 HARMLESS: dict[str, tuple[object, ...]] = {
     "task": ("generate",),
-    "runner": ("generate",),
     "convert": ("none",),
     "config_format": ("hf",),
     "distributed_executor_backend": ("mp", "uni"),  # one process is all that either would be

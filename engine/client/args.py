@@ -29,6 +29,7 @@ class EngineArgs(AbsentFeatures):
     _: KW_ONLY
     served_model_name: str | list[str] | None = None
     tokenizer: str | None = None
+    runner: str = "auto"
     tokenizer_mode: str = "auto"
     skip_tokenizer_init: bool = False
     revision: str | None = None
@@ -129,6 +130,7 @@ class EngineArgs(AbsentFeatures):
             max_request_seconds=self.max_request_seconds,
             attn_backend=self.attn_backend,
             model_impl=self.model_impl,
+            runner=self.runner,
             quantization=self.quantization,
             kv_cache_dtype=self.kv_cache_dtype,
             batch_invariant=self.batch_invariant,
@@ -245,6 +247,7 @@ _CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "attn_backend": ("auto", "cpu", "torch", "flash_attn", "varlen", "cuda"),
     "model_impl": ("auto", "transformers", "fused"),
+    "runner": ("auto", "generate", "pooling"),
     "log_level": (None, "DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
     # blocks are compared by their tokens, so that it makes no difference
     "prefix_caching_hash_algo": ("builtin", "sha256", "sha256_cbor", "xxhash", "xxhash_cbor"),

@@ -8,7 +8,7 @@ from typing import Any
 from engine.client.parts import EngineParts
 from engine.client.requests.core_client import CoreClient
 from engine.client.requests.core_connection import CoreState
-from engine.client.requests.inputs import InputPreprocessor
+from engine.client.requests.inputs import InputPreprocessor, supported_tasks
 from engine.client.requests.outgoing import check_readable
 from engine.client.requests.output_processor import OutputProcessor
 from engine.client.requests.stat_loggers import StatLoggers
@@ -194,7 +194,7 @@ class EngineStatus:
     async def get_supported_tasks(self) -> tuple[str, ...]:
         """What the core can do; before the first one has answered, only "generate" is known."""
         ready = self._client.ready
-        return ("generate",) if ready is None or not ready.embedding_size else ("generate", "embed")
+        return ("generate",) if ready is None else supported_tasks(ready)
 
     async def is_tracing_enabled(self) -> bool:
         """False: trace headers are accepted and go nowhere."""

@@ -112,7 +112,9 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     blocks = BlockManager(
         config.num_blocks, config.block_size, config.enable_prefix_caching, UNIT_TOKENS
     )
-    scheduler = Scheduler(config, blocks, loaded.vocab_size, loaded.eos_token_ids)
+    scheduler = Scheduler(
+        config, blocks, loaded.vocab_size, loaded.eos_token_ids, tasks=loaded.tasks
+    )
     ready = Ready(
         epoch=secrets.randbits(48),
         pid=os.getpid(),
@@ -127,6 +129,7 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
         pace=config.pace,
         config=config,
         embedding_size=runner.embedding_size,
+        tasks=list(loaded.tasks),
     )
     metrics = CoreMetrics(
         config.served_model_name,

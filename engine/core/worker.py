@@ -27,7 +27,7 @@ class Worker:
         return loaded.block_size * cache_bytes_per_token(loaded)
 
     def get_supported_tasks(self) -> tuple[str, ...]:
-        return ("generate", "embed")
+        return self._runner.loaded.tasks
 
     def list_loras(self) -> list[int]:
         """None: there are no adapters."""

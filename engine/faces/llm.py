@@ -23,6 +23,7 @@ from engine.errors import ValidationError
 from engine.faces.blocking_calls import BlockingCalls
 from engine.faces.llm_engine import LLMEngine
 from engine.faces.progress import Progress, UseTqdm
+from engine.faces.scores import pairs, similarity
 from engine.outputs import RequestOutput
 from engine.pooling import PoolingParams, PoolingRequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
@@ -210,6 +211,50 @@ class LLM(BlockingCalls):
             pooling_task="embed",
             tokenization_kwargs=tokenization_kwargs,
         )
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """The classes of prompts, by a checkpoint for that: `outputs.probs` has one for each."""
+        return self.encode(
+            prompts,
+            pooling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            pooling_task="classify",
+            tokenization_kwargs=tokenization_kwargs,
+        )
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        /,
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: Any = None,
+    ) -> list[PoolingRequestOutput]:
+        """How well texts go together, one with each of several or pair by pair: `outputs.score`.
+
+        A checkpoint that classifies into one class reads both texts of a pair as one prompt; one
+        with more classes refuses. Of any other model it is the cosine of the two embeddings.
+        """
+        both = pairs(data_1, data_2)
+        options: dict[str, Any] = {"use_tqdm": use_tqdm, "lora_request": lora_request}
+        if "classify" in self.get_supported_tasks():
+            prompts = [self.tokenizer.encode_pair(*pair) for pair in both]
+            return self.encode(prompts, pooling_params, pooling_task="score", **options)
+        texts = list(dict.fromkeys(text for pair in both for text in pair))
+        embedded = self.embed(texts, pooling_params=pooling_params, **options)
+        by_text = dict(zip(texts, embedded, strict=True))
+        return [similarity(by_text[one], by_text[other]) for one, other in both]
 
     # ---- helpers
 

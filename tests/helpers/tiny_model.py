@@ -152,6 +152,21 @@ def build_tiny_model(
     return _save(Path(folder), model, _byte_level_tokenizer(), chat_template, eos_token=END_OF_TEXT)
 
 
+def build_tiny_classifier(
+    folder: str | Path, family: str = "llama", num_labels: int = 3, **fields: Any
+) -> Path:
+    """As `build_tiny_model`, with transformers' head for `num_labels` classes of whole texts."""
+    class_name, shape = _FAMILIES[family]
+    special_ids = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
+    config: PretrainedConfig = getattr(transformers, class_name)(**shape, **special_ids, **fields)
+    config.num_labels = num_labels
+    config.initializer_range = 0.15
+    torch.manual_seed(0)
+    model = transformers.AutoModelForSequenceClassification.from_config(config).eval()
+    randomize_biases_and_norms(model)
+    return save_tiny_model(Path(folder), model)
+
+
 def build_oracle_model(
     folder: str | Path,
     vocab: int = ORACLE_VOCAB,

@@ -8,7 +8,7 @@ from typing import Any, NotRequired, TypedDict
 from engine.client.text.tokenizer import Tokenizer
 from engine.errors import ValidationError, check_text, refuse
 from engine.ipc import Ready
-from engine.pooling import PoolingParams, check_dimensions
+from engine.pooling import GENERATING_TASKS, PoolingParams, check_dimensions, task_problem
 from engine.sampling_params import SamplingParams
 
 MAX_ID_CHARACTERS = 1024
@@ -185,6 +185,13 @@ def check_params(
             raise ValidationError(problem, name, getattr(params, name))
 
 
+def supported_tasks(ready: Ready) -> tuple[str, ...]:
+    """What the model can be asked for; cores of earlier versions do not say it."""
+    if ready.tasks:
+        return tuple(ready.tasks)
+    return GENERATING_TASKS if ready.embedding_size else ("generate",)
+
+
 def check_pooling(lora_request: Any, resume_token_ids: Sequence[int]) -> None:
     """Refuse what no prompt that is pooled can have."""
     if lora_request is not None:  # to ignore an adapter would give another model's embedding
@@ -207,6 +214,8 @@ def check_prompt(
     """
     if pooling is not None:
         check_dimensions(pooling, ready.embedding_size)
+    if (problem := task_problem(pooling, supported_tasks(ready))) is not None:
+        raise ValidationError(problem, "task", None)
     if not token_ids:
         raise ValidationError("the prompt is empty", "prompt", "")
     length = len(token_ids) + len(resume_token_ids)

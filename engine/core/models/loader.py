@@ -22,7 +22,7 @@ from engine.core.attention import paged as attention
 from engine.core.attention.backends import UNIT_TOKENS, AttentionBackend
 from engine.core.attention.choice import AttentionNeeds, choose_attention
 from engine.core.attention.paged import PagedLayer, StepContext
-from engine.core.models import experts, linear, trial, weight_files
+from engine.core.models import classifier, experts, linear, trial, weight_files
 from engine.core.models.checkpoint import Checkpoint, check_folder
 from engine.core.models.fused import support
 from engine.core.models.fused.decoder import FusedDecoder, fuse
@@ -30,8 +30,10 @@ from engine.core.models.fused.gpu_decoder import GpuDecoder, fuse_for_gpu
 from engine.core.models.fused.shape import DecoderShape
 from engine.core.models.implied_shapes import check_names, check_size, mismatch
 from engine.core.ops.library import Ops
+from engine.core.sampling.classifier_head import ClassifierHead
 from engine.errors import UnsupportedModelError, refuse
 from engine.folder.model_files import describe, reading
+from engine.pooling import GENERATING_TASKS
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +58,8 @@ class LoadedModel:
     checkpoint: Checkpoint
     # In the place of `model`, whose layers it has emptied.
     fused: FusedDecoder | GpuDecoder | None = None
+    head: ClassifierHead | None = None  # of a checkpoint that classifies, and generates nothing
+    tasks: tuple[str, ...] = GENERATING_TASKS  # what it can be asked for, in vLLM's names
 
     @property
     def attn_backend(self) -> str:
@@ -79,6 +83,10 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
         whole_config, hf_config = _read_configs(folder)
         check_names(checkpoint, hf_config)
         _check_config(hf_config)
+        is_classifier = classifier.classifies(checkpoint.config)
+        if is_classifier and config.runner == "generate":
+            problem = "is of a model that classifies, and generates no text"
+            raise UnsupportedModelError(f"{checkpoint.config_file} {problem}")
         device = choose_device(config.device)
         _check_quantization(config, whole_config, device, ops)
         if not getattr(whole_config, "quantization_config", None):  # else transformers reads them
@@ -90,7 +98,14 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
     read_dtype = dtype
     if config.quantization and dtype == torch.float32 and not is_fused:
         read_dtype = _own_dtype(hf_config)  # float32 would need twice the memory for a moment
-    model, unexpected = _build(checkpoint, hf_config, read_dtype, config.load_format, device)
+    overrides = {"tie_word_embeddings": True} if is_classifier else {}
+    model, unexpected = _build(
+        checkpoint, hf_config, read_dtype, config.load_format, device, overrides
+    )
+    head: ClassifierHead | None = None
+    if is_classifier:
+        head = classifier.read_head(checkpoint, whole_config, _width(model))
+        unexpected.discard(classifier.WEIGHT)
     weight_files.check_all_taken(checkpoint, unexpected, hf_config)
     model.to(device)
     model.eval().requires_grad_(False)
@@ -137,6 +152,8 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
         eos_token_ids=sorted(_token_ids(eos_sources)),
         checkpoint=checkpoint,
         fused=fused,
+        head=head,
+        tasks=_tasks(head, config.runner),
     )
     logger.info(
         "loaded %.1fM parameters in %.1f s",
@@ -144,6 +161,12 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
         time.monotonic() - started,
     )
     return loaded
+
+
+def _tasks(head: ClassifierHead | None, runner: str) -> tuple[str, ...]:
+    if head is not None:
+        return ("embed", *head.tasks)
+    return ("embed",) if runner == "pooling" else GENERATING_TASKS
 
 
 def _fuse(
@@ -285,9 +308,17 @@ def _has_native_bfloat16() -> bool:
 
 
 def _build(
-    checkpoint: Checkpoint, config: Any, dtype: torch.dtype, load_format: str, device: torch.device
+    checkpoint: Checkpoint,
+    config: Any,
+    dtype: torch.dtype,
+    load_format: str,
+    device: torch.device,
+    overrides: dict[str, Any],
 ) -> tuple[nn.Module, set[str]]:
-    """The model, and the names of what the checkpoint holds besides."""
+    """The model, and the names of what the checkpoint holds besides.
+
+    `overrides` are fields of config.json that count in the place of its own.
+    """
     folder, faulty = checkpoint.folder, checkpoint.config_file
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # what it warns of, we refuse or accept
@@ -295,6 +326,7 @@ def _build(
     try:
         if load_format == "dummy":
             torch.manual_seed(0)
+            config.update(overrides)
             with device:  # there are GPUs with more memory than the machine around them
                 model = AutoModelForCausalLM.from_config(
                     config, dtype=dtype, attn_implementation=attention.NAME
@@ -313,6 +345,7 @@ def _build(
                 use_safetensors=True,
                 ignore_mismatched_sizes=True,  # they are reported with the missing ones
                 output_loading_info=True,
+                **overrides,
             )
             missing = report["missing_keys"]
             unexpected = report["unexpected_keys"]
@@ -363,6 +396,11 @@ def _max_positions(config: Any) -> int:
             original = original or getattr(config, "original_max_position_embeddings", None)
             limit = min(limit, original or limit)
     return limit
+
+
+def _width(model: Any) -> int:
+    """Of what the output layer reads."""
+    return int(model.get_output_embeddings().weight.shape[1])
 
 
 def _num_rows(model: Any, side: str) -> int:

@@ -98,7 +98,8 @@ class ModelRunner:
     def launch(self, scheduled: list[ScheduledSequence]) -> Callable[[], Tokens]:
         """Start to compute these parts. What is returned waits for them, once.
 
-        It gives a token, or an embedding, for each sequence that reached its last known token.
+        It gives a token, or what a pooled prompt becomes, for each sequence that reached its last
+        known token.
         """
         is_pooling = any(item.sequence.pooling is not None for item in scheduled)
         sampled = [item.sequence for item in scheduled if item.is_sampled]
@@ -119,7 +120,7 @@ class ModelRunner:
             chosen = iter(wait())
             results: Tokens = [next(chosen) if item.is_sampled else None for item in scheduled]
             if is_pooling:
-                pool_prompts(scheduled, hidden, results)
+                pool_prompts(scheduled, hidden, results, self.loaded.head)
             return results
 
         return results

@@ -1,9 +1,10 @@
 """Whether a new request can be served at all: the checks that need no state but the limits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from engine.config import EngineConfig
 from engine.core.scheduling.sequence import Problem, Sequence
+from engine.pooling import task_problem
 
 ABSENT_FEATURES = (  # of SamplingParams: refused by name rather than ignored
     "structured_outputs",
@@ -11,8 +12,13 @@ ABSENT_FEATURES = (  # of SamplingParams: refused by name rather than ignored
 )
 
 
-def find_problem(sequence: Sequence, config: EngineConfig, vocab_size: int) -> Problem | None:
-    """Why this request can never be served, if so. `config` is resolved."""
+def find_problem(
+    sequence: Sequence, config: EngineConfig, vocab_size: int, tasks: Iterable[str]
+) -> Problem | None:
+    """Why this request can never be served, if so. `config` is resolved.
+
+    `tasks` are what the model can be asked for.
+    """
     max_model_len, num_prompt_tokens = config.max_model_len, sequence.num_prompt_tokens
     assert max_model_len is not None
     if num_prompt_tokens == 0:
@@ -26,6 +32,8 @@ def find_problem(sequence: Sequence, config: EngineConfig, vocab_size: int) -> P
         )
     if is_pooled and sequence.num_output_tokens:
         return ("invalid_request", "a prompt that is pooled has no answer to go on with")
+    if (problem := task_problem(sequence.pooling, tasks)) is not None:
+        return ("unsupported_parameter", problem)
     for name in ABSENT_FEATURES:
         if getattr(sequence.params, name):
             return ("unsupported_parameter", f"{name} is not implemented")

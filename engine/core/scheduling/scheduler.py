@@ -44,6 +44,7 @@ from engine.core.scheduling.sequence import (
 from engine.core.scheduling.step_budget import StepBudget
 from engine.core.scheduling.waiting_queue import WaitingQueue
 from engine.ipc import AddRequest, SchedulerStats, SequenceOutput
+from engine.pooling import GENERATING_TASKS
 from engine.repetition import REPETITION_DETECTED
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,8 @@ class Scheduler:
         blocks: BlockManager,
         vocab_size: int,
         eos_token_ids: Iterable[int] = (),
+        *,
+        tasks: Iterable[str] = GENERATING_TASKS,
     ) -> None:
         assert config.max_model_len is not None
         # Alone in the cache, every sequence fits: that is why the oldest always gets on.
@@ -80,6 +83,7 @@ class Scheduler:
         self.blocks = blocks
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(eos_token_ids)
+        self.tasks = tuple(tasks)
         self.max_model_len = max_model_len
         self.totals = SchedulerTotals()
         self.max_step_tokens = config.max_num_batched_tokens  # less while memory is short
@@ -332,7 +336,7 @@ class Scheduler:
         if sequence.num_output_tokens and (end := self._end_reason(sequence, last)):
             self.finish(sequence, *end)  # nothing was left to generate after the resumed tokens
             return
-        problem = find_problem(sequence, self.config, self.vocab_size) or congestion
+        problem = find_problem(sequence, self.config, self.vocab_size, self.tasks) or congestion
         if problem is not None:
             self.finish(sequence, "error", error=problem)
 

@@ -37,6 +37,7 @@ def core_config(settings: Settings, folder: Path, address: str) -> EngineConfig:
     args = AsyncEngineArgs(
         model=str(folder),
         served_model_name=_model_name(settings),
+        runner="generate",  # people chat with it
         scheduling_policy="priority",  # by arrival, as long as nobody asks for another one
         pace=settings.effective_pace,
         max_model_len=settings.max_model_len,

@@ -97,7 +97,7 @@ def test_the_error_of_a_wrong_choice_lists_the_right_ones() -> None:
         ("limit_mm_per_prompt", {"image": 2}),
         ("logprobs_mode", "processed_logits"),
         ("distributed_executor_backend", "ray"),
-        ("runner", "pooling"),
+        ("convert", "classify"),
     ],
 )
 def test_feature_that_is_not_there_is_refused_by_name(name: str, value: Any) -> None:

@@ -144,9 +144,24 @@ def test_embeddings_are_those_of_the_engine(llm: LLM) -> None:
     assert again.outputs.data == first.outputs.embedding
 
 
+def test_a_generating_model_scores_by_its_embeddings(llm: LLM) -> None:
+    words = [oracle_word(number) for number in (FIRST, 7, FIRST)]
+    same, other, again = llm.score(words[0], words[:1] + words[1:])
+    assert same.outputs.score == pytest.approx(1) == again.outputs.score
+    vectors = [output.outputs.embedding for output in llm.embed(words[:2])]
+    product = sum(a * b for a, b in zip(*vectors, strict=True))
+    assert other.outputs.score == pytest.approx(product, abs=1e-6)
+    assert other.prompt_token_ids == [FIRST, 7]
+    assert [each.outputs.score for each in llm.score(words, words)] == pytest.approx([1, 1, 1])
+
+
 @pytest.mark.parametrize(
     ("call", "problem"),
     [
+        (lambda llm: llm.classify([1]), "no task 'classify': it has generate, embed"),
+        (lambda llm: llm.score(["a", "b"], ["a", "b", "c"]), "there must be one text, or as many"),
+        (lambda llm: llm.score([], "a"), "there must be one text"),
+        (lambda llm: llm.score("a", [[1]]), "texts are compared"),
         (lambda llm: llm.generate([[1], [2]], [greedy(1)]), "sampling_params must be one, or as"),
         (lambda llm: llm.generate([[1], [2]], greedy(1), priority=[1]), "priority must be one, or"),
         (lambda llm: llm.generate([[1], [5000]], greedy(1900)), "of the model's vocabulary"),

@@ -38,7 +38,10 @@ class SteppedEngine:
         blocks = BlockManager(
             resolved.num_blocks, resolved.block_size, resolved.enable_prefix_caching, UNIT_TOKENS
         )
-        self.scheduler = Scheduler(self.runner.config, blocks, self.runner.loaded.vocab_size)
+        loaded = self.runner.loaded
+        self.scheduler = Scheduler(
+            self.runner.config, blocks, loaded.vocab_size, tasks=loaded.tasks
+        )
         self.runs_ahead = runs_ahead
         self._in_flight: tuple[list[ScheduledSequence], Callable[[], Tokens]] | None = None
         self.tokens: dict[str, list[int]] = {}

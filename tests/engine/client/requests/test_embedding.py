@@ -194,6 +194,29 @@ async def test_the_next_core_gets_the_request_whole(
     assert output.outputs.data == NUMBERS and output.metrics.num_resubmits == 1
 
 
+async def test_the_next_core_classifies_if_it_can(
+    engine: AsyncLLM, core: ScriptedCore, address: str
+) -> None:
+    core.ready = msgspec.structs.replace(core.ready, tasks=["embed", "classify"])
+    await asyncio.to_thread(core.kill)
+    await settle(lambda: not engine.is_ready)
+    params = PoolingParams(task="classify")
+    for epoch, tasks in ((2, ["embed", "classify"]), (3, ["generate", "embed"])):
+        with ScriptedCore(address, epoch=epoch) as following:
+            following.ready = msgspec.structs.replace(
+                following.ready, embedding_size=len(NUMBERS), tasks=tasks
+            )
+            await engine.wait_ready(PATIENCE)
+            assert await engine.get_supported_tasks() == tuple(tasks)
+            if epoch == 2:
+                asking = asyncio.create_task(only(engine, PROMPT, params, "r"))
+                assert (await receive(following, AddRequest)).pooling == params
+            else:
+                output = await asking
+        await settle(lambda: not engine.is_ready)
+    assert output.finish_reason == "error" and "no task 'classify'" in output.error.message
+
+
 async def test_a_next_core_with_fewer_dimensions_ends_it(
     engine: AsyncLLM, core: ScriptedCore, address: str
 ) -> None:

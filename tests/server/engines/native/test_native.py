@@ -15,6 +15,7 @@ def test_the_core_goes_by_priority_and_logs_as_the_server_does() -> None:
     settings = load_settings({"log_format": "text", "max_num_seqs": 7, "pace": 50.0}, {})
     config = core_config(settings, demo_model(), "ipc:///tmp/core")
     assert (config.scheduling_policy, config.log_format) == ("priority", "text")
+    assert config.runner == "generate"  # a model that classifies has nothing to say in a chat
     assert (config.model, config.max_num_seqs, config.pace) == (str(demo_model()), 7, 50.0)
 
 
