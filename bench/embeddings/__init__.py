@@ -1,0 +1,1 @@
+"""What an embedding costs beside the reading of a prompt."""
