@@ -39,16 +39,23 @@ class LoopThread:
             tasks.append(self.loop.create_task(coroutine))
             tasks[0].add_done_callback(lambda _: has_ended.set())
 
+        def cancel() -> None:
+            if tasks:
+                tasks[0].cancel()
+            else:  # the interrupt came first
+                coroutine.close()
+                has_ended.set()
+
         if not self._thread.is_alive():  # also in a forked child, which has no other threads
             coroutine.close()
             raise EngineDeadError("the engine was shut down")
-        self.loop.call_soon_threadsafe(begin)
         try:
+            self.loop.call_soon_threadsafe(begin)
             while not has_ended.wait(LOOK_SECONDS):
                 if not self._thread.is_alive():
                     raise EngineDeadError("the engine was shut down")
         except KeyboardInterrupt:
-            self.loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+            self.loop.call_soon_threadsafe(cancel)
             has_ended.wait(GRACE_SECONDS)
             raise
         try:

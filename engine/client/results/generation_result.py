@@ -151,8 +151,9 @@ class GenerationResult:
         """Wait for something new. Raises as `result` does."""
         if _running_loop() is self._loop:
             raise RuntimeError("this is the event loop that makes the answer: await it instead")
-        step = self._start(self._step())
+        step: Future[None] | None = None
         try:
+            step = self._start(self._step())
             step.result(timeout)
         except CancelledError:
             raise EngineDeadError(ENDED) from None
@@ -160,7 +161,8 @@ class GenerationResult:
             self.abort()
             raise
         finally:
-            step.cancel()
+            if step is not None:
+                step.cancel()
 
     async def _aresult_step(self) -> None:
         """As `_result_step`, in any event loop."""
