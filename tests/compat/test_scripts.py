@@ -68,6 +68,21 @@ def test_four_requests_at_once_on_an_engine_of_module_scope(model: Path) -> None
     assert re.findall(r"^req-\d", printed, re.M) == ["req-0", "req-1", "req-2", "req-3"]
 
 
+def test_a_batch_without_an_event_loop_and_without_a_shutdown(model: Path) -> None:
+    lines = finish(SCRIPTS / "offline.py", model).splitlines()
+    assert [line.partition(", Generated")[0] for line in lines] == [
+        "Prompt: 'Hello, my name is'",
+        "Prompt: 'The president of the United States is'",
+        "Prompt: 'The capital of France is'",
+        "Prompt: 'The future of AI is'",
+    ]
+
+
+def test_steps_without_an_event_loop_and_without_a_shutdown(model: Path) -> None:
+    lines = finish(SCRIPTS / "engine_steps.py", model).splitlines()
+    assert sorted(lines) == ["finished 0: 1", "finished 1: 1", "finished 2: 2"]
+
+
 def test_deltas_with_a_main_guard_and_a_shutdown(model: Path) -> None:
     printed = finish(SCRIPTS / "tutorial.py", model)
     assert printed.count("\nGeneration complete!\n") == 3
