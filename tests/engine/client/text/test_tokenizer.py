@@ -91,6 +91,17 @@ def test_raw_prompts_are_encoded_as_transformers_does(
     assert ours[family].encode(text) == theirs[family].encode(text)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_texts_are_joined_as_transformers_does(
+    ours: dict[str, Tokenizer], theirs: dict[str, Any], family: str
+) -> None:
+    pair = ("Hello <s> you", "a tide")
+    assert ours[family].encode_pair(*pair) == theirs[family](*pair).input_ids
+    for wrong in ((b"bytes", "a"), ("a", None), ("a", "\ud800")):
+        with pytest.raises(ValidationError):
+            ours[family].encode_pair(*wrong)  # type: ignore[arg-type]  # what is no text
+
+
 def _control_ids(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
     added = [tokenizer.convert_tokens_to_ids(t) for t in ("<think>", "</think>")]
     control = {*tokenizer.all_special_ids, *added}

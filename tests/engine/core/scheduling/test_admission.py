@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.pooling import PoolingParams
 from tests.engine.helpers.fakes import make_request, make_scheduler
 from tests.engine.helpers.scheduler_run import Run
 
@@ -14,6 +15,7 @@ from tests.engine.helpers.scheduler_run import Run
         ({"prompt": [1], "allowed_token_ids": [5000]}, "invalid_request"),
         ({"prompt": [1] * 200}, "context_length_exceeded"),
         ({"prompt": [1], "thinking_token_budget": 1}, "unsupported_parameter"),
+        ({"prompt": [1], "pooling": PoolingParams(task="classify")}, "unsupported_parameter"),
     ],
 )
 def test_a_request_that_can_never_be_served_is_refused_at_once(
