@@ -75,6 +75,7 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "task": ("generate",),
     "convert": ("none",),
     "config_format": ("hf",),
+    "enable_sleep_mode": (True,),  # every engine can sleep
     "distributed_executor_backend": ("mp", "uni"),  # one process is all that either would be
     "data_parallel_rank": (0,),
     "data_parallel_size_local": (1,),
@@ -120,5 +121,8 @@ WITHOUT_MEANING = frozenset(  # whatever they say, there is nothing for it to ac
         "jit_monitor_verbose",
         "show_hidden_metrics_for_version",
         "use_tqdm_on_load",
+        # by what means memory is given back
+        "sleep_mode_backend",
+        "sleep_mode_offload_cudagraph",
     )
 )

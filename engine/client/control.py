@@ -12,9 +12,10 @@ from typing import Any, Literal, NoReturn
 
 from engine.client.requests.inputs import LoRARequest
 from engine.client.status import EngineStatus
-from engine.errors import ValidationError
+from engine.errors import ValidationError, refuse
 
 PauseMode = Literal["abort", "wait", "keep"]
+WAKE_TAGS = ("weights", "kv_cache", "scheduling")  # the last is vLLM's for level 0
 
 
 class EngineControl(EngineStatus):
@@ -36,12 +37,14 @@ class EngineControl(EngineStatus):
         stopped requests compute theirs again. Pausing a paused engine does nothing. A pause ends
         with the client that asked for it, and a core that is restarted is not paused.
         """
-        if mode not in ("abort", "wait", "keep"):
-            raise ValidationError("mode must be abort, wait or keep", "mode", mode)
+        _check_mode(mode)
         await self._call("pause", mode, clear_cache)
 
     async def resume_generation(self) -> None:
-        """End a pause; without one, do nothing. A `pause_generation` that still waits returns."""
+        """End a pause; without one, do nothing. A `pause_generation` that still waits returns.
+
+        `EngineGenerateError` while the engine sleeps: its memory is not there.
+        """
         await self._call("resume")
 
     async def is_paused(self) -> bool:
@@ -53,13 +56,37 @@ class EngineControl(EngineStatus):
             await self._call("drain")
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        _refuse("sleep")
+        """Pause all clients of the core, and give its memory back until `wake_up`.
 
-    async def wake_up(self, tags: list[str] | None = None) -> bool:
-        _refuse("wake_up")
+        level 0  a pause, nothing more
+        level 1  the KV cache is given back
+        level 2  the weights, too; they are read from the model's folder when they wake up
+
+        `mode` is that of `pause_generation`, also where the engine is paused or asleep already; at
+        level 1 and 2 prefixes are forgotten, and with `keep` the stopped requests compute theirs
+        again. Sleep ends with the client that asked for it, and a core that is restarted is awake.
+        """
+        _check_mode(mode)
+        if type(level) is not int or level not in (0, 1, 2):
+            raise refuse("level", level, "must be 0, 1 or 2")
+        await self._call("sleep", level, mode)
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """End sleep, and with it the pause; without sleep, do nothing.
+
+        With `tags`, of "weights" and "kv_cache", only these parts; the engine wakes up with the
+        last of them. `EngineGenerateError` if one cannot be taken again, for instance because a
+        file of the model has changed: it stays asleep, and another call tries once more.
+        """
+        if tags is not None:
+            is_list = isinstance(tags, list | tuple)
+            if not is_list or not all(tag in WAKE_TAGS for tag in tags):
+                raise refuse("tags", tags, f"must be a list of {', '.join(WAKE_TAGS)}")
+        await self._call("wake_up", None if tags is None else list(tags))
 
     async def is_sleeping(self) -> bool:
-        return False
+        """Whether `sleep` was called and not everything is awake again."""
+        return bool(await self._call("is_sleeping"))
 
     # ---- caches
 
@@ -146,6 +173,11 @@ class EngineControl(EngineStatus):
     async def do_log_stats(self, scheduler_outputs: Any = None, model_output: Any = None) -> None:
         """Have all loggers log. The arguments have no effect."""
         self._stat_loggers.log(self.stats)
+
+
+def _check_mode(mode: str) -> None:
+    if mode not in ("abort", "wait", "keep"):
+        raise ValidationError("mode must be abort, wait or keep", "mode", mode)
 
 
 def _trace_prefix(given: str | None) -> str:

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NoReturn
@@ -27,7 +28,7 @@ import msgspec
 from engine.config import EngineConfig
 from engine.core.io_thread import InboxItem, IoThread, Shutdown
 from engine.core.metrics import CoreMetrics
-from engine.core.models.checkpoint import check_folder
+from engine.core.models.checkpoint import check_folder, file_stamps
 from engine.core.scheduling.block_manager import BlockManager
 from engine.core.scheduling.scheduler import Scheduler
 from engine.core.scheduling.sequence import Launch, ScheduledSequence, Tokens
@@ -78,12 +79,16 @@ def main() -> int:
         io.close(f"{type(error).__name__} in the step loop")
         return 1
     io.close("the engine core was stopped")
+    if core.is_waking:  # Python's end would unwind a thread amid torch's code
+        logging.shutdown()
+        os._exit(0)
     return 0
 
 
 def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     """Load the model and build everything around it. Raises ValueError with one clear line."""
-    check_folder(Path(config.model), needs_weights=config.load_format != "dummy")
+    checkpoint = check_folder(Path(config.model), needs_weights=config.load_format != "dummy")
+    stamps = file_stamps(checkpoint)
     os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     gc.disable()  # what is imported stays: looking for garbage meanwhile takes a fifth of the time
@@ -92,7 +97,7 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     from engine.core.attention.backends import UNIT_TOKENS
     from engine.core.models.loader import choose_device, load_model
     from engine.core.ops import library as ops
-    from engine.core.runner.cache_warmer import CacheWarmer
+    from engine.core.runner.memory import RunnerMemory
     from engine.core.runner.model_runner import ModelRunner
     from engine.core.worker import Worker
 
@@ -107,6 +112,7 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
         runner = ModelRunner(loaded, config)
     except torch.OutOfMemoryError as error:
         raise ValueError(f"the GPU has no memory for it: {str(error).splitlines()[0]}") from None
+    memory = RunnerMemory(runner, partial(load_model, config, chosen), checkpoint, stamps)
     config = runner.config
     assert config.num_blocks is not None and config.max_model_len is not None
     blocks = BlockManager(
@@ -146,9 +152,9 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
         epoch=ready.epoch,
         runs_ahead=runner.runs_ahead,
         worker=Worker(runner),
+        memory=memory,
     )
-    if loaded.device.type == "cpu":
-        CacheWarmer(runner.caches(), lambda: core.is_idle).start()
+    memory.start_warming(lambda: core.is_idle)
     return core, ready
 
 

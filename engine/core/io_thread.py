@@ -69,7 +69,12 @@ class Shutdown:
     """In the inbox: leave the step loop."""
 
 
-InboxItem = tuple[str, ClientMessage] | ClientGone | ClientSilent | Shutdown
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """In the inbox: a thread of our own has taken memory again, or has failed to."""
+
+
+InboxItem = tuple[str, ClientMessage] | ClientGone | ClientSilent | Shutdown | Woken
 
 
 @dataclass(slots=True)

@@ -16,10 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from engine.core.io_thread import ClientGone, ClientSilent, InboxItem, Shutdown
+from engine.core.io_thread import ClientGone, ClientSilent, InboxItem, Shutdown, Woken
 from engine.core.metrics import CoreMetrics
 from engine.core.scheduling.scheduler import Scheduler
 from engine.core.scheduling.sequence import Launch, ScheduledSequence, Tokens
+from engine.core.sleep import Memory
 from engine.core.utilities import CoreCalls
 from engine.ipc import (
     Abort,
@@ -51,7 +52,7 @@ class EngineCore:
 
     `runs_ahead` starts steps before the last one has ended, wherever no sequence of that one needs
     its token here. `now` is a monotonic clock, replaced in tests; `worker` is what `collective_rpc`
-    calls.
+    calls, `memory` what is given back during sleep.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class EngineCore:
         runs_ahead: bool = False,
         now: Callable[[], float] = time.monotonic,
         worker: object = None,
+        memory: Memory | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.metrics = metrics
@@ -81,13 +83,23 @@ class EngineCore:
         self._stuck_since: float | None = None  # None: nothing waits in vain
         self._was_busy = False  # since the books were last checked
         self._calls = CoreCalls(
-            scheduler, metrics, lambda client_id, reply: self.send(client_id, reply), worker
+            scheduler,
+            metrics,
+            lambda client_id, reply: self.send(client_id, reply),
+            worker,
+            memory,
+            on_woken=lambda: self.inbox.put(Woken()),
         )
 
     @property
     def is_idle(self) -> bool:
         """Whether nobody waits for a token; may be asked by other threads."""
         return self._round_started is None and not self.scheduler.sequences
+
+    @property
+    def is_waking(self) -> bool:
+        """Whether another thread takes memory."""
+        return self._calls.is_waking
 
     def run(self) -> None:
         """Step until a `Shutdown` arrives. An exception of a step is not caught here."""
@@ -104,8 +116,8 @@ class EngineCore:
         has_step = self._in_flight is not None
         step = self._start_step(self._round_started)
         self._end_step_in_flight()
-        self._calls.answer_drained()
-        if step is None:
+        if step is None:  # else that one may still compute for a sequence that has ended
+            self._calls.answer_drained()
             return has_step or self._check_idle()
         self._in_flight = step
         if self._may_run_ahead(step):
@@ -205,6 +217,8 @@ class EngineCore:
             case ClientGone(client_id):
                 self.scheduler.drop_client(client_id)
                 self._calls.forget(client_id)
+            case Woken():
+                self._calls.end_waking()
             case ClientSilent(client_id):
                 error = ("client_silent", "nothing was heard of the client for too long")
                 self.scheduler.fail_client(client_id, error)

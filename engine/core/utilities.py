@@ -1,4 +1,4 @@
-"""`CoreCalls`: what clients may ask of the core by name, and whether the core is paused.
+"""`CoreCalls`: what clients may ask of the core by name, and whether the core is paused or asleep.
 
 A call is answered between two steps, from inside the step loop, so that what it finds is
 consistent; one that waits until nothing is left to compute is answered later. A pause belongs to
@@ -8,9 +8,13 @@ client's death would silence all others.
     abort  everything ends now, what comes is refused
     wait   what is here ends in its time, what comes is refused
     keep   nothing moves until the pause is over: running answers stop, what comes is queued
+
+To sleep is a pause in which memory is given back (`sleep.py`); waking up ends it. While a part is
+being taken again, further calls to sleep or to wake up wait for that.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,11 +24,14 @@ from engine.core.metrics import CoreMetrics
 from engine.core.profiling import Profiler
 from engine.core.scheduling.scheduler import Scheduler
 from engine.core.scheduling.sequence import Problem
+from engine.core.sleep import LEVELS, TAGS, Memory, SleepingParts
 from engine.ipc import CoreMessage, Utility, UtilityReply, encode
 
 logger = logging.getLogger("engine.core")
 
 PAUSE_MODES = ("abort", "wait", "keep")
+SCHEDULING = "scheduling"  # vLLM's tag for what sleeps at level 0
+NOBODY = ""  # the client id of calls that are our own
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +42,15 @@ class _WhenDrained:
     ends_with_pause: bool = False
 
 
+class _WhenWoken:
+    """The value of a call comes with `end_waking`."""
+
+
 class CoreCalls:
-    """`send` gives replies to the IO thread; `worker` is what `collective_rpc` calls."""
+    """`send` gives replies to the IO thread; `worker` is what `collective_rpc` calls.
+
+    `on_woken` is called by another thread when `end_waking` is due.
+    """
 
     def __init__(
         self,
@@ -44,9 +58,15 @@ class CoreCalls:
         metrics: CoreMetrics,
         send: Callable[[str, CoreMessage], None],
         worker: object = None,
+        memory: Memory | None = None,
+        on_woken: Callable[[], None] = lambda: None,
     ) -> None:
         self.pause_mode: str | None = None
-        self._paused_by = ""  # client id
+        self._paused_by = NOBODY
+        self._is_sleep = False  # whether the pause is one of sleep
+        self._parts = SleepingParts(memory, on_woken)
+        self._woken_by = (NOBODY, 0)  # client id, call id
+        self._deferred: deque[tuple[str, Utility]] = deque()  # until `end_waking`
         self._scheduler = scheduler
         self._send = send
         self._worker = worker
@@ -60,6 +80,8 @@ class CoreCalls:
             "drain": lambda: _WhenDrained(lambda: None),
             "resume": self._resume,
             "is_paused": lambda: self.pause_mode is not None,
+            "wake_up": self._wake_up,
+            "is_sleeping": lambda: self._is_sleep,
             "start_profile": self._profiler.start,
             "stop_profile": self._profiler.stop,
             "collective_rpc": self._call_worker,
@@ -68,20 +90,30 @@ class CoreCalls:
     @property
     def is_frozen(self) -> bool:
         """Whether nothing may be computed."""
-        return self.pause_mode == "keep"
+        return self.pause_mode == "keep" or bool(self._parts.asleep)
+
+    @property
+    def is_waking(self) -> bool:
+        """Whether another thread takes memory."""
+        return self._parts.is_waking
 
     @property
     def refusal(self) -> Problem | None:
         """What a new request ends with, if none is taken."""
         if self.pause_mode in ("abort", "wait"):
-            return ("paused", "generation is paused")
+            return ("paused", "the engine is asleep" if self._is_sleep else "generation is paused")
         return None
 
     def answer(self, client_id: str, utility: Utility) -> None:
         """Call, and send the value or the error. Never raises."""
         function = self._calls.get(utility.name)
+        if self.is_waking and utility.name in ("sleep", "wake_up"):
+            self._deferred.append((client_id, utility))
+            return
         if utility.name == "pause":
             function = partial(self._pause, client_id)
+        elif utility.name == "sleep":
+            function = partial(self._sleep, client_id)
         if function is None:
             error = f"there is no utility {utility.name!r}"
             self._send(client_id, UtilityReply(utility.call_id, error=error))
@@ -91,9 +123,21 @@ class CoreCalls:
     def forget(self, client_id: str) -> None:
         """A client is gone: it waits for nothing any more, and its pause is over."""
         self._waiting = [each for each in self._waiting if each[0] != client_id]
+        self._deferred = deque(each for each in self._deferred if each[0] != client_id)
         if self.pause_mode is not None and self._paused_by == client_id:
             logger.warning("client %s is gone, so its pause is over", client_id)
-            self._resume()
+            self.answer(NOBODY, Utility(0, "wake_up" if self._is_sleep else "resume"))
+
+    def end_waking(self) -> None:
+        """What was to be taken again is here, or is not. Answer who waits for it."""
+
+        def end() -> None:
+            self._parts.end_waking()
+            self._resume_if_awake()
+
+        self._reply(*self._woken_by, end)
+        while self._deferred and not self.is_waking:
+            self.answer(*self._deferred.popleft())
 
     def answer_drained(self) -> None:
         """Answer those who wait for an empty core, if it is empty. Called once per round."""
@@ -107,6 +151,9 @@ class CoreCalls:
             value = function()
             if isinstance(value, _WhenDrained):
                 self._waiting.append((client_id, call_id, value))
+                return
+            if isinstance(value, _WhenWoken):
+                self._woken_by = (client_id, call_id)
                 return
             reply = UtilityReply(call_id, value)
             encode(reply)  # here, where a value that cannot be sent is an error like any other
@@ -125,31 +172,73 @@ class CoreCalls:
         return blocks.reset_cache()
 
     def _pause(self, client_id: str, mode: str, clear_cache: bool) -> Any:
-        if mode not in PAUSE_MODES:
-            raise ValueError(f"there is no pause mode {mode!r}")
+        _check_mode(mode)
         if self.pause_mode is not None:
             return None
-        self.pause_mode = mode
-        self._paused_by = client_id
-        if mode == "abort":
-            for sequence in list(self._scheduler.sequences.values()):
-                self._scheduler.finish(sequence, "abort")
 
         def clear() -> None:
             if clear_cache:
                 self._reset_prefix_cache(reset_running_requests=True)
 
-        return _WhenDrained(clear, ends_with_pause=True) if mode == "wait" else clear()
+        return self._stop(client_id, mode, clear)
+
+    def _stop(self, client_id: str, mode: str, then: Callable[[], None]) -> Any:
+        """Pause, and do what follows as soon as nothing runs."""
+        self.pause_mode = mode
+        self._paused_by = client_id
+        if mode == "abort":
+            for sequence in list(self._scheduler.sequences.values()):
+                self._scheduler.finish(sequence, "abort")
+        if mode == "wait" and not self._parts.asleep:
+            return _WhenDrained(then, ends_with_pause=True)
+        return then()
 
     def _resume(self) -> None:
+        if self._parts.asleep:
+            raise RuntimeError("the engine is asleep: wake_up() ends that")
         self.pause_mode = None
+        self._is_sleep = False
         given_up = [each for each in self._waiting if each[2].ends_with_pause]
         self._waiting = [each for each in self._waiting if not each[2].ends_with_pause]
         for client_id, call_id, _ in given_up:
             self._reply(client_id, call_id, lambda: None)
+
+    def _sleep(self, client_id: str, level: int, mode: str) -> Any:
+        """As in vLLM: a pause of this mode, also where there is another one already."""
+        _check_mode(mode)
+        if level not in LEVELS:
+            raise ValueError(f"there is no level {level!r} of sleep")
+
+        def give_back() -> None:
+            if level:
+                self._reset_prefix_cache(reset_running_requests=True)
+                self._parts.give_back(level)
+                logger.info("asleep at level %d", level)
+
+        self._is_sleep = True
+        return self._stop(client_id, mode, give_back)
+
+    def _wake_up(self, tags: list[str] | None = None) -> Any:
+        if unknown := set(tags or ()) - {*TAGS, SCHEDULING}:
+            raise ValueError(f"there is no tag {min(unknown)!r}")
+        if self._is_sleep and self._parts.asleep:
+            self._parts.take_again(TAGS if tags is None else tags)
+            return _WhenWoken()
+        self._resume_if_awake()
+        return None
+
+    def _resume_if_awake(self) -> None:
+        if self._is_sleep and not self._parts.asleep:
+            self._resume()
+            logger.info("awake")
 
     def _call_worker(self, method: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         function = None if method.startswith("_") else getattr(self._worker, method, None)
         if not callable(function):
             raise ValueError(f"the worker has no method {method!r}")
         return function(*args, **kwargs)
+
+
+def _check_mode(mode: str) -> None:
+    if mode not in PAUSE_MODES:
+        raise ValueError(f"there is no pause mode {mode!r}")

@@ -33,6 +33,9 @@ class Worker:
         """None: there are no adapters."""
         return []
 
+    def reload_weights(self) -> None:
+        """Nothing to do: after sleep of level 2 weights are read when they wake up."""
+
     def reset_mm_cache(self) -> None:
         """Nothing to do: there are no inputs but text."""
 

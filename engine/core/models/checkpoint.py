@@ -4,6 +4,7 @@
 headers of the weights. `tokenizer_folder.py` checks what the worker reads.
 """
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,27 @@ def check_folder(folder: Path, *, needs_weights: bool = True) -> Checkpoint:
     _check_layers(found)
     _check_token_ids(found)
     return found
+
+
+def file_stamps(checkpoint: Checkpoint) -> dict[Path, tuple[int, int]]:
+    """The size and the time of the last change (ns) of each file that a model is made of."""
+    files = {tensor.file for tensor in checkpoint.tensors.values()}
+    files |= {checkpoint.config_file, checkpoint.generation_file, checkpoint.folder / INDEX}
+    stamps = {}
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            found = file.stat()
+            stamps[file] = (found.st_size, found.st_mtime_ns)
+    return stamps
+
+
+def check_unchanged(checkpoint: Checkpoint, stamps: Mapping[Path, tuple[int, int]]) -> None:
+    """Raise `UnsupportedModelError` unless the files are those of which these are `file_stamps`."""
+    found = file_stamps(checkpoint)
+    for file in sorted(found.keys() | stamps.keys()):
+        if found.get(file) != stamps.get(file):
+            deed = "has changed" if file in found else "is gone"
+            raise UnsupportedModelError(f"{file}: {deed} since the engine core was started")
 
 
 def _check_token_ids(checkpoint: Checkpoint) -> None:

@@ -112,6 +112,12 @@ class PackedLinear(nn.Module):
         self._compute(flat, panels, buffers["scales"], buffers["bias"], out)
         return out.view(*rows.shape[:-1], num_outputs).to(rows.dtype)
 
+    def drop(self) -> None:
+        """Leave only shapes."""
+        self._unpacked = None
+        for name, buffer in self._buffers.items():
+            self._buffers[name] = None if buffer is None else buffer.to("meta")
+
     def _unpack(self) -> Tensor:
         if self._unpacked is None:
             numbers = unpack(self.get_buffer("panels"), self._buffers["scales"])

@@ -24,10 +24,9 @@ from engine.core.attention.choice import AttentionNeeds, choose_attention
 from engine.core.attention.paged import PagedLayer, StepContext
 from engine.core.models import classifier, experts, linear, trial, weight_files
 from engine.core.models.checkpoint import Checkpoint, check_folder
-from engine.core.models.fused import support
+from engine.core.models.fused import shape, support
 from engine.core.models.fused.decoder import FusedDecoder, fuse
 from engine.core.models.fused.gpu_decoder import GpuDecoder, fuse_for_gpu
-from engine.core.models.fused.shape import DecoderShape
 from engine.core.models.implied_shapes import check_names, check_size, mismatch
 from engine.core.ops.library import Ops
 from engine.core.sampling.classifier_head import ClassifierHead
@@ -169,6 +168,19 @@ def _tasks(head: ClassifierHead | None, runner: str) -> tuple[str, ...]:
     return ("embed",) if runner == "pooling" else GENERATING_TASKS
 
 
+def drop_weights(loaded: LoadedModel) -> None:
+    """Give the memory of all weights back, packed ones as well. Only shapes stay of the model.
+
+    Each is let go of by itself: modules refer to each other in circles, which nobody collects.
+    """
+    if loaded.fused is not None:
+        loaded.fused.drop_weights()
+    shape.drop_weights(loaded.model)
+    for module in loaded.model.modules():
+        if isinstance(module, linear.PackedLinear):
+            module.drop()
+
+
 def _fuse(
     model: nn.Module, config: EngineConfig, dtype: torch.dtype, context: StepContext
 ) -> FusedDecoder | GpuDecoder:
@@ -178,9 +190,9 @@ def _fuse(
         cache_dtype = torch.int8 if config.kv_cache_dtype == "int8" else dtype
         return fuse(model, ops.decoder_step, format, cache_dtype)
 
-    def choose(shape: DecoderShape) -> AttentionBackend:
-        dims = frozenset(((shape.head_dim, shape.head_dim),))
-        needs = AttentionNeeds(shape.cache_dtype, dims, has_windows=any(shape.windows))
+    def choose(of: shape.DecoderShape) -> AttentionBackend:
+        dims = frozenset(((of.head_dim, of.head_dim),))
+        needs = AttentionNeeds(of.cache_dtype, dims, has_windows=any(of.windows))
         context.attention = choose_attention(config, needs, ops, device)
         return context.attention
 

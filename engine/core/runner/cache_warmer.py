@@ -9,7 +9,6 @@ import ctypes
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
@@ -45,7 +44,14 @@ class CacheWarmer(threading.Thread):
         self._is_idle = is_idle
         self._available = available
         self._reserve = RESERVE_BYTES
+        self._is_stopped = threading.Event()
         self.num_taken = 0  # bytes
+
+    def stop(self) -> None:
+        """Return when it takes nothing any more, and has let go of the tensors."""
+        self._is_stopped.set()
+        self.join()
+        self._caches = []
 
     def run(self) -> None:
         try:
@@ -61,8 +67,11 @@ class CacheWarmer(threading.Thread):
         begin -= begin % os.sysconf("SC_PAGE_SIZE")
         libc = ctypes.CDLL(None, use_errno=True)
         for place in range(begin, end, PIECE_BYTES):
-            while not self._is_idle():
-                time.sleep(LOOK_SECONDS)  # waking us would cost the step loop something each round
+            while not self._is_stopped.is_set() and not self._is_idle():
+                # Waking us would cost the step loop something each round.
+                self._is_stopped.wait(LOOK_SECONDS)
+            if self._is_stopped.is_set():
+                return False
             if self._available() < self._reserve + PIECE_BYTES:
                 logger.info(
                     "memory is short: %d MiB of the KV cache were taken, the rest will be when it "

@@ -53,14 +53,10 @@ class ModelRunner:
         self._sampler = Sampler(ops.choose_tokens, ops.penalize, edits)
         self._hidden: Tensor | None = None  # [num_hidden, width], of the last pass
         _allocate_cache(loaded, self.config)
-        if loaded.fused is None:
-            model: Any = loaded.model
-            output_layer: nn.Module = model.get_output_embeddings()
-            output_layer.register_forward_pre_hook(self._keep_sampled_rows)
-            self.embedding_size = int(model.get_output_embeddings().weight.shape[1])
-        else:
-            self.embedding_size = loaded.fused.shape.hidden_size
+        self.embedding_size = self._hook_output_layer()
         self.graphs: DecodeGraphs | None = None  # of a GPU
+        self._has_graphs = False  # wherever there is a cache
+        self._record: Record | None = None
         check_answers(loaded, self._compute_trial)
         self.invariance = RowInvariance()
         probe = RowProbe(loaded, self.config, self.forward)
@@ -73,6 +69,42 @@ class ModelRunner:
         if isinstance(loaded.fused, GpuDecoder) and not config.enforce_eager:
             if loaded.device.type == "cuda":
                 self.record_decodes()
+
+    def _hook_output_layer(self) -> int:
+        """Have the last hidden states cut where they are read; how wide they are."""
+        if self.loaded.fused is not None:
+            return self.loaded.fused.shape.hidden_size
+        model: Any = self.loaded.model
+        output_layer: nn.Module = model.get_output_embeddings()
+        output_layer.register_forward_pre_hook(self._keep_sampled_rows)
+        return int(model.get_output_embeddings().weight.shape[1])
+
+    # ---- sleep: between two steps
+
+    def drop_cache(self) -> None:
+        """Give the memory of all keys and values back, and what was recorded over it."""
+        if self.loaded.fused is not None:
+            self.loaded.fused.drop_cache()
+        for layer in self.loaded.layers:
+            layer.key_cache = layer.value_cache = None
+        self.graphs = self._hidden = self._context.batch = None
+
+    def allocate_cache(self) -> None:
+        """Another one in its place, empty. Raises UnsupportedModelError if there is no memory."""
+        _allocate_cache(self.loaded, self.config)
+        if self._has_graphs:
+            self.record_decodes(self._record)
+
+    def replace_model(self, loaded: LoadedModel) -> None:
+        """Compute the same model from here on, loaded once more and still without a cache.
+
+        It was tried and probed when it was loaded first, and its bits are the same.
+        """
+        loaded.context.row_multiple = self._context.row_multiple
+        self.loaded, self._context = loaded, loaded.context
+        self._hook_output_layer()
+
+    # ---- steps
 
     def caches(self) -> list[Tensor]:
         """The memory of all keys and values, and of their scales. On a GPU blocks come first."""
@@ -156,6 +188,7 @@ class ModelRunner:
     def record_decodes(self, record: Record | None = None) -> None:
         """From now on steps of decodes alone are replayed. `record` is that of CUDA by default."""
         config = self.config
+        self._has_graphs, self._record = True, record
         assert config.max_model_len is not None
         with torch.inference_mode():
             self.graphs = DecodeGraphs(

@@ -43,13 +43,18 @@ class FusedDecoder:
         step: DecoderStep,
     ) -> None:
         self.shape = shape
-        self.weights = weights
+        self._weights: DecoderWeights | None = weights
         self.rotate = rotate
         self._memory = torch.empty((0, shape.vocab_size))  # grows to the most logits of a step
         self._logits = self._memory  # as much of it as the last step took
         self.hidden: Tensor | None = None  # [num_hidden, hidden] float32, of the last step
         self.loaded: LoadedDecoder | None = None  # since the cache is allocated
         self._step = step
+
+    @property
+    def weights(self) -> DecoderWeights:
+        assert self._weights is not None, "they were dropped"
+        return self._weights
 
     @property
     def caches(self) -> list[Tensor]:
@@ -87,6 +92,15 @@ class FusedDecoder:
             DecoderCache(keys, values, scales),
             DecoderSettings(shape.windows, shape.num_heads, shape.scale, shape.epsilon),
         )
+
+    def drop_cache(self) -> None:
+        """Give its memory back; `allocate_cache` makes another one."""
+        self.loaded = self.hidden = None
+
+    def drop_weights(self) -> None:
+        """Give their memory back. It computes nothing any more."""
+        self._weights = self.loaded = None
+        self._memory = self._logits = torch.empty((0, self.shape.vocab_size))
 
     def forward(self, batch: Batch) -> Tensor:
         """One pass; the logits of the wanted rows, [num_wanted, vocab] float32.

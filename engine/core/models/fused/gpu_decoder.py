@@ -113,6 +113,16 @@ class GpuDecoder:
         self.cache = torch.zeros(sizes, dtype=shape.cache_dtype, device=self.device)
         self.rotary = rotary_table(self.rotate, num_positions, self.device)
 
+    def drop_cache(self) -> None:
+        """Give its memory back; `allocate_cache` makes another one."""
+        self.cache = self.rotary = torch.empty(0)
+        self.hidden = None
+
+    def drop_weights(self) -> None:
+        """Give their memory back. It computes nothing any more."""
+        self.embeddings = self.norm = self.head = self.embeddings.new_empty(0)
+        self.layers.clear()
+
     def forward(self, batch: Batch) -> Tensor:
         """One pass; the logits of the wanted rows, [num_wanted, vocab] of the weights' type.
 
