@@ -6,8 +6,8 @@ Nothing is computed as long as a part is asleep. As in vLLM, all parts are aslee
 already, although only the KV cache is given back; a part that was kept wakes up at once.
 """
 
-import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 TAGS = ("weights", "kv_cache")  # in the order in which they wake up
@@ -32,11 +32,16 @@ class SleepingParts:
 
     def __init__(self, memory: Memory | None, on_woken: Callable[[], None]) -> None:
         self.asleep: set[str] = set()  # tags
-        self.is_waking = False
         self._memory = memory
         self._on_woken = on_woken
+        # One for all times: what each thread has freed the C library keeps for the next one.
+        self._thread = ThreadPoolExecutor(1, "waking")
+        self._waking: Future[None] | None = None
         self._woken: list[str] = []  # by the thread
-        self._error: Exception | None = None
+
+    @property
+    def is_waking(self) -> bool:
+        return self._waking is not None
 
     def give_back(self, level: int) -> None:
         """At level 0, nothing. What sleeps already stays asleep."""
@@ -48,26 +53,20 @@ class SleepingParts:
 
     def take_again(self, tags: Iterable[str]) -> None:
         """Begin to wake up these parts; those that are awake stay so."""
-        self.is_waking = True
         due = [tag for tag in TAGS if tag in tags and tag in self.asleep]
-        thread = threading.Thread(target=self._take, args=(due,), name="waking", daemon=True)
-        thread.start()
+        self._waking = self._thread.submit(self._take, due)
+        self._waking.add_done_callback(lambda _: self._on_woken())
 
     def end_waking(self) -> None:
         """Raises what kept a part from waking up; those before it are awake."""
-        woken, error = self._woken, self._error
-        self._woken, self._error, self.is_waking = [], None, False
+        waking, self._waking = self._waking, None
+        woken, self._woken = self._woken, []
         self.asleep.difference_update(woken)
-        if error is not None:
-            raise error
+        if waking is not None:
+            waking.result()
 
     def _take(self, tags: list[str]) -> None:
-        try:
-            for tag in tags:
-                if self._memory is not None:
-                    self._memory.take_again(tag)
-                self._woken.append(tag)
-        except Exception as error:  # an answer to the call, like any other
-            self._error = error
-        finally:
-            self._on_woken()
+        for tag in tags:
+            if self._memory is not None:
+                self._memory.take_again(tag)
+            self._woken.append(tag)

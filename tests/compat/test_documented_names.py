@@ -289,10 +289,9 @@ async def ask_how_it_is(engine: AsyncLLM) -> None:
     assert engine.dead_error is None
 
 
-@documented("is_tracing_enabled", "is_sleeping")
+@documented("is_tracing_enabled")
 async def ask_for_what_is_off(engine: AsyncLLM) -> None:
     assert await engine.is_tracing_enabled() is False
-    assert await engine.is_sleeping() is False
 
 
 # ---- AsyncLLMEngine: its calls
@@ -349,14 +348,16 @@ async def forget_what_is_cached(engine: AsyncLLM) -> None:
     await engine.reset_mm_cache()
 
 
-@documented("sleep")
-async def go_to_sleep(engine: AsyncLLM) -> None:
-    await engine.sleep(level=1)
-
-
-@documented("wake_up")
-async def get_up(engine: AsyncLLM) -> None:
-    await engine.wake_up(tags=["weights"])
+@documented("sleep", "wake_up", "is_sleeping")
+async def sleep_and_wake_up(engine: AsyncLLM) -> None:
+    sleep: Callable[..., Awaitable[object]] = engine.sleep
+    wake_up: Callable[..., Awaitable[object]] = engine.wake_up
+    for level, tags in ((1, None), (2, ["weights", "kv_cache"])):
+        assert await sleep(level=level) is None
+        assert await engine.is_sleeping() is True
+        assert await wake_up(tags=tags) is None
+        assert await engine.is_sleeping() is False
+        assert await text(engine.generate([FIRST], greedy(3), "r")) == oracle_answer(FIRST, 3)
 
 
 @documented("add_lora")

@@ -120,6 +120,8 @@ def test_what_asks_for_nothing_that_is_missing_is_accepted() -> None:
     AsyncEngineArgs(
         "m",
         enable_lora=False,
+        enable_sleep_mode=True,
+        sleep_mode_backend="other",
         max_lora_rank=64,
         swap_space=0,
         cpu_offload_gb=0,

@@ -13,7 +13,12 @@ from engine.client.async_llm import AsyncLLM
 from engine.client.requests.collector import RequestOutputCollector
 from engine.client.requests.inputs import LoRARequest
 from engine.client.requests.iteration_stats import IterationStats
-from engine.errors import EngineGenerateError, RetryableRequestError, ValidationError
+from engine.errors import (
+    EngineDeadError,
+    EngineGenerateError,
+    RetryableRequestError,
+    ValidationError,
+)
 from engine.ipc import SchedulerStats
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.helpers.small_tokenizers import build_chatml
@@ -160,6 +165,80 @@ async def test_draining_waits_for_the_last_request(core: ThreadedCore, engine: A
     core.release()
     await engine.wait_for_requests_to_drain()
     assert (await rest(stream))[1] == "length"
+
+
+# ---- sleep
+
+
+async def test_sleep_refuses_requests_until_wake_up(engine: AsyncLLM) -> None:
+    assert await engine.is_sleeping() is False
+    await engine.sleep()
+    assert await engine.is_sleeping() is await engine.is_paused() is True
+    with pytest.raises(RetryableRequestError, match="asleep"):
+        await ask(engine, "r")
+    with pytest.raises(EngineGenerateError, match="wake_up"):
+        await engine.resume_generation()
+    await engine.check_health()
+    await engine.wake_up()
+    assert await engine.is_sleeping() is await engine.is_paused() is False
+    await ask(engine, "r")
+
+
+async def test_sleep_keep_holds_old_and_new_requests(core: ThreadedCore, engine: AsyncLLM) -> None:
+    core.hold()
+    old = await engine.add_request("old", PROMPT, params(20))
+    await asyncio.to_thread(core.is_in_step.wait)
+    sleeping = asyncio.create_task(engine.sleep(2, mode="keep"))
+    await core.release_after_message()
+    await sleeping
+    new = await engine.add_request("new", PROMPT, params(5))
+    await engine.wake_up(tags=["weights"])
+    assert await engine.is_sleeping() and engine.get_num_unfinished_requests() == 2
+    await engine.wake_up(tags=["kv_cache"])
+    assert (await rest(old)) == (list(range(44, 64)), "length")
+    assert (await rest(new)) == (list(range(44, 49)), "length")
+
+
+async def test_sleep_holds_for_every_client_and_any_may_end_it(
+    core: ThreadedCore, engine: AsyncLLM, tmp_path: Path
+) -> None:
+    async with connected(core, tmp_path) as other:
+        await other.sleep()
+        assert await engine.is_sleeping()
+        with pytest.raises(RetryableRequestError, match="asleep"):
+            await ask(engine, "r")
+        await engine.wake_up()
+        await ask(other, "r")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "problem"),
+    [
+        ("sleep", (3,), "level must be 0, 1 or 2, got 3"),
+        ("sleep", ("1",), "level must be"),
+        ("sleep", (True,), "level must be"),
+        ("sleep", (1, "sideways"), "mode must be"),
+        ("wake_up", (["weights", "loras"],), "tags must be a list of weights, kv_cache"),
+        ("wake_up", ("weights",), "tags must be"),
+        ("wake_up", ([["weights"]],), "tags must be"),
+    ],
+)
+async def test_wrong_arguments_of_sleep_are_refused_by_name(
+    engine: AsyncLLM, name: str, arguments: tuple[Any, ...], problem: str
+) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        await getattr(engine, name)(*arguments)
+    assert await engine.is_paused() is False
+
+
+async def test_an_engine_that_is_shut_down_cannot_sleep(core: ThreadedCore, tmp_path: Path) -> None:
+    engine = AsyncLLM.connect(core.address, model=str(build_chatml(tmp_path)))
+    await engine.wait_ready(PATIENCE)
+    await engine.sleep()
+    engine.shutdown()
+    for call in (engine.sleep, engine.wake_up, engine.is_sleeping):
+        with pytest.raises(EngineDeadError):
+            await call()
 
 
 # ---- caches
@@ -340,9 +419,6 @@ async def test_load_is_logged_as_a_line(engine: AsyncLLM, caplog: pytest.LogCapt
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("sleep", ()),
-        ("sleep", (2,)),
-        ("wake_up", (["weights"],)),
         ("add_lora", (LoRARequest("a", 1, "/a"),)),
         ("remove_lora", (1,)),
         ("pin_lora", (1,)),
@@ -356,7 +432,6 @@ async def test_absent_features_are_refused_by_name(
 
 
 async def test_absent_features_are_off(engine: AsyncLLM) -> None:
-    assert await engine.is_sleeping() is False
     assert await engine.list_loras() == set()
     assert await engine.is_tracing_enabled() is False
     lora_config: Any = engine.get_lora_config()

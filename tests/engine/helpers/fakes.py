@@ -15,6 +15,7 @@ from engine.core.scheduling.sequence import (
     Sequence,
     Tokens,
 )
+from engine.core.sleep import Memory
 from engine.core.step_loop import EngineCore
 from engine.ipc import Abort, AddRequest, CoreMessage, SequenceOutput, StepOutputs
 from engine.sampling_params import SamplingParams
@@ -88,6 +89,7 @@ class SteppedCore:
         model: FakeModel | None = None,
         *,
         worker: object = None,
+        memory: Memory | None = None,
         runs_ahead: bool = False,
         **settings: Any,
     ) -> None:
@@ -102,6 +104,7 @@ class SteppedCore:
             runs_ahead=runs_ahead,
             now=lambda: self.time,
             worker=worker,
+            memory=memory,
         )
         self.core.send = lambda client_id, message: self.sent.append((client_id, message))
         self.sent: list[tuple[str, CoreMessage]] = []

@@ -21,6 +21,7 @@ from engine.core.runner.model_runner import ModelRunner
 from engine.core.sampling.sampler import Choices
 from engine.core.scheduling.sequence import ScheduledSequence
 from tests.engine.core.runner.test_decode_graphs import record_again
+from tests.engine.core.runner.test_memory import TAGS, Sleeper, answers
 from tests.engine.core.sampling import test_pooler as embeddings
 from tests.engine.helpers.greedy_oracle import (
     Folders,
@@ -110,6 +111,26 @@ def test_recorded_decodes_equal_transformers(
 def test_preempted_sequences_equal_transformers(runs_ahead: bool, folders: Folders) -> None:
     engine = check_equals_transformers(folders("qwen3"), num_blocks=7, runs_ahead=runs_ahead)
     assert engine.scheduler.totals.preemptions > 0
+
+
+@KERNELS
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize("level", [1, 2])
+def test_decodes_are_recorded_again_after_sleep(level: int, folders: Folders) -> None:
+    sleeper = Sleeper(folders("qwen3"))
+    runner, fused = sleeper.runner, sleeper.runner.loaded.fused
+    runner.record_decodes(record_again)
+    expected, _, _ = answers(sleeper, [])
+    before = runner.graphs
+    sleeper.give_back(level)
+    assert isinstance(fused, GpuDecoder) and runner.graphs is None
+    assert fused.cache.numel() == 0 and (fused.head.numel() == 0) == (level == 2)
+    for tag in TAGS:
+        sleeper.memory.take_again(tag)
+    assert runner.graphs not in (None, before)
+    tokens, _, _ = answers(sleeper, [(level, TAGS)])
+    assert tokens == expected
+    sleeper.close()
 
 
 @KERNELS
