@@ -84,6 +84,16 @@ def test_the_engine_says_what_it_can_do(three: LLM, one: LLM) -> None:
     assert len(three.embed(TEXTS[0])[0].outputs.embedding) == 64
 
 
+@pytest.mark.parametrize("level", [1, 2])
+def test_the_classes_are_the_same_after_a_sleep(level: int, three: LLM) -> None:
+    before = [output.outputs.probs for output in three.classify(TEXTS)]
+    three.sleep(level=level)
+    assert three.is_sleeping() is True
+    three.wake_up()
+    assert three.is_sleeping() is False
+    assert [output.outputs.probs for output in three.classify(TEXTS)] == before
+
+
 @pytest.mark.parametrize(
     ("call", "problem"),
     [
