@@ -203,6 +203,7 @@ async def test_logprobs_of_a_prompt_that_are_here_are_asked_of_no_other_core(
         of_prompt = [[[41, -1.0, 1]], [[42, -2.0, 1]]]
         cores.core.emit(request.request_id, *tokens, prompt_logprobs=of_prompt)
     assert (await streams[0].get()).prompt_logprobs is not None
+    await cores.engine.check_health()  # after which the other's have come, too
     await cores.replace()
     for tokens in ([A], []):
         request = await cores.receive(AddRequest)
