@@ -44,12 +44,12 @@ class CacheWarmer(threading.Thread):
         self._is_idle = is_idle
         self._available = available
         self._reserve = RESERVE_BYTES
-        self._is_stopped = threading.Event()
+        self._stop_event = threading.Event()
         self.num_taken = 0  # bytes
 
     def stop(self) -> None:
         """Return when it takes nothing any more, and has let go of the tensors."""
-        self._is_stopped.set()
+        self._stop_event.set()
         self.join()
         self._caches = []
 
@@ -67,10 +67,10 @@ class CacheWarmer(threading.Thread):
         begin -= begin % os.sysconf("SC_PAGE_SIZE")
         libc = ctypes.CDLL(None, use_errno=True)
         for place in range(begin, end, PIECE_BYTES):
-            while not self._is_stopped.is_set() and not self._is_idle():
+            while not self._stop_event.is_set() and not self._is_idle():
                 # Waking us would cost the step loop something each round.
-                self._is_stopped.wait(LOOK_SECONDS)
-            if self._is_stopped.is_set():
+                self._stop_event.wait(LOOK_SECONDS)
+            if self._stop_event.is_set():
                 return False
             if self._available() < self._reserve + PIECE_BYTES:
                 logger.info(

@@ -185,13 +185,16 @@ def test_a_step_in_flight_ends_before_its_memory_is_given_back(memory: Memory) -
 # ---- levels and tags
 
 
-def test_level_0_is_a_pause_that_forgets_nothing(core: SteppedCore, memory: Memory) -> None:
+@pytest.mark.parametrize("end", [("wake_up",), ("wake_up", ["scheduling"]), ("resume",)])
+def test_level_0_is_a_pause_that_forgets_nothing(
+    core: SteppedCore, memory: Memory, end: tuple[Any, ...]
+) -> None:
     core.add("r", max_tokens=6)
     core.core.step()
     ask(core, "sleep", 0, "keep")
     assert ask(core, "is_sleeping") is ask(core, "is_paused") is True
     assert not core.core.step() and memory.asked == []
-    ask(core, "wake_up", ["scheduling"])
+    ask(core, *end)
     assert ask(core, "is_sleeping") is ask(core, "is_paused") is False
     core.run()
     assert core.end("r").num_preemptions == 0 and len(core.tokens("r")) == 6

@@ -80,6 +80,18 @@ def test_it_does_nothing_while_somebody_waits_for_the_core(caches: list[torch.Te
     assert max(seen[:4]) < 0.2
 
 
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_it_ends_when_it_is_stopped_and_lets_go_of_the_memory(is_idle: bool) -> None:
+    cache = huge_pages.zeros((SIZE,), torch.int8)
+    taker = CacheWarmer([cache], lambda: is_idle, lambda: 1 << 50)
+    taker.start()
+    taker.stop()
+    assert not taker.is_alive() and taker._caches == []
+    num_taken = taker.num_taken
+    taker.stop()  # again
+    assert taker.num_taken == num_taken <= (SIZE if is_idle else 0)
+
+
 def test_it_leaves_memory_to_others_and_says_so(
     caches: list[torch.Tensor], caplog: pytest.LogCaptureFixture
 ) -> None:
