@@ -36,6 +36,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     batch_invariant: bool = True  # pad the rows of a step so that answers are alike in any batch
     pace: float = 0.0  # tokens/s per answer, 0 = as fast as possible
     watchdog_seconds: float = 30.0
+    sleep_after_seconds: float | None = None  # without a request the engine sleeps, at level 1
     async_scheduling: bool | None = None  # start steps before the last one has ended; None: on GPUs
     enforce_eager: bool = False  # on a GPU: start each kernel by itself, record no graphs
     threads: int = 0  # of torch; 0 = torch's own choice

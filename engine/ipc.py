@@ -121,6 +121,7 @@ class SequenceOutput(Message, frozen=True, tag="output"):
     # Of the prompt's tokens after those of earlier outputs, as `logprobs`; the first one has none.
     prompt_logprobs: list[Encoded] | None = None
     embedding: bytes | None = None  # float32, or of classes: with reason "stop" of a pooled prompt
+    is_waking: bool = False  # it waits for the engine to wake up
 
 
 class SchedulerStats(Message, frozen=True, tag="stats"):
@@ -131,6 +132,7 @@ class SchedulerStats(Message, frozen=True, tag="stats"):
     num_waiting_tokens: int
     num_blocks_total: int
     num_blocks_free: int  # cached but evictable blocks count as free
+    is_sleeping: bool = False
 
     # ---- in vLLM's names
 

@@ -34,6 +34,7 @@ class RequestProgress:
     num_computed_tokens: int
     scheduled: bool
     num_tokens_ahead: int = 0  # in the requests ahead of it
+    is_waking: bool = False  # it waits for the engine, which was asleep
 
 
 @dataclass(slots=True)

@@ -90,6 +90,7 @@ def serve(
     drain_seconds: Annotated[float | None, _option("drain_seconds")] = None,
     ping_seconds: Annotated[float | None, _option("ping_seconds")] = None,
     watchdog_seconds: Annotated[float | None, _option("watchdog_seconds")] = None,
+    sleep_after_seconds: Annotated[float | None, _option("sleep_after_seconds")] = None,
     log_level: Annotated[str | None, _option("log_level")] = None,
     log_format: Annotated[str | None, _option("log_format")] = None,
     max_connections: Annotated[int | None, _option("max_connections")] = None,

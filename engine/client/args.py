@@ -78,6 +78,7 @@ class EngineArgs(AbsentFeatures):
     pace: float = 0.0  # tokens/s per answer, 0 = as fast as possible
     max_step_seconds: float = 0.03  # of a step that reads a prompt, about; 0 = any length
     watchdog_seconds: float = 30.0
+    sleep_after_seconds: float | None = None
     max_queue_seconds: float | None = None
     max_request_seconds: float | None = None  # from the first step of a request to its end
     threads: int = 0  # of torch, 0 = torch's own choice
@@ -139,6 +140,7 @@ class EngineArgs(AbsentFeatures):
             pace=self.pace,
             max_step_seconds=self.max_step_seconds,
             watchdog_seconds=self.watchdog_seconds,
+            sleep_after_seconds=self.sleep_after_seconds,
             threads=self.threads,
             log_level=self.log_level or "WARNING",
             **{name: value for name, value in given.items() if value is not None},
@@ -294,6 +296,7 @@ _SECONDS_AND_RATES: dict[str, tuple[float, float]] = {
     "pace": (0, LONGEST),
     "max_step_seconds": (0, LONGEST),
     "watchdog_seconds": (SHORTEST, LONGEST),
+    "sleep_after_seconds": (SHORTEST, LONGEST),
     "max_queue_seconds": (SHORTEST, LONGEST),
     "max_request_seconds": (SHORTEST, LONGEST),
 }
@@ -308,6 +311,7 @@ _MAY_BE_NONE = frozenset(
         "max_num_queued_reqs",
         "max_num_queued_tokens",
         "max_log_len",
+        "sleep_after_seconds",
         "max_queue_seconds",
         "max_request_seconds",
     )

@@ -58,6 +58,7 @@ class CoreMetrics:
             "attn_backend": self.attn_backend,
             "batch_invariant": int(self.is_batch_invariant),  # 1: as the probe at load found
             "row_multiple": self.row_multiple,  # to which the rows of a step are padded
+            "sleeping": int(stats.is_sleeping),
             "num_running": stats.num_running,
             "num_waiting": stats.num_waiting,
             "num_waiting_tokens": stats.num_waiting_tokens,

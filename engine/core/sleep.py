@@ -43,6 +43,11 @@ class SleepingParts:
     def is_waking(self) -> bool:
         return self._waking is not None
 
+    @property
+    def has_woken(self) -> bool:
+        """Whether `end_waking` need not wait."""
+        return self._waking is not None and self._waking.done()
+
     def give_back(self, level: int) -> None:
         """At level 0, nothing. What sleeps already stays asleep."""
         if level == 0:
@@ -58,12 +63,13 @@ class SleepingParts:
         self._waking.add_done_callback(lambda _: self._on_woken())
 
     def end_waking(self) -> None:
-        """Raises what kept a part from waking up; those before it are awake."""
+        """Wait, and raise what kept a part from waking up; those before it are awake."""
         waking, self._waking = self._waking, None
+        error = None if waking is None else waking.exception()
         woken, self._woken = self._woken, []
         self.asleep.difference_update(woken)
-        if waking is not None:
-            waking.result()
+        if error is not None:
+            raise error
 
     def _take(self, tags: list[str]) -> None:
         for tag in tags:

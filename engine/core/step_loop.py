@@ -78,6 +78,7 @@ class EngineCore:
         self._in_flight: StepInFlight | None = None  # between two rounds
         self._last_ended = -math.inf  # when a step ended last
         self._now = now
+        self._awake_since = now()
         self._is_stopping = False
         self._round_started: float | None = None  # None: idle
         self._stuck_since: float | None = None  # None: nothing waits in vain
@@ -128,7 +129,7 @@ class EngineCore:
 
     def wait(self) -> None:
         """Sleep until a message comes, the next paced token is due or the watchdog has its turn."""
-        due = None if self._calls.is_frozen else self.scheduler.next_due()
+        due = None if self._calls.is_frozen else self._next_due()
         if self._stuck_since is not None:
             due = min(due or math.inf, self._stuck_since + STUCK_SECONDS)
         timeout = None if due is None else max(0.0, due - self._now())
@@ -137,6 +138,17 @@ class EngineCore:
             self._handle(self.inbox.get(timeout=timeout))
         except Empty:
             pass
+
+    def _next_due(self) -> float | None:
+        """When the loop has to come round by itself. Falls asleep if that is due."""
+        seconds = self.scheduler.config.sleep_after_seconds
+        if seconds is None or self.scheduler.sequences or self._calls.pause_mode is not None:
+            return self.scheduler.next_due()
+        bedtime = max(self._last_ended, self._awake_since) + seconds
+        if self._now() < bedtime:
+            return bedtime
+        self._calls.doze()
+        return None
 
     def pong(self, ping: Ping) -> Pong:
         """The answer to a ping, also while a step runs; called by the IO thread."""
@@ -219,6 +231,7 @@ class EngineCore:
                 self._calls.forget(client_id)
             case Woken():
                 self._calls.end_waking()
+                self._awake_since = self._now()
             case ClientSilent(client_id):
                 error = ("client_silent", "nothing was heard of the client for too long")
                 self.scheduler.fail_client(client_id, error)
@@ -241,6 +254,9 @@ class EngineCore:
             logger.error("request %s is here already, ignored", request.request_id)
         elif refusal := self._calls.refusal:
             self.scheduler.finish(sequence, "error", error=refusal)
+        elif self._calls.is_dozing and not sequence.is_finished:
+            self.scheduler.announce_waking(sequence)
+            self._calls.rouse()
 
     def _receive_aborts(self) -> None:
         """What has come since; each is in the inbox as well, where it is mostly ignored then."""

@@ -10,7 +10,8 @@ client's death would silence all others.
     keep   nothing moves until the pause is over: running answers stop, what comes is queued
 
 To sleep is a pause in which memory is given back (`sleep.py`); waking up ends it. While a part is
-being taken again, further calls to sleep or to wake up wait for that.
+being taken again, further calls to sleep or to wake up wait for that. A core that dozes is asleep
+at level 1 because nobody had asked it anything; the next request wakes it up.
 """
 
 import logging
@@ -63,7 +64,7 @@ class CoreCalls:
     ) -> None:
         self.pause_mode: str | None = None
         self._paused_by = NOBODY
-        self._is_sleep = False  # whether the pause is one of sleep
+        self.is_dozing = False  # asleep until the next request
         self._parts = SleepingParts(memory, on_woken)
         self._woken_by = (NOBODY, 0)  # client id, call id
         self._deferred: deque[tuple[str, Utility]] = deque()  # until `end_waking`
@@ -79,9 +80,9 @@ class CoreCalls:
             "reset_prefix_cache": self._reset_prefix_cache,
             "drain": lambda: _WhenDrained(lambda: None),
             "resume": self._resume,
-            "is_paused": lambda: self.pause_mode is not None,
+            "is_paused": lambda: self.pause_mode is not None and not self.is_dozing,
             "wake_up": self._wake_up,
-            "is_sleeping": lambda: self._is_sleep,
+            "is_sleeping": lambda: scheduler.is_sleeping,
             "start_profile": self._profiler.start,
             "stop_profile": self._profiler.stop,
             "collective_rpc": self._call_worker,
@@ -101,7 +102,10 @@ class CoreCalls:
     def refusal(self) -> Problem | None:
         """What a new request ends with, if none is taken."""
         if self.pause_mode in ("abort", "wait"):
-            return ("paused", "the engine is asleep" if self._is_sleep else "generation is paused")
+            return (
+                "paused",
+                "the engine is asleep" if self._scheduler.is_sleeping else "generation is paused",
+            )
         return None
 
     def answer(self, client_id: str, utility: Utility) -> None:
@@ -126,16 +130,34 @@ class CoreCalls:
         self._deferred = deque(each for each in self._deferred if each[0] != client_id)
         if self.pause_mode is not None and self._paused_by == client_id:
             logger.warning("client %s is gone, so its pause is over", client_id)
-            self.answer(NOBODY, Utility(0, "wake_up" if self._is_sleep else "resume"))
+            self.answer(NOBODY, Utility(0, "wake_up" if self._scheduler.is_sleeping else "resume"))
+
+    def doze(self) -> None:
+        """Sleep until the next request, which calls `rouse`. Only where nothing is to be done."""
+        self._sleep(NOBODY, 1, "keep")
+        self.is_dozing = True
+
+    def rouse(self) -> None:
+        """Wake up from dozing; without memory the requests that wait end with an error."""
+        if not self.is_waking:
+            self.answer(NOBODY, Utility(0, "wake_up"))
 
     def end_waking(self) -> None:
         """What was to be taken again is here, or is not. Answer who waits for it."""
+        if not self._parts.has_woken:
+            return  # it was waited for
 
         def end() -> None:
-            self._parts.end_waking()
+            try:
+                self._parts.end_waking()
+            except Exception:
+                self._fail_roused()
+                raise
             self._resume_if_awake()
 
         self._reply(*self._woken_by, end)
+        if self.is_dozing and self._scheduler.sequences:  # only a part was asked for
+            self.rouse()
         while self._deferred and not self.is_waking:
             self.answer(*self._deferred.popleft())
 
@@ -173,6 +195,8 @@ class CoreCalls:
 
     def _pause(self, client_id: str, mode: str, clear_cache: bool) -> Any:
         _check_mode(mode)
+        if self.is_dozing:
+            self._wake_at_once()
         if self.pause_mode is not None:
             return None
 
@@ -194,10 +218,13 @@ class CoreCalls:
         return then()
 
     def _resume(self) -> None:
+        if self.is_dozing and self._parts.asleep:
+            return  # nobody has paused it
         if self._parts.asleep:
             raise RuntimeError("the engine is asleep: wake_up() ends that")
         self.pause_mode = None
-        self._is_sleep = False
+        self.is_dozing = False
+        self._scheduler.is_sleeping = False
         given_up = [each for each in self._waiting if each[2].ends_with_pause]
         self._waiting = [each for each in self._waiting if not each[2].ends_with_pause]
         for client_id, call_id, _ in given_up:
@@ -215,20 +242,35 @@ class CoreCalls:
                 self._parts.give_back(level)
                 logger.info("asleep at level %d", level)
 
-        self._is_sleep = True
+        self._scheduler.is_sleeping = True
+        self.is_dozing = False
         return self._stop(client_id, mode, give_back)
 
     def _wake_up(self, tags: list[str] | None = None) -> Any:
         if unknown := set(tags or ()) - {*TAGS, SCHEDULING}:
             raise ValueError(f"there is no tag {min(unknown)!r}")
-        if self._is_sleep and self._parts.asleep:
+        if self._scheduler.is_sleeping and self._parts.asleep:
             self._parts.take_again(TAGS if tags is None else tags)
             return _WhenWoken()
         self._resume_if_awake()
         return None
 
+    def _wake_at_once(self) -> None:
+        """End dozing for one who is about to pause. Raises if there is no memory."""
+        if not self.is_waking:
+            self._parts.take_again(TAGS)
+        self._parts.end_waking()
+        self._resume_if_awake()
+
+    def _fail_roused(self) -> None:
+        """End what came while the core dozed: nothing else would."""
+        if self.is_dozing:
+            error = ("engine_error", "the engine could not wake up")
+            for sequence in list(self._scheduler.sequences.values()):
+                self._scheduler.finish(sequence, "error", error=error)
+
     def _resume_if_awake(self) -> None:
-        if self._is_sleep and not self._parts.asleep:
+        if self._scheduler.is_sleeping and not self._parts.asleep:
             self._resume()
             logger.info("awake")
 

@@ -147,6 +147,13 @@ class Settings(BaseSettings):
         description="An engine is killed and restarted after this many seconds without a sign of "
         "life.",
     )
+    sleep_after_seconds: float = Field(
+        0.0,
+        ge=0,
+        le=31_536_000,
+        description="The engine gives back the memory for keys and values after this many seconds "
+        "without a request, until the next one; 0 = never.",
+    )
     log_level: str = Field("info", description="debug, info, warning or error.")
     log_format: str = Field(
         "auto", description="json, text, or auto: text on a terminal, otherwise json."

@@ -71,6 +71,10 @@ class EngineLoad(Protocol):
     @property
     def num_blocks_free(self) -> int: ...
 
+    @property
+    def is_sleeping(self) -> bool:
+        """It has given memory back, until somebody asks it something."""
+
 
 class EngineTokenizer(Protocol):
     """Text to token ids. `owner` is a user: users take turns at long texts."""

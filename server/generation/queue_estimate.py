@@ -36,7 +36,10 @@ class QueueEstimate:
         """Until an answer in that place has its turn; None when nothing is known yet.
 
         In a session's queue, place 1 waits for the active answer; in the engine's, place 0 is next.
+        How long an engine takes to wake up is not known.
         """
+        if reason == "engine_waking":
+            return None
         if reason == "session":
             each, count = self._seconds_per_answer, position
         else:

@@ -32,7 +32,7 @@ from server.protocol.objects import (
 from sessions.model.records import Session
 
 PROTOCOL: Literal["chat.v1"] = "chat.v1"
-QueueReason = Literal["engine", "session", "engine_restart", "takeover"]
+QueueReason = Literal["engine", "session", "engine_waking", "engine_restart", "takeover"]
 
 
 class Reply(ServerFrame, frozen=True, kw_only=True, tag=""):

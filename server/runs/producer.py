@@ -292,6 +292,9 @@ class Producer:
         if progress.scheduled:
             self._start()
         elif progress.queue_position is not None and run.stopping is None:
+            if progress.is_waking:
+                self.show_queued("engine_waking", 0)
+                return
             self._queue.moved(run.response_id, progress.queue_position)
             self.show_queued("engine", progress.queue_position, progress.num_tokens_ahead)
 

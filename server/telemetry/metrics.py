@@ -27,6 +27,7 @@ SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 LONG = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 # What the engine calls a thing in its own code → what operators and scripts know it as.
 ENGINE_NAMES = {
+    "sleeping": "engine_sleeping",
     "num_running": "requests_running",
     "num_waiting": "requests_waiting",
     "num_waiting_tokens": "tokens_waiting",

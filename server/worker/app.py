@@ -289,6 +289,7 @@ class Worker:
             "engine_waiting": stats.num_waiting if stats else 0,
             "kv_blocks_total": stats.num_blocks_total if stats else 0,
             "kv_blocks_free": stats.num_blocks_free if stats else 0,
+            "engine_sleeping": int(stats.is_sleeping) if stats else 0,
         }
 
     async def drain(self, seconds: float, hurry: asyncio.Event, *, is_crash: bool) -> None:

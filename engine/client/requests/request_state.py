@@ -247,6 +247,7 @@ class RequestState:
             num_cached_tokens=self.num_cached_tokens,
             num_computed_tokens=output.num_computed_tokens,
             scheduled=metrics.scheduled_ts > 0,
+            is_waking=output.is_waking,
         )
         if progress != self._progress:
             self._progress = progress

@@ -93,6 +93,7 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self.seats = Seats(config.max_num_seqs, blocks, self.waiting)
         self.running = self.seats.running
+        self.is_sleeping = False  # as the core says, for the stats
         self._outputs: defaultdict[str, list[SequenceOutput]] = defaultdict(list)  # by client
         self._numbers = count()
         self._served = count(1)  # parts of steps
@@ -255,6 +256,11 @@ class Scheduler:
         for sequence in reversed(self.running.copy()):
             self.seats.preempt(sequence)
 
+    def announce_waking(self, sequence: Sequence) -> None:
+        """Say what a new sequence waits for."""
+        output = msgspec.structs.replace(self._output(sequence), queue_position=0, is_waking=True)
+        self._outputs[sequence.client_id].append(output)
+
     def give_up(self) -> None:
         """The step that was scheduled last computed nothing; the next `schedule` repeats it."""
         self.blocks.end_step()
@@ -288,6 +294,7 @@ class Scheduler:
             num_waiting_tokens=self.waiting.num_tokens,
             num_blocks_total=self.blocks.num_blocks,
             num_blocks_free=self.blocks.num_free,
+            is_sleeping=self.is_sleeping,
         )
 
     def check_integrity(self) -> None:

@@ -49,6 +49,7 @@ def core_config(settings: Settings, folder: Path, address: str) -> EngineConfig:
         dtype=settings.dtype,
         quantization=settings.quantize,
         kv_cache_dtype=settings.kv_cache_dtype,
+        sleep_after_seconds=settings.sleep_after_seconds or None,
         log_level=settings.log_level.upper(),
     )
     config = args.create_engine_config(address, model=str(folder))

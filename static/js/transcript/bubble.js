@@ -10,6 +10,7 @@ import { Markdown } from "./markdown.js";
 const QUEUE_TEXTS = {
   engine: "Waiting in line",
   session: "Waiting for the answer before",
+  engine_waking: "The model wakes up",
   engine_restart: "The model restarts, then the answer goes on",
   takeover: "Another server process takes over",
 };

@@ -4,13 +4,14 @@
 """
 
 import threading
+from queue import Empty
 from typing import Any
 
 import pytest
 
 from engine.core.io_thread import ClientGone, Shutdown
 from engine.core.sleep import SleepingParts
-from engine.ipc import Utility, UtilityReply
+from engine.ipc import Ping, Utility, UtilityReply
 from tests.engine.helpers.fakes import SteppedCore
 from tests.helpers.patience import PATIENCE
 
@@ -398,6 +399,175 @@ def test_any_client_may_wake_the_engine(core: SteppedCore) -> None:
     core.core.step()
     ask(core, "wake_up")
     assert ask(core, "is_sleeping") is False
+
+
+# ---- dozing: asleep until the next request
+
+
+@pytest.fixture
+def drowsy(memory: Memory) -> SteppedCore:
+    return SteppedCore(memory=memory, sleep_after_seconds=60.0)
+
+
+def timeout_of_wait(core: SteppedCore) -> float | None:
+    """For how long the loop would now wait for a message."""
+    timeouts: list[float | None] = []
+
+    class Inbox:
+        def get(self, timeout: float | None) -> Any:
+            timeouts.append(timeout)
+            raise Empty
+
+    inbox, core.core.inbox = core.core.inbox, Inbox()  # type: ignore[assignment]  # it notes
+    core.core.wait()
+    core.core.inbox = inbox
+    return timeouts[0]
+
+
+def fall_asleep(core: SteppedCore) -> None:
+    core.time += 60
+    assert timeout_of_wait(core) is None
+    assert ask(core, "is_sleeping") is True
+
+
+def test_an_idle_core_falls_asleep_after_its_time(drowsy: SteppedCore, memory: Memory) -> None:
+    assert timeout_of_wait(drowsy) == 60
+    drowsy.time += 50
+    drowsy.add("r", max_tokens=5)
+    drowsy.run()
+    assert timeout_of_wait(drowsy) == 60 and memory.asked == []  # since the last step
+    drowsy.time += 59
+    assert timeout_of_wait(drowsy) == 1
+    fall_asleep(drowsy)
+    assert memory.asked == [1]
+    assert ask(drowsy, "is_paused") is False
+    assert ask(drowsy, "metrics")["sleeping"] == 1
+    assert drowsy.core.pong(Ping(1)).stats == drowsy.scheduler.stats()
+    assert drowsy.scheduler.stats().is_sleeping
+
+
+@pytest.mark.parametrize("seconds", [None, 60.0])
+def test_without_the_setting_or_with_a_request_nobody_falls_asleep(
+    memory: Memory, seconds: float | None
+) -> None:
+    core = SteppedCore(memory=memory, sleep_after_seconds=seconds, pace=10.0)
+    if seconds:
+        core.add("r", max_tokens=50)
+        core.core.step()
+    core.time += 1000
+    timeout_of_wait(core)
+    assert memory.asked == [] and ask(core, "is_sleeping") is False
+
+
+def test_a_request_wakes_the_core_and_its_client_hears_of_it(
+    drowsy: SteppedCore, memory: Memory
+) -> None:
+    fall_asleep(drowsy)
+    memory.gate.clear()
+    drowsy.add("one", max_tokens=3)
+    drowsy.add("two", max_tokens=3, client_id="other")
+    for _ in range(3):
+        assert not drowsy.core.step()
+    for name, client in (("one", "me"), ("two", "other")):
+        (announced,) = drowsy.outputs(name, client)
+        assert announced.is_waking and (announced.queue_position, announced.new_token_ids) == (
+            0,
+            [],
+        )
+    memory.gate.set()
+    wait_for_memory(drowsy)
+    drowsy.run()
+    assert drowsy.tokens("one") == drowsy.tokens("two", "other") == [4, 5, 6]
+    assert not any(output.is_waking for output in drowsy.outputs("one")[1:])
+    assert memory.asked == [1, "weights", "kv_cache"]
+    assert ask(drowsy, "metrics")["sleeping"] == 0
+    assert timeout_of_wait(drowsy) == 60
+    drowsy.check_all_free()
+
+
+def test_a_request_that_is_aborted_before_it_is_awake_ends_at_once(
+    drowsy: SteppedCore, memory: Memory
+) -> None:
+    fall_asleep(drowsy)
+    memory.gate.clear()
+    drowsy.add("r", max_tokens=3)
+    drowsy.core.step()
+    drowsy.abort("r")
+    drowsy.core.step()
+    assert drowsy.end("r").finish_reason == "abort"
+    memory.gate.set()
+    wait_for_memory(drowsy)
+    assert timeout_of_wait(drowsy) == 60
+
+
+def test_a_request_that_is_refused_wakes_nobody(drowsy: SteppedCore, memory: Memory) -> None:
+    fall_asleep(drowsy)
+    drowsy.add("r", num_prompt_tokens=1000)
+    drowsy.run()
+    assert drowsy.end("r").finish_reason == "error" and memory.asked == [1]
+
+
+def test_a_core_that_cannot_wake_up_fails_what_has_come_and_tries_again_for_the_next(
+    drowsy: SteppedCore, memory: Memory
+) -> None:
+    fall_asleep(drowsy)
+    memory.error = MemoryError("short")
+    drowsy.add("r", max_tokens=3)
+    drowsy.core.step()
+    wait_for_memory(drowsy)
+    drowsy.run()
+    assert drowsy.end("r").error == ("engine_error", "the engine could not wake up")
+    memory.error = None
+    drowsy.add("again", max_tokens=3)
+    drowsy.core.step()
+    wait_for_memory(drowsy)
+    drowsy.run()
+    assert drowsy.tokens("again") == [4, 5, 6]
+    drowsy.check_all_free()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_pause_wakes_a_core_that_dozes_and_holds(drowsy: SteppedCore, mode: str) -> None:
+    fall_asleep(drowsy)
+    ask(drowsy, "resume")
+    assert ask(drowsy, "is_sleeping") is True
+    ask(drowsy, "pause", mode, True)
+    assert ask(drowsy, "is_paused") is True and ask(drowsy, "is_sleeping") is False
+    drowsy.core.step()  # the thread's message finds nothing to do
+    drowsy.time += 1000
+    assert timeout_of_wait(drowsy) is None
+    assert ask(drowsy, "is_sleeping") is False  # who is paused does not doze
+    ask(drowsy, "resume")
+    drowsy.add("r", max_tokens=3)
+    drowsy.run()
+    assert drowsy.tokens("r") == [4, 5, 6]
+
+
+def test_sleep_that_was_asked_for_is_not_ended_by_a_request(
+    drowsy: SteppedCore, memory: Memory
+) -> None:
+    fall_asleep(drowsy)
+    ask(drowsy, "sleep", 2, "keep")
+    drowsy.add("r", max_tokens=3)
+    drowsy.run()
+    assert drowsy.outputs("r") == [] and memory.asked == [1, 2]
+    ask(drowsy, "wake_up")
+    drowsy.run()
+    assert drowsy.tokens("r") == [4, 5, 6]
+
+
+def test_a_part_that_is_asked_for_brings_the_rest_where_a_request_waits(
+    drowsy: SteppedCore, memory: Memory
+) -> None:
+    fall_asleep(drowsy)
+    memory.gate.clear()
+    call(drowsy, "wake_up", ["weights"])
+    drowsy.add("r", max_tokens=3)
+    drowsy.core.step()
+    memory.gate.set()
+    wait_for_memory(drowsy)
+    drowsy.run()
+    assert drowsy.tokens("r") == [4, 5, 6]
 
 
 # ---- the parts by themselves

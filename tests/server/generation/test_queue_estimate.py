@@ -27,6 +27,7 @@ def test_the_engine_queue_is_as_fast_as_it_was(clock: Clock) -> None:
     clock[0] = 3.0
     estimate.moved("a", 2)  # two places in three seconds
     assert estimate.wait_ms("engine", 0) == 1500
+    assert estimate.wait_ms("engine_waking", 0) is None
     assert estimate.wait_ms("engine", 3) == 6000
 
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from engine.errors import EngineDeadError
+from engine.outputs import RequestProgress
 from server.runs import producer as producer_module
 from server.runs.stop import Stop
 from sessions.model.errors import StoreUnavailable
@@ -109,7 +110,9 @@ async def test_an_append_whose_reply_was_lost_is_stored_once(
 
 
 async def test_queue_positions_are_sent_at_most_twice_a_second(answering: Answering) -> None:
-    progress = SimpleNamespace(scheduled=False, num_cached_tokens=0, num_tokens_ahead=70)
+    progress = SimpleNamespace(
+        scheduled=False, num_cached_tokens=0, num_tokens_ahead=70, is_waking=False
+    )
     for position in range(10):
         progress.queue_position = position
         answering.producer._on_progress(cast("Any", progress))
@@ -117,6 +120,16 @@ async def test_queue_positions_are_sent_at_most_twice_a_second(answering: Answer
     assert [frame["position"] for frame in queued] == [0]
     assert queued[0]["ahead_tokens"] == 70
     assert "eta_ms" not in queued[0]  # nothing is known of this queue yet
+
+
+async def test_an_answer_that_wakes_the_engine_says_what_it_waits_for(
+    answering: Answering,
+) -> None:
+    progress = RequestProgress(0, 5, 0, 0, False, is_waking=True)
+    answering.producer._on_progress(progress)
+    (queued,) = [f for f in await answering.viewer.sent() if f["type"] == "response.queued"]
+    assert (queued["reason"], queued["position"]) == ("engine_waking", 0)
+    assert "eta_ms" not in queued and "ahead_tokens" not in queued
 
 
 async def test_an_answer_whose_turn_comes_while_the_core_restarts_waits(
