@@ -14,6 +14,7 @@ from engine.client.absent_args import AbsentFeatures
 from engine.client.cli_args import add_arguments
 from engine.config import EngineConfig
 from engine.errors import ValidationError, refuse
+from engine.tracing.endpoint import check_endpoint
 
 DTYPES = {"auto": "auto", "half": "float16", "float": "float32"}
 DTYPES |= {name: name for name in ("float16", "float32", "bfloat16")}
@@ -62,6 +63,7 @@ class EngineArgs(AbsentFeatures):
     shutdown_timeout: float = 5.0
     disable_log_stats: bool = False
     enable_log_requests: bool = False
+    otlp_traces_endpoint: str | None = None  # of a collector that takes OTLP over HTTP
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
@@ -190,6 +192,8 @@ class EngineArgs(AbsentFeatures):
         for name in ("tokenizer", "revision", "download_dir"):
             if not isinstance(getattr(self, name), str | PathLike | None):
                 raise refuse(name, getattr(self, name), "must be a string")
+        if self.otlp_traces_endpoint is not None:
+            check_endpoint(self.otlp_traces_endpoint)
         names = self.served_model_name
         if names is None or (names and isinstance(names, str)):
             return

@@ -16,7 +16,7 @@ import time
 import warnings
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -46,6 +46,10 @@ from engine.errors import ValidationError, refuse
 from engine.outputs import RequestOutput
 from engine.pooling import PoolingParams, PoolingRequestOutput
 from engine.sampling_params import SamplingParams
+from engine.tracing.request_trace import end_traces
+
+if TYPE_CHECKING:
+    from engine.tracing.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +88,7 @@ class AsyncLLM(EngineControl):
             _parts = start_parts(engine_args)
         super().__init__(_parts)
         self._release = weakref.finalize(
-            self, release, os.getpid(), _parts.client.connection, _parts.core, _parts.directory
+            self, release, os.getpid(), _parts.client.connection, *_parts.owned
         )
         if stat_loggers:
             self._stat_loggers.add_all(stat_loggers, self.vllm_config)
@@ -122,6 +126,7 @@ class AsyncLLM(EngineControl):
         on_core_state: StateCallback | None = None,
         stall_seconds: float = STALL_SECONDS,
         resubmit: bool = True,
+        tracing: "Tracing | None" = None,
     ) -> "AsyncLLM":
         """Join a core that somebody else starts and watches; it may not be there yet.
 
@@ -133,7 +138,7 @@ class AsyncLLM(EngineControl):
         Open ones are sent to it with their tokens so far, and their streams go on with the same
         text; a stream ends with finish reason `error` if two cores in a row died before it had
         another token, or if there is none for 60 s. Without `resubmit` they raise
-        `EngineDeadError`.
+        `EngineDeadError`. `tracing` gets the spans of requests, and stays open after `shutdown`.
         """
         own_tokenizer = Tokenizer(tokenizer or model)
         own_tokenizer.chat_template.start()
@@ -154,6 +159,7 @@ class AsyncLLM(EngineControl):
                 model=model,
                 served_model_name=served_model_name or model,
                 health_seconds=stall_seconds,
+                tracing=tracing,
             )
         )
         with contextlib.suppress(RuntimeError):  # no event loop yet
@@ -253,8 +259,9 @@ class AsyncLLM(EngineControl):
 
         Nothing happens before the first iteration, and errors of the arguments appear there, as in
         `generate`. Leaving the stream in any way aborts the request. After `abort()` the output has
-        finish reason "abort" and no numbers. `options` are `arrival_time`, `on_progress` and
-        `reasoning_ended`, which is vLLM's, as is `trace_headers`, and without effect.
+        finish reason "abort" and no numbers. `trace_headers` name the caller's span, as those of
+        `add_request`. `options` are `arrival_time`, `on_progress` and `reasoning_ended`, which is
+        vLLM's, and without effect.
         """
         if isinstance(prompt_token_ids, LoRARequest):
             prompt_token_ids, lora_request = None, prompt_token_ids
@@ -266,6 +273,7 @@ class AsyncLLM(EngineControl):
             pooling_params,
             prompt_token_ids=prompt_token_ids,
             lora_request=lora_request,
+            trace_headers=trace_headers,
             priority=priority,
             tokenization_kwargs=tokenization_kwargs,
             **options,
@@ -306,10 +314,11 @@ class AsyncLLM(EngineControl):
         letting go of what it returns aborts the request. With `resume_token_ids` the answer
         continues after tokens that an earlier run has shown. With `is_admitted` it is queued
         however many wait: `check_admission` was asked before. By position the arguments have the
-        order of vLLM's earlier engine. `trace_headers` and those from `session_id` on are vLLM's,
-        and without effect. Raises `ValidationError` for wrong arguments, `RetryableRequestError`
-        while there is no core, `QueueOverflowError` and `MaxQueuedTokensError` when too much is
-        waiting.
+        order of vLLM's earlier engine. `trace_headers` name the caller's span by the W3C's
+        `traceparent` and `tracestate`; malformed ones are ignored, and so are all while tracing is
+        off. The arguments from `session_id` on are vLLM's, and without effect. Raises
+        `ValidationError` for wrong arguments, `RetryableRequestError` while there is no core,
+        `QueueOverflowError` and `MaxQueuedTokensError` when too much is waiting.
         """
         check_request_id(request_id)
         parsed = parse_prompt(prompt, prompt_token_ids, prompt_text)
@@ -347,6 +356,7 @@ class AsyncLLM(EngineControl):
             arrival_time=arrival_time,
             on_progress=on_progress,
         )
+        self._parts.trace(states, trace_headers, arrival_time)
         self.output_processor.add(*states)
         try:
             token_ids = parsed.token_ids
@@ -371,7 +381,8 @@ class AsyncLLM(EngineControl):
                         priority=priority,
                         cache_salt=parsed.cache_salt,
                     )
-        except BaseException:
+        except BaseException as error:
+            end_traces(states, error)
             self._client.leave(*states)
             raise
         collector.call_on_close(lambda: self._client.leave(*states))

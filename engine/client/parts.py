@@ -4,19 +4,27 @@
 no engine, so that a finalizer of the engine may call it.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.client.args import AsyncEngineArgs, EngineArgs
 from engine.client.download import resolve_model
 from engine.client.launcher import STOP_TIMEOUT_SECONDS, CoreProcess, PrivateDirectory
 from engine.client.requests.core_client import CoreClient
 from engine.client.requests.core_connection import STALL_SECONDS, CoreConnection
+from engine.client.requests.request_state import RequestState
 from engine.client.text.tokenizer import Tokenizer
+from engine.tracing.endpoint import open_tracing
+from engine.tracing.request_trace import RequestTrace
+
+if TYPE_CHECKING:
+    from engine.tracing.tracing import Tracing
 
 HANDSHAKE_SECONDS = 30.0
 
@@ -50,6 +58,22 @@ class EngineParts:
     shutdown_timeout: float = 5.0
     log_stats: bool = True
     log_requests: bool = False
+    tracing: Tracing | None = None
+
+    @property
+    def owned(self) -> tuple[CoreProcess | None, PrivateDirectory | None, Tracing | None]:
+        """What ends with the engine: nothing of one that has joined somebody else's core."""
+        return self.core, self.directory, None if self.core is None else self.tracing
+
+    def trace(
+        self, states: Sequence[RequestState], headers: Any, arrival_time: float | None
+    ) -> None:
+        """Let each answer to a request become a span when it ends; `ValidationError`."""
+        if self.tracing is not None:
+            for state in states:
+                state.trace = RequestTrace(
+                    self.tracing, headers, self.served_model_name, arrival_time
+                )
 
 
 def constructor_args(
@@ -84,8 +108,11 @@ def start_parts(engine_args: EngineArgs) -> EngineParts:
     folder = resolve_model(
         engine_args.model, revision=engine_args.revision, cache_dir=engine_args.download_dir
     )
-    directory = PrivateDirectory()
+    directory, endpoint = PrivateDirectory(), engine_args.otlp_traces_endpoint
     with contextlib.ExitStack() as undo:
+        tracing = None if endpoint is None else open_tracing(endpoint)
+        if tracing is not None:
+            undo.callback(tracing.close)
         undo.callback(directory.remove)
         config = engine_args.create_engine_config(directory.address, model=str(folder))
         core = CoreProcess(config)
@@ -117,6 +144,7 @@ def start_parts(engine_args: EngineArgs) -> EngineParts:
         shutdown_timeout=engine_args.shutdown_timeout,
         log_stats=not engine_args.disable_log_stats,
         log_requests=engine_args.enable_log_requests,
+        tracing=tracing,
     )
 
 
@@ -125,6 +153,7 @@ def release(
     connection: CoreConnection,
     core: CoreProcess | None,
     directory: PrivateDirectory | None,
+    tracing: Tracing | None = None,
     *,
     timeout: float = STOP_TIMEOUT_SECONDS,
 ) -> None:
@@ -136,3 +165,5 @@ def release(
         core.terminate(timeout)
     if directory is not None:
         directory.remove()
+    if tracing is not None:
+        tracing.close()

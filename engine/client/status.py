@@ -197,8 +197,8 @@ class EngineStatus:
         return ("generate",) if ready is None else supported_tasks(ready)
 
     async def is_tracing_enabled(self) -> bool:
-        """False: trace headers are accepted and go nowhere."""
-        return False
+        """Whether requests become spans, and `trace_headers` name the caller's."""
+        return self._parts.tracing is not None
 
     def get_tokenizer(self, lora_request: Any = None) -> Tokenizer:
         """The tokenizer, which may also be awaited."""

@@ -25,6 +25,7 @@ from engine import (
     SamplingParams,
     UnsupportedModelError,
 )
+from engine.tracing.tracing import Tracing
 from tests.helpers.patience import PATIENCE
 from tests.helpers.running_time import running_time
 from tests.helpers.tiny_model import build_oracle_model, build_tiny_model, oracle_answer
@@ -276,7 +277,12 @@ async def test_killed_core_is_noticed_at_once_by_its_owner(arguments: AsyncEngin
 class Supervised:
     """A core that a supervisor would watch, and one engine that is connected to it."""
 
-    def __init__(self, arguments: AsyncEngineArgs, stall_seconds: float = 0.5) -> None:
+    def __init__(
+        self,
+        arguments: AsyncEngineArgs,
+        stall_seconds: float = 0.5,
+        tracing: Tracing | None = None,
+    ) -> None:
         self.directory = PrivateDirectory()
         self.states: list[CoreState] = []
         self._config = arguments.create_engine_config(self.directory.address)
@@ -286,6 +292,7 @@ class Supervised:
             model=arguments.model,
             stall_seconds=stall_seconds,
             on_core_state=lambda state, reason: self.states.append(state),
+            tracing=tracing,
         )
 
     async def wait_ready(self) -> None:

@@ -347,6 +347,8 @@ class CoreClient:
         open_states = [s for s in states if s.internal_id in self.requests.request_states]
         for state in open_states:
             self.requests.discard(state)
+            if state.trace is not None:
+                state.trace.end(state, "abort")
         self._abort_in_core(open_states)
 
     def _abort_in_core(self, states: Iterable[RequestState]) -> None:

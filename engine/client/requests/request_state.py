@@ -33,6 +33,7 @@ from engine.outputs import (
 )
 from engine.pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
+from engine.tracing.request_trace import RequestTrace
 
 
 @dataclass(slots=True)
@@ -91,6 +92,7 @@ class RequestState:
         self.has_ended = False
         self.last_token_ts = 0.0  # monotonic; 0: it has none yet
         self.metrics = metrics or new_metrics(arrival_time)
+        self.trace: RequestTrace | None = None  # ends when it does
         self._collector = weakref.ref(collector)  # a reader that lets go ends the request
         self._on_progress = on_progress
         self._progress: RequestProgress | None = None
@@ -165,11 +167,15 @@ class RequestState:
             reason, error = "error", error or output_failed(self, exception)
         if reason not in ("abort", "error") and self.stop_string is not None:
             reason, stop_reason = "stop", self.stop_string
+        if self.trace is not None:
+            self.trace.end(self, reason, error.code if error else None)
         self._emit(reason, stop_reason, error)
 
     def fail(self, exception: Exception) -> None:
         """End without a last output: the reader gets an exception."""
         self.has_ended = True
+        if self.trace is not None:
+            self.trace.end(self, "error", type(exception).__name__)
         collector = self._collector()
         if collector is not None:
             collector.put(exception)
