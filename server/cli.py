@@ -93,6 +93,7 @@ def serve(
     sleep_after_seconds: Annotated[float | None, _option("sleep_after_seconds")] = None,
     log_level: Annotated[str | None, _option("log_level")] = None,
     log_format: Annotated[str | None, _option("log_format")] = None,
+    otlp_endpoint: Annotated[str | None, _option("otlp_endpoint")] = None,
     max_connections: Annotated[int | None, _option("max_connections")] = None,
     max_connections_per_user: Annotated[int | None, _option("max_connections_per_user")] = None,
     max_connections_per_address: Annotated[

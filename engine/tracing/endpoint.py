@@ -36,16 +36,19 @@ def open_tracing(endpoint: str, attributes: Mapping[str, str] | None = None) -> 
         raise ValidationError(f"OpenTelemetry refuses its OTEL_* variables: {error}") from None
 
 
-def check_endpoint(endpoint: object) -> str:
-    """The URL that takes spans. Raises `ValidationError`, also if the packages are missing."""
-    url = _traces_url(endpoint)
+def check_endpoint(endpoint: object, name: str = ARGUMENT) -> str:
+    """The URL that takes spans. Raises `ValidationError`, also if the packages are missing.
+
+    The message calls the endpoint by this `name`.
+    """
+    url = _traces_url(endpoint, name)
     if not all(_is_installed(package) for package in PACKAGES):
-        problem = f"{ARGUMENT} needs packages of OpenTelemetry: pip install 'parley[tracing]'"
-        raise ValidationError(problem, ARGUMENT, endpoint)
+        problem = f"{name} needs packages of OpenTelemetry: pip install 'parley[tracing]'"
+        raise ValidationError(problem, name, endpoint)
     return url
 
 
-def _traces_url(endpoint: object) -> str:
+def _traces_url(endpoint: object, name: str) -> str:
     try:
         if not isinstance(endpoint, str):
             raise ValueError
@@ -54,10 +57,10 @@ def _traces_url(endpoint: object) -> str:
     except ValueError:
         is_url = False
     if not is_url:
-        raise refuse(ARGUMENT, endpoint, "must be a URL, such as http://127.0.0.1:4318/v1/traces")
+        raise refuse(name, endpoint, "must be a URL, such as http://127.0.0.1:4318/v1/traces")
     if parts.username is not None:  # shown in logs and in process lists
-        problem = f"{ARGUMENT}: secrets belong in the variable OTEL_EXPORTER_OTLP_HEADERS"
-        raise ValidationError(problem, ARGUMENT)
+        problem = f"{name}: a password belongs in the variable OTEL_EXPORTER_OTLP_HEADERS"
+        raise ValidationError(problem, name)
     path = TRACES_PATH if parts.path in ("", "/") else parts.path
     return parts._replace(path=path).geturl()
 

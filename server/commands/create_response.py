@@ -14,6 +14,7 @@ import msgspec
 import orjson
 import structlog
 from msgspec import UnsetType
+from starlette.requests import HTTPConnection
 
 from server.access.rates import budget_entry
 from server.commands.reply_target import ReplyTarget, ReplyTargets
@@ -38,10 +39,12 @@ from server.protocol.server_frames import (
     MessageUpdated,
     RateLimitsUpdated,
 )
+from server.protocol.store_errors import translated
 from server.protocol.titles import TITLE_CHARACTERS, clean_title
 from server.runs.active_limit import ActiveLimit
 from server.runs.run import Run
 from server.runs.runs import Runs
+from server.telemetry.tracing import AnswerTrace, AnswerTracing
 from sessions.model.errors import (
     IdempotencyKeyReused,
     MessageChanged,
@@ -76,6 +79,7 @@ class ResponseCreator:
         model: str,
         defaults: ModelDefaults,
         limit: ActiveLimit | None,
+        tracing: AnswerTracing | None = None,
     ) -> None:
         self._store = store
         self._engine = engine
@@ -86,22 +90,43 @@ class ResponseCreator:
         self._model = model
         self._defaults = defaults
         self._limit = limit
+        self._tracing = tracing
         self._targets = ReplyTargets(store)
         self._num_beginning = 0  # admitted, and their runs not started yet
 
     async def create(
-        self, uid: str, frame: CreateResponse, asker: Subscription
+        self,
+        uid: str,
+        frame: CreateResponse,
+        asker: Subscription,
+        request: HTTPConnection | None = None,
     ) -> tuple[str, bool]:
         """Begin an answer, or find the one that this key began before: its id, and True then.
 
         The viewers' frames go through the hub, the asker's with its `event_id`. Cancelling the
-        caller does not cancel this: what the store has begun must also be produced. Raises
+        caller does not cancel this: what the store has begun must also be produced. `request` is
+        the one over HTTP by which the frame came, which may name the asker's span. Raises
         `ApiError` and the store's errors; then nothing was stored, but for a `StoreUnavailable`.
         """
-        return await self._runs.see_through(self._create(uid, frame, asker))
+        if self._tracing is None:
+            return await self._runs.see_through(self._create(uid, frame, asker, None))
+        trace = self._tracing.begin(frame.session_id, frame.traceparent, frame.tracestate, request)
+        return await self._runs.see_through(self._create_traced(uid, frame, asker, trace))
+
+    async def _create_traced(
+        self, uid: str, frame: CreateResponse, asker: Subscription, trace: AnswerTrace
+    ) -> tuple[str, bool]:
+        try:
+            response_id, replayed = await self._create(uid, frame, asker, trace)
+        except Exception as error:
+            trace.refuse(_code(error))
+            raise
+        if replayed:
+            trace.replay(response_id)
+        return response_id, replayed
 
     async def _create(
-        self, uid: str, frame: CreateResponse, asker: Subscription
+        self, uid: str, frame: CreateResponse, asker: Subscription, trace: AnswerTrace | None
     ) -> tuple[str, bool]:
         session, known = await asyncio.gather(
             self._store.sessions.get(uid, frame.session_id),
@@ -113,9 +138,11 @@ class ResponseCreator:
                 raise IdempotencyKeyReused(response_id)
             return response_id, True
         budget = await self._check_admission(uid)
+        if trace is not None:
+            trace.passed("admission")
         self._num_beginning += 1
         try:
-            begun = await self._begin(uid, session, frame, asker, budget)
+            begun = await self._begin(uid, session, frame, asker, budget, trace)
         finally:
             self._num_beginning -= 1
         if budget is not None and not begun[1]:
@@ -129,13 +156,16 @@ class ResponseCreator:
         frame: CreateResponse,
         asker: Subscription,
         budget: Budget | None,
+        trace: AnswerTrace | None,
     ) -> tuple[str, bool]:
         """Try until the store takes it; `on_busy: cancel` ends what is in the way."""
         settings = self._settings(session, frame)
         for tries_left in reversed(range(MAX_TRIES)):
             try:
                 target = await self._targets.of(uid, session, frame)
-                return await self._begin_once(uid, session, frame, settings, target, asker, budget)
+                return await self._begin_once(
+                    uid, session, frame, settings, target, asker, budget, trace
+                )
             except ResponseInProgress as busy:
                 if frame.on_busy != "cancel" or not tries_left:
                     raise
@@ -155,10 +185,13 @@ class ResponseCreator:
         target: ReplyTarget,
         asker: Subscription,
         budget: Budget | None,
+        trace: AnswerTrace | None,
     ) -> tuple[str, bool]:
         prompt = await self._prompts.build(
             uid, session.id, target.leaf, target.text, settings, target.base
         )
+        if trace is not None:
+            trace.passed("prompt")
         response_id = new_response_id(session.id)
         replaces = frame.on_busy == "cancel" and session.active_response_id is not None
         remaining = 0
@@ -167,13 +200,17 @@ class ResponseCreator:
         run = None
         try:
             run, begun = await self._store_beginning(
-                uid, session, frame, settings, target, response_id
+                uid, session, frame, settings, target, response_id, trace
             )
         finally:
             if run is None and self._limit is not None:
                 self._limit.free(uid, response_id)
         if run is None:
             return begun.response_id, True
+        if trace is not None:
+            trace.passed("store", {"parley.store.call": "begin"})
+            trace.asked(run.response_id, settings)
+            run.trace = trace
         follows_leaf = run.user_message.parent_id == target.leaf and not begun.queued_behind
         if follows_leaf and prompt.is_settled:
             run.set_prompt(prompt)  # otherwise the history moved on: built when its turn comes
@@ -223,6 +260,7 @@ class ResponseCreator:
         settings: dict[str, Any],
         target: ReplyTarget,
         response_id: str,
+        trace: AnswerTrace | None,
     ) -> tuple[Run | None, BegunResponse]:
         """The run that the store has begun, or None and what the same key began before."""
         now_ms = time.time_ns() // 1_000_000
@@ -264,6 +302,7 @@ class ResponseCreator:
                 model=self._model,
                 settings=settings,
                 seed=settings["seed"],
+                fields=None if trace is None else trace.headers,
             )
         finally:
             if begun is None or begun.replayed:
@@ -309,6 +348,12 @@ class ResponseCreator:
         with contextlib.suppress(SessionError):
             session = await self._store.sessions.update(uid, session_id, title=title, by="policy")
             await self._hub.publish_updated(session, by="policy")
+
+
+def _code(error: Exception) -> str:
+    """What the asker is told: a code of the protocol, where there is one."""
+    refusal = translated(error) if isinstance(error, SessionError) else error
+    return refusal.code if isinstance(refusal, ApiError) else type(error).__name__
 
 
 def _parent_argument(frame: CreateResponse, question: Message) -> str | Unset | None:

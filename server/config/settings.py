@@ -158,6 +158,11 @@ class Settings(BaseSettings):
     log_format: str = Field(
         "auto", description="json, text, or auto: text on a terminal, otherwise json."
     )
+    otlp_endpoint: str | None = Field(
+        None,
+        description="URL of a collector that gets traces by OTLP over HTTP; needs the extra "
+        "`tracing`.",
+    )
     max_connections: int = Field(
         10_000, ge=0, description="Websockets for each worker; 0 = unlimited."
     )

@@ -33,4 +33,5 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     intervals: Intervals = Intervals()
     log_level: str = "info"
     log_format: str = "json"
+    otlp_endpoint: str | None = None  # None: no tracing
     exited: tuple[str, ...] = ()  # workers that died before this one was started

@@ -141,13 +141,15 @@ class EngineClient(Protocol):
         resume_token_ids: Sequence[int] = (),
         priority: int = 0,
         is_admitted: bool = False,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the answer to `prompt["prompt_token_ids"]`; the last output has `finished` True.
 
         `prompt["cache_salt"]` names the user, with whom alone prefixes are shared. The stream
         continues after `resume_token_ids`. `on_progress` is called while the request waits and its
-        prompt is read. A request that `is_admitted` is taken even by a queue that is full. Raises
-        `EngineError` and `ValidationError`.
+        prompt is read. A request that `is_admitted` is taken even by a queue that is full.
+        `trace_headers` name the span of which its own is a part. Raises `EngineError` and
+        `ValidationError`.
         """
 
     def resumed_text(

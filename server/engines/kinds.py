@@ -4,12 +4,15 @@ A kind is a module or a folder beside this file with the two functions of `Engin
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from server.config.settings import Settings
 from server.engines import native
 from server.engines.client import CoreState, EngineClient
 from server.engines.managed import ManagedEngine
+
+if TYPE_CHECKING:
+    from server.engines.tracing import Tracing
 
 
 class EngineKind(Protocol):
@@ -29,8 +32,12 @@ class EngineKind(Protocol):
         name: str,
         max_num_queued_reqs: int | None,
         on_core_state: Callable[[CoreState, str], None],
+        tracing: "Tracing | None" = None,
     ) -> EngineClient:
-        """Join the engine from a worker. Raises `UnsupportedModelError`."""
+        """Join the engine from a worker. Raises `UnsupportedModelError`.
+
+        `tracing` gets a span of each request.
+        """
 
 
 KINDS: dict[str, EngineKind] = {"native": native}

@@ -135,6 +135,8 @@ class CreateResponse(Frame, frozen=True, kw_only=True):
     settings: Settings = Settings()
     on_busy: Literal["reject", "queue", "cancel"] = "reject"
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    traceparent: str | None = None  # these two as in the W3C's trace context: ignored if malformed
+    tracestate: str | None = None
 
     @property
     def text(self) -> str:

@@ -85,6 +85,8 @@ class Finisher:
             return await self._finish(end)
         finally:
             self._run.settled.set()
+            if self._run.trace is not None:
+                self._run.trace.leave(self._run.state.value)
 
     async def _finish(self, end: End) -> Finished | None:
         run = self._run
@@ -117,6 +119,9 @@ class Finisher:
             except (RunLost, RunEnded, RunGone) as error:
                 self._finish_lost(error)
                 return None
+        if run.trace is not None:
+            call = {"parley.store.call": "finish"}
+            run.trace.part("store", run.timeline.done, time.monotonic(), call)
         self._settle(ending, durable=True)
         self._hub.publish_session(
             MessageUpdated(
@@ -172,6 +177,9 @@ class Finisher:
         """
         run, end = self._run, ending.end
         run.settle()
+        if run.trace is not None:
+            first_token = run.timeline.first_token
+            run.trace.end(end.status, end.reason, run.usage(), first_token)
         self._metrics.count_response(end.status, end.reason)
         if not run.done.is_set():
             self._speak_again()

@@ -174,6 +174,8 @@ class LogWriter:
             status="in_progress" if starts else None,
             fields=self._fields() if starts else {},
         )
+        if run.trace is not None:
+            run.trace.wrote(sent, len(batch.events))
         self._settle(batch)
         await self._take(reply, sent)
 

@@ -106,6 +106,8 @@ class Producer:
                 if queued_behind:
                     self.show_queued("session", queued_behind)
                     await self._hold()
+                    if run.trace is not None:
+                        run.trace.passed("turn")
                 end = await self._answer()
         except ApiError as error:  # what it was to answer makes no prompt by now
             logger.warning("no prompt", response_id=run.response_id, code=error.code)
@@ -138,8 +140,10 @@ class Producer:
         run, settings = self._run, self._run.response["settings"]
         if run.prompt is None and run.stopping is None:
             await self._wait_for_engine()  # it knows how long a prompt may be
-        while run.prompt is None and run.stopping is None:
-            await self._read_prompt()
+            while run.prompt is None and run.stopping is None:
+                await self._read_prompt()
+            if run.trace is not None:
+                run.trace.passed("prompt")
         if run.prompt is None:
             return run.end("abort", None, "released")
         if run.known_prompt_hash not in (None, run.prompt.hash):
@@ -191,6 +195,7 @@ class Producer:
                 priority=run.response.get("priority", 0),
                 is_admitted=True,  # the answer was promised: a queue that is full by now takes it
                 on_progress=self._on_progress,
+                trace_headers=None if run.trace is None else run.trace.headers,
             )
             async for output in outputs:
                 self._take(output)
@@ -368,6 +373,9 @@ class Producer:
 
     async def finish(self, end: End) -> Finished | None:
         """Make the answer terminal, as `Finisher.finish` does."""
+        trace, stop = self._run.trace, self._run.stopping
+        if trace is not None and stop is not None:
+            trace.stopped(stop.at, stop.by, stop.reason, end.engine)
         finisher = Finisher(
             self._run,
             store=self._store,

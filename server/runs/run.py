@@ -28,6 +28,7 @@ from server.protocol.objects import (
 from server.protocol.server_frames import DoneEntry, InProgressEntry
 from server.runs.state import FINISH_TO_STATUS, MOVES, STOP_TO_STATUS, End, IllegalMove, RunState
 from server.runs.stop import Stop
+from server.telemetry.tracing import AnswerTrace
 from sessions.model.events import Event, ObjectEvent, TextEvent
 from sessions.model.records import Message, RunRecord, utf16_length
 
@@ -113,6 +114,7 @@ class Run:
         self.state = RunState.RUNNING
         self.stopping: Stop | None = None  # what closed the gate
         self.timeline = Timeline()
+        self.trace: AnswerTrace | None = None
         self.changed = asyncio.Event()  # there is something to append
         self.stop_asked = asyncio.Event()  # wakes the loop that waits for its flush window
         self.stop_is_stored = False  # then not even this worker's death can undo the stop

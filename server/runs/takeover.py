@@ -25,6 +25,7 @@ from server.runs.runs import Runs
 from server.runs.state import End
 from server.runs.stop import Stop
 from server.telemetry.metrics import Metrics
+from server.telemetry.tracing import AnswerTracing
 from sessions.indexes.sweep import IndexSweep
 from sessions.model.errors import ResponseNotFound, SessionError, SessionNotFound, StoreUnavailable
 from sessions.model.events import ObjectEvent
@@ -54,6 +55,7 @@ class Takeover:
         model: str,
         intervals: Intervals,
         index_sweep: IndexSweep,
+        tracing: AnswerTracing | None = None,
     ) -> None:
         self._store = store
         self._hub = hub
@@ -64,6 +66,7 @@ class Takeover:
         self._model = model
         self._intervals = intervals
         self._index_sweep = index_sweep
+        self._tracing = tracing
 
     async def adopt(self, replica: str) -> None:
         """Go on with all that a dead worker ran. The supervisor's waitpid is the proof of that."""
@@ -135,6 +138,8 @@ class Takeover:
     async def _resume(self, response_id: str, reaped: Reaped) -> bool:
         """Go on with what was reaped, or end it with all that is stored of it: False."""
         run, record, is_whole = await self._load(response_id, reaped)
+        if self._tracing is not None:
+            run.trace = self._tracing.resume(run.session_id, response_id, run.fence, record.extra)
         end = self._end_of(run, record, reaped) if is_whole else LOG_GONE
         logger.warning(
             "run taken over",

@@ -23,8 +23,10 @@ from rich.markup import escape
 
 from server.config.settings import Settings, read_or_create_secret
 from server.config.worker import WorkerConfig
+from server.engines.client import ValidationError
 from server.engines.kinds import KINDS, chosen_kind
 from server.engines.managed import EngineSetupError, ManagedEngine
+from server.engines.tracing import check_endpoint
 from server.supervisor.workers import StartError, WorkerKeeper
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.errors import EmbeddedRedisError, StoreRefused, StoreUnavailable
@@ -84,6 +86,7 @@ class Supervisor:
     # ---- start ----------------------------------------------------------------------------------
 
     def _start(self) -> None:
+        self._check_tracing()
         self._prepare_data_dir()
         self._listener = self._listen()
         kind = chosen_kind(self._settings)
@@ -100,6 +103,13 @@ class Supervisor:
         self._await_engine(self._engine, self._workers)
         self._workers.await_ready(self._raise_if_interrupted)
         self._announce(self._workers.config)
+
+    def _check_tracing(self) -> None:
+        if self._settings.otlp_endpoint is not None:
+            try:
+                check_endpoint(self._settings.otlp_endpoint, "otlp_endpoint")
+            except ValidationError as error:
+                raise StartError(str(error)) from None
 
     def _prepare_data_dir(self) -> None:
         try:
@@ -176,6 +186,7 @@ class Supervisor:
             intervals=settings.intervals,
             log_level=settings.log_level,
             log_format=settings.effective_log_format,
+            otlp_endpoint=settings.otlp_endpoint,
         )
 
     def _await_engine(self, engine: ManagedEngine, workers: WorkerKeeper) -> None:

@@ -5,7 +5,7 @@ numbers are the same from each, because there is one core.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client import (
     CollectorRegistry,
@@ -89,6 +89,32 @@ class StoreCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         text = "Calls to Redis; a script is one."
         yield CounterMetricFamily("parley_store_calls", text, value=self._num_calls())
+
+
+class SpanCounts(Protocol):
+    """What `Tracing` counts."""
+
+    @property
+    def num_sent(self) -> int: ...
+
+    @property
+    def num_dropped(self) -> int: ...
+
+
+class SpanCollector(Collector):
+    """What became of the spans for the collector of traces."""
+
+    def __init__(self, tracing: SpanCounts) -> None:
+        self._tracing = tracing
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        sent, dropped = self._tracing.num_sent, self._tracing.num_dropped
+        yield CounterMetricFamily("parley_trace_spans_sent", "Spans sent.", value=sent)
+        text = "Spans that the collector did not take in time."
+        yield CounterMetricFamily("parley_trace_spans_dropped", text, value=dropped)
 
 
 class Metrics:

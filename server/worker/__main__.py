@@ -12,15 +12,17 @@ import json
 import socket
 import sys
 from collections.abc import AsyncIterator
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 import structlog
 import uvloop
 
+from server import __version__
 from server.config.worker import EXIT_MODEL, EXIT_REFUSED, WorkerConfig
-from server.engines.client import UnsupportedModelError
+from server.engines.client import UnsupportedModelError, ValidationError
 from server.engines.kinds import KINDS
+from server.engines.tracing import open_tracing
 from server.telemetry.logs import configure_logs
 from server.worker.app import Worker
 from server.worker.tether import Tether, leave
@@ -28,6 +30,9 @@ from server.worker.uvicorn_server import Server, uvicorn_config
 from sessions.background import start
 from sessions.model.errors import StoreRefused, StoreUnavailable
 from sessions.store.store import SessionStore
+
+if TYPE_CHECKING:
+    from server.engines.tracing import Tracing
 
 logger = structlog.get_logger("server")
 
@@ -45,18 +50,21 @@ async def run(config: WorkerConfig, tether: Tether) -> int:
     except StoreUnavailable as error:  # it may be starting, too: `Health` tries again
         logger.warning("store unavailable", error=str(error))
     try:
+        tracing = _open_tracing(config)
+    except ValidationError as error:
+        return await _cannot_serve(error, store)
+    try:
         engine = KINDS[config.engine_kind].connect(
             config.engine_address,
             folder=config.model_folder,
             name=config.model_name,
             max_num_queued_reqs=config.max_num_queued_reqs,
             on_core_state=lambda state, _: worker.runs.tell_core_state(state),
+            tracing=tracing,
         )
     except UnsupportedModelError as error:
-        print(json.dumps({"ready": False, "error": str(error)}), flush=True)
-        await store.close()
-        return EXIT_MODEL
-    worker = Worker(config, store, engine)
+        return await _cannot_serve(error, store)
+    worker = Worker(config, store, engine, tracing)
     server = Server(uvicorn_config(worker.app, config.intervals.ping, config.trusted_proxies))
     listener = socket.socket(fileno=config.listen_fd)
     serving = start(server.serve(sockets=[listener]))
@@ -80,6 +88,8 @@ async def run(config: WorkerConfig, tether: Tether) -> int:
     server.should_exit = True
     await serving
     engine.shutdown()
+    if tracing is not None:
+        await asyncio.to_thread(tracing.close)
     return 0 if worker.refusal is None else _refuse(worker.refusal)
 
 
@@ -125,6 +135,19 @@ def _store(config: WorkerConfig) -> SessionStore:
         idle_seconds=config.limits.session_idle_seconds,
         quotas=config.limits.quotas,
     )
+
+
+def _open_tracing(config: WorkerConfig) -> "Tracing | None":
+    if config.otlp_endpoint is None:
+        return None
+    who = {"service.version": __version__, "service.instance.id": config.replica}
+    return open_tracing(config.otlp_endpoint, who)
+
+
+async def _cannot_serve(error: ValidationError, store: SessionStore) -> int:
+    print(json.dumps({"ready": False, "error": str(error)}), flush=True)
+    await store.close()
+    return EXIT_MODEL
 
 
 def _refuse(error: StoreRefused) -> int:

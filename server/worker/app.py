@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from starlette.applications import Starlette
@@ -46,8 +46,9 @@ from server.runs.active_limit import ActiveLimit
 from server.runs.peers import Figures, Peers
 from server.runs.runs import Runs
 from server.runs.takeover import Takeover
-from server.telemetry.metrics import Metrics, StoreCollector
+from server.telemetry.metrics import Metrics, SpanCollector, StoreCollector
 from server.telemetry.stats import Recorder
+from server.telemetry.tracing import AnswerTracing
 from server.worker.control import Control
 from server.worker.middleware import Guard
 from server.worker.routes import routes
@@ -62,6 +63,9 @@ from sessions.indexes.sweep import IndexSweep
 from sessions.model.errors import StoreRefused, StoreUnavailable
 from sessions.store.store import SessionStore
 
+if TYPE_CHECKING:
+    from server.engines.tracing import Tracing
+
 logger = structlog.get_logger("server")
 
 STATIC = Path(__file__).resolve().parents[2] / "static"
@@ -71,7 +75,13 @@ LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 class Worker:
     """One worker's parts, wired, each made from those before it. `app` is what uvicorn serves."""
 
-    def __init__(self, config: WorkerConfig, store: SessionStore, engine: EngineClient) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        store: SessionStore,
+        engine: EngineClient,
+        tracing: "Tracing | None" = None,
+    ) -> None:
         self.config = config
         self._started_at = time.time_ns() // 1_000_000
         self.store = store
@@ -80,6 +90,10 @@ class Worker:
         self.stop_asked = asyncio.Event()
         self.metrics = Metrics()
         self.metrics.registry.register(StoreCollector(lambda: store.client.num_calls))
+        self.tracing: AnswerTracing | None = None
+        if tracing is not None:
+            self.metrics.registry.register(SpanCollector(tracing))
+            self.tracing = AnswerTracing(tracing, config.model_name)
         self._listen()
         self._join_peers()
         self._make_answers()
@@ -149,6 +163,7 @@ class Worker:
             model=config.model_name,
             defaults=ModelDefaults.read(Path(config.model_folder)),
             limit=self.active_limit,
+            tracing=self.tracing,
         )
         self.takeover = Takeover(
             store=store,
@@ -165,6 +180,7 @@ class Worker:
                 idle_seconds=config.limits.session_idle_seconds,
                 uids=BUILT_IN,
             ),
+            tracing=self.tracing,
         )
 
     def _admit_users(self) -> None:

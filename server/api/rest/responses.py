@@ -111,18 +111,21 @@ class ResponseOperations:
         if not _wants_events(call.request):
             viewer = HttpViewer(call.uid)
             asker = Subscription(viewer, session_id, only=set())
-            response_id, _ = await self._services.creator.create(call.uid, frame, asker)
+            response_id, _ = await self._services.creator.create(
+                call.uid, frame, asker, call.request
+            )
             return json_response(
                 await self._current(call.uid, response_id),
                 202,
                 headers={"Location": f"/v1/responses/{response_id}"},
             )
-        return await self._follow(call, session_id, partial(self._begin, call.uid, frame))
+        return await self._follow(call, session_id, partial(self._begin, call, frame))
 
-    async def _begin(self, uid: str, frame: CreateResponse, asker: Subscription) -> None:
+    async def _begin(self, call: Call, frame: CreateResponse, asker: Subscription) -> None:
         """Begin a response that `asker` then watches, or replay it as far as it got."""
+        uid = call.uid
         asker.end_join(0)  # there is nothing of the session itself to wait for
-        response_id, replayed = await self._services.creator.create(uid, frame, asker)
+        response_id, replayed = await self._services.creator.create(uid, frame, asker, call.request)
         if not replayed:
             return
         asker.begin_join()

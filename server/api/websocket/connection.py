@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
+from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from server.access.audit import Actor
@@ -121,6 +122,11 @@ class Connection:
     def close_soon(self) -> None:
         """The worker restarts: tell the client and close with 1012."""
         self.end(CloseConnection(CloseCode.RESTART, "restart"))
+
+    @property
+    def request(self) -> HTTPConnection:
+        """The upgrade to the websocket."""
+        return self._websocket
 
     @property
     def actor(self) -> Actor:

@@ -8,6 +8,7 @@ import msgspec
 import orjson
 import structlog
 from msgspec import UNSET, UnsetType
+from starlette.requests import HTTPConnection
 
 from server.access.audit import Actor
 from server.access.identities import User
@@ -53,6 +54,9 @@ class Client(Asker, Protocol):
 
     @property
     def actor(self) -> Actor: ...
+
+    @property
+    def request(self) -> HTTPConnection: ...
 
 
 class Handlers:
@@ -338,7 +342,9 @@ class Handlers:
             # Foreign: not found, not this.
             await self._store.sessions.get(self._uid, frame.session_id)
             raise ApiError("not_subscribed", "subscribe to the session first", param="session_id")
-        response_id, replayed = await self._services.creator.create(self._uid, frame, subscription)
+        response_id, replayed = await self._services.creator.create(
+            self._uid, frame, subscription, self._client.request
+        )
         if self.canceller.waiting:
             self.canceller.carry_out_waiting(response_id)
         if replayed:

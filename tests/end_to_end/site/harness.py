@@ -15,7 +15,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -252,7 +252,8 @@ def other_user(server: Server) -> Server:
 class Client(ChatClient):
     """One websocket. Use as an async context manager.
 
-    `address` (host:port) is another way to the server, through a proxy; `token` another user's.
+    `address` (host:port) is another way to the server, through a proxy; `token` another user's;
+    `headers` are further ones of the upgrade.
     """
 
     socket: ClientConnection
@@ -263,12 +264,14 @@ class Client(ChatClient):
         *,
         address: str | None = None,
         token: str | None = None,
+        headers: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(server.history)
         self._server = server
         self._address = address
-        self._token = token or server.token
+        authorization = {"Authorization": f"Bearer {token or server.token}"}
+        self._headers = {**authorization, **(headers or {})}
         self._options = options
 
     async def __aenter__(self) -> Self:
@@ -276,7 +279,7 @@ class Client(ChatClient):
         self.socket = await connect(
             base.replace("http", "ws", 1) + "/v1/ws",
             subprotocols=[Subprotocol("chat.v1")],
-            additional_headers={"Authorization": f"Bearer {self._token}"},
+            additional_headers=self._headers,
             max_size=None,
             **self._options,
         )

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message
 from engine import AsyncLLM, CompletionOutput, RequestOutput
 from engine.client.requests.core_connection import CoreState
 from engine.outputs import RequestProgress
+from engine.tracing.tracing import Tracing
 from server.config.intervals import SHORTENED, Intervals
 from server.config.limits import Limits
 from server.config.worker import WorkerConfig
@@ -200,6 +201,7 @@ async def running_workers(
     dice: Dice,
     count: int,
     intervals: Intervals = SHORTENED,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[list[Worker]]:
     """So many workers on one Redis and one engine; `folder` stands for the checkpoint."""
     async with contextlib.AsyncExitStack() as stack:
@@ -221,7 +223,7 @@ async def running_workers(
                 intervals=intervals,
                 check_host=False,
             )
-            worker = Worker(config, store, cast("AsyncLLM", engine))
+            worker = Worker(config, store, cast("AsyncLLM", engine), tracing)
             await stack.enter_async_context(_lifespan(worker.app))
             workers.append(worker)
         yield workers

@@ -1,12 +1,13 @@
 """What `/metrics` says, in the text format, under the promised names."""
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from engine.core.metrics import CoreMetrics
-from server.telemetry.metrics import Metrics, StoreCollector
+from server.telemetry.metrics import Metrics, SpanCollector, StoreCollector
 from tests.engine.helpers.fakes import make_scheduler
 from tests.helpers.root import ROOT
 
@@ -89,9 +90,10 @@ def test_workers_do_not_share_figures() -> None:
 
 
 def exported() -> dict[str, str]:
-    """Every name that a worker with an engine exports, with its type."""
+    """Every name that a worker with an engine and with tracing exports, with its type."""
     metrics = Metrics()
     metrics.registry.register(StoreCollector(lambda: 0))
+    metrics.registry.register(SpanCollector(SimpleNamespace(num_sent=0, num_dropped=0)))
     metrics.engine.values = CoreMetrics("model", "cpu").snapshot(make_scheduler())
     lines = [line.split() for line in metrics.render().decode().splitlines()]
     return {words[2]: words[3] for words in lines if words[:2] == ["#", "TYPE"]}
