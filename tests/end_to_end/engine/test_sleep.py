@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def drowsy(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 async def falls_asleep(server: Server) -> None:
     async with asyncio.timeout(PATIENCE):
         while not await asyncio.to_thread(server.metric, "parley_engine_sleeping"):
-            await asyncio.sleep(0.02)
+            pass  # each look is a request: a few are enough
 
 
 async def test_a_question_wakes_the_engine_and_its_client_hears_what_it_waits_for(
@@ -47,6 +48,10 @@ async def test_a_question_wakes_the_engine_and_its_client_hears_what_it_waits_fo
             assert (await client.done(response)).final == oracle_answer(number, 10)
 
 
+def has_come(client: Client, response: str, length: int) -> bool:
+    return len(client.answers[response].text) >= length
+
+
 async def test_nobody_sleeps_while_the_answer_of_another_worker_runs(drowsy: Server) -> None:
     """At 50 tokens a second it takes three times as long as an idle engine stays awake."""
     settings = {"temperature": 0, "max_output_tokens": 50}
@@ -55,7 +60,7 @@ async def test_nobody_sleeps_while_the_answer_of_another_worker_runs(drowsy: Ser
         expected = oracle_answer(7, 50)
         for part in range(1, 9):
             length = part * len(expected) // 10
-            await client.wait(lambda: len(client.answers[response].text) >= length, "text")
+            await client.wait(partial(has_come, client, response, length), "text")
             is_asleep = await asyncio.to_thread(drowsy.metric, "parley_engine_sleeping")
             assert not is_asleep or len(client.answers[response].text) == len(expected)
         assert (await client.done(response)).final == expected
