@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import secrets
 
-import orjson
-
 from sessions.connection.client import RedisClient
 from sessions.model.errors import SessionNotFound
 from sessions.model.ids import check_session_id
 from sessions.model.keys import Keys
+from sessions.model.session_events import SessionEvictedEvent, encode_session_event
 from sessions.store.context import LOG_LIMITS
 
 
@@ -30,8 +29,8 @@ class Evictions:
 
     async def evict(self, session_id: str, reason: str) -> None:
         """Tell all viewers, on every worker, that they must leave."""
-        event = {"type": "session.evicted", "by": "admin", "reason": reason}
-        await self._apply(session_id, event=orjson.dumps(event))
+        event = SessionEvictedEvent(by="admin", reason=reason)
+        await self._apply(session_id, event=encode_session_event(event))
 
     async def _apply(self, session_id: str, *, lock: str = "", event: bytes = b"") -> None:
         check_session_id(session_id)

@@ -7,8 +7,6 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-import orjson
-
 from sessions.connection.client import Argument
 from sessions.model.arguments import owner_argument
 from sessions.model.codec import (
@@ -32,6 +30,7 @@ from sessions.model.events import Event, decode_event, encode_event
 from sessions.model.ids import is_response_id, session_of
 from sessions.model.records import LIVE_STATUSES, Message, RunRecord
 from sessions.model.replies import AppendReply, CancelRequested, Finished, Reaped
+from sessions.model.session_events import MessageUpdatedEvent, encode_session_event
 from sessions.store.budgets import Budgets
 from sessions.store.context import PUBLISH, StoreContext
 
@@ -148,7 +147,6 @@ class Runs:
         input_tokens: int,
         output_tokens: int,
         events: Sequence[Event],
-        updated_event: Mapping[str, Any] | None = None,
         token_ids: Sequence[int] = (),
         token_ids_to_keep: Sequence[int] | None = None,
         fields: Mapping[str, str | int] | None = None,
@@ -157,11 +155,10 @@ class Runs:
     ) -> Finished:
         """End the run: last entries, message, usage, `message.updated` and the next in the queue.
 
-        The last event is the `response.done` object. `updated_event` defaults to `message.updated`
-        with `message` in it. `token_ids` are appended to the stored ones; `token_ids_to_keep` are
-        kept with the message, for an answer whose text does not tokenize back to them. `seen` is
-        what the stop that it ends with had seen. Viewers at other workers get `published_end`
-        instead of the last event.
+        The last event is the `response.done` object. `token_ids` are appended to the stored ones;
+        `token_ids_to_keep` are kept with the message, for an answer whose text does not tokenize
+        back to them. `seen` is what the stop that it ends with had seen. Viewers at other workers
+        get `published_end` instead of the last event.
 
         There is exactly one winner; a repeat of the winner's own call answers `repeated`. Raises
         `CancelPending` for any other end than `cancelled` with the reason and `seen` of the stop
@@ -173,8 +170,6 @@ class Runs:
         if not is_response_id(response_id):
             raise RunGone
         session_id = session_of(response_id)
-        if updated_event is None:
-            updated_event = {"type": "message.updated", "message": message.event_wire()}
         reply = await self._client.script(
             "finish_response",
             [
@@ -195,7 +190,7 @@ class Runs:
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             keep_ms=self._context.keep_ms,
-            updated_event=orjson.dumps(dict(updated_event)),
+            updated_event=encode_session_event(MessageUpdatedEvent(message=message.event_wire())),
             token_ids=encode_token_ids(token_ids),
             token_ids_to_keep=None
             if token_ids_to_keep is None

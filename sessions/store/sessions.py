@@ -26,6 +26,12 @@ from sessions.model.ids import check_session_id, derived_session_id, is_message_
 from sessions.model.keys import TOMBSTONE_MS
 from sessions.model.records import Session
 from sessions.model.replies import CreatedSession, DeletedSession
+from sessions.model.session_events import (
+    SessionCreatedEvent,
+    SessionDeletedEvent,
+    SessionUpdatedEvent,
+    encode_session_event,
+)
 from sessions.store.context import PUBLISH, SESSION_SUFFIXES, StoreContext
 from sessions.store.session_lists import SessionLists
 
@@ -80,7 +86,7 @@ class Sessions:
                 channel=self._keys.session_channel(session_id),
                 uid=uid,
                 epoch=secrets.token_urlsafe(6),
-                event=orjson.dumps({"type": "session.created"}),
+                event=encode_session_event(SessionCreatedEvent()),
                 **self._context.log_limits,
                 idle_ms=self._context.idle_ms,
                 writer=writer,
@@ -183,7 +189,7 @@ class Sessions:
                 uid=owner_argument(uid),
                 if_revision=if_revision,
                 call_id=secrets.token_urlsafe(6),
-                event=orjson.dumps({"by": by, "changed": changed}),
+                event=encode_session_event(SessionUpdatedEvent(by=by, changed=changed)),
                 head=head,
                 **self._context.log_limits,
                 idle_ms=self._context.idle_ms,
@@ -218,7 +224,7 @@ class Sessions:
         memory is full. Raises `SessionNotFound`, `RevisionConflict`.
         """
         check_session_id(session_id)
-        event = {"type": "session.deleted", "session_id": session_id, "by": by}
+        event = SessionDeletedEvent(session_id=session_id, by=by)
         reply = await self._client.script(
             "delete_session",
             self._context.session_keys(
@@ -227,7 +233,7 @@ class Sessions:
             channel=self._keys.session_channel(session_id),
             uid=owner_argument(uid),
             call_id=secrets.token_urlsafe(6),
-            event=orjson.dumps(event),
+            event=encode_session_event(event),
             base=self._keys.session_base(session_id),
             tombstone_ms=TOMBSTONE_MS,
             if_revision=if_revision,

@@ -76,13 +76,13 @@ end
 local offset = 0
 local lines = {}
 local function put(id, its_parent, body, json)
-  local verb = 'updated'
+  local kind = 'message.updated'
   if put_message(m, msg, id, body) then
-    verb = 'created'
+    kind = 'message.created'
     message_count = message_count + 1
     redis.call('RPUSH', tree, id .. ' ' .. its_parent)
   end
-  local event = '{"type":"message.' .. verb .. '","message":' .. json .. '}'
+  local event = '{"type":"' .. kind .. '","message":' .. json .. '}'
   offset = log_event(m, log, event, args.log_entries, args.log_ms)
   table.insert(lines, event)
 end

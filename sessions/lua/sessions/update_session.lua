@@ -6,7 +6,7 @@ read_args({
   'uid', -- '' = no check
   'if_revision', -- or ''
   'call_id',
-  'event', -- a JSON object without type and revision
+  'event', -- a JSON object without the revision
   'head', -- or ''
   'log_entries', 'log_ms', 'idle_ms',
 }, {
@@ -21,7 +21,7 @@ if args.if_revision ~= '' and revision ~= args.if_revision then return {'conflic
 if args.head ~= '' and redis.call('HEXISTS', msg, args.head) == 0 then return {'message_not_found'} end
 redis.call('HSET', m, 'updated_at', now_ms(), 'calls', with_call(calls, args.call_id), unpack(args.fields))
 revision = redis.call('HINCRBY', m, 'revision', 1)
-local event = '{"type":"session.updated","revision":' .. revision .. ',' .. string.sub(args.event, 2)
+local event = string.sub(args.event, 1, -2) .. ',"revision":' .. revision .. '}'
 local offset = log_event(m, log, event, args.log_entries, args.log_ms)
 redis.call('HSET', m, 'revision_offset', offset)
 if active == '' then let_go(args.idle_ms, {m, msg, tree, ids, runs, q, share}) end

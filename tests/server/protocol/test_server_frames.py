@@ -17,7 +17,7 @@ from server.protocol.server_frames import (
 )
 from tests.helpers.root import ROOT
 
-MODULES = sorted((ROOT / "server").rglob("*.py"))
+MODULES = sorted(path for top in ("server", "sessions") for path in (ROOT / top).rglob("*.py"))
 
 
 def types_of_dictionaries(path: Path) -> Iterator[str]:
