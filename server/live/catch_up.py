@@ -8,7 +8,6 @@ log is read: nothing is locked for that, because every `Subscription` counts and
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
 from server.config.intervals import STORE_RETRY_SECONDS
 from server.live.data_loss import DataLoss
@@ -16,7 +15,7 @@ from server.live.response_log import ResponseLog, is_done, read_base, read_log
 from server.live.retries import until_done
 from server.live.rooms import Room, Rooms
 from server.live.subscription import Subscription
-from server.protocol.entries import session_event_frame
+from server.protocol.entries import SessionFrame, session_event_frame
 from sessions.model.errors import ResponseNotFound, SessionNotFound, StoreUnavailable
 from sessions.model.events import Event
 from sessions.model.records import RunRecord
@@ -31,7 +30,7 @@ class CatchUp:
         rooms: Rooms,
         data_loss: DataLoss,
         store: SessionStore,
-        put_in_order: Callable[[Room, int, dict[str, Any]], None],
+        put_in_order: Callable[[Room, int, SessionFrame], None],
     ) -> None:
         """`put_in_order` takes a session event with its offset; see `Hub`."""
         self._rooms = rooms

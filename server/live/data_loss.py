@@ -106,7 +106,7 @@ class DataLoss:
                 # Nothing would end the join, and the news may have been dropped before it.
                 frame = await self._gone(room)
                 offset = max(room.offset, subscription.offset + 1)
-                subscription.put_session_event(offset, replace(frame, offset=offset).wire())
+                subscription.put_session_event(offset, replace(frame, offset=offset))
                 subscription.end_join(subscription.offset)
 
     async def _tell_gone(self, room: Room) -> None:

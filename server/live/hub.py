@@ -21,13 +21,15 @@ from server.live.response_log import ResponseLog
 from server.live.rooms import BegunRun, LocalRun, Room, Rooms
 from server.live.subscription import Subscription, Watcher
 from server.live.viewers import Viewers
-from server.protocol.encoding import ServerFrame, encode, of_stored
-from server.protocol.objects import By, SessionObject
+from server.protocol.encoding import ServerFrame, encode
+from server.protocol.entries import SessionFrame, published_event_frame
+from server.protocol.objects import By
 from server.protocol.server_frames import (
     ResponseQueued,
     SessionActivity,
     SessionCreated,
     SessionEntry,
+    SessionEvicted,
     SessionUpdated,
     ViewerChanged,
 )
@@ -134,12 +136,7 @@ class Hub:
         self, session: Session, by: By = "user", besides: Watcher | None = None
     ) -> SessionUpdated:
         """`session.updated` to the viewers and the sidebars; returns the frame."""
-        frame = SessionUpdated(
-            session_id=session.id,
-            session=of_stored(SessionObject, session.wire()),
-            by=by,
-            offset=session.offset,
-        )
+        frame = SessionUpdated.of(session, by)
         self.publish_session(frame)
         await self.tell_user(session.uid, session.id, frame, besides=besides)
         return frame
@@ -316,9 +313,9 @@ class Hub:
     def publish_session(self, frame: SessionEntry) -> None:
         """A session event that this worker caused."""
         if (room := self.rooms.get(frame.session_id)) is not None:
-            self.put_in_order(room, frame.offset, frame.wire())
+            self.put_in_order(room, frame.offset, frame)
 
-    def put_in_order(self, room: Room, offset: int, frame: dict[str, Any]) -> None:
+    def put_in_order(self, room: Room, offset: int, frame: SessionFrame) -> None:
         """Send a session event, as its frame, after all earlier ones; fetch any that is missing."""
         if offset <= room.offset:
             return
@@ -332,8 +329,8 @@ class Hub:
                 ):
                     self.catch_up.sync_response(room, awaited)
                 is_sent_away = subscription.is_viewer and not subscription.observes
-                if due["type"] == "session.evicted" and is_sent_away:
-                    subscription.watcher.evict(due["reason"])
+                if isinstance(due, SessionEvicted) and is_sent_away:
+                    subscription.watcher.evict(due.reason or "")
         if room.early:
             self.catch_up.sync_session(room)
 
@@ -369,9 +366,8 @@ class Hub:
                 # The frame holds the whole session: read it.
                 self.catch_up.sync_session(room)
                 return
-            self.put_in_order(
-                room, offset, {**data, "session_id": room.session_id, "offset": offset}
-            )
+            frame = published_event_frame(room.session_id, offset, data)
+            self.put_in_order(room, offset, frame)
 
     def _is_own(self, data: dict[str, Any]) -> bool:
         """An event that its producer here is about to publish, in its place among the others."""

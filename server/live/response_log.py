@@ -5,20 +5,30 @@ log, so a snapshot, or an end that brings the whole text, needs `base` too. Entr
 one by one, as a replay, or as a snapshot.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from msgspec import UNSET
 
 from server.live.outbox import LOGPROB_BYTES, Outbox, PendingDelta
-from server.protocol.encoding import encode
-from server.protocol.server_frames import TextSnapshot
+from server.protocol.encoding import ServerFrame, encode, of_stored
+from server.protocol.server_frames import (
+    ResponseCreated,
+    ResponseDone,
+    ResponseInProgress,
+    TextSnapshot,
+)
 from sessions.model.errors import MessageNotFound, ResponseNotFound, SessionNotFound
 from sessions.model.events import Event, ObjectEvent, TextEvent
 from sessions.model.records import RunRecord, utf16_prefix
 from sessions.store.store import SessionStore
 
+_KINDS: dict[str, type[ServerFrame]] = {
+    "response.in_progress": ResponseInProgress,
+    "response.done": ResponseDone,
+}
 MAX_SNAPSHOT_PART = 128 * 1024  # bytes of encoded text, so that no frame comes near 256 KiB
 MAX_REPLAY_CHARACTERS = 64 * 1024  # a longer replay is replaced by a snapshot
 MAX_BURST_BYTES = 32 * 1024  # what is more at once is no fault of who reads it
@@ -95,21 +105,46 @@ async def read_base(store: SessionStore, record: RunRecord, events: Sequence[Eve
 # ---- entries as frames --------------------------------------------------------------------------
 
 
-def put_event(outbox: Outbox, response_id: str, number: int, fence: int, event: Event) -> None:
-    """Queue one numbered entry of a response's log."""
+def put_event(
+    outbox: Outbox,
+    response_id: str,
+    number: int,
+    fence: int,
+    event: Event,
+    event_id: str | None = None,
+) -> None:
+    """Queue one numbered entry of a response's log.
+
+    `event_id` is that of the frame that `response.created` answers.
+    """
     if isinstance(event, TextEvent):
         outbox.put_delta(response_id, number, fence, event.text_offset, event.delta, event.logprobs)
         return
-    frame = _entry_frame(number, fence, event)
+    frame = response_frame(number, fence, event, event_id=event_id)
     # What begins an answer is stored by then: that need never be taken back.
-    outbox.put(frame, response_id, is_entry=frame["type"] != "response.created")
+    outbox.put(frame, response_id, is_entry=not isinstance(frame, ResponseCreated))
 
 
-def _entry_frame(number: int, fence: int, event: ObjectEvent) -> dict[str, Any]:
-    frame = {**event.data, "sequence_number": number, "fence": fence}
-    if frame["type"] == "response.created":
-        frame["replayed"] = False
-    return frame
+def response_frame(
+    number: int,
+    fence: int,
+    event: ObjectEvent,
+    *,
+    replayed: bool = False,
+    event_id: str | None = None,
+) -> ServerFrame | Mapping[str, Any]:
+    """Entry `number` of an answer's log → its frame.
+
+    Of `response.created` alone: `replayed` says that a repeated key asked for it, `event_id` is
+    that of the frame that it answers.
+    """
+    data = event.data
+    entry = {**data, "sequence_number": number, "fence": fence}
+    if data["type"] == "response.created":
+        answers = UNSET if event_id is None else event_id
+        return of_stored(ResponseCreated, {**entry, "replayed": replayed, "event_id": answers})
+    kind = _KINDS.get(data["type"])
+    return entry if kind is None else of_stored(kind, entry)
 
 
 def replay_bytes(events: Sequence[Event]) -> int:
@@ -128,7 +163,7 @@ def replay_frames(
             yield pending.encode()
             pending = None
         if isinstance(event, ObjectEvent):
-            yield encode(_entry_frame(number, fence, event))
+            yield encode(response_frame(number, fence, event))
         elif pending is None:
             pending = PendingDelta.of(
                 response_id, number, fence, event.text_offset, event.delta, event.logprobs

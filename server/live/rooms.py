@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from server.engines.client import EngineError
 from server.live.response_log import ResponseLog
 from server.live.subscription import Subscription
+from server.protocol.entries import SessionFrame
 from server.protocol.errors import ApiError
 from sessions.background import Background
 from sessions.model.events import Event
@@ -57,7 +58,7 @@ class Room:
         self.epoch = epoch
         self.offset = offset
         self.subscriptions: set[Subscription] = set()
-        self.early: dict[int, dict[str, Any]] = {}  # events that came before their predecessors
+        self.early: dict[int, SessionFrame] = {}  # events that came before their predecessors
         # Whose logs are being read, the session's id or an answer's → whether that was asked for
         # once more. See `CatchUp`.
         self.syncing: dict[str, bool] = {}

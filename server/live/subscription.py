@@ -7,7 +7,7 @@ it drops what it has sent, and says when something is missing.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from server.live.outbox import Outbox
 from server.live.response_log import (
@@ -23,7 +23,8 @@ from server.live.response_log import (
     text_of,
 )
 from server.live.sent_ends import SentEnds
-from server.protocol.entries import is_final
+from server.protocol.entries import SessionFrame, is_final
+from server.protocol.server_frames import MessageUpdated, Reply, SessionDeleted, SessionUpdated
 from sessions.model.events import Event, ObjectEvent, TextEvent
 
 LAST_ENDS_SECONDS = 5.0  # for the ends of a deleted session's answers to come, before its own
@@ -89,8 +90,8 @@ class Subscription:
         self.on_idle: Callable[[], object] = lambda: None  # and the last answer here has ended
         self.cursors: dict[str, Cursor] = {}  # by response id
         self._open: set[str] = set()  # answers of which something was queued, and no end yet
-        self._replies: dict[str, str] = {}  # frame type → event id of the request it answers
-        self._held: list[tuple[int, dict[str, Any]]] = []
+        self._replies: dict[type, str] = {}  # kind of frame → event id of the request it answers
+        self._held: list[tuple[int, SessionFrame]] = []
         self._is_gone = False  # `session.deleted` has come: nothing of the session follows
         self._last_call: asyncio.TimerHandle | None = None  # then no end is waited for any more
         self._is_last_call = False
@@ -136,14 +137,16 @@ class Subscription:
         is_heard = stopped is not None and stopped.ended.is_set()
         return is_heard and not self.sent_ends.has_early_end(response_id)
 
-    def expect_reply(self, kind: str, event_id: str | None) -> None:
+    def expect_reply(
+        self, kind: type[SessionUpdated | SessionDeleted], event_id: str | None
+    ) -> None:
         """The next session event of this kind answers a request of this connection."""
         self._replies.pop(kind, None)
         if event_id is not None:
             self._replies[kind] = event_id
 
-    def put_session_event(self, offset: int, frame: dict[str, Any]) -> None:
-        is_last = frame["type"] == "session.deleted"
+    def put_session_event(self, offset: int, frame: SessionFrame) -> None:
+        is_last = isinstance(frame, SessionDeleted)
         if self._is_gone or (self.only is not None and not is_last):
             return
         self._is_gone = is_last
@@ -156,14 +159,14 @@ class Subscription:
         if self.joining or not self._held:
             return None
         _, frame = self._held[0]
-        message = frame.get("message", {})
-        is_end = frame["type"] == "message.updated" and message.get("status") != "in_progress"
-        response_id: str | None = message.get("response_id")
-        return response_id if is_end and response_id in self._open else None
+        if not isinstance(frame, MessageUpdated) or frame.message.status == "in_progress":
+            return None
+        response_id = frame.message.response_id or None
+        return response_id if response_id in self._open else None
 
     def _awaits_last_ends(self) -> bool:
         """Whether answers of a deleted session have not ended here yet: their owner says how."""
-        if self._is_last_call or self._held[0][1]["type"] != "session.deleted":
+        if self._is_last_call or not isinstance(self._held[0][1], SessionDeleted):
             return False
         if all(map(self.sent_ends.has_early_end, self._open)):
             return False
@@ -181,12 +184,13 @@ class Subscription:
             if self._awaits_last_ends():
                 return
             offset, frame = self._held.pop(0)
-            is_last = frame["type"] == "session.deleted"
+            is_last = isinstance(frame, SessionDeleted)
             if offset > self.offset or is_last:
                 self.offset = offset
-                if (event_id := self._replies.pop(frame["type"], None)) is not None:
-                    frame = {**frame, "event_id": event_id}
-                if self.only is None:
+                event_id = self._replies.pop(type(frame), None)
+                if self.only is None and isinstance(frame, Reply):
+                    self.outbox.put_reply(frame, event_id)
+                elif self.only is None:
                     self.outbox.put(frame)
             if is_last:
                 self._tell_gone()
@@ -322,7 +326,14 @@ class Subscription:
         frames = replay_frames(response_id, fence, first, entries)
         self.outbox.put_replay(response_id, frames, replay_bytes(entries))
 
-    def _put_event(self, response_id: str, fence: int, number: int, event: Event) -> None:
+    def _put_event(
+        self,
+        response_id: str,
+        fence: int,
+        number: int,
+        event: Event,
+        event_id: str | None = None,
+    ) -> None:
         end = event if isinstance(event, ObjectEvent) and is_done(event) else None
         if self.sent_ends.has_answered(response_id):
             if end is not None:
@@ -333,7 +344,7 @@ class Subscription:
         stopped = self.sent_ends.stopped(response_id)
         if stopped is None:
             if end is not None or not self.sent_ends.is_silent(response_id):
-                put_event(self.outbox, response_id, number, fence, event)
+                put_event(self.outbox, response_id, number, fence, event, event_id)
             if end is not None:
                 self._note_end(response_id, end)
         elif end is None:
@@ -351,9 +362,9 @@ class Subscription:
         """`response.created` for the asking connection: a direct reply, with its event id."""
         if self.only is not None:
             self.only.add(response_id)
-        data = getattr(created, "data", {})
-        reply = ObjectEvent(data if event_id is None else {**data, "event_id": event_id})
-        self.put_events(response_id, fence, 1, [reply])
+        if self._cursor(response_id) == UNSENT:
+            self.cursors[response_id] = Cursor(1)
+            self._put_event(response_id, fence, 1, created, event_id)
 
     def doubt(self, response_id: str, *, is_lost: bool = False) -> None:
         """Somebody else may own an answer that was shown from memory: say nothing of it.

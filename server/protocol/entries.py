@@ -1,10 +1,33 @@
-"""What the logs of sessions and answers hold, as the frames that it becomes."""
+"""What the logs of sessions hold, as the frames that it becomes, and which ends are final.
+
+`server/live/response_log.py` does the same for the logs of answers. An entry of a kind that this
+version does not know is sent on as it is: a later one has stored it.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
-from server.protocol.server_frames import SessionCreated
+from server.protocol.encoding import of_stored
+from server.protocol.objects import MessageObject
+from server.protocol.server_frames import (
+    MessageCreated,
+    MessageUpdated,
+    SessionCreated,
+    SessionDeleted,
+    SessionEntry,
+    SessionEvicted,
+    SessionUpdated,
+)
 from sessions.model.records import Session
+
+SessionFrame = SessionEntry | SessionCreated | Mapping[str, Any]
+
+_SESSION_KINDS: dict[str, type[SessionEntry]] = {
+    "message.created": MessageCreated,
+    "message.updated": MessageUpdated,
+    "session.evicted": SessionEvicted,
+    "session.deleted": SessionDeleted,
+}
 
 
 def is_final(done: Mapping[str, Any]) -> bool:
@@ -13,13 +36,19 @@ def is_final(done: Mapping[str, Any]) -> bool:
     return bool(is_stored or done["response"]["status_details"]["reason"] == "store_lost")
 
 
-def session_event_frame(session: Session, offset: int, data: dict[str, Any]) -> dict[str, Any]:
+def session_event_frame(session: Session, offset: int, data: Mapping[str, Any]) -> SessionFrame:
     """A stored session event → its frame; `session` is as it is now."""
     if data["type"] == "session.created":
-        return {**SessionCreated.of(session).wire(), "offset": offset}
-    frame = {**data, "session_id": session.id, "offset": offset}
+        return SessionCreated.of(session, offset=offset)
     if data["type"] == "session.updated":
-        frame["session"] = session.wire()
-        for internal in ("changed", "revision"):
-            frame.pop(internal, None)
-    return frame
+        return SessionUpdated.of(session, data["by"], offset=offset)
+    return published_event_frame(session.id, offset, data)
+
+
+def published_event_frame(session_id: str, offset: int, data: Mapping[str, Any]) -> SessionFrame:
+    """The same for an event whose frame does not hold the session."""
+    entry = {**data, "session_id": session_id, "offset": offset}
+    if "message" in data:
+        entry["message"] = of_stored(MessageObject, data["message"])
+    kind = _SESSION_KINDS.get(data["type"])
+    return entry if kind is None else of_stored(kind, entry)

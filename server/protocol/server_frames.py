@@ -98,11 +98,12 @@ class SessionCreated(Reply, frozen=True, kw_only=True, tag="session.created"):
     replayed: bool
 
     @classmethod
-    def of(cls, session: Session, *, replayed: bool = False) -> Self:
+    def of(cls, session: Session, *, offset: int | None = None, replayed: bool = False) -> Self:
+        """`offset` is that of the event, where others have followed it."""
         return cls(
             session=of_stored(SessionObject, session.wire()),
             epoch=session.epoch,
-            offset=session.offset,
+            offset=session.offset if offset is None else offset,
             replayed=replayed,
         )
 
@@ -112,6 +113,16 @@ class SessionUpdated(SessionEntry, frozen=True, kw_only=True, tag="session.updat
 
     session: SessionObject
     by: By
+
+    @classmethod
+    def of(cls, session: Session, by: By, *, offset: int | None = None) -> Self:
+        """`offset` is that of the event, where others have followed it."""
+        return cls(
+            session_id=session.id,
+            session=of_stored(SessionObject, session.wire()),
+            by=by,
+            offset=session.offset if offset is None else offset,
+        )
 
 
 class SessionDeleted(SessionEntry, frozen=True, kw_only=True, tag="session.deleted"):

@@ -24,7 +24,7 @@ from server.api.rest.operation import (
 )
 from server.commands.cancel_response import Canceller
 from server.commands.fence import fence_of
-from server.live.response_log import read_log
+from server.live.response_log import read_log, response_frame
 from server.live.subscription import Subscription
 from server.protocol.client_frames import MAX_INTEGER, CancelResponse, CreateResponse, convert
 from server.protocol.entries import is_final
@@ -134,8 +134,7 @@ class ResponseOperations:
         created = log.events[0] if log.events else None
         if not isinstance(created, ObjectEvent):
             raise ResponseNotFound
-        numbers = {"sequence_number": 1, "fence": log.fence, "replayed": True}
-        asker.outbox.put({**created.data, **numbers}, response_id)
+        asker.outbox.put(response_frame(1, log.fence, created, replayed=True), response_id)
         await self._attach(asker, response_id, 1)
 
     # ---- read and follow ------------------------------------------------------------------------

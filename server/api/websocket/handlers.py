@@ -16,6 +16,7 @@ from server.commands.cancel_response import Asker, Canceller
 from server.commands.delete_session import delete_session
 from server.commands.fence import fence_of
 from server.commands.services import Services
+from server.live.response_log import response_frame
 from server.live.subscription import Subscription
 from server.protocol.client_frames import (
     CancelResponse,
@@ -33,10 +34,17 @@ from server.protocol.encoding import of_stored
 from server.protocol.entries import session_event_frame
 from server.protocol.errors import ApiError
 from server.protocol.objects import MessageObject, SessionObject, Snapshot
-from server.protocol.server_frames import SessionCreated, SessionSubscribed, SessionUnsubscribed
+from server.protocol.server_frames import (
+    SessionCreated,
+    SessionDeleted,
+    SessionSubscribed,
+    SessionUnsubscribed,
+    SessionUpdated,
+)
 from server.protocol.store_errors import translated
 from server.protocol.titles import clean_title
 from sessions.model.errors import ResponseNotFound, SessionError
+from sessions.model.events import ObjectEvent
 from sessions.model.ids import check_message_id, check_response_id, check_session_id, session_of
 from sessions.model.records import Session
 from sessions.model.replies import MessagePage
@@ -250,7 +258,7 @@ class Handlers:
     async def _update_session(self, frame: UpdateSession) -> None:
         check_session_id(frame.session_id)
         check_message_id(frame.head)
-        subscription = self._expect_reply(frame, "session.updated")
+        subscription = self._expect_reply(frame, SessionUpdated)
         try:
             session = await self._store.sessions.update(
                 self._uid,
@@ -263,21 +271,23 @@ class Handlers:
             )
         except BaseException:
             if subscription is not None:
-                subscription.expect_reply("session.updated", None)
+                subscription.expect_reply(SessionUpdated, None)
             raise
         updated = await self._hub.publish_updated(session, besides=self._client)
         if subscription is None:
             self._client.outbox.put_reply(updated, frame.event_id)
 
     async def _delete_session(self, frame: DeleteSession) -> None:
-        subscription = self._expect_reply(frame, "session.deleted")
+        subscription = self._expect_reply(frame, SessionDeleted)
         deleted = await delete_session(
             self._services, self._uid, frame.session_id, besides=self._client
         )
         if subscription is None:
             self._client.outbox.put_reply(deleted, frame.event_id)
 
-    def _expect_reply(self, frame: UpdateSession | DeleteSession, kind: str) -> Subscription | None:
+    def _expect_reply(
+        self, frame: UpdateSession | DeleteSession, kind: type[SessionUpdated | SessionDeleted]
+    ) -> Subscription | None:
         """The asker's own subscription, which will bring the reply; None if it has none."""
         subscription = self._subscriptions.get(frame.session_id)
         if subscription is None or not subscription.is_own:
@@ -357,12 +367,13 @@ class Handlers:
         events = await self._store.runs.events(response_id)
         run = self._runs.local(response_id)
         log = run.events if run is not None else [event for _, event in events]
-        if not log:
+        created = log[0] if log else None
+        if not isinstance(created, ObjectEvent):
             raise ApiError("response_not_found", "that response is no longer kept")
         fence = await fence_of(self._services, self._uid, response_id)
-        created = {**getattr(log[0], "data", {}), "sequence_number": 1, "fence": fence}
-        event_id = {} if frame.event_id is None else {"event_id": frame.event_id}
-        self._client.outbox.put({**created, "replayed": True, **event_id})
+        self._client.outbox.put(
+            response_frame(1, fence, created, replayed=True, event_id=frame.event_id)
+        )
         if response_id not in subscription.cursors:
             await self._catch_up.attach(subscription, response_id, 1, asked=asked)
 

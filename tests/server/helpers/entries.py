@@ -1,7 +1,7 @@
 """Entries of an answer's log, as their tests show them."""
 
-from typing import Any
-
+from server.protocol.entries import SessionFrame, published_event_frame
+from server.protocol.server_frames import SessionDeleted
 from sessions.model.events import Event, ObjectEvent, TextEvent
 from sessions.model.records import Message
 
@@ -24,7 +24,12 @@ def texts(*parts: str) -> list[Event]:
 LOG = [CREATED, *texts("one ", "two ", "three ")]
 
 
-def message_updated(offset: int, status: str = "completed") -> dict[str, Any]:
+def message_updated(offset: int, status: str = "completed") -> SessionFrame:
     """The session event that may end the message of `RESPONSE`."""
     message = {"response_id": RESPONSE, "status": status}
-    return {"type": "message.updated", "message": message, "offset": offset}
+    return published_event_frame("ses", offset, {"type": "message.updated", "message": message})
+
+
+def session_deleted(offset: int) -> SessionFrame:
+    """The last event of the session `ses`."""
+    return SessionDeleted(session_id="ses", offset=offset, by="user")

@@ -5,7 +5,15 @@ from typing import Any
 import orjson
 import pytest
 
-from server.live.response_log import MAX_SNAPSHOT_PART, put_event, put_snapshot, text_of
+from server.live.response_log import (
+    MAX_SNAPSHOT_PART,
+    put_event,
+    put_snapshot,
+    response_frame,
+    text_of,
+)
+from server.protocol.encoding import ServerFrame, encode
+from server.protocol.server_frames import TYPES, CreatedEntry, DoneEntry, InProgressEntry
 from sessions.model.events import Event, ObjectEvent, TextEvent
 from tests.server.helpers.watching import Viewer
 
@@ -35,6 +43,31 @@ async def test_any_other_event_is_sent_with_its_number_and_fence(viewer: Viewer)
         "replayed": False,
     }
     assert "replayed" not in started
+
+
+@pytest.mark.parametrize("entry", [CreatedEntry, InProgressEntry, DoneEntry])
+def test_an_entry_of_an_answer_becomes_its_frame(entry: type[ServerFrame]) -> None:
+    kind = str(entry.__struct_config__.tag)
+    frame = response_frame(4, 2, ObjectEvent({"type": kind, "response": {"id": "resp_1"}}))
+    assert type(frame) is TYPES[kind]
+    sent = orjson.loads(encode(frame))
+    assert (sent["type"], sent["sequence_number"], sent["fence"]) == (kind, 4, 2)
+    assert "event_id" not in sent
+
+
+def test_the_beginning_of_an_answer_says_what_it_answers_and_whether_again() -> None:
+    data = {"type": "response.created", "response": {"id": "resp_1"}, "idempotency_key": "k"}
+    numbers = {"sequence_number": 1, "fence": 2}
+    first = orjson.loads(encode(response_frame(1, 2, ObjectEvent(data), event_id="e1")))
+    assert first == {**data, **numbers, "replayed": False, "event_id": "e1"}
+    again = orjson.loads(encode(response_frame(1, 2, ObjectEvent(data), replayed=True)))
+    assert again == {**data, **numbers, "replayed": True}
+
+
+def test_an_entry_that_a_later_version_has_stored_is_sent_on() -> None:
+    later = {"type": "response.tool_call", "name": "x"}
+    numbers = {"sequence_number": 4, "fence": 2}
+    assert response_frame(4, 2, ObjectEvent(later)) == {**later, **numbers}
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,18 @@ from server.live import subscription as module
 from server.live.outbox import Outbox
 from server.live.response_log import ResponseLog
 from server.live.subscription import Subscription
+from server.protocol.entries import published_event_frame
+from server.protocol.server_frames import SessionDeleted
 from sessions.model.events import Event, ObjectEvent, TextEvent
-from tests.server.helpers.entries import CREATED, DONE, LOG, RESPONSE, message_updated, texts
+from tests.server.helpers.entries import (
+    CREATED,
+    DONE,
+    LOG,
+    RESPONSE,
+    message_updated,
+    session_deleted,
+    texts,
+)
 from tests.server.helpers.watching import Viewer, kinds
 
 
@@ -49,6 +59,26 @@ async def test_session_events_wait_for_the_snapshot_and_those_in_it_are_dropped(
     assert await viewer.sent() == []
     subscription.end_join(6)
     assert [frame["offset"] for frame in await viewer.sent()] == [7]
+
+
+async def test_the_event_that_a_request_has_caused_answers_it() -> None:
+    viewer = Viewer()
+    subscription = Subscription(viewer, "ses")
+    subscription.end_join(4)
+    subscription.expect_reply(SessionDeleted, "e1")
+    subscription.put_session_event(5, message_updated(5))
+    subscription.put_session_event(6, session_deleted(6))
+    message, deleted = await viewer.sent()
+    assert "event_id" not in message and deleted["event_id"] == "e1"
+
+
+async def test_what_a_later_version_has_stored_is_sent_on_in_its_place() -> None:
+    viewer = Viewer()
+    subscription = Subscription(viewer, "ses")
+    subscription.end_join(4)
+    later = {"type": "session.tagged", "tag": "x"}
+    subscription.put_session_event(5, published_event_frame("ses", 5, later))
+    assert await viewer.sent() == [{**later, "session_id": "ses", "offset": 5}]
 
 
 async def test_a_resumed_answer_alone_brings_no_session_events() -> None:
@@ -336,9 +366,8 @@ async def test_the_end_of_a_session_waits_for_those_of_its_answers() -> None:
     subscription.on_idle = lambda: calls.append("idle")
     subscription.end_join(4)
     subscription.put_events(RESPONSE, 1, 1, LOG[:2])
-    deleted = {"type": "session.deleted", "session_id": "ses"}
-    subscription.put_session_event(5, deleted)
-    subscription.put_session_event(6, deleted)  # by two who noticed the loss
+    subscription.put_session_event(5, session_deleted(5))
+    subscription.put_session_event(6, session_deleted(6))  # by two who noticed the loss
     assert kinds(await viewer.sent()) == ["created", "delta"] and not calls
     end = ResponseLog(1, [*LOG, DONE]).end_with_text
     subscription.put_events(RESPONSE, 1, 5, [end])  # what came before it never came here
@@ -355,7 +384,7 @@ async def test_the_end_of_a_session_waits_for_no_owner_for_ever(
     subscription = Subscription(viewer, "ses")
     subscription.end_join(4)
     subscription.put_events(RESPONSE, 1, 1, LOG[:1])
-    subscription.put_session_event(5, {"type": "session.deleted"})
+    subscription.put_session_event(5, session_deleted(5))
     assert kinds([await viewer.next(), await viewer.next()]) == ["created", "session.deleted"]
     assert subscription.is_over and not subscription.is_idle
     subscription.put_events(RESPONSE, 1, 2, [*LOG[1:], DONE])  # late, and sent all the same
