@@ -1,13 +1,11 @@
 """What every outbound frame and its objects can do: be made of stored fields, and be encoded."""
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
 import orjson
-from msgspec import UNSET, Struct, UnsetType
-from msgspec.structs import fields
+from msgspec import UNSET, Struct
 
 S = TypeVar("S", bound=Struct)
 
@@ -32,16 +30,11 @@ class ServerFrame(
 def of_stored(kind: type[S], stored: Mapping[str, Any]) -> S:
     """An object of what the store has: its fields that this version knows, and no more than these.
 
-    What is nested in them is not looked at, and sent as it was stored.
+    Those that are not stored are not sent. What is nested in them is not looked at, and sent as it
+    was stored.
     """
-    there = stored.keys() & set(kind.__struct_fields__)
-    return kind(**{**_missing(kind), **{name: stored[name] for name in there}})
-
-
-@cache
-def _missing(kind: type[Struct]) -> dict[str, UnsetType]:
-    """Stands for the fields that a kind must have: those that are not stored are not sent."""
-    return {field.name: UNSET for field in fields(kind) if field.required}
+    get = stored.get
+    return kind(**{name: get(name, UNSET) for name in kind.__struct_fields__})
 
 
 def encode(frame: ServerFrame | Mapping[str, Any]) -> bytes:
