@@ -1,7 +1,8 @@
 """Server-sent events: the frames of one answer in the body of an HTTP answer.
 
 The reader is a viewer like a websocket, with a subscription and an outbox of its own. A client that
-goes away is only a viewer that left: its answer goes on.
+goes away is only a viewer that left: its answer goes on. Frames are sent as the outbox has encoded
+them; of each only the head is read.
 """
 
 import asyncio
@@ -9,12 +10,13 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import orjson
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.live.outbox import Outbox
 from server.live.sent_ends import SentEnds
+from server.protocol.encoding import encode
 from server.protocol.entries import is_final
 from server.protocol.errors import ApiError
 from server.protocol.server_frames import ConnectionDraining, ErrorFrame
@@ -29,6 +31,42 @@ HEADERS = {
 HEARTBEAT = b": hb\n\n"
 
 
+class Head(msgspec.Struct, frozen=True):
+    """What a frame says of its place in a stream; whatever else it holds is left in its JSON."""
+
+    type: str
+    sequence_number: int | None = None
+    fence: int | None = None
+    part: int | None = None
+    parts: int | None = None
+    durable: bool = True
+    owner: str | None = None
+    response: dict[str, Any] | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.type == "response.done"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it is the end of an answer, and no other one follows."""
+        return self.is_done and is_final({"durable": self.durable, "response": self.response})
+
+    @property
+    def position(self) -> str | None:
+        """The id of its event, where a client may come back to it.
+
+        That is not amid a snapshot, and not at an end that another one follows.
+        """
+        is_passing = self.is_done and not self.is_final
+        if self.sequence_number is None or self.part != self.parts or is_passing:
+            return None
+        return f"{self.fence}.{self.sequence_number}"
+
+
+head_of = msgspec.json.Decoder(Head).decode
+
+
 class HttpViewer:
     """Who watches answers without a websocket."""
 
@@ -38,6 +76,7 @@ class HttpViewer:
         self.sent_ends = SentEnds()
         self.is_closing = False
         self.is_too_slow = False
+        self.refusal: ApiError | None = None  # the first that was put here
 
     def close_soon(self) -> None:
         """The worker restarts: the client has to come again, with its last position."""
@@ -49,14 +88,14 @@ class HttpViewer:
         self.put_error(ApiError("forbidden", "an admin has ended this stream"))
 
     def put_error(self, error: ApiError, event_id: str | None = None) -> None:
+        self.refusal = self.refusal or error
         self.outbox.put(ErrorFrame.of(error, event_id))
 
-    async def next_frame(self, seconds: float) -> dict[str, Any] | None:
-        """The next frame, None if none came in time."""
+    async def next_frame(self, seconds: float) -> bytes | None:
+        """The next frame, encoded; None if none came in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                frame: dict[str, Any] = orjson.loads(await self.outbox.get())
-                return frame
+                return await self.outbox.get()
         return None
 
     def _on_overflow(self) -> None:
@@ -116,8 +155,9 @@ class EventStream(Response):
             frame = await self._viewer.next_frame(min(heartbeat_at, check_at) - now())
             if frame is not None:
                 heartbeat_at = now() + HEARTBEAT_SECONDS
-                yield encode_event(frame)
-                if _is_last(frame):
+                head = head_of(frame)
+                yield encode_event(head, frame)
+                if head.type == "error" or head.is_final:
                     return
             elif now() >= heartbeat_at:
                 heartbeat_at = now() + HEARTBEAT_SECONDS
@@ -130,7 +170,8 @@ class EventStream(Response):
                     self._viewer.put_error(error)
         if self._viewer.is_too_slow:
             refusal = ApiError("slow_consumer", "too much waits to be read; come again and go on")
-            yield encode_event(ErrorFrame.of(refusal).wire())
+            frame = encode(ErrorFrame.of(refusal))
+            yield encode_event(head_of(frame), frame)
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -138,20 +179,11 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def _is_last(frame: dict[str, Any]) -> bool:
-    return frame["type"] == "error" or (frame["type"] == "response.done" and is_final(frame))
-
-
-def encode_event(frame: dict[str, Any]) -> bytes:
-    """One frame as an event. Its id, if it has one, is the position after it.
-
-    An end that another one follows has none: a client that reconnects after it must get the other.
-    """
-    lines = [b"event: " + frame["type"].encode(), b"data: " + orjson.dumps(frame)]
-    is_whole = frame.get("part") == frame.get("parts")
-    is_passing = frame["type"] == "response.done" and not is_final(frame)
-    if "sequence_number" in frame and is_whole and not is_passing:
-        lines.append(f"id: {frame['fence']}.{frame['sequence_number']}".encode())
+def encode_event(head: Head, frame: bytes) -> bytes:
+    """One encoded frame as an event. Its id, if it has one, is the position after it."""
+    lines = [b"event: " + head.type.encode(), b"data: " + frame]
+    if (position := head.position) is not None:
+        lines.append(b"id: " + position.encode())
     return b"\n".join(lines) + b"\n\n"
 
 

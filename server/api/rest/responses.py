@@ -6,12 +6,13 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Annotated, Any
 
+import orjson
 from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from server.access.auth import address_of
-from server.api.rest.event_stream import EventStream, HttpViewer, parse_event_id
+from server.api.rest.event_stream import EventStream, HttpViewer, head_of, parse_event_id
 from server.api.rest.operation import (
     IDEMPOTENCY_KEY,
     LAST_EVENT_ID,
@@ -255,24 +256,25 @@ class ResponseOperations:
             canceller.close()
 
     async def _await_end(self, viewer: HttpViewer) -> Response:
-        notice: dict[str, Any] | None = None
+        notice: bytes | None = None
         loop = asyncio.get_running_loop()
         deadline = loop.time() + CANCEL_SECONDS
         while (frame := await viewer.next_frame(deadline - loop.time())) is not None:
-            if frame["type"] == "error":
-                raise _error_of(frame)
-            if frame["type"] == "response.done":
-                if frame["durable"]:  # 200 promises that
-                    return json_response(frame)
-                if is_final(frame):  # it never will be
+            head = head_of(frame)
+            if viewer.refusal is not None and head.type == "error":
+                raise viewer.refusal
+            if head.is_done:
+                if head.durable:  # 200 promises that
+                    return json_response(orjson.Fragment(frame))
+                if head.is_final:  # it never will be
                     break
                 continue
             notice = frame
-            if frame.get("owner") == "silent":
+            if head.owner == "silent":
                 break
         if notice is None:
             raise ApiError("store_unavailable", "the stop could not be stored yet; ask again")
-        return json_response(notice, 202)
+        return json_response(orjson.Fragment(notice), 202)
 
 
 def _wants_events(request: Request) -> bool:
@@ -280,14 +282,4 @@ def _wants_events(request: Request) -> bool:
     return any(
         kind.partition(";")[0].strip().lower() == "text/event-stream"
         for kind in accepted.split(",")
-    )
-
-
-def _error_of(frame: dict[str, Any]) -> ApiError:
-    body = frame["error"]
-    return ApiError(
-        body["code"],
-        body["message"],
-        param=body.get("param"),
-        retry_after_ms=body.get("retry_after_ms"),
     )

@@ -19,6 +19,9 @@ from tests.helpers.root import ROOT
 
 MODULES = sorted(path for top in ("server", "sessions") for path in (ROOT / top).rglob("*.py"))
 
+NUMBERS = {"sequence_number", "fence", "offset", "event_id", "replayed"}
+NUMBERING = ("server/protocol/entries.py", "server/live/response_log.py")
+
 
 def types_of_dictionaries(path: Path) -> Iterator[str]:
     """What dictionaries in this module say is their `type`."""
@@ -34,6 +37,20 @@ def test_no_module_builds_a_frame_as_a_dictionary(path: Path) -> None:
     frames = {repr(kind) for kind in TYPES}
     found = types_of_dictionaries(path)
     assert [kind for kind in found if kind in frames or kind.startswith("f'")] == []
+
+
+def patches_of_dictionaries(path: Path) -> Iterator[str]:
+    """Fields of frames that this module adds to copies of dictionaries."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Dict) and None in node.keys:
+            names = {key.value for key in node.keys if isinstance(key, ast.Constant)}
+            yield from sorted(names & NUMBERS)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_entries_get_their_numbers_in_one_place_for_each_kind_of_log(path: Path) -> None:
+    is_such_a_place = str(path.relative_to(ROOT)) in NUMBERING
+    assert bool([*patches_of_dictionaries(path)]) == is_such_a_place
 
 
 def test_a_frame_is_encoded_with_its_type_and_without_what_is_unset() -> None:

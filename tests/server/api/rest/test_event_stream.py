@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from server.api.rest import event_stream
-from server.api.rest.event_stream import EventStream, HttpViewer, encode_event, parse_event_id
+from server.api.rest.event_stream import (
+    EventStream,
+    HttpViewer,
+    encode_event,
+    head_of,
+    parse_event_id,
+)
+from server.protocol.encoding import encode
 from server.protocol.errors import ApiError
 from tests.helpers.patience import PATIENCE
 
@@ -55,21 +62,26 @@ class Exchange:
         return b"".join(message.get("body", b"") for message in self.sent)
 
 
+def event_of(frame: dict[str, Any]) -> bytes:
+    encoded = encode(frame)
+    return encode_event(head_of(encoded), encoded)
+
+
 def test_a_numbered_frame_carries_its_position() -> None:
     frame = {"type": "response.output_text.delta", "sequence_number": 7, "fence": 2, "delta": "a\n"}
-    event = encode_event(frame).decode()
+    event = event_of(frame).decode()
     assert event.startswith("event: response.output_text.delta\ndata: {")
     assert event.endswith("\nid: 2.7\n\n") and event.count("\n") == 4
 
 
 def test_only_the_last_part_of_a_snapshot_carries_a_position() -> None:
     snapshot = {"type": "response.output_text.snapshot", "sequence_number": 7, "fence": 1}
-    assert b"\nid:" not in encode_event({**snapshot, "part": 1, "parts": 2})
-    assert encode_event({**snapshot, "part": 2, "parts": 2}).endswith(b"\nid: 1.7\n\n")
+    assert b"\nid:" not in event_of({**snapshot, "part": 1, "parts": 2})
+    assert event_of({**snapshot, "part": 2, "parts": 2}).endswith(b"\nid: 1.7\n\n")
 
 
 def test_other_frames_carry_none() -> None:
-    assert b"\nid:" not in encode_event({"type": "response.queued", "position": 1})
+    assert b"\nid:" not in event_of({"type": "response.queued", "position": 1})
 
 
 @pytest.mark.parametrize("value", ["", "1", ".", "1.", ".1", "a.1", "-1.1", "1.1.1", "1.٣"])
