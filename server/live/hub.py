@@ -124,22 +124,18 @@ class Hub:
         with contextlib.suppress(StoreUnavailable):  # a sidebar elsewhere is late, nothing is lost
             await self._store.publish_user(uid, envelope)
 
-    async def publish_created(
-        self, session: Session, besides: Watcher | None = None
-    ) -> SessionCreated:
-        """`session.created` to the sidebars; returns the frame."""
+    async def publish_created(self, session: Session, besides: Watcher | None = None) -> None:
+        """`session.created` to the sidebars."""
         frame = SessionCreated.of(session)
         await self.tell_user(session.uid, session.id, frame, besides=besides)
-        return frame
 
     async def publish_updated(
         self, session: Session, by: By = "user", besides: Watcher | None = None
-    ) -> SessionUpdated:
-        """`session.updated` to the viewers and the sidebars; returns the frame."""
+    ) -> None:
+        """`session.updated` to the viewers and the sidebars."""
         frame = SessionUpdated.of(session, by)
         self.publish_session(frame)
         await self.tell_user(session.uid, session.id, frame, besides=besides)
-        return frame
 
     def show_activity(
         self, uid: str, session_id: str, *, active: bool, status: str | None = None

@@ -3,6 +3,7 @@
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from server.api.rest.objects import SessionPage
@@ -17,13 +18,14 @@ from server.api.rest.operation import (
     body_of,
     json_response,
 )
+from server.commands.create_session import create_session
 from server.commands.delete_session import delete_session
+from server.commands.update_session import update_session
 from server.protocol.client_frames import MAX_INTEGER, CreateSession, UpdateSession, convert
 from server.protocol.errors import ApiError, invalid_field
 from server.protocol.objects import SessionObject
-from server.protocol.titles import clean_title
 from sessions.model.errors import RevisionConflict
-from sessions.model.ids import check_message_id, check_session_id
+from sessions.model.ids import check_session_id
 from sessions.model.records import Session
 
 Limit = Annotated[int, Meta(ge=1, le=200)]
@@ -52,7 +54,6 @@ class SessionOperations:
     def __init__(self, context: ApiContext) -> None:
         self._services = context.services
         self._store = context.services.store
-        self._hub = context.services.hub
 
     def operations(self) -> list[Operation]:
         path = "/v1/sessions/{session_id}"
@@ -110,15 +111,7 @@ class SessionOperations:
         key = call.header("Idempotency-Key")
         frame = convert({**await call.body(), "type": "session.create", "idempotency_key": key})
         assert isinstance(frame, CreateSession)
-        created = await self._store.sessions.create(
-            call.uid,
-            idempotency_key=frame.idempotency_key,
-            title=clean_title(frame.title),
-            model=self._services.model,
-            settings=frame.settings.given(),
-        )
-        if not created.replayed:
-            await self._hub.publish_created(created.session)
+        created = await create_session(self._services, call.uid, frame)
         return session_response(created.session, 200 if created.replayed else 201)
 
     async def page(self, call: Call) -> Response:
@@ -155,20 +148,12 @@ class SessionOperations:
         if_revision = _if_revision(call)
         frame = convert({**await call.body(), "type": "session.update", "session_id": session_id})
         assert isinstance(frame, UpdateSession)
-        check_message_id(frame.head)
         try:
-            session = await self._store.sessions.update(
-                call.uid,
-                session_id,
-                title=None if frame.title is None else clean_title(frame.title),
-                settings=None if frame.settings is None else frame.settings.given(),
-                pinned=frame.pinned,
-                head=frame.head,
-                if_revision=if_revision,
+            session = await update_session(
+                self._services, call.uid, replace(frame, if_revision=if_revision)
             )
         except RevisionConflict as conflict:
             raise precondition_failed() from conflict
-        await self._hub.publish_updated(session)
         return session_response(session)
 
     async def delete(self, call: Call) -> Response:

@@ -13,9 +13,11 @@ from starlette.requests import HTTPConnection
 from server.access.audit import Actor
 from server.access.identities import User
 from server.commands.cancel_response import Asker, Canceller
+from server.commands.create_session import create_session
 from server.commands.delete_session import delete_session
 from server.commands.fence import fence_of
 from server.commands.services import Services
+from server.commands.update_session import update_session
 from server.live.response_log import response_frame
 from server.live.subscription import Subscription
 from server.protocol.client_frames import (
@@ -42,10 +44,9 @@ from server.protocol.server_frames import (
     SessionUpdated,
 )
 from server.protocol.store_errors import translated
-from server.protocol.titles import clean_title
 from sessions.model.errors import ResponseNotFound, SessionError
 from sessions.model.events import ObjectEvent
-from sessions.model.ids import check_message_id, check_response_id, check_session_id, session_of
+from sessions.model.ids import check_response_id, check_session_id, session_of
 from sessions.model.records import Session
 from sessions.model.replies import MessagePage
 
@@ -127,13 +128,7 @@ class Handlers:
 
     async def _create_session(self, frame: CreateSession) -> None:
         self._check_subscriptions()
-        created = await self._store.sessions.create(
-            self._uid,
-            idempotency_key=frame.idempotency_key,
-            title=clean_title(frame.title),
-            model=self._services.model,
-            settings=frame.settings.given(),
-        )
+        created = await create_session(self._services, self._uid, frame, besides=self._client)
         session = created.session
         if session.id not in self._subscriptions:
             subscription = self._new_subscription(session.id)
@@ -141,8 +136,6 @@ class Handlers:
             subscription.end_join(session.offset)
         reply = SessionCreated.of(session, replayed=created.replayed)
         self._client.outbox.put_reply(reply, frame.event_id)
-        if not created.replayed:
-            await self._hub.tell_user(self._uid, session.id, reply, besides=self._client)
 
     async def _subscribe(self, frame: SubscribeSession, asked: int) -> None:
         check_session_id(frame.session_id)
@@ -256,26 +249,15 @@ class Handlers:
         )
 
     async def _update_session(self, frame: UpdateSession) -> None:
-        check_session_id(frame.session_id)
-        check_message_id(frame.head)
         subscription = self._expect_reply(frame, SessionUpdated)
         try:
-            session = await self._store.sessions.update(
-                self._uid,
-                frame.session_id,
-                title=None if frame.title is None else clean_title(frame.title),
-                settings=None if frame.settings is None else frame.settings.given(),
-                pinned=frame.pinned,
-                head=frame.head,
-                if_revision=frame.if_revision,
-            )
+            session = await update_session(self._services, self._uid, frame, besides=self._client)
         except BaseException:
             if subscription is not None:
                 subscription.expect_reply(SessionUpdated, None)
             raise
-        updated = await self._hub.publish_updated(session, besides=self._client)
         if subscription is None:
-            self._client.outbox.put_reply(updated, frame.event_id)
+            self._client.outbox.put_reply(SessionUpdated.of(session, "user"), frame.event_id)
 
     async def _delete_session(self, frame: DeleteSession) -> None:
         subscription = self._expect_reply(frame, SessionDeleted)

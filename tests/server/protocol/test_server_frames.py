@@ -43,8 +43,8 @@ def patches_of_dictionaries(path: Path) -> Iterator[str]:
     """Fields of frames that this module adds to copies of dictionaries."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Dict) and None in node.keys:
-            names = {key.value for key in node.keys if isinstance(key, ast.Constant)}
-            yield from sorted(names & NUMBERS)
+            names = [key.value for key in node.keys if isinstance(key, ast.Constant)]
+            yield from (name for name in names if isinstance(name, str) and name in NUMBERS)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
