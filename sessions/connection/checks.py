@@ -26,8 +26,8 @@ MIN_VERSION: Final = (6, 2)
 FULL_AT: Final = 0.8  # of maxmemory: time to act while everything works
 
 
-async def check_redis(client: RedisClient, keys: Keys, *, secret: str | None = None) -> str:
-    """Return the identity of the data if this Redis can keep the store's promises.
+async def check_redis(client: RedisClient, keys: Keys, *, secret: str | None = None) -> str | None:
+    """Return what `read_identity` does if this Redis can keep the store's promises.
 
     Raises `StoreUnavailable` when it does not answer and `StoreRefused` when it must not be used:
     too old, evicting, without a right we need, with data of another schema, or used by servers
@@ -44,7 +44,7 @@ async def check_redis(client: RedisClient, keys: Keys, *, secret: str | None = N
         await _check_schema(client, keys)
         if secret is not None:
             await _check_secret(client, keys, secret)
-        return await read_identity(client, keys) or ""
+        return await read_identity(client, keys)
     except StoreUnavailable as error:
         if is_authentication_error(error):
             raise StoreRefused("Redis refused our credentials") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from typing import Final
 
 from sessions.connection.client import RedisClient
 from sessions.model.errors import SessionNotFound
@@ -10,6 +11,9 @@ from sessions.model.ids import check_session_id
 from sessions.model.keys import Keys
 from sessions.model.session_events import SessionEvictedEvent, encode_session_event
 from sessions.store.context import LOG_LIMITS
+
+LOCK: Final = "+"  # what evict_session.lua does to a session; the reason follows
+UNLOCK: Final = "-"
 
 
 class Evictions:
@@ -21,18 +25,21 @@ class Evictions:
 
     async def lock(self, session_id: str, reason: str) -> None:
         """Let the session take no new answer; a refusal gives the reason."""
-        await self._apply(session_id, lock="+" + reason)
+        await self._apply(session_id, lock=f"{LOCK}{reason}")
 
     async def unlock(self, session_id: str) -> None:
         """Let it take answers again."""
-        await self._apply(session_id, lock="-")
+        await self._apply(session_id, lock=UNLOCK)
 
     async def evict(self, session_id: str, reason: str) -> None:
         """Tell all viewers, on every worker, that they must leave."""
         event = SessionEvictedEvent(by="admin", reason=reason)
         await self._apply(session_id, event=encode_session_event(event))
 
-    async def _apply(self, session_id: str, *, lock: str = "", event: bytes = b"") -> None:
+    async def _apply(
+        self, session_id: str, *, lock: str | None = None, event: bytes | None = None
+    ) -> None:
+        """Change the lock, log and publish an event; None leaves either as it is."""
         check_session_id(session_id)
         reply = await self._client.script(
             "evict_session",

@@ -265,9 +265,10 @@ class Sessions:
         Such a Redis may have lost the last writes, and new ones may hide that. Raises
         `SessionNotFound`.
         """
-        await self._renew_epoch(session_id, "")
+        await self._renew_epoch(session_id, None)
 
-    async def _renew_epoch(self, session_id: str, epoch: str) -> None:
+    async def _renew_epoch(self, session_id: str, epoch: str | None) -> None:
+        """`epoch` None: whichever it has, if that began on another Redis."""
         check_session_id(session_id)
         reply = await self._client.script(
             "renew_epoch",

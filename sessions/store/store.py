@@ -68,9 +68,8 @@ class SessionStore:
         self.slots = Slots(context)
         self.viewers = Viewers(context)
         self._secret = secret
-        self._identity = (
-            ""  # of the data that Redis had when we last looked; empty until it has answered
-        )
+        # Of the data that Redis had when we last looked; None until it has said.
+        self._identity: str | None = None
 
     @classmethod
     def connect(
@@ -148,7 +147,7 @@ class SessionStore:
             read_identity(self.client, self.keys), self.client.everywhere("PING")
         )
         known, self._identity = self._identity, identity or self._identity
-        return known in ("", self._identity)
+        return known in (None, self._identity)
 
     async def now_ms(self) -> int:
         """Redis' clock, by which leases and stored moments are dated."""
