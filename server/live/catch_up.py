@@ -47,12 +47,12 @@ class CatchUp:
         position: int = 0,
         fence: int | None = None,
         *,
-        asked: int = 0,
+        asked: int | None = None,
     ) -> None:
         """Send what the subscription has missed of one answer; live events then follow by number.
 
         A `position` counts only in the log of the `fence` that came with it; None: in any.
-        `asked` is the number of the request (`SentEnds.ask`), 0 where there was none. Raises
+        `asked` is the number of the request (`SentEnds.ask`), None where there was none. Raises
         `ResponseNotFound`, `StoreUnavailable`.
         """
         (await self.prepare(subscription, response_id, position, fence, asked=asked))()
@@ -64,7 +64,7 @@ class CatchUp:
         position: int = 0,
         fence: int | None = None,
         *,
-        asked: int = 0,
+        asked: int | None = None,
     ) -> Callable[[], None]:
         """Read what `attach` sends; what is returned sends it, and cannot fail. Raises likewise."""
         run = self._rooms.run(response_id)

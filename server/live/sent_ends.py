@@ -28,9 +28,11 @@ class Stopped:
 
 
 class _End(NamedTuple):
-    """An end that was sent."""
+    """An end that was sent, or that nobody who follows a stop will send any more."""
 
-    num_asked: int  # requests that had been read by then: all of these are answered by it
+    # Requests that had been read by then: all of these are answered by it. None: it was not sent,
+    # and answers none.
+    num_asked: int | None
     is_final: bool  # no other one follows
 
 
@@ -40,7 +42,7 @@ class SentEnds:
     __slots__ = ("_ends", "_gone", "_num_asked", "_stopped")
 
     def __init__(self) -> None:
-        self._num_asked = 1  # 0 is nobody's request, and 1 whatever is sent before the first
+        self._num_asked = 0  # requests that were read
         self._stopped: dict[str, Stopped] = {}
         self._ends: dict[str, _End] = {}  # by response id, the oldest first
         self._gone: dict[str, None] = {}  # sessions, likewise
@@ -69,7 +71,7 @@ class SentEnds:
     def settle(self, response_id: str) -> None:
         """Nobody follows a stop any more: if no last end was sent, all who ask are sent it."""
         if self._stopped.pop(response_id, None) is not None and not self.has_end(response_id):
-            self._remember(response_id, _End(0, is_final=True))
+            self._remember(response_id, _End(None, is_final=True))
 
     def is_silent(self, response_id: str) -> bool:
         """Whether it gets nothing of that answer but the end."""
@@ -103,10 +105,12 @@ class SentEnds:
         """Whether it was sent an end before that was stored, and another one must follow."""
         return (end := self._ends.get(response_id)) is not None and not end.is_final
 
-    def has_answered(self, response_id: str, asked: int = 0) -> bool:
-        """Whether the end that counts was sent after that request; 0: ever."""
+    def has_answered(self, response_id: str, asked: int | None = None) -> bool:
+        """Whether the end that counts was sent after that request; None: ever."""
         end = self._ends.get(response_id)
-        return end is not None and end.is_final and end.num_asked >= max(asked, 1)
+        if end is None or not end.is_final or end.num_asked is None:
+            return False
+        return asked is None or end.num_asked >= asked
 
     def take_back(self, response_id: str) -> None:
         """An end that was sent early is not the end of that answer."""

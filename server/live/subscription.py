@@ -396,7 +396,7 @@ class Subscription:
             self.put_events(response_id, log.fence, 1, log.events)
 
     def put_log(
-        self, response_id: str, log: ResponseLog, position: int = 0, asked: int = 0
+        self, response_id: str, log: ResponseLog, position: int = 0, asked: int | None = None
     ) -> None:
         """Queue a log for a client that has everything up to entry `position`.
 
@@ -429,7 +429,7 @@ class Subscription:
             replay_bytes(missing)
         )
 
-    def _put_silent(self, response_id: str, log: ResponseLog, asked: int) -> None:
+    def _put_silent(self, response_id: str, log: ResponseLog, asked: int | None) -> None:
         """Of a log that brings no text: its end, which says what the text is."""
         ends = self.sent_ends
         if (stopped := ends.stopped(response_id)) is not None:

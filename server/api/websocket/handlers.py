@@ -159,7 +159,7 @@ class Handlers:
             raise
 
     async def _send_state(
-        self, subscription: Subscription, frame: SubscribeSession, asked: int = 0
+        self, subscription: Subscription, frame: SubscribeSession, asked: int | None = None
     ) -> None:
         """`session.subscribed`, missed events or a snapshot, then the answers in progress.
 
@@ -222,7 +222,7 @@ class Handlers:
         subscription: Subscription,
         response_id: str,
         position: ResponsePosition | None,
-        asked: int,
+        asked: int | None,
     ) -> Callable[[], None]:
         """One answer's state; one that is no longer known is skipped: its text is a message."""
         try:

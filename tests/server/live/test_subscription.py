@@ -260,9 +260,10 @@ async def test_after_its_end_an_answer_is_its_end_alone_to_anyone_who_asks_for_m
 
 async def test_the_log_read_before_an_end_brings_no_text_after_it() -> None:
     viewer = Viewer()
+    asked = viewer.sent_ends.ask()
     viewer.sent_ends.note_end(RESPONSE, is_final=True)  # by the one that had stopped it
     joined = Subscription(viewer, "ses")
-    joined.put_log(RESPONSE, ResponseLog(1, LOG), 2, asked=1)
+    joined.put_log(RESPONSE, ResponseLog(1, LOG), 2, asked)
     joined.put_events(RESPONSE, 1, 5, [DONE])
     assert await viewer.sent() == [] and joined.open == []
 
