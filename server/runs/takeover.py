@@ -10,14 +10,14 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
-from typing import cast
 
 import structlog
 
 from server.config.intervals import Intervals
 from server.live.hub import Hub
 from server.live.response_log import read_base
-from server.protocol.objects import ResponseObject, SettingsObject
+from server.protocol.encoding import of_stored
+from server.protocol.objects import ResponseObject
 from server.protocol.server_frames import CreatedEntry
 from server.runs.peers import Peers
 from server.runs.run import Run
@@ -248,15 +248,21 @@ def _bare_run(
 
 
 def _created(record: RunRecord) -> ObjectEvent:
-    """Stands for entries of a log that is gone: what the run itself says of its beginning."""
-    response = ResponseObject(
-        id=record.response_id,
-        session_id=record.session_id,
-        message_id=record.message_id,
-        parent_id=record.parent_id or "",
-        model=record.model,
-        settings=cast("SettingsObject", record.settings or {}),
-        status="queued",
-        created_at=record.created_at,
+    """Stands for entries of a log that is gone: what the run itself says of its beginning.
+
+    It has no idempotency key, and may have no parent: what is not known is not sent.
+    """
+    parent = {} if record.parent_id is None else {"parent_id": record.parent_id}
+    stored = {
+        "id": record.response_id,
+        "session_id": record.session_id,
+        "message_id": record.message_id,
+        **parent,
+        "model": record.model,
+        "settings": record.settings or {},
+        "status": "queued",
+        "created_at": record.created_at,
+    }
+    return ObjectEvent(
+        of_stored(CreatedEntry, {"response": of_stored(ResponseObject, stored)}).wire()
     )
-    return ObjectEvent(CreatedEntry(response=response, idempotency_key="").wire())
