@@ -122,6 +122,8 @@ class SequenceOutput(Message, frozen=True, tag="output"):
     prompt_logprobs: list[Encoded] | None = None
     embedding: bytes | None = None  # float32, or of classes: with reason "stop" of a pooled prompt
     is_waking: bool = False  # it waits for the engine to wake up
+    # Of `prompt_logprob_token_ids`, the next rows: float32, one row after another.
+    prompt_token_id_logprobs: bytes | None = None
 
 
 class SchedulerStats(Message, frozen=True, tag="stats"):

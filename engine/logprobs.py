@@ -10,9 +10,13 @@ six objects instead of two for each candidate of each token.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
+
+if TYPE_CHECKING:  # only a prompt's own ids need it
+    import numpy as np
+    import numpy.typing as npt
 
 MAX_READY_BYTES = 2048  # some hundred candidates, made into a dict at once
 
@@ -186,3 +190,37 @@ class PromptScores:
             self._flat = FlatLogprobs()
             self._flat.extend(self._positions)
         return self._flat
+
+
+class PromptTokenIdScores:
+    """The logprobs of given ids at the rows of a prompt, while they come in as `PromptScores` do.
+
+    `num_rows` rows of `num_ids` numbers in float32.
+    """
+
+    def __init__(self, num_rows: int, num_ids: int) -> None:
+        self._shape = (num_rows, num_ids)
+        self._numbers = bytearray()
+        self._array: npt.NDArray[np.float32] | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self._numbers) == 4 * self._shape[0] * self._shape[1]
+
+    def add(self, numbers: bytes) -> None:
+        """The next rows, one after another."""
+        self._numbers += numbers
+
+    def restart(self) -> None:
+        """Another core begins with the prompt."""
+        self._numbers.clear()
+
+    def get(self) -> "npt.NDArray[np.float32] | None":
+        """[num_rows, num_ids]; None before the last row has come. The same object each time."""
+        if not self.is_complete:
+            return None
+        if self._array is None:
+            import numpy as np
+
+            self._array = np.frombuffer(self._numbers, np.float32).reshape(self._shape)
+        return self._array

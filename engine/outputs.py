@@ -7,9 +7,13 @@ to it, so a slow reader costs memory for its text and not for its lateness.
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from engine.logprobs import FlatLogprobs, Logprob, PromptLogprobs
+
+if TYPE_CHECKING:  # it takes a while to import, and few need it
+    import numpy as np
+    import numpy.typing as npt
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +105,8 @@ class RequestOutput:
     num_cached_tokens: int | None
     num_cache_creation_tokens: int | None
     kv_transfer_params: dict[str, Any] | None
+    # [num_rows, num_ids], of `SamplingParams.prompt_logprob_token_ids`
+    prompt_token_id_logprobs: "npt.NDArray[np.float32] | None" = field(default=None, compare=False)
     error: OutputError | None = field(default=None)
     # index → place in `outputs`, made with the first `add`
     _places: dict[int, int] | None = field(default=None, repr=False, compare=False)
@@ -120,6 +126,7 @@ class RequestOutput:
         num_cached_tokens: int | None = None,
         num_cache_creation_tokens: int | None = None,
         *,
+        prompt_token_id_logprobs: "npt.NDArray[np.float32] | None" = None,
         kv_transfer_params: dict[str, Any] | None = None,
         error: OutputError | None = None,
         **unknown: Any,
@@ -130,6 +137,7 @@ class RequestOutput:
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
         self.prompt_logprobs = prompt_logprobs
+        self.prompt_token_id_logprobs = prompt_token_id_logprobs
         self.outputs = outputs
         self.finished = finished
         self.metrics = metrics
@@ -150,6 +158,8 @@ class RequestOutput:
         self.kv_transfer_params = later.kv_transfer_params or self.kv_transfer_params
         if later.prompt_logprobs is not None:
             self.prompt_logprobs = later.prompt_logprobs
+        if later.prompt_token_id_logprobs is not None:
+            self.prompt_token_id_logprobs = later.prompt_token_id_logprobs
         if later.num_cached_tokens is not None:
             self.num_cached_tokens = later.num_cached_tokens
         for completion in later.outputs:

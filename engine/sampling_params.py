@@ -75,8 +75,9 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
     trace_decode_token_ids: list[int] | None = None  # test hook: exactly these come out
     watermarking: Any = None
     routed_experts_prompt_start: int | None = None
-    prompt_logprob_token_ids: list[int] | None = None
-    prompt_logprob_start: int | None = None
+    # [num_rows, num_ids] after construction, padded with -1; a single row holds for every row
+    prompt_logprob_token_ids: list[list[int]] | None = None
+    prompt_logprob_start: int | None = None  # the first row to score
     bad_words_token_ids: list[list[int]] | None = None  # of `bad_words`; the engine fills it in
 
     def __post_init__(self) -> None:
@@ -117,6 +118,16 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether logprobs of the prompt's tokens are asked for, of the best or of given ids."""
+        return self.prompt_logprobs is not None or self.prompt_logprob_token_ids is not None
+
+    @property
+    def first_scored_row(self) -> int:
+        """The first token of the prompt after which they are wanted."""
+        return 0 if self.prompt_logprobs is not None else self.prompt_logprob_start or 0
+
+    @property
     def stop_strings(self) -> list[str]:
         """`stop` as the list that construction made of it."""
         if self.stop is None:
@@ -146,6 +157,7 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
             raise refuse("skip_reading_prefix_cache", skip, "must be True or False")
         for name in _ID_LISTS:
             setattr(self, name, _as_list(name, getattr(self, name), "token ids"))
+        self.prompt_logprob_token_ids = _as_rows(self.prompt_logprob_token_ids)
         for name in ("stop", "bad_words"):
             if isinstance(value := getattr(self, name), tuple):
                 setattr(self, name, list(value))
@@ -169,7 +181,7 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
             self.logprobs = 0  # the chosen token's, and those asked for
         self.prompt_logprobs = 1 if self.prompt_logprobs is True else self.prompt_logprobs
         if self.skip_reading_prefix_cache is None:
-            self.skip_reading_prefix_cache = self.prompt_logprobs is not None
+            self.skip_reading_prefix_cache = self.scores_prompt
         try:
             self.output_kind = RequestOutputKind(self.output_kind)
         except ValueError:
@@ -232,6 +244,11 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
         _check_ids("logprob_token_ids", self.logprob_token_ids)
         if len(self.logprob_token_ids or ()) > MAX_LOGPROB_TOKEN_IDS:
             raise refuse("logprob_token_ids", self.logprob_token_ids, "holds more than 128 ids")
+        if self.prompt_logprob_start is not None:
+            _check_integer("prompt_logprob_start", self.prompt_logprob_start, 0)
+            if self.prompt_logprob_token_ids is None:
+                problem = "needs prompt_logprob_token_ids"
+                raise refuse("prompt_logprob_start", self.prompt_logprob_start, problem)
 
     def _check_features(self) -> None:
         for name in _ABSENT_FEATURES:
@@ -273,8 +290,6 @@ _OFF_AT_ZERO = ("routed_experts_prompt_start",)  # vLLM's default
 _ABSENT_FEATURES = (
     "watermarking",
     "routed_experts_prompt_start",
-    "prompt_logprob_token_ids",
-    "prompt_logprob_start",
 )
 
 
@@ -334,6 +349,25 @@ def _as_list(name: str, value: object, what: str) -> list[Any] | None:
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Collection):
         raise refuse(name, value, f"must be a list of {what}")
     return list(value)
+
+
+def _as_rows(value: Any) -> list[list[int]] | None:
+    """Ids for each row of a prompt as rows of one length; one list of ids is a single row."""
+    name = "prompt_logprob_token_ids"
+    if value is None:
+        return None
+    if hasattr(value, "tolist"):  # an array of numpy, which this module does not import
+        value = value.tolist()
+    rows: list[Any] = _as_list(name, value, "token ids for each row") or []
+    if rows and not any(isinstance(row, Collection) for row in rows):
+        rows = [rows]
+    rows = [_as_list(name, row, "token ids") for row in rows]
+    num_ids = max(map(len, rows), default=0)
+    if num_ids == 0:
+        raise refuse(name, value, "must not be empty")
+    if not all(type(token_id) is int and token_id >= -1 for row in rows for token_id in row):
+        raise ValidationError(f"{name} must hold token ids, or -1 for none", name)
+    return [[*row, *[-1] * (num_ids - len(row))] for row in rows]
 
 
 def _check_extra_args(value: object) -> None:

@@ -206,6 +206,7 @@ def test_every_part_of_an_output_that_the_page_names_exists() -> None:
     known |= {"index", "code", "message", "decoded_token", "abort", "max_tokens", "stop_token_ids"}
     known |= {"CUMULATIVE", "DELTA", "FINAL_ONLY", "stop", "length", "error"}
     known |= {"flat_logprobs", FlatLogprobs.__name__}
+    known |= {"prompt_logprob_token_ids", "prompt_logprob_start"}
     known |= {"repetition", "repetition_detection", REPETITION_DETECTED}
     named = set(re.findall(r"`(\w+)`", section(ENGINE, "Outputs")))
     assert named - known == {"RequestOutput", "CompletionOutput", "output_kind"}

@@ -1,10 +1,11 @@
 import time
 
 import msgspec
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.logprobs import Candidates, FlatLogprobs, Logprob, read_candidates
+from engine.logprobs import Candidates, FlatLogprobs, Logprob, PromptTokenIdScores, read_candidates
 from engine.outputs import CompletionOutput
 
 candidates = st.dictionaries(
@@ -80,3 +81,17 @@ def test_a_whole_vocabulary_takes_no_time_until_it_is_read() -> None:
         read_candidates(sent, str)
         times.append(time.process_time() - started)
     assert min(times) < 0.02
+
+
+def test_rows_of_a_prompt_come_in_parts_and_begin_anew() -> None:
+    scores, rows = PromptTokenIdScores(3, 2), np.arange(6, dtype=np.float32).reshape(3, 2)
+    scores.add(rows[:2].tobytes())
+    assert not scores.is_complete and scores.get() is None
+    scores.restart()
+    scores.add(rows[:1].tobytes())
+    scores.add(rows[1:].tobytes())
+    found = scores.get()
+    assert found is not None and found.dtype == np.float32
+    assert (found == rows).all() and scores.get() is found
+    nothing = PromptTokenIdScores(0, 2).get()
+    assert nothing is not None and nothing.shape == (0, 2)

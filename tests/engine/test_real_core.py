@@ -399,16 +399,26 @@ async def test_logprobs_of_prompts_outlive_the_core_that_reads_them(tmp_path: Pa
     await supervised.wait_ready()
     engine = supervised.engine
     prompt = [5 + number % 90 for number in range(300)]
-    params = SamplingParams(n=2, seed=1, max_tokens=3, prompt_logprobs=20, output_kind=DELTA)
+    params = SamplingParams(
+        n=2,
+        seed=1,
+        max_tokens=3,
+        prompt_logprobs=20,
+        prompt_logprob_token_ids=[[number, 3] for number in range(249)],
+        prompt_logprob_start=50,
+        output_kind=DELTA,
+    )
 
     async def ask(name: str, is_read: Callable[[RequestProgress], None] | None = None) -> list[Any]:
         outputs = engine.generate(prompt, params, name, on_progress=is_read)
-        found = [output.prompt_logprobs async for output in outputs]
-        assert [each for each in found[1:] if each is not None] == []
-        return [found[0]]
+        found = [(it.prompt_logprobs, it.prompt_token_id_logprobs) async for it in outputs]
+        assert all(each == (None, None) for each in found[1:])
+        logprobs, of_ids = found[0]
+        return [logprobs, None if of_ids is None else of_ids.tolist()]
 
-    (expected,) = await ask("undisturbed")
+    expected, of_ids = await ask("undisturbed")
     assert expected is not None and len(expected) == len(prompt)
+    assert of_ids is not None and [len(of_ids), len(of_ids[0])] == [249, 2]
     half = asyncio.Event()
     asking = asyncio.create_task(
         ask("disturbed", lambda progress: half.set() if progress.num_computed_tokens > 99 else None)
@@ -418,8 +428,8 @@ async def test_logprobs_of_prompts_outlive_the_core_that_reads_them(tmp_path: Pa
     await engine.abort("aborted")
     supervised.core.process.kill()
     await supervised.replace()
-    assert await asking == [expected]
-    assert await aborted == [None]
+    assert await asking == [expected, of_ids]
+    assert await aborted == [None, None]
     metrics = await engine.metrics()
     supervised.close()
     assert metrics["num_blocks_free"] == metrics["num_blocks_total"]

@@ -108,6 +108,17 @@ def test_prompt_logprobs_need_the_whole_prompt_computed() -> None:
     assert chosen.skip_reading_prefix_cache is False
 
 
+def test_rows_of_ids_get_one_length_and_need_the_whole_prompt_computed() -> None:
+    build: Any = SamplingParams
+    params = build(prompt_logprob_token_ids=[[3], (4, 5)], prompt_logprob_start=2)
+    assert params.prompt_logprob_token_ids == [[3, -1], [4, 5]]
+    assert params.skip_reading_prefix_cache is True and params.clone() == params
+    assert (params.first_scored_row, build(prompt_logprobs=1).first_scored_row) == (2, 0)
+    assert build(prompt_logprob_token_ids=[3, 4]).prompt_logprob_token_ids == [[3, 4]]
+    with pytest.raises(ValidationError, match="prompt_logprob_start"):
+        build(prompt_logprob_token_ids=[3], prompt_logprob_start=-1)
+
+
 def test_positional_arguments_are_a_type_error() -> None:
     build: Any = SamplingParams
     with pytest.raises(TypeError):
@@ -160,6 +171,13 @@ def test_positional_arguments_are_a_type_error() -> None:
         ("bad_words_token_ids", [[]]),
         ("trace_decode_token_ids", [1.5]),
         ("logprob_token_ids", [-1]),
+        ("prompt_logprob_token_ids", []),
+        ("prompt_logprob_token_ids", [[]]),
+        ("prompt_logprob_token_ids", 5),
+        ("prompt_logprob_token_ids", [1, [2]]),
+        ("prompt_logprob_token_ids", [[0.5]]),
+        ("prompt_logprob_token_ids", [[-2]]),
+        ("prompt_logprob_start", 0),
         ("output_kind", 7),
     ],
 )
@@ -188,8 +206,6 @@ def test_several_greedy_answers_are_refused() -> None:
     [
         "watermarking",
         "routed_experts_prompt_start",
-        "prompt_logprob_token_ids",
-        "prompt_logprob_start",
     ],
 )
 def test_features_we_do_not_have_are_refused_by_name(name: str) -> None:

@@ -179,6 +179,13 @@ def check_params(
         number = getattr(params, name)
         if number is not None and max_logprobs != -1 and not 0 <= number <= max_logprobs:
             raise ValidationError(f"{name} must be at most {max_logprobs}", name, number)
+    rows = params.prompt_logprob_token_ids or [[]]
+    if max_logprobs != -1 and len(rows[0]) > max_logprobs:
+        problem = f"prompt_logprob_token_ids must have at most {max_logprobs} ids a row"
+        raise ValidationError(problem, "prompt_logprob_token_ids", len(rows[0]))
+    if vocab_size is not None and max(max(row, default=0) for row in rows) >= vocab_size:
+        problem = f"prompt_logprob_token_ids must be below the vocabulary's size, {vocab_size}"
+        raise ValidationError(problem, "prompt_logprob_token_ids", None)
     for name in _TOKEN_IDS:
         if vocab_size is not None and max(getattr(params, name) or (0,)) >= vocab_size:
             problem = f"{name} must be below the vocabulary's size, {vocab_size}"
@@ -230,6 +237,7 @@ def check_prompt(
         num_slots = ready.num_blocks * ready.block_size
         problem = f"the prompt has {length} tokens, and the KV cache {num_slots}"
         raise ValidationError(problem, "prompt", length)
+    check_scored_rows(params, len(token_ids))
     room = ready.max_model_len - len(token_ids)
     if params.min_tokens > room:
         problem = f"must be at most {room}, what the context leaves for the answer"
@@ -237,6 +245,21 @@ def check_prompt(
     for name, ids in (("prompt", token_ids), ("resume_token_ids", resume_token_ids)):
         if ids and not 0 <= min(ids) <= max(ids) < ready.vocab_size:
             raise ValidationError("token ids must be of the model's vocabulary", name, None)
+
+
+def check_scored_rows(params: SamplingParams, num_prompt_tokens: int) -> None:
+    """Refuse rows of ids that are not those of the prompt's tokens which predict another."""
+    rows = params.prompt_logprob_token_ids
+    if rows is None:
+        return
+    start = params.prompt_logprob_start or 0
+    num_scored = num_prompt_tokens - 1 - start
+    if num_scored < 0:
+        problem = f"must be below {num_prompt_tokens}, the prompt's tokens"
+        raise refuse("prompt_logprob_start", start, problem)
+    if len(rows) not in (1, num_scored):
+        problem = f"must have {num_scored} rows, or one list of ids for all of them"
+        raise refuse("prompt_logprob_token_ids", f"{len(rows)} rows", problem)
 
 
 def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:

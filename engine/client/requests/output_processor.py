@@ -9,6 +9,8 @@ messages for the core are returned.
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from engine.client.requests.iteration_stats import IterationStats
 from engine.client.requests.parallel_sampling import ParentRequest
 from engine.client.requests.request_state import RequestState, output_failed
@@ -158,24 +160,20 @@ def _internal_id(state: RequestState) -> str:
 
 def merge_outputs(earlier: SequenceOutput, later: SequenceOutput) -> SequenceOutput:
     """Two outputs of one request as one, so that their tokens are decoded together."""
-    return SequenceOutput(
-        request_id=later.request_id,
+    return msgspec.structs.replace(
+        later,
         new_token_ids=[*earlier.new_token_ids, *later.new_token_ids],
-        finish_reason=later.finish_reason,
-        stop_reason=later.stop_reason,
-        error=later.error,
         logprobs=_joined(earlier.logprobs, later.logprobs),
-        num_cached_tokens=later.num_cached_tokens,
-        num_computed_tokens=later.num_computed_tokens,
-        num_preemptions=later.num_preemptions,
-        queue_position=later.queue_position,
-        num_tokens_ahead=later.num_tokens_ahead,
-        scheduled_ts=later.scheduled_ts,
-        first_token_ts=later.first_token_ts,
         prompt_logprobs=_joined(earlier.prompt_logprobs, later.prompt_logprobs),
-        embedding=later.embedding,
+        prompt_token_id_logprobs=_joined_bytes(
+            earlier.prompt_token_id_logprobs, later.prompt_token_id_logprobs
+        ),
     )
 
 
 def _joined(earlier: list[Any] | None, later: list[Any] | None) -> list[Any] | None:
     return None if earlier is None and later is None else [*(earlier or ()), *(later or ())]
+
+
+def _joined_bytes(earlier: bytes | None, later: bytes | None) -> bytes | None:
+    return (earlier or b"") + (later or b"") or None

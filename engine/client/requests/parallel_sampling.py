@@ -6,7 +6,6 @@ the reader they are one stream, whose outputs say by `index` which answer they b
 
 import msgspec
 
-from engine.logprobs import PromptLogprobs
 from engine.outputs import CompletionOutput, OutputError, RequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
 
@@ -25,7 +24,7 @@ class ParentRequest:
         self._num_unfinished = params.n
         self._completions: dict[int, CompletionOutput] = {}  # ended ones, for FINAL_ONLY
         self._num_cached_tokens: int | None = 0
-        self._prompt_logprobs: PromptLogprobs | None = None
+        self._scored: RequestOutput | None = None  # the first with logprobs of the prompt
         self._error: OutputError | None = None
 
     def child_id(self, index: int) -> str:
@@ -36,8 +35,9 @@ class ParentRequest:
         params = self.params
         seed = None if params.seed is None else (params.seed + index) % (1 << 64)
         child = msgspec.structs.replace(params, n=1, seed=seed)
-        if index and params.prompt_logprobs is not None:  # those of the first answer are for all
-            child.prompt_logprobs = None
+        if index and params.scores_prompt:  # those of the first answer are for all
+            child.prompt_logprobs = child.prompt_logprob_token_ids = None
+            child.prompt_logprob_start = None
             child.skip_reading_prefix_cache = False
         return child
 
@@ -54,9 +54,7 @@ class ParentRequest:
         if completion.index == 0:
             self._num_cached_tokens = output.num_cached_tokens
         output.num_cached_tokens = self._num_cached_tokens
-        self._prompt_logprobs = output.prompt_logprobs or self._prompt_logprobs
-        if self.params.output_kind is not RequestOutputKind.DELTA:
-            output.prompt_logprobs = self._prompt_logprobs
+        self._keep_prompt_scores(output)
         self.max_num_tokens = max(self.max_num_tokens, num_tokens)
         output.error = self._error = output.error or self._error
         self._num_unfinished -= completion.finished()
@@ -67,3 +65,14 @@ class ParentRequest:
                 return None
             output.outputs = [self._completions[index] for index in sorted(self._completions)]
         return output
+
+    def _keep_prompt_scores(self, output: RequestOutput) -> None:
+        """What the first answer brought of the prompt is in every output that is no delta."""
+        if not self.params.scores_prompt or self.params.output_kind is RequestOutputKind.DELTA:
+            return
+        is_scored = output.prompt_logprobs is not None
+        if is_scored or output.prompt_token_id_logprobs is not None:
+            self._scored = output
+        if (first := self._scored) is not None:
+            output.prompt_logprobs = first.prompt_logprobs
+            output.prompt_token_id_logprobs = first.prompt_token_id_logprobs

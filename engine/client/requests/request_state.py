@@ -19,8 +19,8 @@ from engine.ipc import AddRequest, SequenceOutput
 from engine.logprobs import (
     FlatLogprobs,
     Logprob,
-    PromptLogprobs,
     PromptScores,
+    PromptTokenIdScores,
     read_candidates,
 )
 from engine.outputs import (
@@ -98,6 +98,7 @@ class RequestState:
         self._progress: RequestProgress | None = None
         self._detokenizer: Detokenizer | None = None
         self._prompt_scores: PromptScores | None = None  # None: not asked for, or sent
+        self._id_scores: PromptTokenIdScores | None = None  # likewise
         self._text = ""  # already emitted; kept unless deltas are asked for
         self._new_text = ""  # not yet emitted, as well as what follows
         self._new_token_ids: list[int] = []
@@ -118,19 +119,28 @@ class RequestState:
             self._prompt_scores = PromptScores(
                 token_ids, self._decode_one, max_before=MAX_PIECES, is_flat=is_flat
             )
+        if rows := self.params.prompt_logprob_token_ids:
+            num_rows = len(token_ids) - 1 - (self.params.prompt_logprob_start or 0)
+            self._id_scores = PromptTokenIdScores(num_rows, len(rows[0]))
         if self.params.detokenize:
             self._detokenizer = new_detokenizer(tokenizer, token_ids, self.params)
             self._detokenizer.resume(self.resume_token_ids)
 
     def remaining_params(self) -> SamplingParams:
         """For a core that goes on with it: without the prompt's logprobs, if they are here."""
-        if self.params.prompt_logprobs is None:
+        if not self.params.scores_prompt:
             return self.params
-        scores = self._prompt_scores
-        if scores is not None and not scores.is_complete:
-            scores.restart()
+        scores = [each for each in (self._prompt_scores, self._id_scores) if each is not None]
+        if any(not each.is_complete for each in scores):  # they are complete together
+            for each in scores:
+                each.restart()
             return self.params
-        return msgspec.structs.replace(self.params, prompt_logprobs=None)
+        return msgspec.structs.replace(
+            self.params,
+            prompt_logprobs=None,
+            prompt_logprob_token_ids=None,
+            prompt_logprob_start=None,
+        )
 
     def update(self, output: SequenceOutput) -> FinishReason | None:
         """Take up what the core did. Returns why the request has ended, if this ended it."""
@@ -139,6 +149,8 @@ class RequestState:
             return "abort" if output.finish_reason else None
         if self._prompt_scores is not None and output.prompt_logprobs is not None:
             self._prompt_scores.add(output.prompt_logprobs)
+        if self._id_scores is not None and output.prompt_token_id_logprobs is not None:
+            self._id_scores.add(output.prompt_token_id_logprobs)
         token_ids, stop = self._detokenize(output)
         self._take_tokens(token_ids, output.logprobs)
         if stop is not None:
@@ -227,13 +239,14 @@ class RequestState:
         flat.extend(logprobs)
         return flat
 
-    def _prompt_logprobs(self) -> PromptLogprobs | None:
-        """For the next output."""
-        scores = self._prompt_scores
-        logprobs = None if scores is None else scores.get()
-        if logprobs is not None and self.params.output_kind is RequestOutputKind.DELTA:
-            self._prompt_scores = None
-        return logprobs
+    def _add_prompt_scores(self, output: RequestOutput) -> None:
+        """What this output has of the prompt; with deltas no later one has it."""
+        scores, of_ids = self._prompt_scores, self._id_scores
+        output.prompt_logprobs = None if scores is None else scores.get()
+        output.prompt_token_id_logprobs = None if of_ids is None else of_ids.get()
+        if self.params.output_kind is RequestOutputKind.DELTA:
+            self._prompt_scores = scores if output.prompt_logprobs is None else None
+            self._id_scores = of_ids if output.prompt_token_id_logprobs is None else None
 
     def _note_progress(self, output: SequenceOutput) -> None:
         self.queue_position = output.queue_position
@@ -294,13 +307,15 @@ class RequestState:
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self._shown_prompt(),
-            prompt_logprobs=self._prompt_logprobs(),
+            prompt_logprobs=None,
             outputs=[completion],
             finished=reason is not None,
             metrics=self.metrics,
             num_cached_tokens=self.num_cached_tokens,
             error=error,
         )
+        if self.params.scores_prompt:
+            self._add_prompt_scores(output)
         joined = output if self.parent is None else self.parent.join(output, len(self.token_ids))
         if joined is not None:
             collector.put(joined)

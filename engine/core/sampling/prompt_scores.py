@@ -1,4 +1,4 @@
-"""How likely the model finds the tokens of a prompt: the logprobs for `prompt_logprobs`.
+"""How likely the model finds the tokens of a prompt, or others in their places: logprobs.
 
 The logits after a token say how likely the next one was, so the first token of a prompt has none.
 Rows are taken a few at a time, because log_softmax makes a copy of them; a row's bits do not depend
@@ -16,40 +16,54 @@ MAX_COPIED_LOGITS = 1 << 20  # 4 MiB: what the caches of a processor still hold
 
 
 def score_prompts(scheduled: Collection[ScheduledSequence], logits: Tensor) -> None:
-    """Fill in `prompt_logprobs` of the parts of a step.
+    """Fill in `prompt_logprobs` and `prompt_token_id_logprobs` of the parts of a step.
 
     logits: [num_scored, vocab] float32, those after the scored tokens of all parts, in their order.
     """
     row = 0
+    step = max(1, MAX_COPIED_LOGITS // logits.shape[1])
     for item in scheduled:
-        if not item.scored:
-            continue
-        params, rows = item.sequence.params, logits[row : row + len(item.scored)]
-        row += len(item.scored)
-        assert params.prompt_logprobs is not None
-        followers = item.sequence.token_ids[item.scored.start + 1 : item.scored.stop + 1]
-        item.prompt_logprobs = _score(rows, followers, params.prompt_logprobs)
+        for first in range(item.scored.start, item.scored.stop, step):
+            places = range(first, min(first + step, item.scored.stop))
+            rows = logits[row : row + len(places)].log_softmax(-1)
+            row += len(places)
+            _score_best(item, places, rows)
+            _score_ids(item, places, rows)
 
 
-def _score(logits: Tensor, token_ids: list[int], num_best: int) -> list[TokenLogprobs]:
-    """Of each row its token, and the best ones: -1 is all of them. logits: [n, vocab] float32."""
-    vocab = logits.shape[1]
+def _score_best(item: ScheduledSequence, places: range, logprobs: Tensor) -> None:
+    """Of each place the token after it, and the best ones: -1 is all of them.
+
+    logprobs: [num_places, vocab] float32.
+    """
+    num_best, vocab = item.sequence.params.prompt_logprobs, logprobs.shape[1]
+    if num_best is None:
+        return
     num_best = vocab if num_best == -1 else min(num_best, vocab)
-    step = max(1, MAX_COPIED_LOGITS // vocab)
-    scores: list[TokenLogprobs] = []
-    for start in range(0, len(token_ids), step):
-        ids = token_ids[start : start + step]
-        scores += _score_slice(logits[start : start + step].log_softmax(-1), ids, num_best)
-    return scores
-
-
-def _score_slice(logprobs: Tensor, token_ids: list[int], num_best: int) -> list[TokenLogprobs]:
+    token_ids = item.sequence.token_ids[places.start + 1 : places.stop + 1]
     chosen = logprobs.gather(1, torch.tensor(token_ids, device=logprobs.device)[:, None])  # [n, 1]
     ranks = (logprobs > chosen).sum(-1).add(1)
     best = logprobs.topk(num_best)
     columns = (chosen[:, 0], ranks, best.indices, best.values)
     of_rows = zip(token_ids, *(column.tolist() for column in columns), strict=True)
-    return [[(token, value, rank), *_ranked(token, *top)] for token, value, rank, *top in of_rows]
+    item.prompt_logprobs += [
+        [(token, value, rank), *_ranked(token, *top)] for token, value, rank, *top in of_rows
+    ]
+
+
+def _score_ids(item: ScheduledSequence, places: range, logprobs: Tensor) -> None:
+    """Of each place those that its row of ids names. logprobs: [num_places, vocab] float32."""
+    params = item.sequence.params
+    rows = params.prompt_logprob_token_ids
+    start = params.prompt_logprob_start or 0
+    if rows is None or places.stop <= start:
+        return
+    logprobs = logprobs[max(0, start - places.start) :]
+    if len(rows) > 1:
+        rows = rows[max(0, places.start - start) : places.stop - start]
+    ids = torch.tensor(rows, device=logprobs.device).expand(len(logprobs), -1)
+    scores = logprobs.gather(1, ids.clamp(min=0)).masked_fill_(ids < 0, -torch.inf)
+    item.prompt_token_id_logprobs += scores.cpu().numpy().tobytes()
 
 
 def _ranked(token: int, ids: list[int], values: list[float]) -> TokenLogprobs:

@@ -39,6 +39,10 @@ def find_problem(
             return ("unsupported_parameter", f"{name} is not implemented")
     if not all(0 <= token < vocab_size for token in _indexing_ids(sequence)):
         return ("invalid_request", f"a token id is not below {vocab_size}")
+    rows = sequence.params.prompt_logprob_token_ids or []
+    num_scored = num_prompt_tokens - 1 - (sequence.params.prompt_logprob_start or 0)
+    if rows and (num_scored < 0 or len(rows) not in (1, num_scored)):
+        return ("invalid_request", f"there are not {num_scored} rows of prompt_logprob_token_ids")
     return None
 
 
@@ -74,3 +78,5 @@ def _indexing_ids(sequence: Sequence) -> Iterator[int]:
         yield from ids or ()
     for word in params.bad_words_token_ids or ():
         yield word[-1]
+    for row in params.prompt_logprob_token_ids or ():
+        yield max(0, *row)  # those below 0 stand for none

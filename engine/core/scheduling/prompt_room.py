@@ -79,8 +79,10 @@ class PromptRoom:
             if self._max_tokens_each:
                 more = min(more, self._max_tokens_each - amount)
             if cost:
-                more = min(more, max(1, self._num_logits // cost))
-                self._num_logits -= more * cost
+                read = sequence.num_computed_tokens + amount
+                num_free = max(0, sequence.num_scored_tokens - read)  # that need no logits
+                more = min(more, num_free + max(1, self._num_logits // cost))
+                self._num_logits -= max(0, more - num_free) * cost
             self._amounts[sequence] = amount + more
             num_tokens -= more
         return num_tokens
@@ -104,8 +106,10 @@ class PromptRoom:
 
 def _logits_per_token(sequence: Sequence, vocab_size: int) -> int:
     """What each token of its prompt takes of `MAX_PROMPT_LOGITS`; 0 without logprobs."""
-    num_best = sequence.params.prompt_logprobs
-    if num_best is None or not sequence.is_scoring:
+    if not sequence.is_scoring:
         return 0
-    num_best = vocab_size if num_best == -1 else min(num_best + 1, vocab_size)
-    return vocab_size + LOGITS_PER_LOGPROB * num_best
+    num_best, rows = sequence.params.prompt_logprobs, sequence.params.prompt_logprob_token_ids
+    num_logprobs = 0 if num_best is None else num_best + 1
+    if num_best == -1 or num_logprobs > vocab_size:
+        num_logprobs = vocab_size
+    return vocab_size + LOGITS_PER_LOGPROB * num_logprobs + len(rows[0] if rows else ())

@@ -52,6 +52,7 @@ class Sequence:
         "copied_from",
         "due_tick",
         "first_token_ts",
+        "is_scored",
         "last_served",
         "max_num_tokens",
         "num_cached_tokens",
@@ -67,6 +68,7 @@ class Sequence:
         "pooled",
         "pooling",
         "prompt_logprobs",
+        "prompt_token_id_logprobs",
         "queue_position",
         "queued_ts",
         "reads_prefix_cache",
@@ -105,10 +107,12 @@ class Sequence:
         self.waits_for_tokens = (
             pooling is not None or params.needs_answer or params.logprobs is not None
         )
+        self.is_scored = params.scores_prompt
         # What is read there gives neither logprobs of the prompt nor hidden states.
-        is_scored = params.prompt_logprobs is not None
         is_pooled = pooling is not None and pooling.skips_prefix_cache
-        self.reads_prefix_cache = not (params.skip_reading_prefix_cache or is_scored or is_pooled)
+        self.reads_prefix_cache = not (
+            params.skip_reading_prefix_cache or self.is_scored or is_pooled
+        )
 
         # these fields are set by the scheduler
         self.num_unknown = 0  # of the last tokens
@@ -126,8 +130,10 @@ class Sequence:
         self.queued_ts = 0.0  # monotonic, as are the next two; 0 = never
         self.scheduled_ts = 0.0
         self.first_token_ts = 0.0
-        self.num_scored_tokens = 0  # of the prompt, after which logprobs are known
+        # Of the prompt, after which logprobs are known, or are not wanted.
+        self.num_scored_tokens = params.first_scored_row
         self.prompt_logprobs: list[TokenLogprobs] = []  # of these, what its client has not got yet
+        self.prompt_token_id_logprobs = b""  # likewise, as `SequenceOutput` has them
 
         # these by the block manager
         self.num_computed_tokens = 0
@@ -167,7 +173,7 @@ class Sequence:
     @property
     def is_scoring(self) -> bool:
         """Whether logprobs of its prompt are still wanted of what it reads."""
-        if self.params.prompt_logprobs is None:
+        if not self.is_scored:
             return False
         num_known = max(self.num_scored_tokens, self.num_computed_tokens)
         return num_known < self.num_prompt_tokens - 1
@@ -179,6 +185,12 @@ class Sequence:
     @property
     def is_finished(self) -> bool:
         return self.status is SequenceStatus.FINISHED
+
+    def take_prompt_scores(self) -> tuple[list[TokenLogprobs] | None, bytes | None]:
+        """Logprobs of its prompt, and of given ids there, that its client has not got yet."""
+        taken = (self.prompt_logprobs or None, self.prompt_token_id_logprobs or None)
+        self.prompt_logprobs, self.prompt_token_id_logprobs = [], b""
+        return taken
 
     def expect_token(self, row: int) -> None:
         """A step in flight will choose a token, in this one of its sampled rows."""
@@ -214,6 +226,7 @@ class ScheduledSequence:
         "is_sampled",
         "num_tokens",
         "prompt_logprobs",
+        "prompt_token_id_logprobs",
         "scored",
         "sequence",
         "start",
@@ -230,10 +243,11 @@ class ScheduledSequence:
         self.is_decode = num_known - start == 1 and num_known > sequence.num_prompt_tokens
         self.is_anticipated = False  # whether its sequence counts it as computed already
         self.scored = NO_PLACES  # places of its tokens after which logprobs are wanted
-        if sequence.params.prompt_logprobs is not None:
+        if sequence.is_scored:
             last = sequence.num_prompt_tokens - 1
             self.scored = range(max(start, sequence.num_scored_tokens), min(self.end, last))
         self.prompt_logprobs: list[TokenLogprobs] = []  # of these, set by the runner
+        self.prompt_token_id_logprobs = b""  # likewise
         self._num_preemptions = sequence.num_preemptions
 
     @property

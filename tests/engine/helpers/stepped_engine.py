@@ -47,6 +47,7 @@ class SteppedEngine:
         self.tokens: dict[str, list[int]] = {}
         self.logprobs: dict[str, Logprobs] = {}
         self.prompt_logprobs: dict[str, Logprobs] = {}
+        self.prompt_id_logprobs: dict[str, bytes] = {}
         self.logits: dict[str, list[torch.Tensor]] = {}
         self.ends: dict[str, SequenceOutput] = {}
         if keeps_logits:
@@ -73,6 +74,10 @@ class SteppedEngine:
             self.logprobs.setdefault(output.request_id, []).extend(output.logprobs or [])
             of_prompt = self.prompt_logprobs.setdefault(output.request_id, [])
             of_prompt.extend(output.prompt_logprobs or [])
+            of_ids = self.prompt_id_logprobs.get(output.request_id, b"")
+            self.prompt_id_logprobs[output.request_id] = of_ids + (
+                output.prompt_token_id_logprobs or b""
+            )
             if output.finish_reason is not None:
                 self.ends[output.request_id] = output
 

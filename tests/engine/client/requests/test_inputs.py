@@ -8,6 +8,7 @@ from engine.client.requests.inputs import (
     ParsedPrompt,
     bad_word_ids,
     check_params,
+    check_scored_rows,
     parse_prompt,
 )
 from engine.client.text.tokenizer import Tokenizer
@@ -75,6 +76,7 @@ def test_logprobs_are_limited(logprobs: int, limit: int, is_fine: bool) -> None:
         ("allowed_token_ids", [100]),
         ("logprob_token_ids", [100]),
         ("trace_decode_token_ids", [100]),
+        ("prompt_logprob_token_ids", [[3], [100, -1]]),
     ],
 )
 def test_token_ids_are_of_the_vocabulary(name: str, ids: Any) -> None:
@@ -109,6 +111,21 @@ def test_more_logprobs_than_the_engine_allows_are_refused(name: str) -> None:
             check_params(params, None, 5)
         assert caught.value.parameter == name
         check_params(params, None, -1)
+
+
+def test_ids_for_rows_of_a_prompt_are_limited_and_fit_it() -> None:
+    params = SamplingParams(prompt_logprob_token_ids=[[1, 2]] * 3, prompt_logprob_start=4)
+    check_params(params, None, 2)
+    check_params(params, None, -1)
+    check_scored_rows(params, 8)
+    check_scored_rows(SamplingParams(prompt_logprob_token_ids=[[1]]), 8)
+    with pytest.raises(ValidationError, match="at most 1 ids a row"):
+        check_params(params, None, 1)
+    with pytest.raises(ValidationError, match="must have 2 rows") as caught:
+        check_scored_rows(params, 7)
+    assert caught.value.parameter == "prompt_logprob_token_ids"
+    with pytest.raises(ValidationError, match="prompt_logprob_start must be below 4"):
+        check_scored_rows(params, 4)
 
 
 def test_bad_words_are_found_at_the_start_and_after_a_space(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+from array import array
 from typing import Any
 
 import pytest
@@ -184,3 +185,20 @@ def test_the_prompt_s_logprobs_come_with_outputs_of_the_request(
         assert found == [expected, None, None, None]
     else:
         assert found == [expected] * (1 if kind is FINAL else 4)
+
+
+@pytest.mark.parametrize("kind", [DELTA, FINAL, RequestOutputKind.CUMULATIVE])
+def test_logprobs_of_given_ids_are_computed_once_and_come_as_those_of_the_prompt(
+    processor: OutputProcessor, kind: RequestOutputKind
+) -> None:
+    request = Siblings(processor, output_kind=kind, prompt_logprob_token_ids=[5, 6])
+    assert [state.params.scores_prompt for state in request.states] == [True, False]
+    request.process(0, prompt_token_id_logprobs=array("f", [-1.0, -2.0]).tobytes())
+    found = []
+    for index, finish in ((0, None), (1, None), (0, "length"), (1, "length")):
+        request.process(index, 2, finish=finish)
+        output = request.collector.get_nowait()
+        found += [] if output is None else [output.prompt_token_id_logprobs]
+    num_with = 1 if kind is not RequestOutputKind.CUMULATIVE else 4
+    assert [each.tolist() for each in found if each is not None] == [[[-1.0, -2.0]]] * num_with
+    assert found[0] is not None

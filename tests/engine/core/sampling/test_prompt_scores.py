@@ -6,6 +6,7 @@ The bits are those of the prompt alone and at once, in every chunking, batch and
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -184,6 +185,102 @@ def test_a_step_holds_a_bounded_number_of_their_logits(
         check_scores(folders("llama"), PROMPT, engine.prompt_logprobs[name], 1)
     assert "other" in steps[0]  # whose logits are not wanted
     assert max(sum(step.values()) for step in steps) == max(1, max_logits // (vocab + 128))
+
+
+def rows_of_ids(num_rows: int) -> list[list[int]]:
+    """Four ids for each row, the last of which is none in every second one."""
+    rows = torch.randint(0, 380, (num_rows, 4), generator=torch.Generator().manual_seed(2))
+    rows[::2, 3] = -1
+    return [list(row) for row in rows.tolist()]
+
+
+def check_ids(folder: Path, prompt: list[int], rows: list[list[int]], scores: bytes) -> None:
+    """That these are the logprobs of transformers in float32 at the last rows of the prompt."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt]), use_cache=False).logits[0].float()
+    ids = torch.tensor(rows)
+    expected = logits.log_softmax(-1)[-1 - len(rows) : -1].gather(1, ids.clamp(min=0))
+    found = torch.from_numpy(np.frombuffer(scores, np.float32).copy()).reshape(ids.shape)
+    assert (found[ids < 0] == -torch.inf).all()
+    assert (found - expected)[ids >= 0].abs().max() <= MAX_DIFFERENCE
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 5}, {"num_blocks": 7}])
+@pytest.mark.parametrize("model_impl", ["auto", "transformers"])
+def test_logprobs_of_given_ids_equal_transformers(
+    model_impl: str, settings: dict[str, Any], runs_ahead: bool, folders: Folders
+) -> None:
+    engine = SteppedEngine(
+        folders("qwen3"), model_impl=model_impl, runs_ahead=runs_ahead, **settings
+    )
+    asked = {}
+    for number, prompt in enumerate(make_prompts()):
+        start = number if len(prompt) > number + 1 else 0
+        rows = rows_of_ids(len(prompt) - 1 - start) or [[1, 2]]
+        asked[str(number)] = (prompt, rows)
+        both = {"prompt_logprobs": NUM_BEST if number % 2 else None}
+        engine.add(
+            str(number), prompt, prompt_logprob_token_ids=rows, prompt_logprob_start=start, **both
+        )
+        engine.step()
+    engine.run()
+    assert (engine.scheduler.totals.preemptions > 0) == ("num_blocks" in settings)
+    for name, (prompt, rows) in asked.items():
+        if len(prompt) == 1:
+            assert engine.prompt_id_logprobs[name] == b""
+            continue
+        check_ids(folders("qwen3"), prompt, rows, engine.prompt_id_logprobs[name])
+        if int(name) % 2:
+            check_scores(folders("qwen3"), prompt, engine.prompt_logprobs[name], NUM_BEST)
+        else:
+            assert engine.prompt_logprobs[name] == []
+
+
+def test_one_list_of_ids_holds_for_every_row(folders: Folders) -> None:
+    engine = SteppedEngine(folders("llama"), max_num_batched_tokens=8)
+    engine.add("same", PROMPT, prompt_logprob_token_ids=np.array([4, 9, -1]))
+    engine.add("each", PROMPT, prompt_logprob_token_ids=[(4, 9)] * (len(PROMPT) - 1))
+    engine.run()
+    rows = [[4, 9, -1]] * (len(PROMPT) - 1)
+    check_ids(folders("llama"), PROMPT, rows, engine.prompt_id_logprobs["same"])
+    check_ids(
+        folders("llama"), PROMPT, [row[:2] for row in rows], engine.prompt_id_logprobs["each"]
+    )
+
+
+def test_tokens_before_the_first_row_need_no_logits(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_room, "MAX_PROMPT_LOGITS", 2000)
+    engine = SteppedEngine(folders("llama"))
+    engine.add("late", PROMPT, prompt_logprob_token_ids=[7], prompt_logprob_start=30)
+    engine.step()
+    assert engine.scheduler.running[0].num_computed_tokens > 30
+    engine.run()
+    rows = [[7]] * (len(PROMPT) - 31)
+    check_ids(folders("llama"), PROMPT, rows, engine.prompt_id_logprobs["late"])
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"prompt_logprob_token_ids": [[1]] * 3},
+        {"prompt_logprob_token_ids": [1], "prompt_logprob_start": len(PROMPT)},
+        {"prompt_logprob_token_ids": [1 << 40]},
+    ],
+)
+def test_ids_that_do_not_fit_the_prompt_end_their_request_alone(
+    params: dict[str, Any], folders: Folders
+) -> None:
+    engine = SteppedEngine(folders("llama"))
+    engine.add("bad", PROMPT, **params)
+    engine.add("good", PROMPT)
+    engine.run()
+    assert engine.ends["bad"].error is not None
+    assert engine.ends["bad"].error[0] == "invalid_request"
+    assert len(engine.tokens["good"]) == 24
 
 
 def test_tokens_that_are_equally_likely_share_a_rank() -> None:
