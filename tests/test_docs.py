@@ -16,6 +16,7 @@ from engine import (
     RequestOutput,
     SamplingParams,
 )
+from engine.client.args import _CHOICES
 from engine.client.requests.inputs import check_params
 from engine.logprobs import FlatLogprobs
 from engine.repetition import REPETITION_DETECTED
@@ -206,7 +207,8 @@ def test_every_part_of_an_output_that_the_page_names_exists() -> None:
     known |= {"index", "code", "message", "decoded_token", "abort", "max_tokens", "stop_token_ids"}
     known |= {"CUMULATIVE", "DELTA", "FINAL_ONLY", "stop", "length", "error"}
     known |= {"flat_logprobs", FlatLogprobs.__name__}
-    known |= {"prompt_logprob_token_ids", "prompt_logprob_start"}
+    known |= {"prompt_logprob_token_ids", "prompt_logprob_start", "logprobs_mode"}
+    known |= {str(mode) for mode in _CHOICES["logprobs_mode"]}
     known |= {"repetition", "repetition_detection", REPETITION_DETECTED}
     named = set(re.findall(r"`(\w+)`", section(ENGINE, "Outputs")))
     assert named - known == {"RequestOutput", "CompletionOutput", "output_kind"}

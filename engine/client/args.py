@@ -59,6 +59,7 @@ class EngineArgs(AbsentFeatures):
     async_scheduling: bool | None = None
     enforce_eager: bool = False
     max_logprobs: int = 20
+    logprobs_mode: str = "raw_logprobs"
     generation_config: str = "auto"
     shutdown_timeout: float = 5.0
     disable_log_stats: bool = False
@@ -136,6 +137,7 @@ class EngineArgs(AbsentFeatures):
             runner=self.runner,
             quantization=self.quantization,
             kv_cache_dtype=self.kv_cache_dtype,
+            logprobs_mode=self.logprobs_mode,
             batch_invariant=self.batch_invariant,
             async_scheduling=self.async_scheduling,
             enforce_eager=self.enforce_eager,
@@ -254,6 +256,7 @@ _CHOICES = {
     "attn_backend": ("auto", "cpu", "torch", "flash_attn", "varlen", "cuda"),
     "model_impl": ("auto", "transformers", "fused"),
     "runner": ("auto", "generate", "pooling"),
+    "logprobs_mode": ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"),
     "log_level": (None, "DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
     # blocks are compared by their tokens, so that it makes no difference
     "prefix_caching_hash_algo": ("builtin", "sha256", "sha256_cbor", "xxhash", "xxhash_cbor"),

@@ -27,6 +27,7 @@ from engine.core.runner.sizes import cache_bytes_per_token, resolve_sizes
 from engine.core.sampling.pooler import pool_prompts
 from engine.core.sampling.prompt_scores import score_prompts
 from engine.core.sampling.sampler import Choices, Sampler
+from engine.core.sampling.token_logprobs import LogprobsMode
 from engine.core.scheduling.sequence import ScheduledSequence, Tokens
 from engine.core.tensors.batch import Batch, BatchMemory, build_batch
 from engine.core.tensors.kv_cache import allocate_cache
@@ -50,7 +51,8 @@ class ModelRunner:
         # What the last step chose, in the order of its sampled rows.
         self._chosen = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=loaded.device)
         edits = Upload(loaded.device) if loaded.device.type == "cuda" else list
-        self._sampler = Sampler(ops.choose_tokens, ops.penalize, edits)
+        self._mode = LogprobsMode.of(config.logprobs_mode)
+        self._sampler = Sampler(ops.choose_tokens, ops.penalize, edits, self._mode)
         self._hidden: Tensor | None = None  # [num_hidden, width], of the last pass
         _allocate_cache(loaded, self.config)
         self.embedding_size = self._hook_output_layer()
@@ -141,7 +143,7 @@ class ModelRunner:
             choices = self._sampler.choices(sampled, self.loaded.vocab_size)
             logits, choices = self._compute(scheduled, choices)
             if any(item.scored for item in scheduled):  # before the next step writes over them
-                score_prompts(scheduled, logits[len(sampled) :])
+                score_prompts(scheduled, logits[len(sampled) :], self._mode)
                 logits = logits[: len(sampled)]
             tokens = self._chosen[: len(sampled)]
             # Also where nothing was sampled: those who wait for the end of a step rely on it.

@@ -10,22 +10,27 @@ from collections.abc import Sequence as Collection
 import torch
 from torch import Tensor
 
+from engine.core.sampling.token_logprobs import LogprobsMode
 from engine.core.scheduling.sequence import ScheduledSequence, TokenLogprobs
 
 MAX_COPIED_LOGITS = 1 << 20  # 4 MiB: what the caches of a processor still hold
 
 
-def score_prompts(scheduled: Collection[ScheduledSequence], logits: Tensor) -> None:
+def score_prompts(
+    scheduled: Collection[ScheduledSequence], logits: Tensor, mode: LogprobsMode
+) -> None:
     """Fill in `prompt_logprobs` and `prompt_token_id_logprobs` of the parts of a step.
 
     logits: [num_scored, vocab] float32, those after the scored tokens of all parts, in their order.
+    No parameter processes them, so that raw and processed ones are the same.
     """
     row = 0
     step = max(1, MAX_COPIED_LOGITS // logits.shape[1])
     for item in scheduled:
         for first in range(item.scored.start, item.scored.stop, step):
             places = range(first, min(first + step, item.scored.stop))
-            rows = logits[row : row + len(places)].log_softmax(-1)
+            rows = logits[row : row + len(places)]
+            rows = rows if mode.is_logits else rows.log_softmax(-1)
             row += len(places)
             _score_best(item, places, rows)
             _score_ids(item, places, rows)

@@ -21,6 +21,7 @@ from engine.core.ops.reference import Penalize, penalize_reference
 from engine.core.ops.sampling_reference import ChooseTokens, choose_tokens_reference
 from engine.core.sampling.logit_edits import LogitEdits
 from engine.core.sampling.penalties import SeenTokens
+from engine.core.sampling.token_logprobs import LogprobsMode, token_logprobs
 from engine.core.scheduling.sequence import Problem, SampledToken, Sequence
 from engine.core.tensors.batch import KeptTensor
 from engine.core.tensors.transfers import Read, Send
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 NO_TOKEN: Problem = ("invalid_request", "the request's own parameters leave no token to choose")
 NOT_FINITE: Problem = ("engine_error", "the model gave no finite logits")
 
+RAW_LOGPROBS = LogprobsMode()
 NUM_UNIFORMS = 32  # random numbers made at once for one sequence
 # What a request's own parameters can bring about. A RuntimeError of torch is the whole step's.
 ROW_FAULTS = (LookupError, ValueError, TypeError, ArithmeticError)
@@ -111,7 +113,7 @@ class Choices(NamedTuple):
 class Sampler:
     """Chooses one token per row. What it remembers of a sequence lies in its `sampler_state`.
 
-    `send` brings tensors to where the logits are.
+    `send` brings tensors to where the logits are. `mode` is what logprobs are reported of.
     """
 
     def __init__(
@@ -119,10 +121,12 @@ class Sampler:
         choose_tokens: ChooseTokens = choose_tokens_reference,
         penalize: Penalize = penalize_reference,
         send: Send = list,
+        mode: LogprobsMode = RAW_LOGPROBS,
     ) -> None:
         self._choose_tokens = choose_tokens
         self._penalize = penalize
         self._send = send
+        self._mode = mode
         self._numbers = KeptTensor(np.float64)
         self._top_k = KeptTensor(np.int64)
 
@@ -155,7 +159,7 @@ class Sampler:
         `tokens` [n] int64 is written, on the device; `read` starts to bring it to the host. What is
         returned waits for it, once. If a request asked for logprobs, this waits itself.
 
-        Writes over `logits` where parameters change them and nobody asked for logprobs. A row
+        Writes over `logits` where parameters change them, unless logprobs of them are wanted. A row
         without a finite maximum, or whose parameters fail or leave no token, gives an error in its
         place and does not disturb the others.
         """
@@ -163,8 +167,9 @@ class Sampler:
         empty_rows: set[int] = set()  # whose parameters leave no token
         states = [_state_of(sequence) for sequence in sequences]
         edited = logits
+        has_logprobs = any(sequence.params.logprobs is not None for sequence in sequences)
         if any(state.edits_logits for state in states):
-            if any(sequence.params.logprobs is not None for sequence in sequences):
+            if has_logprobs and not self._mode.is_processed:
                 edited = logits.clone()  # logprobs are reported as the model gave them
             edits = LogitEdits(logits.shape[1])
             for row, (state, sequence) in enumerate(zip(states, sequences, strict=True)):
@@ -188,14 +193,23 @@ class Sampler:
             return [
                 SampledToken(-1, error=errors[row])
                 if row in errors
-                else _result(logits, row, chosen[row], sequence)
+                else self._result(logits[row], chosen[row], sequence)
                 for row, sequence in enumerate(sequences)
             ]
 
-        if any(sequence.params.logprobs is not None for sequence in sequences):
+        if has_logprobs:
             with_logprobs = results()  # of these logits, which the next step writes over
             return lambda: with_logprobs
         return results
+
+    def _result(self, logits: Tensor, token: int, sequence: Sequence) -> SampledToken:
+        """logits: [vocab] float32, edited where that is what logprobs are reported of."""
+        params = sequence.params
+        if forced := params.trace_decode_token_ids:
+            token = forced[min(sequence.num_output_tokens, len(forced) - 1)]
+        if params.logprobs is None:
+            return SampledToken(token)
+        return SampledToken(token, token_logprobs(logits, token, params, self._mode))
 
 
 def _state_of(sequence: Sequence) -> RowState:
@@ -203,32 +217,3 @@ def _state_of(sequence: Sequence) -> RowState:
     if state is None:
         state = sequence.sampler_state = RowState(sequence.params)
     return state
-
-
-def _result(logits: Tensor, row: int, token: int, sequence: Sequence) -> SampledToken:
-    params = sequence.params
-    if forced := params.trace_decode_token_ids:
-        token = forced[min(sequence.num_output_tokens, len(forced) - 1)]
-    if params.logprobs is None:
-        return SampledToken(token)
-    return SampledToken(token, _logprobs(logits[row], token, params))
-
-
-def _logprobs(logits: Tensor, token: int, params: SamplingParams) -> list[tuple[int, float, int]]:
-    """(token id, logprob, rank) of the chosen token, then of the best and the asked for.
-
-    Of the model's own distribution, before penalties and temperature. logits: [vocab] float32.
-    """
-    assert params.logprobs is not None
-    logprobs = logits.log_softmax(-1)
-    vocab = len(logprobs)
-    num_best = vocab if params.logprobs == -1 else min(params.logprobs, vocab)
-    best = logprobs.topk(num_best).indices.tolist()
-    wanted = list(dict.fromkeys([token, *best, *(params.logprob_token_ids or ())]))
-    values = logprobs[wanted]
-    if num_best == vocab:
-        rank_of = {token_id: rank for rank, token_id in enumerate(best, start=1)}
-        ranks = [rank_of[token_id] for token_id in wanted]
-    else:
-        ranks = (logprobs > values.unsqueeze(1)).sum(-1).add(1).tolist()
-    return list(zip(wanted, values.tolist(), ranks, strict=True))

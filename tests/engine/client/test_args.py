@@ -46,6 +46,7 @@ def test_unknown_name_is_a_type_error() -> None:
         ("max_model_len", 1),
         ("max_model_len", "auto"),
         ("max_logprobs", -5),
+        ("logprobs_mode", "raw"),
         ("stream_interval", 2.5),
         ("seed", "x"),
         ("log_level", "CHATTY"),
@@ -95,7 +96,6 @@ def test_the_error_of_a_wrong_choice_lists_the_right_ones() -> None:
         ("speculative_config", {"method": "ngram"}),
         ("hf_overrides", {"rope_theta": 1}),
         ("limit_mm_per_prompt", {"image": 2}),
-        ("logprobs_mode", "processed_logits"),
         ("distributed_executor_backend", "ray"),
         ("convert", "classify"),
     ],
@@ -175,11 +175,13 @@ def test_config_has_the_values_under_its_own_names() -> None:
         max_num_seqs=3,
         pace=60,
         served_model_name=["tiny", "alias"],
+        logprobs_mode="raw_logits",
     )
     config = args.create_engine_config("ipc:///tmp/x")
     assert config.model.endswith("/models/tiny") and config.model.startswith("/")
     assert (config.dtype, config.num_blocks, config.max_num_seqs) == ("float16", 7, 3)
     assert (config.pace, config.served_model_name) == (60, "tiny")
+    assert config.logprobs_mode == "raw_logits"
     assert config.address == "ipc:///tmp/x"
 
 

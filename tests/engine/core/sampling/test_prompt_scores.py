@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.core.models.fused.decoder import FusedDecoder
 from engine.core.sampling.prompt_scores import score_prompts
+from engine.core.sampling.token_logprobs import LogprobsMode
 from engine.core.scheduling import prompt_room
 from engine.core.scheduling.sequence import ScheduledSequence, Sequence
 from engine.sampling_params import SamplingParams
@@ -250,6 +251,28 @@ def test_one_list_of_ids_holds_for_every_row(folders: Folders) -> None:
     )
 
 
+@pytest.mark.parametrize("kind", ["raw", "processed"])
+def test_logits_of_a_prompt_are_reported_where_the_engine_does_so(
+    kind: str, folders: Folders
+) -> None:
+    engines = [
+        SteppedEngine(folders("llama"), logprobs_mode=f"{kind}_{unit}")
+        for unit in ("logprobs", "logits")
+    ]
+    for engine in engines:
+        params: dict[str, Any] = {"prompt_logprobs": -1, "prompt_logprob_token_ids": [3, 5]}
+        engine.add("r", PROMPT, temperature=0.5, seed=1, repetition_penalty=2.0, **params)
+        engine.run()
+    of_logprobs, of_logits = (engine.prompt_logprobs["r"] for engine in engines)
+    for logprobs, logits in zip(of_logprobs, of_logits, strict=True):
+        found = torch.tensor([value for _, value, _ in logits]).log_softmax(-1)
+        assert [entry[::2] for entry in logits] == [entry[::2] for entry in logprobs]
+        assert torch.allclose(found, torch.tensor([value for _, value, _ in logprobs]))
+    (first,) = of_logits[:1]
+    rows = np.frombuffer(engines[1].prompt_id_logprobs["r"], np.float32).reshape(-1, 2)
+    assert rows[0].tolist() == [dict((i, v) for i, v, _ in first)[token] for token in (3, 5)]
+
+
 def test_tokens_before_the_first_row_need_no_logits(
     folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,7 +310,7 @@ def test_tokens_that_are_equally_likely_share_a_rank() -> None:
     sequence = Sequence("me", "r", [4, 3, 0, 1], SamplingParams(prompt_logprobs=4))
     part = ScheduledSequence(sequence, 4)
     logits = torch.tensor([[2.0, 1.0, 2.0, 1.0, -torch.inf]] * 3)
-    score_prompts([part], logits)
+    score_prompts([part], logits, LogprobsMode())
     of_three, of_zero, of_one = part.prompt_logprobs
     expected = logits[0].log_softmax(-1).tolist()
     for scores, token in ((of_three, 3), (of_zero, 0), (of_one, 1)):
