@@ -9,6 +9,7 @@ async for output in engine.generate("Once upon", SamplingParams(max_tokens=50), 
 
 from pathlib import Path
 
+from engine.beam_search import BeamSearchParams
 from engine.client.args import AsyncEngineArgs, EngineArgs
 from engine.client.async_llm import AsyncLLM, AsyncLLMEngine
 from engine.client.launcher import CoreProcess, PrivateDirectory
@@ -71,6 +72,7 @@ __all__ = [
     "AsyncLLM",
     "AsyncLLMEngine",
     "AsyncLLMWorker",
+    "BeamSearchParams",
     "ChatTemplateError",
     "ClassificationRequestOutput",
     "CompletionOutput",

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from engine.beam_search import BeamSearchParams
 from engine.client.args import EngineArgs
 from engine.client.control import EngineControl
 from engine.client.parts import EngineParts, constructor_args, release, start_parts
@@ -38,9 +39,11 @@ from engine.client.requests.inputs import (
     check_tokenization,
     checked_ids,
     parse_prompt,
+    tokens_prompt,
 )
 from engine.client.requests.request_state import ProgressCallback, create_states, new_detokenizer
 from engine.client.results.generation_result import GenerationResult
+from engine.client.search.beam_search import BeamSearches, check_search
 from engine.client.text.tokenizer import Tokenizer
 from engine.errors import ValidationError, refuse
 from engine.outputs import RequestOutput
@@ -87,6 +90,7 @@ class AsyncLLM(EngineControl):
             engine_args = constructor_args(worker_use_ray, engine_use_ray, args, given | kwargs)
             _parts = start_parts(engine_args)
         super().__init__(_parts)
+        self._searches = BeamSearches(_parts.client)
         self._release = weakref.finalize(
             self, release, os.getpid(), _parts.client.connection, *_parts.owned
         )
@@ -284,6 +288,30 @@ class AsyncLLM(EngineControl):
         finally:
             stream.close()
 
+    async def beam_search(
+        self,
+        prompt: Prompt,
+        request_id: Any,
+        params: BeamSearchParams,
+        lora_request: LoRARequest | None = None,
+        trace_headers: Any = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield one output: the best answers that a beam search finds, the best one first.
+
+        Each beam is a request of one token in each step. Nothing happens before the first
+        iteration, and errors of the arguments appear there, as in `generate`. Leaving the stream
+        ends the search. After `abort()` the output has the best beams so far.
+        """
+        parsed = parse_prompt(prompt)
+        self._client.check_admission()
+        check_search(params, self._parts.max_logprobs, self.ready)
+        options = {"lora_request": lora_request, "trace_headers": trace_headers}
+        with self._searches.open(request_id, params, self, options) as run:
+            ids = parsed.token_ids
+            if ids is None:
+                ids = await self._tokenize(parsed.text or "", {}, parsed.cache_salt)
+            yield await run.run(tokens_prompt(parsed, ids), self.ready, self.tokenizer)
+
     async def add_request(
         self,
         request_id: Any,
@@ -438,6 +466,7 @@ class AsyncLLM(EngineControl):
         """
         is_one = isinstance(request_id, str) or not isinstance(request_id, Iterable)
         for each in [request_id] if is_one else list(request_id):
+            self._searches.abort(each)
             self._client.abort(each, internal=internal)
 
     # ---- helpers

@@ -70,7 +70,7 @@ class InputPreprocessor:
         ids = parsed.token_ids
         if ids is None:
             ids = self.tokenizer.encode(parsed.text or "")
-        return _tokens_prompt(parsed, ids)
+        return tokens_prompt(parsed, ids)
 
     async def preprocess_async(self, prompt: Prompt) -> TokensPrompt:
         """As `preprocess`, with long texts in another thread."""
@@ -78,7 +78,7 @@ class InputPreprocessor:
         ids = parsed.token_ids
         if ids is None:
             ids = await self.tokenizer.encode_async(parsed.text or "")
-        return _tokens_prompt(parsed, ids)
+        return tokens_prompt(parsed, ids)
 
 
 def parse_prompt(
@@ -301,7 +301,8 @@ def _check_keys(prompt: Mapping[Any, Any]) -> None:
             raise refuse("prompt", key, f"has keys {', '.join(_KEYS)}")
 
 
-def _tokens_prompt(parsed: ParsedPrompt, token_ids: list[int]) -> TokensPrompt:
+def tokens_prompt(parsed: ParsedPrompt, token_ids: list[int]) -> TokensPrompt:
+    """A prompt whose text, if it has one, has these ids."""
     prompt = TokensPrompt(prompt_token_ids=token_ids)
     if parsed.text is not None:
         prompt["prompt"] = parsed.text

@@ -47,16 +47,25 @@ class OutputProcessor:
 
         `ValidationError` if another open request has it.
         """
-        request_id, external = states[0].request_id, str(states[0].request_id)
-        if external in self._external_to_internal:
-            problem = f"a request with the id {external!r} is open already"
-            raise ValidationError(problem, "request_id", request_id)
-        self._external_to_internal[external] = _internal_id(states[0])
+        self.hold_id(states[0].request_id, _internal_id(states[0]))
         for state in states:
             self.request_states[state.internal_id] = state
             if state.parent is not None:
                 self.parent_requests[state.parent.internal_id] = state.parent
                 state.parent.open_ids[state.internal_id] = None
+
+    def hold_id(self, request_id: Any, name: str) -> None:
+        """Take an id for what consists of several requests; `ValidationError` as `add`."""
+        external = str(request_id)
+        if external in self._external_to_internal:
+            problem = f"a request with the id {external!r} is open already"
+            raise ValidationError(problem, "request_id", request_id)
+        self._external_to_internal[external] = name
+
+    def release_id(self, request_id: Any, name: str) -> None:
+        """Give back what `hold_id` took. Idempotent."""
+        if self._external_to_internal.get(str(request_id)) == name:
+            del self._external_to_internal[str(request_id)]
 
     def find(self, request_id: Any, *, internal: bool = False) -> list[RequestState]:
         """The open answers to a request; none if nobody has this id, or it was aborted."""
@@ -117,7 +126,7 @@ class OutputProcessor:
     def start_abort(self, state: RequestState) -> None:
         """From now on the request takes no token, and its id is free for another."""
         state.is_aborting = True
-        self._release_id(state)
+        self.release_id(state.request_id, _internal_id(state))
 
     def end(
         self,
@@ -145,12 +154,7 @@ class OutputProcessor:
             if parent.open_ids:
                 return
             self.parent_requests.pop(parent.internal_id, None)
-        self._release_id(state)
-
-    def _release_id(self, state: RequestState) -> None:
-        external = str(state.request_id)
-        if self._external_to_internal.get(external) == _internal_id(state):
-            del self._external_to_internal[external]
+        self.release_id(state.request_id, _internal_id(state))
 
 
 def _internal_id(state: RequestState) -> str:

@@ -1,0 +1,1 @@
+"""Answers that are searched for, with many requests each."""
