@@ -34,6 +34,7 @@ from engine.errors import (
 )
 from engine.faces.llm import LLM
 from engine.faces.llm_engine import LLMEngine
+from engine.logits_processors import AdapterLogitsProcessor
 from engine.logprobs import Logprob
 from engine.outputs import (
     CompletionOutput,
@@ -68,6 +69,7 @@ from engine.scaffolding.tasks import (
 
 __all__ = [
     "LLM",
+    "AdapterLogitsProcessor",
     "AsyncEngineArgs",
     "AsyncLLM",
     "AsyncLLMEngine",

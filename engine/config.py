@@ -34,6 +34,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str | None = None  # int8: weights in 8 bits
     kv_cache_dtype: str = "auto"  # auto: as the model; int8: fused only
     logprobs_mode: str = "raw_logprobs"  # raw or processed, logprobs or logits
+    logits_processors: list[str] = []  # module:Class, which the core imports
     batch_invariant: bool = True  # pad the rows of a step so that answers are alike in any batch
     pace: float = 0.0  # tokens/s per answer, 0 = as fast as possible
     watchdog_seconds: float = 30.0

@@ -67,7 +67,7 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
     structured_outputs: Any = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
-    extra_args: dict[str, Any] | None = None  # recorded, and never sent
+    extra_args: dict[str, Any] | None = None  # sent where the core has logits processors
     bad_words: list[str] | None = None
     skip_reading_prefix_cache: bool | None = None
     thinking_token_budget: int | None = None

@@ -5,6 +5,7 @@ raises `NotImplementedError` by name, a wrong value `ValidationError`.
 """
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, Field, dataclass, field, fields
 from os import PathLike
 from pathlib import Path
@@ -14,6 +15,7 @@ from engine.client.absent_args import AbsentFeatures
 from engine.client.cli_args import add_arguments
 from engine.config import EngineConfig
 from engine.errors import ValidationError, refuse
+from engine.logits_processors import class_name
 from engine.tracing.endpoint import check_endpoint
 
 DTYPES = {"auto": "auto", "half": "float16", "float": "float32"}
@@ -60,6 +62,7 @@ class EngineArgs(AbsentFeatures):
     enforce_eager: bool = False
     max_logprobs: int = 20
     logprobs_mode: str = "raw_logprobs"
+    logits_processors: list[str] | Sequence[type] | None = None  # module:Class, or such classes
     generation_config: str = "auto"
     shutdown_timeout: float = 5.0
     disable_log_stats: bool = False
@@ -138,6 +141,7 @@ class EngineArgs(AbsentFeatures):
             quantization=self.quantization,
             kv_cache_dtype=self.kv_cache_dtype,
             logprobs_mode=self.logprobs_mode,
+            logits_processors=[class_name(each) for each in self.logits_processors or ()],
             batch_invariant=self.batch_invariant,
             async_scheduling=self.async_scheduling,
             enforce_eager=self.enforce_eager,
@@ -187,6 +191,7 @@ class EngineArgs(AbsentFeatures):
         for name, bounds in _SECONDS_AND_RATES.items():
             _check_range(name, getattr(self, name), int | float, *bounds)
         self._check_names()
+        self._check_processors()
 
     def _check_names(self) -> None:
         if not self.model or not isinstance(self.model, str):
@@ -201,6 +206,16 @@ class EngineArgs(AbsentFeatures):
             return
         if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
             raise refuse("served_model_name", names, "must be a name or a list of names")
+
+    def _check_processors(self) -> None:
+        given = self.logits_processors
+        if not isinstance(given, list | None):
+            raise refuse("logits_processors", given, "must be a list")
+        try:
+            for each in given or ():
+                class_name(each)
+        except ValueError as error:
+            raise ValidationError(f"logits_processors: {error}", "logits_processors") from None
 
 
 @dataclass

@@ -41,6 +41,7 @@ from engine.client.requests.inputs import (
     parse_prompt,
     tokens_prompt,
 )
+from engine.client.requests.outgoing import check_extra_args
 from engine.client.requests.request_state import ProgressCallback, create_states, new_detokenizer
 from engine.client.results.generation_result import GenerationResult
 from engine.client.search.beam_search import BeamSearches, check_search
@@ -479,8 +480,16 @@ class AsyncLLM(EngineControl):
             seed=secrets.randbits(63) if params.seed is None else params.seed % (1 << 64),
             stream_interval=params.stream_interval or self._parts.stream_interval,
             bad_words_token_ids=bad_word_ids(words, self.tokenizer) if words else None,
-            extra_args=None,  # of the caller's alone, whatever they hold
+            extra_args=self._sent_args(params),
         )
+
+    def _sent_args(self, params: SamplingParams) -> dict[str, Any] | None:
+        """For the core's logits processors; without any, they are the caller's alone."""
+        ready = self._client.ready
+        if ready is None or not ready.config.logits_processors:
+            return None
+        check_extra_args(params)
+        return params.extra_args
 
     async def _tokenize(self, text: str, options: dict[str, Any], owner: str) -> list[int]:
         return await self.tokenizer.encode_async(

@@ -99,12 +99,15 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     from engine.core.ops import library as ops
     from engine.core.runner.memory import RunnerMemory
     from engine.core.runner.model_runner import ModelRunner
+    from engine.core.sampling.logits_processors import LogitsProcessors
     from engine.core.worker import Worker
 
     gc.enable()
     if config.threads:
         torch.set_num_threads(config.threads)
-    chosen = ops.choose(config.attn_backend, choose_device(config.device))
+    device = choose_device(config.device)
+    chosen = ops.choose(config.attn_backend, device)
+    processors = LogitsProcessors.load(config, device)
     try:
         loaded = load_model(config, chosen)
         if not config.threads and loaded.num_parameters < ONE_THREAD_PARAMETERS:
@@ -153,6 +156,7 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
         runs_ahead=runner.runs_ahead,
         worker=Worker(runner),
         memory=memory,
+        prepare=processors.prepare,
     )
     memory.start_warming(lambda: core.is_idle)
     return core, ready

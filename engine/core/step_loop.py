@@ -19,7 +19,13 @@ from queue import Empty, SimpleQueue
 from engine.core.io_thread import ClientGone, ClientSilent, InboxItem, Shutdown, Woken
 from engine.core.metrics import CoreMetrics
 from engine.core.scheduling.scheduler import Scheduler
-from engine.core.scheduling.sequence import Launch, ScheduledSequence, Tokens
+from engine.core.scheduling.sequence import (
+    Launch,
+    Problem,
+    ScheduledSequence,
+    Sequence,
+    Tokens,
+)
 from engine.core.sleep import Memory
 from engine.core.utilities import CoreCalls
 from engine.ipc import (
@@ -52,7 +58,8 @@ class EngineCore:
 
     `runs_ahead` starts steps before the last one has ended, wherever no sequence of that one needs
     its token here. `now` is a monotonic clock, replaced in tests; `worker` is what `collective_rpc`
-    calls, `memory` what is given back during sleep.
+    calls, `memory` what is given back during sleep. `prepare` sees each new sequence, and may
+    refuse it.
     """
 
     def __init__(
@@ -66,6 +73,7 @@ class EngineCore:
         now: Callable[[], float] = time.monotonic,
         worker: object = None,
         memory: Memory | None = None,
+        prepare: Callable[[Sequence], Problem | None] = lambda sequence: None,
     ) -> None:
         self.scheduler = scheduler
         self.metrics = metrics
@@ -74,6 +82,7 @@ class EngineCore:
         self.aborts: deque[tuple[str, Abort]] = deque()
         self.send: Callable[[str, CoreMessage], None] = lambda client_id, message: None
         self._launch = launch
+        self._prepare = prepare
         self._runs_ahead = runs_ahead
         self._in_flight: StepInFlight | None = None  # between two rounds
         self._last_ended = -math.inf  # when a step ended last
@@ -252,7 +261,7 @@ class EngineCore:
         sequence = self.scheduler.add(client_id, request, self._now())
         if sequence is None:
             logger.error("request %s is here already, ignored", request.request_id)
-        elif refusal := self._calls.refusal:
+        elif refusal := self._calls.refusal or self._prepare(sequence):
             self.scheduler.finish(sequence, "error", error=refusal)
         elif self._calls.is_dozing and not sequence.is_finished:
             self.scheduler.announce_waking(sequence)

@@ -15,7 +15,7 @@ from engine.ipc import (
     decode_client_message,
     encode,
 )
-from engine.sampling_params import cannot_be_sent
+from engine.sampling_params import SamplingParams, cannot_be_sent
 
 MAX_ABORTED_IDS = 1000  # in one message: ids may be long
 
@@ -46,6 +46,16 @@ def check_readable(message: AddRequest | Utility) -> None:
 def check_request(request: AddRequest) -> None:
     """As `check_readable`, for a request whose ids are known to be integers: most of it are ids."""
     check_readable(msgspec.structs.replace(request, prompt_token_ids=[], resume_token_ids=[]))
+
+
+def check_extra_args(params: SamplingParams) -> None:
+    """Raise `ValidationError` if the core could not read these, whose contents are the caller's."""
+    try:
+        decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(params.extra_args))
+        if decoded is not None and not all(isinstance(key, str) for key in decoded):
+            raise TypeError("its keys must be strings")
+    except Exception as error:  # types, surrogates, depth
+        raise ValidationError(f"extra_args cannot be sent: {error}", "extra_args") from None
 
 
 def _given_by_caller(message: ClientMessage) -> str:

@@ -1,7 +1,8 @@
 """`LogitEdits`: what parameters change of the logits before a token is chosen.
 
-What may be said at all, then what may not be said next, then biases, then penalties. The rows of a
-step are put together, so that everything they need is brought to the logits in one copy.
+What may be said at all, then what may not be said next, then biases, then the operator's own
+processors, then penalties. The rows of a step are put together, so that everything they need is
+brought to the logits in one copy; only processors work row by row.
 """
 
 from collections.abc import Iterable
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 
 from engine.core.ops.reference import Penalize
+from engine.core.sampling.logits_processors import process_rows
 from engine.core.sampling.penalties import Penalties, SeenTokens
-from engine.core.scheduling.sequence import Sequence
+from engine.core.scheduling.sequence import Problem, Sequence
 from engine.core.tensors.transfers import Send
 
 
@@ -38,6 +40,7 @@ class LogitEdits:
         self._biased = Places()
         self._biases: list[float] = []
         self._penalties = Penalties()
+        self._processed: list[tuple[int, Sequence]] = []  # rows, by the operator's own code
 
     def add(self, row: int, sequence: Sequence, seen: SeenTokens) -> bool:
         """Row by row, in their order. False if that leaves no token. What fails adds nothing."""
@@ -52,10 +55,16 @@ class LogitEdits:
         self._biases += biases.values()
         if counts is not None:
             self._penalties.add(row, params, *counts)
+        if sequence.logits_processors:
+            self._processed.append((row, sequence))
         return not set(banned).issuperset(allowed or range(self._vocab))
 
-    def apply(self, logits: Tensor, penalize: Penalize, send: Send) -> None:
-        """Change the rows that were added. logits: [num_rows, vocab] float32"""
+    def apply(self, logits: Tensor, penalize: Penalize, send: Send) -> dict[int, Problem]:
+        """Change the rows that were added. logits: [num_rows, vocab] float32
+
+        Returns what the operator's own processors failed with, by row.
+        """
+        failures: dict[int, Problem] = {}
         groups = (self._allowed, self._banned, self._biased)
         lists = [self._fenced, *(x for group in groups for x in (group.rows, group.tokens))]
         joined = torch.tensor([index for each in lists for index in each], dtype=torch.int64)
@@ -71,8 +80,11 @@ class LogitEdits:
             logits[banned] = logits.new_full((), -torch.inf)  # made where it is: no copy
         if len(biases):
             logits[biased] += biases
+        process_rows(logits, self._processed, failures, is_last=False)
         if penalties:
             penalize(logits, *penalties)
+        process_rows(logits, self._processed, failures, is_last=True)
+        return failures
 
 
 def _banned(sequence: Sequence) -> list[int]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from engine.core.ops.reference import Penalize, penalize_reference
 from engine.core.ops.sampling_reference import ChooseTokens, choose_tokens_reference
 from engine.core.sampling.logit_edits import LogitEdits
+from engine.core.sampling.logits_processors import NONE_LEFT
 from engine.core.sampling.penalties import SeenTokens
 from engine.core.sampling.token_logprobs import LogprobsMode, token_logprobs
 from engine.core.scheduling.sequence import Problem, SampledToken, Sequence
@@ -179,7 +180,7 @@ class Sampler:
                 except ROW_FAULTS as error:
                     logger.exception("%r: its logits could not be edited", sequence)
                     errors[row] = ("engine_error", f"{type(error).__name__} in the sampler")
-            edits.apply(edited, self._penalize, self._send)
+            errors |= edits.apply(edited, self._penalize, self._send)
         if sequences:
             temperatures, min_p, top_p, uniforms = choices.numbers.unbind()
             self._choose_tokens(edited, temperatures, min_p, top_p, choices.top_k, uniforms, tokens)
@@ -189,7 +190,7 @@ class Sampler:
             chosen = wait()
             for row, token in enumerate(chosen):
                 if token < 0:
-                    errors.setdefault(row, NO_TOKEN if row in empty_rows else NOT_FINITE)
+                    errors.setdefault(row, _why_none(sequences[row], row in empty_rows))
             return [
                 SampledToken(-1, error=errors[row])
                 if row in errors
@@ -216,4 +217,12 @@ def _state_of(sequence: Sequence) -> RowState:
     state: RowState | None = sequence.sampler_state
     if state is None:
         state = sequence.sampler_state = RowState(sequence.params)
+        state.edits_logits |= bool(sequence.logits_processors)
     return state
+
+
+def _why_none(sequence: Sequence, is_own_doing: bool) -> Problem:
+    """Why there is no token for it."""
+    if is_own_doing:
+        return NO_TOKEN
+    return NONE_LEFT if sequence.logits_processors else NOT_FINITE

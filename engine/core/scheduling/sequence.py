@@ -54,6 +54,7 @@ class Sequence:
         "first_token_ts",
         "is_scored",
         "last_served",
+        "logits_processors",
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -142,6 +143,9 @@ class Sequence:
         self.cache_parent: int | str = cache_salt  # cache id of the last of these
         # A block, and how many of its tokens the block that is computed next begins with.
         self.copied_from: tuple[int, int] | None = None
+
+        # this by the step loop, of the operator's own: `RowProcessor`s
+        self.logits_processors: Any = ()
 
         # this by the sampler: penalty counts, random numbers, ...
         self.sampler_state: Any = None

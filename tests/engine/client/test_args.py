@@ -47,6 +47,10 @@ def test_unknown_name_is_a_type_error() -> None:
         ("max_model_len", "auto"),
         ("max_logprobs", -5),
         ("logprobs_mode", "raw"),
+        ("logits_processors", "a:B"),
+        ("logits_processors", ["a.B"]),
+        ("logits_processors", [5]),
+        ("logits_processors", [type("Made", (), {"__qualname__": "f.<locals>.Made"})]),
         ("stream_interval", 2.5),
         ("seed", "x"),
         ("log_level", "CHATTY"),
@@ -176,12 +180,14 @@ def test_config_has_the_values_under_its_own_names() -> None:
         pace=60,
         served_model_name=["tiny", "alias"],
         logprobs_mode="raw_logits",
+        logits_processors=[AsyncEngineArgs],
     )
     config = args.create_engine_config("ipc:///tmp/x")
     assert config.model.endswith("/models/tiny") and config.model.startswith("/")
     assert (config.dtype, config.num_blocks, config.max_num_seqs) == ("float16", 7, 3)
     assert (config.pace, config.served_model_name) == (60, "tiny")
     assert config.logprobs_mode == "raw_logits"
+    assert config.logits_processors == ["engine.client.args:AsyncEngineArgs"]
     assert config.address == "ipc:///tmp/x"
 
 

@@ -11,6 +11,7 @@ from engine.core.attention.backends import UNIT_TOKENS
 from engine.core.models.loader import choose_device, load_model
 from engine.core.ops import library as ops
 from engine.core.runner.model_runner import ModelRunner
+from engine.core.sampling.logits_processors import LogitsProcessors
 from engine.core.scheduling.block_manager import BlockManager
 from engine.core.scheduling.scheduler import Scheduler
 from engine.core.scheduling.sequence import ScheduledSequence, Tokens
@@ -42,6 +43,7 @@ class SteppedEngine:
         self.scheduler = Scheduler(
             self.runner.config, blocks, loaded.vocab_size, tasks=loaded.tasks
         )
+        self._processors = LogitsProcessors.load(resolved, loaded.device)
         self.runs_ahead = runs_ahead
         self._in_flight: tuple[list[ScheduledSequence], Callable[[], Tokens]] | None = None
         self.tokens: dict[str, list[int]] = {}
@@ -55,7 +57,10 @@ class SteppedEngine:
 
     def add(self, request_id: str, prompt: list[int], **params: Any) -> None:
         params = {"max_tokens": 24, "ignore_eos": True} | params
-        self.scheduler.add("me", make_request(request_id, prompt=prompt, **params), 0.0)
+        request = make_request(request_id, prompt=prompt, **params)
+        sequence = self.scheduler.add("me", request, 0.0)
+        if sequence is not None and (problem := self._processors.prepare(sequence)):
+            self.scheduler.finish(sequence, "error", error=problem)
 
     def step(self) -> None:
         scheduled = self.scheduler.schedule(0.0)
@@ -69,6 +74,10 @@ class SteppedEngine:
                 self.scheduler.anticipate(scheduled)
             else:
                 self._end_step()
+        self.take_outputs()
+
+    def take_outputs(self) -> None:
+        """Take up what the scheduler has said."""
         for output in self.scheduler.take_outputs().get("me", []):
             self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
             self.logprobs.setdefault(output.request_id, []).extend(output.logprobs or [])
