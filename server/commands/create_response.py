@@ -24,9 +24,10 @@ from server.engines.client import (
     EngineDeadError,
     EngineError,
     RetryableRequestError,
+    ServedModel,
 )
 from server.generation.prompts import PromptBuilder
-from server.generation.sampling import ModelDefaults, effective_settings
+from server.generation.sampling import effective_settings
 from server.live.hub import Hub
 from server.live.subscription import Subscription
 from server.protocol.client_frames import CreateResponse
@@ -76,8 +77,7 @@ class ResponseCreator:
         runs: Runs,
         prompts: PromptBuilder,
         replica: str,
-        model: str,
-        defaults: ModelDefaults,
+        model: ServedModel,
         limit: ActiveLimit | None,
         tracing: AnswerTracing | None = None,
     ) -> None:
@@ -88,7 +88,6 @@ class ResponseCreator:
         self._prompts = prompts
         self._replica = replica
         self._model = model
-        self._defaults = defaults
         self._limit = limit
         self._tracing = tracing
         self._targets = ReplyTargets(store)
@@ -244,9 +243,9 @@ class ResponseCreator:
     def _settings(self, session: Session, frame: CreateResponse) -> dict[str, Any]:
         max_model_len = self._engine.model_config.max_model_len
         settings = effective_settings(
-            self._defaults, self._model, max_model_len, session.settings, frame.settings.given()
+            self._model, max_model_len, session.settings, frame.settings.given()
         )
-        if settings["model"] != self._model:
+        if settings["model"] != self._model.name:
             raise ApiError(
                 "model_not_found", "this server does not have that model", param="settings.model"
             )
@@ -267,13 +266,13 @@ class ResponseCreator:
         new_question = target.new_question(now_ms)
         question = new_question or target.question
         assert question is not None  # a target without a stored question asks a new one
-        answer = target.answer(response_id, question.id, self._model, now_ms)
+        answer = target.answer(response_id, question.id, self._model.name, now_ms)
         response = ResponseObject(
             id=response_id,
             session_id=session.id,
             message_id=answer.id,
             parent_id=question.id,
-            model=self._model,
+            model=self._model.name,
             settings=cast("SettingsObject", settings),  # with what a newer version has set
             status="queued",
             created_at=now_ms,
@@ -299,7 +298,7 @@ class ResponseCreator:
                 continues=target.version,
                 on_busy="queue" if frame.on_busy == "queue" else "reject",
                 created_event=created.data,
-                model=self._model,
+                model=self._model.name,
                 settings=settings,
                 seed=settings["seed"],
                 fields=None if trace is None else trace.headers,

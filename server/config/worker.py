@@ -1,5 +1,7 @@
 """What the supervisor sends a worker at its start, and the worker's exit codes."""
 
+from typing import Any
+
 import msgspec
 
 from server.config.intervals import Intervals
@@ -17,11 +19,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     redis_url: str
     redis_secret: str | None = None
     redis_timeout_seconds: float
-    engine_kind: str = "native"
-    engine_address: str
-    max_num_queued_reqs: int | None = None
-    model_folder: str
-    model_name: str
+    engine_kind: str
+    engine_options: dict[str, Any]  # only the kind itself reads them
     token: str
     admin_token: str
     limits: Limits

@@ -5,6 +5,7 @@ protocols are our own engine's types for requests, outputs and errors, which eve
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engine import (
@@ -42,14 +43,24 @@ __all__ = [
     "RequestProgress",
     "RetryableRequestError",
     "SamplingParams",
+    "ServedModel",
     "TokensPrompt",
     "UnsupportedModelError",
     "ValidationError",
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a worker knows of the model, whether or not the engine is there."""
+
+    name: str  # what clients call it
+    fingerprint: str  # of what it computes: an answer goes on under the same one alone
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)  # its own, if it has any
+
+
 class EngineModel(Protocol):
-    """The served model."""
+    """What the engine serves, as it has it in memory."""
 
     @property
     def max_model_len(self) -> int:

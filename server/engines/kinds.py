@@ -1,14 +1,14 @@
 """Which kind of engine answers: the one place that names them all.
 
-A kind is a module or a folder beside this file with the two functions of `EngineKind`.
+A kind is a module or a folder beside this file with the functions of `EngineKind`.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from server.config.settings import Settings
 from server.engines import native
-from server.engines.client import CoreState, EngineClient
+from server.engines.client import CoreState, EngineClient, ServedModel
 from server.engines.managed import ManagedEngine
 
 if TYPE_CHECKING:
@@ -26,18 +26,19 @@ class EngineKind(Protocol):
 
     def connect(
         self,
-        address: str,
+        options: Mapping[str, Any],
         *,
-        folder: str,
-        name: str,
-        max_num_queued_reqs: int | None,
         on_core_state: Callable[[CoreState, str], None],
         tracing: "Tracing | None" = None,
     ) -> EngineClient:
         """Join the engine from a worker. Raises `UnsupportedModelError`.
 
+        `options` are the `connect_options` of the `ManagedEngine`: the kind alone reads them.
         `tracing` gets a span of each request.
         """
+
+    def served_model(self, options: Mapping[str, Any]) -> ServedModel:
+        """What a worker that joins with these options serves."""
 
 
 KINDS: dict[str, EngineKind] = {"native": native}

@@ -1,7 +1,7 @@
 """`ManagedEngine`: an engine as the supervisor prepares, starts, watches and stops it."""
 
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 
 class EngineSetupError(Exception):
@@ -19,12 +19,8 @@ class ManagedEngine(Protocol):
         """What clients call the model."""
 
     @property
-    def model_folder(self) -> Path:
-        """Where its tokenizer and its defaults for sampling are."""
-
-    @property
-    def address(self) -> str:
-        """Where workers join it."""
+    def connect_options(self) -> Mapping[str, Any]:
+        """What `EngineKind.connect` needs in a worker: builtins that JSON can carry."""
 
     @property
     def is_starting(self) -> bool: ...

@@ -2,13 +2,9 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import orjson
-
-from server.engines.client import MIN_TEMPERATURE, RequestOutputKind, SamplingParams
+from server.engines.client import MIN_TEMPERATURE, RequestOutputKind, SamplingParams, ServedModel
 
 DEFAULT_TEMPERATURE = 0.7
 DEFAULT_TOP_P = 0.95
@@ -16,36 +12,20 @@ MAX_DEFAULT_OUTPUT_TOKENS = 2048
 SEED_BITS = 53  # what JavaScript can hold
 
 
-@dataclass(frozen=True, slots=True)
-class ModelDefaults:
-    """The checkpoint's own sampling defaults, where its generation_config.json has any."""
-
-    values: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, folder: Path) -> "ModelDefaults":
-        path = folder / "generation_config.json"
-        if not path.is_file():
-            return cls()
-        config = orjson.loads(path.read_bytes())
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        return cls({name: config[name] for name in names if config.get(name) is not None})
-
-
 def effective_settings(
-    defaults: ModelDefaults, model: str, max_model_len: int, *layers: Mapping[str, Any]
+    model: ServedModel, max_model_len: int, *layers: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Merge defaults, the session's and the response's settings; later ones win.
+    """Merge defaults, the model's own, the session's and the response's settings; later ones win.
 
     The result is what is in force: it has a seed (drawn, where the last word about it is None),
     and the temperature that is computed with.
     """
     settings: dict[str, Any] = {
-        "model": model,
+        "model": model.name,
         "temperature": DEFAULT_TEMPERATURE,
         "top_p": DEFAULT_TOP_P,
         "max_output_tokens": min(MAX_DEFAULT_OUTPUT_TOKENS, max_model_len // 2),
-        **defaults.values,
+        **model.sampling_defaults,
     }
     for layer in layers:
         settings.update({k: v for k, v in layer.items() if v is not None or k == "seed"})

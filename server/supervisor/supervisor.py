@@ -102,7 +102,7 @@ class Supervisor:
             self._workers.start()
         self._await_engine(self._engine, self._workers)
         self._workers.await_ready(self._raise_if_interrupted)
-        self._announce(self._workers.config)
+        self._announce(name, self._workers.config.token)
 
     def _check_tracing(self) -> None:
         if self._settings.otlp_endpoint is not None:
@@ -171,10 +171,7 @@ class Supervisor:
             redis_secret=settings.redis_secret,
             redis_timeout_seconds=settings.redis_timeout_seconds,
             engine_kind=kind,
-            engine_address=engine.address,
-            max_num_queued_reqs=settings.max_num_queued_reqs or None,
-            model_folder=str(engine.model_folder),
-            model_name=engine.model_name,
+            engine_options=dict(engine.connect_options),
             token=settings.token or read_or_create_secret(self._data / "token"),
             admin_token=settings.admin_token or read_or_create_secret(self._data / "admin-token"),
             limits=settings.limits,
@@ -202,15 +199,15 @@ class Supervisor:
         if self._signals:
             raise StartError("interrupted")
 
-    def _announce(self, config: WorkerConfig) -> None:
+    def _announce(self, model: str, token: str) -> None:
         url = base_url(self._settings.host, self._port)
         self._announced = json.dumps({"url": url, "pid": os.getpid()})
         (self._data / "server.json").write_text(self._announced)
-        name, pace = config.model_name, self._settings.effective_pace
-        ready = f"[dim]·[/] model [bold]{name}[/] is ready{self._pace_note()}"
-        self._tell(ready, "the model is ready", model=name, pace=pace)
+        ready = f"[dim]·[/] model [bold]{model}[/] is ready{self._pace_note()}"
+        pace = self._settings.effective_pace
+        self._tell(ready, "the model is ready", model=model, pace=pace)
         try:
-            login = request_login_url(url, config.token)
+            login = request_login_url(url, token)
         except StartError:
             if self._redis is not None:
                 raise

@@ -49,22 +49,20 @@ async def run(config: WorkerConfig, tether: Tether) -> int:
         return _refuse(error)
     except StoreUnavailable as error:  # it may be starting, too: `Health` tries again
         logger.warning("store unavailable", error=str(error))
+    kind = KINDS[config.engine_kind]
     try:
         tracing = _open_tracing(config)
     except ValidationError as error:
         return await _cannot_serve(error, store)
     try:
-        engine = KINDS[config.engine_kind].connect(
-            config.engine_address,
-            folder=config.model_folder,
-            name=config.model_name,
-            max_num_queued_reqs=config.max_num_queued_reqs,
+        engine = kind.connect(
+            config.engine_options,
             on_core_state=lambda state, _: worker.runs.tell_core_state(state),
             tracing=tracing,
         )
     except UnsupportedModelError as error:
         return await _cannot_serve(error, store)
-    worker = Worker(config, store, engine, tracing)
+    worker = Worker(config, store, engine, kind.served_model(config.engine_options), tracing)
     server = Server(uvicorn_config(worker.app, config.intervals.ping, config.trusted_proxies))
     listener = socket.socket(fileno=config.listen_fd)
     serving = start(server.serve(sockets=[listener]))

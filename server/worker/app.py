@@ -32,10 +32,8 @@ from server.api.websocket.endpoint import WebSocketEndpoint, upgrade_required
 from server.commands.create_response import ResponseCreator
 from server.commands.services import Services
 from server.config.worker import WorkerConfig
-from server.engines.client import EngineClient
-from server.generation.fingerprint import model_fingerprint
+from server.engines.client import EngineClient, ServedModel
 from server.generation.prompts import PromptBuilder
-from server.generation.sampling import ModelDefaults
 from server.live.health import Health
 from server.live.hub import Hub
 from server.protocol.errors import ApiError
@@ -80,12 +78,14 @@ class Worker:
         config: WorkerConfig,
         store: SessionStore,
         engine: EngineClient,
+        model: ServedModel,
         tracing: "Tracing | None" = None,
     ) -> None:
         self.config = config
         self._started_at = time.time_ns() // 1_000_000
         self.store = store
         self.engine = engine
+        self.model = model
         self.refusal: StoreRefused | None = None  # why this worker stops, if that is why
         self.stop_asked = asyncio.Event()
         self.metrics = Metrics()
@@ -93,7 +93,7 @@ class Worker:
         self.tracing: AnswerTracing | None = None
         if tracing is not None:
             self.metrics.registry.register(SpanCollector(tracing))
-            self.tracing = AnswerTracing(tracing, config.model_name)
+            self.tracing = AnswerTracing(tracing, model.name)
         self._listen()
         self._join_peers()
         self._make_answers()
@@ -147,7 +147,7 @@ class Worker:
             hub=self.hub,
             metrics=self.metrics,
             intervals=config.intervals,
-            model_fingerprint=model_fingerprint(Path(config.model_folder)),
+            model_fingerprint=self.model.fingerprint,
             has_peers=self.peers.are_known,
             cache_secret=config.token,
             answer_seconds=config.limits.answer_seconds,
@@ -160,8 +160,7 @@ class Worker:
             runs=self.runs,
             prompts=prompts,
             replica=config.replica,
-            model=config.model_name,
-            defaults=ModelDefaults.read(Path(config.model_folder)),
+            model=self.model,
             limit=self.active_limit,
             tracing=self.tracing,
         )
@@ -172,7 +171,7 @@ class Worker:
             runs=self.runs,
             peers=self.peers,
             replica=config.replica,
-            model=config.model_name,
+            model=self.model.name,
             intervals=config.intervals,
             index_sweep=IndexSweep(
                 store.client,
@@ -214,7 +213,7 @@ class Worker:
             connections=ConnectionCounter(config.limits),
             replica=config.replica,
             version=__version__,
-            model=config.model_name,
+            model=self.model.name,
         )
         self.control = Control(config.replica, self.services, self.feed, stop_asked=self.stop_asked)
         self.origins = Origins(config.allowed_origins)
@@ -291,7 +290,7 @@ class Worker:
             "version": __version__,
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "model": self.config.model_name,
+            "model": self.model.name,
             "model_fingerprint": self.runs.model_fingerprint,
             "started_at": self._started_at,
             "server_started_at": self.config.server_started_at,

@@ -14,7 +14,6 @@ import contextvars
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -104,11 +103,11 @@ class Walkers(ScriptedEngine):
 
 
 @pytest.fixture
-async def walks(redis_server: EmbeddedRedis, tmp_path: Path) -> dict[str, Walk]:
+async def walks(redis_server: EmbeddedRedis) -> dict[str, Walk]:
     """What a question walks through until its first words are here, and a stop after that."""
     engine, walks = Walkers(), {"message": Walk(), "stop": Walk()}
     url, prefix = redis_server.url, fresh_prefix()
-    async with running_workers(url, prefix, tmp_path, engine, Dice(0), 1) as (worker,):
+    async with running_workers(url, prefix, engine, Dice(0), 1) as (worker,):
         followed.set(True)  # of what this client causes, in whatever task
         async with LocalClient(worker, History(lambda: None)) as client:
             session = await client.new_session()

@@ -1,30 +1,59 @@
-"""How a worker joins the core."""
+"""How a worker joins the core, and what it reads in the model's folder, which it shares with it."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import orjson
 
 from engine import AsyncLLM, CoreState
-from server.engines.client import EngineClient
+from server.engines.client import EngineClient, ServedModel
+from server.engines.native.fingerprint import model_fingerprint
 
 if TYPE_CHECKING:
     from server.engines.tracing import Tracing
 
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker must know to join the core; the supervisor passes it on as builtins."""
+
+    address: str
+    folder: str  # of the model
+    name: str  # of the model, as clients call it
+    max_num_queued_reqs: int | None = None
+
 
 def connect(
-    address: str,
+    options: Mapping[str, Any],
     *,
-    folder: str,
-    name: str,
-    max_num_queued_reqs: int | None,
     on_core_state: Callable[[CoreState, str], None],
     tracing: "Tracing | None" = None,
 ) -> EngineClient:
     """Join the core, which may not be there yet. Raises `UnsupportedModelError`."""
+    given = msgspec.convert(options, ConnectOptions)
     return AsyncLLM.connect(
-        address,
-        model=folder,
-        served_model_name=name,
-        max_num_queued_reqs=max_num_queued_reqs,
+        given.address,
+        model=given.folder,
+        served_model_name=given.name,
+        max_num_queued_reqs=given.max_num_queued_reqs,
         on_core_state=on_core_state,
         tracing=tracing,
     )
+
+
+def served_model(options: Mapping[str, Any]) -> ServedModel:
+    """What the model's folder says of it."""
+    given = msgspec.convert(options, ConnectOptions)
+    folder = Path(given.folder)
+    return ServedModel(given.name, model_fingerprint(folder), _sampling_defaults(folder))
+
+
+def _sampling_defaults(folder: Path) -> dict[str, Any]:
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return {}
+    config = orjson.loads(path.read_bytes())
+    return {name: config[name] for name in SAMPLING_DEFAULTS if config.get(name) is not None}

@@ -7,8 +7,8 @@ thread.
 
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import structlog
 
@@ -31,12 +31,14 @@ class CoreKeeper:
         config: EngineConfig,
         directory: PrivateDirectory,
         *,
+        connect_options: Mapping[str, Any],
         watchdog_seconds: float,
         wake: Callable[[], None],
     ) -> None:
         self.start_error: str | None = None  # why the last start failed
         self.is_refusal = False  # for the model's sake: the reason stands for itself
         self.due: float | None = None  # time.monotonic() of the next start
+        self.connect_options = connect_options  # of the workers that join these cores
         self._config = config
         self._directory = directory
         self._watchdog_seconds = watchdog_seconds
@@ -50,14 +52,6 @@ class CoreKeeper:
     @property
     def model_name(self) -> str:
         return self._config.served_model_name
-
-    @property
-    def model_folder(self) -> Path:
-        return Path(self._config.model)
-
-    @property
-    def address(self) -> str:
-        return self._config.address
 
     @property
     def num_failed_starts(self) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -12,6 +13,7 @@ from engine.config import EngineConfig
 from server.config.settings import Settings
 from server.engines.client import RetryableRequestError, ValidationError
 from server.engines.managed import EngineSetupError
+from server.engines.native.connection import ConnectOptions
 from server.engines.native.core_keeper import CoreKeeper
 
 
@@ -27,6 +29,7 @@ def manage(settings: Settings, wake: Callable[[], None]) -> CoreKeeper:
     return CoreKeeper(
         core_config(settings, folder, directory.address),
         directory,
+        connect_options=connect_options(settings, folder, directory.address),
         watchdog_seconds=settings.intervals.watchdog,
         wake=wake,
     )
@@ -54,6 +57,17 @@ def core_config(settings: Settings, folder: Path, address: str) -> EngineConfig:
     )
     config = args.create_engine_config(address, model=str(folder))
     return msgspec.structs.replace(config, log_format=settings.effective_log_format)
+
+
+def connect_options(settings: Settings, folder: Path, address: str) -> dict[str, Any]:
+    """Of the workers that join this core, in builtins."""
+    options = ConnectOptions(
+        address=address,
+        folder=str(folder),
+        name=_model_name(settings),
+        max_num_queued_reqs=settings.max_num_queued_reqs or None,
+    )
+    return dict(msgspec.to_builtins(options))
 
 
 def _model_name(settings: Settings) -> str:

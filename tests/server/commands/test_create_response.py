@@ -4,7 +4,6 @@ import asyncio
 import gc
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,11 +52,11 @@ class SlowTemplate(ScriptedEngine):
 
 
 async def test_a_prompt_holds_the_whole_of_an_answer_that_ended_while_it_was_built(
-    redis_server: EmbeddedRedis, tmp_path: Path
+    redis_server: EmbeddedRedis,
 ) -> None:
     engine, settings = SlowTemplate(), {"max_output_tokens": NUM_TOKENS}
     url, prefix = redis_server.url, fresh_prefix()
-    async with running_workers(url, prefix, tmp_path, engine, Dice(0), 1) as (worker,):
+    async with running_workers(url, prefix, engine, Dice(0), 1) as (worker,):
         async with LocalClient(worker, History(lambda: None)) as client:
             session = await client.new_session()
             first = await client.ask(session, oracle_word(10), settings=settings)
@@ -80,12 +79,12 @@ async def test_a_prompt_holds_the_whole_of_an_answer_that_ended_while_it_was_bui
 
 
 async def test_a_stop_by_key_in_the_packet_of_its_question_lets_no_token_through(
-    redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    redis_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long the store takes to say which answer the key began."""
     engine = ScriptedEngine(Dice(0))
     url, prefix = redis_server.url, fresh_prefix()
-    async with running_workers(url, prefix, tmp_path, engine, Dice(0), 1) as (worker,):
+    async with running_workers(url, prefix, engine, Dice(0), 1) as (worker,):
         cancel_early = worker.services.store.responses.cancel_early
 
         async def cancel_late(uid: str, session_id: str, key: str) -> str | None:
@@ -111,12 +110,12 @@ def held_at_the_last_token() -> Request:
 
 
 async def test_an_answer_whose_turn_comes_while_the_store_is_away_waits_for_it(
-    redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    redis_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, settings = ScriptedEngine(Dice(0)), {"max_output_tokens": NUM_TOKENS}
     engine.requests = defaultdict(held_at_the_last_token)
     url, prefix = redis_server.url, fresh_prefix()
-    async with running_workers(url, prefix, tmp_path, engine, Dice(0), 1) as (worker,):
+    async with running_workers(url, prefix, engine, Dice(0), 1) as (worker,):
         async with LocalClient(worker, History(lambda: None)) as client:
             session = await client.new_session()
             first = await client.ask(session, oracle_word(10), settings=settings)
@@ -141,7 +140,7 @@ async def test_an_answer_whose_turn_comes_while_the_store_is_away_waits_for_it(
 
 
 async def test_an_answer_whose_question_makes_no_prompt_when_its_turn_comes_fails_in_one_line(
-    redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    redis_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, settings = ScriptedEngine(Dice(0)), {"max_output_tokens": NUM_TOKENS}
     engine.requests = defaultdict(held_at_the_last_token)
@@ -150,7 +149,7 @@ async def test_an_answer_whose_question_makes_no_prompt_when_its_turn_comes_fail
     async def leave_bounds(*_: Any, **__: Any) -> list[int]:
         raise ChatTemplateError("it takes too long")
 
-    async with running_workers(url, prefix, tmp_path, engine, Dice(0), 1) as (worker,):
+    async with running_workers(url, prefix, engine, Dice(0), 1) as (worker,):
         async with LocalClient(worker, History(lambda: None)) as client:
             session = await client.new_session()
             first = await client.ask(session, oracle_word(10), settings=settings)
@@ -194,11 +193,11 @@ class FullQueue(ScriptedEngine):
 
 @pytest.mark.row("P17")
 async def test_answers_that_begin_at_the_same_time_are_counted_before_the_engine_has_them(
-    redis_server: EmbeddedRedis, tmp_path: Path
+    redis_server: EmbeddedRedis,
 ) -> None:
     engine, settings = FullQueue(3, num_asking=20), {"max_output_tokens": NUM_TOKENS}
     url, prefix = redis_server.url, fresh_prefix()
-    async with running_workers(url, prefix, tmp_path, engine, Dice(0), 1) as (worker,):
+    async with running_workers(url, prefix, engine, Dice(0), 1) as (worker,):
 
         async def ask(_: int = 0) -> str | None:
             async with LocalClient(worker, History(lambda: None)) as client:  # frames wait in turn
@@ -230,13 +229,13 @@ class LongPrompts(SlowTemplate):
 
 @pytest.mark.row("M5")
 async def test_a_refusal_whose_asker_has_left_writes_nothing_into_the_log(
-    redis_server: EmbeddedRedis, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    redis_server: EmbeddedRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
     reported: list[dict[str, Any]] = []  # by asyncio, of a task whose failure nobody has taken
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     engine = LongPrompts()
     url, prefix = redis_server.url, fresh_prefix()
-    async with running_workers(url, prefix, tmp_path, engine, Dice(0), 1) as (worker,):
+    async with running_workers(url, prefix, engine, Dice(0), 1) as (worker,):
         async with LocalClient(worker, History(lambda: None)) as client:
             session = await client.new_session()
             engine.rendered = asyncio.Queue()

@@ -6,7 +6,6 @@ At the owner of an answer and at another worker, once, and after it the session 
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,13 +65,11 @@ class Site:
 
 
 @pytest.fixture
-async def site(redis_server: EmbeddedRedis, tmp_path: Path) -> AsyncIterator[Site]:
+async def site(redis_server: EmbeddedRedis) -> AsyncIterator[Site]:
     dice = Dice(6)
     engine = ScriptedEngine(dice)
     prefix = fresh_prefix()
-    async with running_workers(
-        redis_server.url, prefix, tmp_path, engine, dice, 2, PATIENT
-    ) as workers:
+    async with running_workers(redis_server.url, prefix, engine, dice, 2, PATIENT) as workers:
         yield Site(workers, engine)
 
 

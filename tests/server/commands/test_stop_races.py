@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -260,7 +259,7 @@ async def race_seed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     yield seed
 
 
-async def run_races(redis: EmbeddedRedis, folder: Path, seed: int, count: int) -> Counter[str]:
+async def run_races(redis: EmbeddedRedis, seed: int, count: int) -> Counter[str]:
     """So many races of each case; returns how each ended."""
     dice = Dice(seed)
     engine = ScriptedEngine(dice)
@@ -271,7 +270,7 @@ async def run_races(redis: EmbeddedRedis, folder: Path, seed: int, count: int) -
         lambda: EngineCounts(engine.num_running, 0, 0, 0, float(engine.num_requests))
     )
     ends: Counter[str] = Counter()
-    async with running_workers(redis.url, prefix, folder, engine, dice, 2, PATIENT) as workers:
+    async with running_workers(redis.url, prefix, engine, dice, 2, PATIENT) as workers:
 
         async def run(case: str) -> None:
             async with AsyncExitStack() as stack:
@@ -300,17 +299,17 @@ async def run_races(redis: EmbeddedRedis, folder: Path, seed: int, count: int) -
 
 
 async def test_a_stop_holds_in_whatever_moment_it_comes(
-    redis_server: EmbeddedRedis, tmp_path: Path, race_seed: int
+    redis_server: EmbeddedRedis, race_seed: int
 ) -> None:
-    ends = await run_races(redis_server, tmp_path, race_seed, 24)
+    ends = await run_races(redis_server, race_seed, 24)
     print(dict(sorted(ends.items())))
 
 
 @pytest.mark.slow
 async def test_a_stop_holds_in_thousands_of_moments(
-    redis_server: EmbeddedRedis, tmp_path: Path, race_seed: int
+    redis_server: EmbeddedRedis, race_seed: int
 ) -> None:
     ends: Counter[str] = Counter()
     for number in range(17):  # on a fresh prefix each, for every check reads all that is stored
-        ends += await run_races(redis_server, tmp_path, race_seed + number, 24)
+        ends += await run_races(redis_server, race_seed + number, 24)
     print(dict(sorted(ends.items())))

@@ -1,18 +1,16 @@
 """Settings in force: defaults, the checkpoint's, the session's, the response's."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from engine import RequestOutputKind
-from server.generation.sampling import ModelDefaults, effective_settings, sampling_params
+from server.engines.client import ServedModel
+from server.generation.sampling import effective_settings, sampling_params
 
-NOTHING = ModelDefaults()
+MODEL = ServedModel("m", "")
 
 
 def test_defaults_and_a_seed_that_javascript_can_hold() -> None:
-    settings = effective_settings(NOTHING, "m", 8192)
+    settings = effective_settings(MODEL, 8192)
     seed = settings.pop("seed")
     assert settings == {
         "model": "m",
@@ -21,24 +19,24 @@ def test_defaults_and_a_seed_that_javascript_can_hold() -> None:
         "max_output_tokens": 2048,
     }
     assert 0 <= seed < 2**53
-    assert effective_settings(NOTHING, "m", 8192)["seed"] != seed
+    assert effective_settings(MODEL, 8192)["seed"] != seed
 
 
 def test_a_small_context_halves_the_default_length() -> None:
-    assert effective_settings(NOTHING, "m", 512)["max_output_tokens"] == 256
+    assert effective_settings(MODEL, 512)["max_output_tokens"] == 256
 
 
 def test_later_layers_win_and_none_is_not_set() -> None:
-    checkpoint = ModelDefaults({"temperature": 0.6, "top_k": 20})
+    checkpoint = ServedModel("m", "", {"temperature": 0.6, "top_k": 20})
     session = {"temperature": 1.0, "system": "s", "seed": 7}
     response = {"temperature": None, "top_p": 0.5}
-    settings = effective_settings(checkpoint, "m", 512, session, response)
+    settings = effective_settings(checkpoint, 512, session, response)
     assert (settings["temperature"], settings["top_k"], settings["top_p"]) == (1.0, 20, 0.5)
     assert (settings["system"], settings["seed"]) == ("s", 7)
 
 
 def test_a_seed_that_is_none_is_drawn_anew() -> None:
-    settings = effective_settings(NOTHING, "m", 512, {"seed": 7}, {"seed": None})
+    settings = effective_settings(MODEL, 512, {"seed": 7}, {"seed": None})
     assert settings["seed"] not in (None, 7)
 
 
@@ -46,24 +44,14 @@ def test_a_seed_that_is_none_is_drawn_anew() -> None:
     ("given", "effective"), [(1e-308, 0.01), (0.009, 0.01), (0.01, 0.01), (0, 0), (2, 2)]
 )
 def test_the_temperature_reported_is_the_one_computed_with(given: float, effective: float) -> None:
-    settings = effective_settings(NOTHING, "m", 512, {"temperature": given})
+    settings = effective_settings(MODEL, 512, {"temperature": given})
     assert settings["temperature"] == effective
     assert sampling_params(settings, 5).temperature == effective
 
 
 def test_the_engine_gets_what_is_in_force() -> None:
-    settings = effective_settings(NOTHING, "m", 512, {"stop": ["END"], "top_k": 5, "seed": 3})
+    settings = effective_settings(MODEL, 512, {"stop": ["END"], "top_k": 5, "seed": 3})
     params = sampling_params(settings, 17, ("\nUser:",))
     assert (params.max_tokens, params.seed, params.top_k) == (17, 3, 5)
     assert params.stop == ["END", "\nUser:"]
     assert params.output_kind == RequestOutputKind.DELTA
-
-
-def test_a_checkpoint_without_defaults_has_none(tmp_path: Path) -> None:
-    assert ModelDefaults.read(tmp_path) == NOTHING
-
-
-def test_the_checkpoints_defaults_are_read(tmp_path: Path) -> None:
-    config = {"temperature": 0.6, "top_k": 20, "do_sample": True, "eos_token_id": 5, "min_p": None}
-    (tmp_path / "generation_config.json").write_text(json.dumps(config))
-    assert ModelDefaults.read(tmp_path).values == {"temperature": 0.6, "top_k": 20}

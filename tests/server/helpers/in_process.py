@@ -12,7 +12,6 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self, cast
 
@@ -27,6 +26,7 @@ from engine.tracing.tracing import Tracing
 from server.config.intervals import SHORTENED, Intervals
 from server.config.limits import Limits
 from server.config.worker import WorkerConfig
+from server.engines.client import ServedModel
 from server.worker.app import Worker
 from sessions.store.store import SessionStore
 from tests.end_to_end.frames.client_model import Frame
@@ -37,6 +37,7 @@ from tests.helpers.patience import PATIENCE
 from tests.helpers.tiny_model import oracle_word
 
 TOKEN = "in-process-token-of-the-tests"
+MODEL = ServedModel("oracle", "fingerprint")
 PHASES = ("queued", "prefill", "first", "mid", "last", "ended")
 # No stall of the machine ends a lease: whose answer is taken over waits for no phase any more.
 PATIENT = msgspec.structs.replace(SHORTENED, lease=60.0, silence=48.0, heartbeat_life=60.0)
@@ -196,14 +197,13 @@ class HesitantStore(SessionStore):
 async def running_workers(
     url: str,
     prefix: str,
-    folder: Path,
     engine: ScriptedEngine,
     dice: Dice,
     count: int,
     intervals: Intervals = SHORTENED,
     tracing: Tracing | None = None,
 ) -> AsyncIterator[list[Worker]]:
-    """So many workers on one Redis and one engine; `folder` stands for the checkpoint."""
+    """So many workers on one Redis and one engine."""
     async with contextlib.AsyncExitStack() as stack:
         workers = []
         for number in range(count):
@@ -211,10 +211,9 @@ async def running_workers(
             store.hesitate(dice)
             config = WorkerConfig(
                 replica=f"w{number}",
-                model_name="oracle",
-                model_folder=str(folder),
                 listen_fd=-1,  # nobody listens, and its engine is in this process
-                engine_address="",
+                engine_kind="scripted",
+                engine_options={},
                 redis_url=url,
                 redis_timeout_seconds=1.0,
                 token=TOKEN,
@@ -223,7 +222,7 @@ async def running_workers(
                 intervals=intervals,
                 check_host=False,
             )
-            worker = Worker(config, store, cast("AsyncLLM", engine), tracing)
+            worker = Worker(config, store, cast("AsyncLLM", engine), MODEL, tracing)
             await stack.enter_async_context(_lifespan(worker.app))
             workers.append(worker)
         yield workers

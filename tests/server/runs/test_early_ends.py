@@ -5,7 +5,6 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,14 +89,12 @@ class Site:
 
 
 @pytest.fixture
-async def site(
-    redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Site]:
+async def site(redis_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
     dice, prefix = Dice(5), fresh_prefix()
     engine = ScriptedEngine(dice)
     url = redis_server.url
     history = patient_history(url, prefix)
-    async with running_workers(url, prefix, tmp_path, engine, dice, 2, PATIENT) as workers:
+    async with running_workers(url, prefix, engine, dice, 2, PATIENT) as workers:
         first, second = workers
         yield Site(first, second, history, engine, monkeypatch)
     await asyncio.to_thread(history.check)

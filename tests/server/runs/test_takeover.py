@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +16,6 @@ from redis.exceptions import ResponseError
 from server.commands import cancel_response as stops
 from server.commands.cancel_response import Canceller
 from server.config.intervals import SHORTENED
-from server.generation.fingerprint import model_fingerprint
 from server.generation.prompts import Prompt
 from server.live.outbox import Outbox
 from server.live.sent_ends import SentEnds
@@ -73,7 +71,7 @@ class Survivor:
             begins = ObjectEvent({"type": "response.in_progress", **started})
             known = {
                 "prompt_hash": Prompt([FIRST], None, 0).hash,
-                "model_fingerprint": model_fingerprint(Path(self.worker.config.model_folder)),
+                "model_fingerprint": self.worker.runs.model_fingerprint,
             }
             await self.worker.store.runs.append(
                 response_id,
@@ -104,12 +102,11 @@ class Survivor:
 
 
 @pytest.fixture
-async def survivor(redis_server: EmbeddedRedis, tmp_path: Path) -> AsyncIterator[Survivor]:
-    (tmp_path / "config.json").write_text("{}")
+async def survivor(redis_server: EmbeddedRedis) -> AsyncIterator[Survivor]:
     dice = Dice(0)
     engine = ScriptedEngine(dice)
     url, prefix = redis_server.url, fresh_prefix()
-    async with running_workers(url, prefix, tmp_path, engine, dice, 1, CALM) as (worker,):
+    async with running_workers(url, prefix, engine, dice, 1, CALM) as (worker,):
         yield Survivor(worker, engine)
 
 
@@ -334,12 +331,12 @@ async def test_moments_of_an_answer_are_in_its_message(survivor: Survivor) -> No
 
 
 async def test_answer_is_handed_over_whole_and_its_old_owner_writes_no_more(
-    redis_server: EmbeddedRedis, tmp_path: Path
+    redis_server: EmbeddedRedis,
 ) -> None:
     dice = Dice(1)
     engine = ScriptedEngine(dice)
     prefix = fresh_prefix()
-    async with running_workers(redis_server.url, prefix, tmp_path, engine, dice, 2) as workers:
+    async with running_workers(redis_server.url, prefix, engine, dice, 2) as workers:
         first, second = workers
         survivor = Survivor(first, engine)
         response_id = await survivor.orphan()
@@ -360,12 +357,12 @@ async def test_answer_is_handed_over_whole_and_its_old_owner_writes_no_more(
 
 
 async def test_stop_that_comes_while_an_answer_is_handed_over_is_carried_out_by_its_next_owner(
-    redis_server: EmbeddedRedis, tmp_path: Path
+    redis_server: EmbeddedRedis,
 ) -> None:
     dice = Dice(3)
     engine, history = ScriptedEngine(dice), History(lambda: None)
     url, prefix = redis_server.url, fresh_prefix()
-    async with running_workers(url, prefix, tmp_path, engine, dice, 2) as (first, second):
+    async with running_workers(url, prefix, engine, dice, 2) as (first, second):
         async with LocalClient(first, history) as asker, LocalClient(second, history) as viewer:
             session = await asker.new_session()
             await viewer.reply("session.subscribe", session_id=session)
@@ -393,7 +390,7 @@ def has_durable_end(answer: Answer) -> bool:
 
 @pytest.mark.row("S3")
 async def test_the_end_by_the_next_owner_reaches_a_client_that_stopped_and_was_shown_more(
-    redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    redis_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first owner showed what it could not store, and sent an end that it could not store."""
     dice = Dice(2)
@@ -403,7 +400,7 @@ async def test_the_end_by_the_next_owner_reaches_a_client_that_stopped_and_was_s
     async def fail(*_: Any, **__: Any) -> Any:
         raise StoreUnavailable
 
-    async with running_workers(url, prefix, tmp_path, engine, dice, 2) as (first, second):
+    async with running_workers(url, prefix, engine, dice, 2) as (first, second):
         async with LocalClient(first, history) as asker, LocalClient(first, history) as viewer:
             session = await asker.new_session()
             await viewer.reply("session.subscribe", session_id=session)

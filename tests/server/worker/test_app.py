@@ -1,7 +1,6 @@
 """The application as it is wired: what a request is answered when a bug of ours meets it."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 from unittest.mock import AsyncMock
 
 import pytest
@@ -16,11 +15,10 @@ SECRET = "a secret in /some/path"
 
 
 @pytest.fixture
-async def worker(redis_server: EmbeddedRedis, tmp_path: Path) -> AsyncIterator[Worker]:
-    (tmp_path / "config.json").write_text("{}")
+async def worker(redis_server: EmbeddedRedis) -> AsyncIterator[Worker]:
     engine = ScriptedEngine(Dice(0))
     prefix = fresh_prefix()
-    async with running_workers(redis_server.url, prefix, tmp_path, engine, Dice(0), 1) as (worker,):
+    async with running_workers(redis_server.url, prefix, engine, Dice(0), 1) as (worker,):
         yield worker
 
 

@@ -1,6 +1,5 @@
 """Responses over HTTP: what a follower is sent, whatever happens while its stream looks around."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,13 +44,13 @@ async def follow(worker: Worker, response: str, monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_an_end_that_comes_during_a_check_is_sent(
-    redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    redis_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer leaves the set of those that the check goes through."""
     dice, prefix = Dice(3), fresh_prefix()
     engine, history = ScriptedEngine(dice), History(lambda: None)
     async with (
-        running_workers(redis_server.url, prefix, tmp_path, engine, dice, 2) as (first, second),
+        running_workers(redis_server.url, prefix, engine, dice, 2) as (first, second),
         LocalClient(first, history) as asker,
         LocalClient(second, history) as viewer,
     ):
@@ -73,7 +72,7 @@ async def test_an_end_that_comes_during_a_check_is_sent(
 
 @pytest.mark.row("N4")
 async def test_a_long_answer_with_logprobs_is_resumed_in_one_go_by_stream_and_by_socket(
-    redis_server: EmbeddedRedis, tmp_path: Path
+    redis_server: EmbeddedRedis,
 ) -> None:
     """More waits at once than a slow reader may have waiting, and the reader is not slow."""
     dice, prefix, num_tokens = Dice(5), fresh_prefix(), 4_000
@@ -81,9 +80,7 @@ async def test_a_long_answer_with_logprobs_is_resumed_in_one_go_by_stream_and_by
     logprobs = ({"token": "word ", "logprob": -0.5, "top": top},)
     texts = [TextEvent(5 * place, "word ", logprobs=logprobs) for place in range(num_tokens)]
     async with (
-        running_workers(redis_server.url, prefix, tmp_path, ScriptedEngine(dice), dice, 1) as (
-            worker,
-        ),
+        running_workers(redis_server.url, prefix, ScriptedEngine(dice), dice, 1) as (worker,),
         LocalClient(worker, History(lambda: None)) as asker,
         LocalClient(worker, History(lambda: None)) as client,
     ):
@@ -132,13 +129,13 @@ async def test_a_long_answer_with_logprobs_is_resumed_in_one_go_by_stream_and_by
 
 
 async def test_a_stream_whose_end_was_given_up_ends_with_an_error(
-    redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    redis_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its answer was lost to another worker, and has gone with its session by now."""
     dice, prefix = Dice(4), fresh_prefix()
     engine, history = ScriptedEngine(dice), History(lambda: None)
     async with (
-        running_workers(redis_server.url, prefix, tmp_path, engine, dice, 1) as (worker,),
+        running_workers(redis_server.url, prefix, engine, dice, 1) as (worker,),
         LocalClient(worker, history) as asker,
     ):
         session = await asker.new_session()
@@ -153,12 +150,12 @@ async def test_a_stream_whose_end_was_given_up_ends_with_an_error(
 
 @pytest.mark.parametrize("begins", [True, False])
 async def test_a_stream_leaves_nothing_behind_whether_it_begins_or_not(
-    redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: bool
+    redis_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch, begins: bool
 ) -> None:
     dice, prefix = Dice(6), fresh_prefix()
     engine, history = ScriptedEngine(dice), History(lambda: None)
     async with (
-        running_workers(redis_server.url, prefix, tmp_path, engine, dice, 1) as (worker,),
+        running_workers(redis_server.url, prefix, engine, dice, 1) as (worker,),
         LocalClient(worker, history) as asker,
     ):
         session = await asker.new_session()

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +17,10 @@ GOOD = [(b"host", b"localhost"), (b"authorization", f"Bearer {TOKEN}".encode())]
 
 
 @pytest.fixture
-async def worker(redis_server: EmbeddedRedis, tmp_path: Path) -> AsyncIterator[Worker]:
+async def worker(redis_server: EmbeddedRedis) -> AsyncIterator[Worker]:
     url, prefix = redis_server.url, fresh_prefix()
     engine = ScriptedEngine(Dice(0))
-    async with running_workers(url, prefix, tmp_path, engine, Dice(0), 1) as (worker,):
+    async with running_workers(url, prefix, engine, Dice(0), 1) as (worker,):
         yield worker
 
 

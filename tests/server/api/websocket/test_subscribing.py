@@ -1,7 +1,6 @@
 """`session.subscribe`: what was sent stands, whatever the store does in the middle of it."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from tests.server.helpers.in_process import Dice, LocalClient, ScriptedEngine, r
 
 
 async def test_a_subscription_that_fails_in_the_middle_was_never_confirmed(
-    redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    redis_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outages = [StoreUnavailable("away")]
 
@@ -30,7 +29,7 @@ async def test_a_subscription_that_fails_in_the_middle_was_never_confirmed(
         return await read_log(store, uid, response_id)
 
     engine, url, prefix = ScriptedEngine(Dice(0)), redis_server.url, fresh_prefix()
-    async with running_workers(url, prefix, tmp_path, engine, Dice(0), 2) as workers:
+    async with running_workers(url, prefix, engine, Dice(0), 2) as workers:
         history = History(lambda: None)
         async with (
             LocalClient(workers[0], history) as asker,
@@ -51,7 +50,7 @@ async def test_a_subscription_that_fails_in_the_middle_was_never_confirmed(
 
 
 async def test_an_answer_whose_end_was_sent_meanwhile_is_not_shown_again(
-    redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    redis_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_reading, may_read = asyncio.Event(), asyncio.Event()
     read_path = Messages.path
@@ -62,7 +61,7 @@ async def test_an_answer_whose_end_was_sent_meanwhile_is_not_shown_again(
         return await read_path(messages, *arguments, **options)
 
     engine, url, prefix = ScriptedEngine(Dice(0)), redis_server.url, fresh_prefix()
-    async with running_workers(url, prefix, tmp_path, engine, Dice(0), 2) as workers:
+    async with running_workers(url, prefix, engine, Dice(0), 2) as workers:
         history = History(lambda: None)
         async with (
             LocalClient(workers[0], history) as asker,
@@ -89,7 +88,7 @@ async def test_an_answer_whose_end_was_sent_meanwhile_is_not_shown_again(
 
 
 async def test_the_end_of_an_answer_that_was_stopped_while_the_state_was_read_is_sent(
-    redis_server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    redis_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_reading, may_read = asyncio.Event(), asyncio.Event()
     read_live = Responses.live
@@ -100,7 +99,7 @@ async def test_the_end_of_an_answer_that_was_stopped_while_the_state_was_read_is
         return await read_live(responses, session_id)
 
     engine, url, prefix = ScriptedEngine(Dice(0)), redis_server.url, fresh_prefix()
-    async with running_workers(url, prefix, tmp_path, engine, Dice(0), 2) as workers:
+    async with running_workers(url, prefix, engine, Dice(0), 2) as workers:
         history = History(lambda: None)
         async with (
             LocalClient(workers[0], history) as asker,

@@ -1,13 +1,17 @@
+import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine import AsyncLLM, demo_model
 from server.config.settings import load_settings
-from server.engines.client import UnsupportedModelError
+from server.engines.client import EngineClient, UnsupportedModelError
 from server.engines.managed import EngineSetupError
-from server.engines.native import connect, manage
+from server.engines.native import connect, manage, served_model
+from server.engines.native.connection import ConnectOptions
+from server.engines.native.fingerprint import model_fingerprint
 from server.engines.native.preparation import core_config
 
 
@@ -24,9 +28,11 @@ def test_the_core_goes_by_priority_and_logs_as_the_server_does() -> None:
 )
 def test_a_managed_core_has_a_socket_of_its_own_until_it_is_stopped(model: str, name: str) -> None:
     engine = manage(load_settings({"model": model}, {}), lambda: None)
-    folder = Path(engine.address.removeprefix("ipc://")).parent
+    options = msgspec.convert(engine.connect_options, ConnectOptions)
+    folder = Path(options.address.removeprefix("ipc://")).parent
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert (engine.model_name, engine.model_folder) == (name, demo_model())
+    assert engine.model_name == options.name == name
+    assert options.folder == str(demo_model())
     engine.stop()
     assert not folder.exists()
 
@@ -37,14 +43,13 @@ def test_a_folder_that_holds_no_model_is_refused_in_one_line(tmp_path: Path) -> 
     assert "\n" not in str(refusal.value) and str(tmp_path) in str(refusal.value)
 
 
-def _connect(folder: Path, address: Path) -> Any:
-    return connect(
-        f"ipc://{address}",
-        folder=str(folder),
-        name="demo",
-        max_num_queued_reqs=None,
-        on_core_state=lambda state, reason: None,
-    )
+def _options(folder: Path, address: str = "") -> dict[str, Any]:
+    return {"address": address, "folder": str(folder), "name": "demo"}
+
+
+def _connect(folder: Path, address: Path) -> EngineClient:
+    options = _options(folder, f"ipc://{address}")
+    return connect(options, on_core_state=lambda state, reason: None)
 
 
 async def test_a_worker_joins_a_core_that_is_not_there_yet(tmp_path: Path) -> None:
@@ -59,3 +64,15 @@ async def test_a_worker_joins_a_core_that_is_not_there_yet(tmp_path: Path) -> No
 async def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError):
         _connect(tmp_path, tmp_path / "core")
+
+
+def test_a_checkpoint_without_defaults_for_sampling_has_none(tmp_path: Path) -> None:
+    model = served_model(_options(tmp_path))
+    assert (model.name, model.sampling_defaults) == ("demo", {})
+    assert model.fingerprint == model_fingerprint(tmp_path)
+
+
+def test_the_checkpoints_defaults_for_sampling_are_read(tmp_path: Path) -> None:
+    config = {"temperature": 0.6, "top_k": 20, "do_sample": True, "eos_token_id": 5, "min_p": None}
+    (tmp_path / "generation_config.json").write_text(json.dumps(config))
+    assert served_model(_options(tmp_path)).sampling_defaults == {"temperature": 0.6, "top_k": 20}

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from server.generation import fingerprint
-from server.generation.fingerprint import model_fingerprint
+from server.engines.native import fingerprint
+from server.engines.native.fingerprint import model_fingerprint
 
 
 @pytest.fixture
