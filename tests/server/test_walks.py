@@ -97,9 +97,9 @@ class Walkers(ScriptedEngine):
         super().__init__(Dice(0))
         self.recordings = contextlib.ExitStack()
 
-    async def abort(self, response_id: str) -> None:
+    async def abort(self, request_id: str) -> None:
         self.recordings.close()
-        await super().abort(response_id)
+        await super().abort(request_id)
 
 
 @pytest.fixture

@@ -3,13 +3,14 @@
 import asyncio
 import gc
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from engine import ChatTemplateError, QueueOverflowError
+from server.engines.client import RequestOutput, SamplingParams, TokensPrompt
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.errors import StoreUnavailable
 from tests.end_to_end.oracle.history import History
@@ -36,7 +37,7 @@ class SlowTemplate(ScriptedEngine):
         self.prompts: dict[str, list[int]] = {}
 
     async def apply_chat_template_async(
-        self, messages: Sequence[dict[str, str]], answer: str = "", **options: object
+        self, messages: Sequence[Mapping[str, Any]], answer: str = "", **options: object
     ) -> list[int]:
         if self.rendered is not None:
             go_on = asyncio.Event()
@@ -44,11 +45,15 @@ class SlowTemplate(ScriptedEngine):
             await go_on.wait()
         return await self.encode_async(" ".join(message["content"] for message in messages))
 
-    def generate(  # type: ignore[override]
-        self, prompt: dict[str, list[int]], params: object, response_id: str, **options: object
-    ) -> AsyncIterator[object]:
-        self.prompts[response_id] = prompt["prompt_token_ids"]
-        return super().generate(prompt, params, response_id, **options)  # type: ignore[arg-type]
+    def generate(
+        self,
+        prompt: TokensPrompt,
+        sampling_params: SamplingParams,
+        request_id: str,
+        **options: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        self.prompts[request_id] = prompt["prompt_token_ids"]
+        return super().generate(prompt, sampling_params, request_id, **options)
 
 
 async def test_a_prompt_holds_the_whole_of_an_answer_that_ended_while_it_was_built(
@@ -177,15 +182,15 @@ class FullQueue(ScriptedEngine):
         self.num_missing = num_asking
         self.all_have_asked = asyncio.Event()
 
-    def check_admission(self, num_requests: int) -> None:
+    def check_admission(self, n: int = 1) -> None:
         self.num_missing -= 1
         if self.num_missing == 0:
             self.all_have_asked.set()
-        if num_requests > self.most:
+        if n > self.most:
             raise QueueOverflowError("too many requests are waiting")
 
     async def apply_chat_template_async(
-        self, messages: Sequence[dict[str, str]], answer: str = "", **options: object
+        self, messages: Sequence[Mapping[str, Any]], answer: str = "", **options: object
     ) -> list[int]:
         await self.all_have_asked.wait()
         return await super().apply_chat_template_async(messages, answer)
@@ -222,7 +227,7 @@ class LongPrompts(SlowTemplate):
     """All of them longer than the context."""
 
     async def apply_chat_template_async(
-        self, messages: Sequence[dict[str, str]], answer: str = "", **options: object
+        self, messages: Sequence[Mapping[str, Any]], answer: str = "", **options: object
     ) -> list[int]:
         return 100_000 * await super().apply_chat_template_async(messages, answer, **options)
 

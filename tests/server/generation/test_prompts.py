@@ -1,8 +1,7 @@
 """`PromptBuilder`: what is left out of a chat that outgrew its context, and what never is."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -10,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import AsyncLLM
 from engine.client.templates.process import TemplateEnded, TemplateProcess
 from engine.client.text import tokenizer as tokenizer_module
 from engine.client.text.tokenizer import Tokenizer
 from engine.client.text.turns import Turns
 from engine.errors import ValidationError
+from server.engines.client import EngineTokenizer
 from server.generation.prompts import KEEP_FRACTION, MESSAGE_OVERHEAD_TOKENS, Prompt, PromptBuilder
 from server.protocol.errors import ApiError
 from sessions.model.records import Message
@@ -24,6 +23,7 @@ from sessions.store.messages import Messages
 from tests.engine.helpers.small_tokenizers import build_chatml
 from tests.helpers.stepped_executor import SteppedExecutor
 from tests.helpers.tiny_model import SPECIAL_TOKENS, build_tiny_model
+from tests.server.helpers.engines import IdleEngine, IdleTokenizer
 
 T = TypeVar("T")
 
@@ -32,14 +32,14 @@ ROLES = {"system": 1, "user": 2, "assistant": 3}  # the id that begins such a me
 END = 9  # after the last message: the answer begins
 
 
-class WordTokenizer:
+class WordTokenizer(IdleTokenizer):
     """Each word is one token; a message costs the overhead that the builder estimates."""
 
-    async def encode_async(self, text: str, owner: str = "") -> list[int]:
+    async def encode_async(self, text: str, *, owner: str = "") -> list[int]:
         return [100] * len(text.split())
 
     async def apply_chat_template_async(
-        self, messages: list[dict[str, str]], answer: str = "", **options: object
+        self, messages: Sequence[Mapping[str, Any]], answer: str = "", **options: object
     ) -> list[int]:
         ids: list[int] = []
         for message in messages:
@@ -48,18 +48,9 @@ class WordTokenizer:
         return ids + [200] * len(answer.split())
 
 
-@dataclass
-class ModelConfig:
-    max_model_len: int = CONTEXT
-
-
-class Engine:
-    def __init__(self, tokenizer: Any = None, context: int = CONTEXT) -> None:
-        self.model_config = ModelConfig(context)
-        self._tokenizer = tokenizer or WordTokenizer()
-
-    def get_tokenizer(self) -> Any:
-        return self._tokenizer
+class Engine(IdleEngine):
+    def __init__(self, tokenizer: EngineTokenizer | None = None, context: int = CONTEXT) -> None:
+        super().__init__(context, tokenizer or WordTokenizer())
 
 
 class OneChat:
@@ -90,7 +81,7 @@ def turn(number: int, question: int, answer: int, text: str = "w") -> list[Messa
 
 def builder(messages: list[Message], engine: Engine | None = None) -> PromptBuilder:
     stored = cast("Messages", OneChat(messages))
-    return PromptBuilder(stored, cast("AsyncLLM", engine or Engine()))
+    return PromptBuilder(stored, engine or Engine())
 
 
 async def build(messages: list[Message], text: str = "w", base: str = "", **options: Any) -> Any:
@@ -260,7 +251,7 @@ async def test_what_a_user_types_never_becomes_a_control_token(folder: Path, tex
 
 class RefusingTokenizer(WordTokenizer):
     async def apply_chat_template_async(
-        self, messages: list[dict[str, str]], answer: str = "", **options: object
+        self, messages: Sequence[Mapping[str, Any]], answer: str = "", **options: object
     ) -> list[int]:
         raise ValidationError("the chat template refuses these messages: at /models/x", "messages")
 

@@ -1,13 +1,13 @@
 """One answer in the making at a worker, with an engine that says what the test lets it say."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from types import SimpleNamespace
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, cast
 
-from engine import AsyncLLM, CompletionOutput, RequestOutput
+from engine import CompletionOutput, RequestOutput
 from engine.errors import RetryableRequestError
 from server.config.intervals import Intervals
+from server.engines.client import SamplingParams, TokensPrompt
 from server.generation.prompts import Prompt, PromptBuilder
 from server.live.hub import Hub
 from server.live.subscription import Subscription
@@ -18,6 +18,7 @@ from sessions.connection.feed import LiveFeed
 from sessions.model.events import ObjectEvent, TextEvent
 from sessions.store.store import SessionStore
 from tests.helpers.patience import PATIENCE
+from tests.server.helpers.engines import IdleEngine
 from tests.server.helpers.watching import SilentFeed, Viewer
 from tests.sessions.helpers.chat import CREATED, Chat
 
@@ -36,15 +37,11 @@ def output(rid: str, text: str, finish_reason: str | None = None) -> RequestOutp
     return RequestOutput(rid, None, None, None, [answer], finished)
 
 
-class Engine:
+class Engine(IdleEngine):
     """Says what the test lets it say; an abort ends it."""
 
-    model_config = SimpleNamespace(max_model_len=128)
-
-    def get_tokenizer(self) -> Any:
-        return SimpleNamespace(chat_stop=())
-
     def __init__(self) -> None:
+        super().__init__()
         self._outputs: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
         self.prompts: list[Any] = []
         self.ready = asyncio.Event()
@@ -54,7 +51,7 @@ class Engine:
     def is_ready(self) -> bool:
         return self.ready.is_set()
 
-    async def wait_ready(self, timeout: float) -> None:
+    async def wait_ready(self, timeout: float | None = None) -> None:
         async with asyncio.timeout(timeout):
             await self.ready.wait()
 
@@ -63,8 +60,12 @@ class Engine:
             self._outputs.put_nowait(each)
 
     async def generate(
-        self, prompt: Any, params: Any, request_id: str, **_: Any
-    ) -> AsyncIterator[RequestOutput]:
+        self,
+        prompt: TokensPrompt,
+        sampling_params: SamplingParams,
+        request_id: str,
+        **_: object,
+    ) -> AsyncGenerator[RequestOutput, None]:
         if not self.is_ready:
             raise RetryableRequestError("no core")
         self.prompts.append(prompt)
@@ -107,7 +108,7 @@ class Answering:
         self.producer = Producer(
             self.run,
             store=self.store,
-            engine=cast("AsyncLLM", self.engine),
+            engine=self.engine,
             prompts=cast("PromptBuilder", None),  # it has its prompt
             hub=self.hub,
             metrics=Metrics(),

@@ -11,22 +11,20 @@ import json
 import random
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
-from types import SimpleNamespace
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Self, cast
 
 import msgspec
 import orjson
 from starlette.types import ASGIApp, Message
 
-from engine import AsyncLLM, CompletionOutput, RequestOutput
-from engine.client.requests.core_connection import CoreState
+from engine import CompletionOutput, RequestOutput
 from engine.outputs import RequestProgress
 from engine.tracing.tracing import Tracing
 from server.config.intervals import SHORTENED, Intervals
 from server.config.limits import Limits
 from server.config.worker import WorkerConfig
-from server.engines.client import ServedModel
+from server.engines.client import EngineTokenizer, SamplingParams, ServedModel, TokensPrompt
 from server.worker.app import Worker
 from sessions.store.store import SessionStore
 from tests.end_to_end.frames.client_model import Frame
@@ -35,6 +33,7 @@ from tests.end_to_end.oracle.stored_state import Stored, read_store
 from tests.end_to_end.site.client import ChatClient
 from tests.helpers.patience import PATIENCE
 from tests.helpers.tiny_model import oracle_word
+from tests.server.helpers.engines import IdleEngine
 
 TOKEN = "in-process-token-of-the-tests"
 MODEL = ServedModel("oracle", "fingerprint")
@@ -80,81 +79,80 @@ class Request:
         await dice.give_way()
 
 
-class ScriptedEngine:
-    """What the server asks of `AsyncLLM`. All workers share one, as they share a core."""
+class ScriptedEngine(IdleEngine):
+    """An engine and its tokenizer. All workers share one, as they share a core."""
+
+    chat_stop = ()
 
     def __init__(self, dice: Dice) -> None:
+        super().__init__(max_model_len=32_768)
         self._dice = dice
         self.requests: dict[str, Request] = defaultdict(Request)
         self.num_requests = 0
         self.num_running = 0
-        self.core_state = CoreState.READY
-        self.is_ready = True
-        self.stats = None
-        self.model_config = SimpleNamespace(max_model_len=32_768)
-        self.chat_stop = ()
 
-    def get_tokenizer(self) -> Self:
+    def get_tokenizer(self) -> EngineTokenizer:
         return self
 
-    async def encode_async(self, text: str, owner: str = "") -> list[int]:
+    async def encode_async(self, text: str, *, owner: str = "") -> list[int]:
         return [int(number) for number in re.findall(r"t(\d{5}) ?", text)] or [0]
 
     async def apply_chat_template_async(
-        self, messages: Sequence[dict[str, str]], answer: str = "", **options: object
+        self, messages: Sequence[Mapping[str, Any]], answer: str = "", **options: object
     ) -> list[int]:
         return await self.encode_async(messages[-1]["content"] + answer)
 
-    def resumed_text(self, prompt: Any, params: Any, token_ids: Sequence[int]) -> str:
-        return "".join(map(oracle_word, token_ids))
+    def resumed_text(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        resume_token_ids: Sequence[int],
+    ) -> str:
+        return "".join(map(oracle_word, resume_token_ids))
 
-    async def wait_ready(self, timeout: float) -> None:
-        pass
-
-    def check_admission(self, num_requests: int) -> None:
-        pass
-
-    async def metrics(self) -> dict[str, float]:
+    async def metrics(self) -> dict[str, Any]:
         return defaultdict(float)
 
-    async def abort(self, response_id: str) -> None:
+    async def abort(self, request_id: str) -> None:
         await self._dice.give_way()
-        self.requests[response_id].aborted.set()
+        self.requests[request_id].aborted.set()
 
     async def generate(
         self,
-        prompt: dict[str, list[int]],
-        params: Any,
-        response_id: str,
+        prompt: TokensPrompt,
+        sampling_params: SamplingParams,
+        request_id: str,
         *,
+        on_progress: Callable[[RequestProgress], None] | None = None,
         resume_token_ids: Sequence[int] = (),
-        on_progress: Callable[[RequestProgress], None],
-        **_: Any,
-    ) -> AsyncIterator[RequestOutput]:
-        request, dice = self.requests[response_id], self._dice
+        **_: object,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        request, dice = self.requests[request_id], self._dice
+        tell_progress = on_progress or (lambda _: None)
         self.num_requests += 1
         self.num_running += 1
         token = [*prompt["prompt_token_ids"], *resume_token_ids][-1]
-        num_left = params.max_tokens - len(resume_token_ids)
+        assert sampling_params.max_tokens is not None
+        num_left = sampling_params.max_tokens - len(resume_token_ids)
         try:
             await request.at("queued", dice)
-            on_progress(RequestProgress(0, 1, 0, 0, scheduled=False))
+            tell_progress(RequestProgress(0, 1, 0, 0, scheduled=False))
             await request.at("prefill", dice)
             if num_left <= 0:
-                yield _output(response_id, "", [], "length")
+                yield _output(request_id, "", [], "length")
                 return
-            on_progress(RequestProgress(None, 1, 0, 1, scheduled=True))
+            tell_progress(RequestProgress(None, 1, 0, 1, scheduled=True))
             for number in range(num_left):
                 is_last = number == num_left - 1
                 phase = "first" if number == 0 else "last" if is_last else "mid"
                 await request.at(phase, dice)
                 # A core that was told to stop may have decoded another token by then.
                 if request.aborted.is_set() and dice.random.random() < 0.7:
-                    yield _output(response_id, "", [], "abort")
+                    yield _output(request_id, "", [], "abort")
                     return
                 token += 1
                 yield _output(
-                    response_id, oracle_word(token), [token], "length" if is_last else None
+                    request_id, oracle_word(token), [token], "length" if is_last else None
                 )
         finally:
             self.num_running -= 1
@@ -222,7 +220,7 @@ async def running_workers(
                 intervals=intervals,
                 check_host=False,
             )
-            worker = Worker(config, store, cast("AsyncLLM", engine), MODEL, tracing)
+            worker = Worker(config, store, engine, MODEL, tracing)
             await stack.enter_async_context(_lifespan(worker.app))
             workers.append(worker)
         yield workers

@@ -1,13 +1,11 @@
 """Whether Redis can be used: it answers, takes writes, and is what it was when it was checked."""
 
 from collections.abc import AsyncIterator, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from engine.client.requests.core_connection import CoreState
 from server.config.intervals import Intervals
 from server.live.health import Health
 from server.live.hub import Hub
@@ -17,9 +15,9 @@ from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.errors import StoreRefused
 from sessions.store.store import SessionStore
 from tests.helpers.redis_server import redis_binaries, running_redis
+from tests.server.helpers.engines import IdleEngine
 from tests.server.helpers.watching import SilentFeed
 
-ENGINE: Any = SimpleNamespace(core_state=CoreState.READY)
 AT_ONCE = Intervals(settings=0.0)
 
 
@@ -39,7 +37,7 @@ async def store(own_redis: EmbeddedRedis) -> AsyncIterator[SessionStore]:
 
 def health_of(store: SessionStore, **options: Any) -> Health:
     hub = Hub(store, SilentFeed(), store.keys, "w1")  # type: ignore[arg-type]
-    return Health(store, ENGINE, hub, Metrics(), AT_ONCE, **options)
+    return Health(store, IdleEngine(), hub, Metrics(), AT_ONCE, **options)
 
 
 async def test_a_redis_that_takes_no_writes_is_unavailable_until_it_does(

@@ -16,6 +16,7 @@ from server.telemetry.stats import Recorder, Sample, percentile_ms, point_of, re
 from sessions.directory.samples import Samples
 from sessions.store.store import SessionStore
 from tests.helpers.patience import PATIENCE
+from tests.server.helpers.engines import IdleEngine
 
 FIGURES: dict[str, str | int | float] = {
     "host": "h1",
@@ -28,10 +29,11 @@ FIGURES: dict[str, str | int | float] = {
 }
 
 
-class Core:
+class Core(IdleEngine):
     """An engine of which only the counters are asked."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.generated = 5000
 
     async def metrics(self) -> dict[str, Any]:
@@ -72,7 +74,7 @@ async def test_a_recorder_stores_what_is_the_case_and_what_has_happened(
 ) -> None:
     monkeypatch.setattr(stats, "STEP_SECONDS", {"15m": 0})
     samples, metrics, core = Samples(store.client, store.keys), Metrics(), Core()
-    recorder = Recorder(samples, metrics, core, lambda: FIGURES, "w1")  # type: ignore[arg-type]
+    recorder = Recorder(samples, metrics, core, lambda: FIGURES, "w1")
     recording = asyncio.create_task(recorder.record_forever())
     try:
         await stored(samples, 1)

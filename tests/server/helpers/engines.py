@@ -1,0 +1,95 @@
+"""`IdleEngine`: an `EngineClient` that does nothing; those of the tests override what they need."""
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.engines.client import (
+    CoreState,
+    EngineLoad,
+    EngineTokenizer,
+    RequestOutput,
+    RequestProgress,
+    SamplingParams,
+    TokensPrompt,
+)
+
+
+@dataclass
+class ModelConfig:
+    max_model_len: int
+
+
+class IdleTokenizer:
+    """Every text is one token."""
+
+    chat_stop: tuple[str, ...] = ()
+
+    async def encode_async(self, text: str, *, owner: str = "") -> list[int]:
+        return [0]
+
+    async def apply_chat_template_async(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        answer: str = "",
+        *,
+        owner: str | None = None,
+        max_length: int | None = None,
+    ) -> list[int]:
+        return [0]
+
+
+class IdleEngine:
+    """It is ready, and nothing is heard of a request."""
+
+    core_state = CoreState.READY
+    stats: EngineLoad | None = None
+
+    def __init__(self, max_model_len: int = 128, tokenizer: EngineTokenizer | None = None) -> None:
+        self.model_config = ModelConfig(max_model_len)
+        self._tokenizer = tokenizer or IdleTokenizer()
+
+    @property
+    def is_ready(self) -> bool:
+        return True
+
+    async def wait_ready(self, timeout: float | None = None) -> None:
+        pass
+
+    def get_tokenizer(self) -> EngineTokenizer:
+        return self._tokenizer
+
+    async def metrics(self) -> dict[str, Any]:
+        return {}
+
+    def check_admission(self, n: int = 1) -> None:
+        pass
+
+    async def generate(
+        self,
+        prompt: TokensPrompt,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        on_progress: Callable[[RequestProgress], None] | None = None,
+        resume_token_ids: Sequence[int] = (),
+        priority: int = 0,
+        is_admitted: bool = False,
+        trace_headers: Mapping[str, str] | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        for nothing in list[RequestOutput]():
+            yield nothing
+
+    def resumed_text(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        resume_token_ids: Sequence[int],
+    ) -> str:
+        return ""
+
+    async def abort(self, request_id: str) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
