@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from server.engines.log import JsonFormatter, as_json_line, log_uncaught
+from engine.log import JsonFormatter, as_json_line, log_uncaught
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
