@@ -1,19 +1,20 @@
 """The `parley` command."""
 
+import inspect
 import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 from urllib.parse import urlsplit
 
 import typer
 
 from server import __version__
-from server.config.settings import PREFIX, ConfigError, Settings, load_settings
+from server.config.settings import ENVIRONMENT_ONLY, PREFIX, ConfigError, Settings, load_settings
 from server.terminal.admin_client import AdminClient, AdminError, quoted
 
 app = typer.Typer(
@@ -40,14 +41,25 @@ def _fail(message: str) -> typer.Exit:
     return typer.Exit(2)
 
 
-def _option(name: str) -> Any:
-    """A `serve` option; its help and its validation come from `Settings`."""
-    text = Settings.model_fields[name].description or ""
-    return typer.Option(
-        "--" + name.replace("_", "-"),
-        help=f"{text} [env: {PREFIX}{name.upper()}]",
-        show_default=False,
-    )
+def _takes_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an option for each setting that a command line may show, as typer reads it."""
+    options = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=cast("Any", field.annotation) | None,
+            default=typer.Option(
+                None,
+                "--" + name.replace("_", "-"),
+                help=f"{field.description} [env: {PREFIX}{name.upper()}]",
+                show_default=False,
+            ),
+        )
+        for name, field in Settings.model_fields.items()
+        if name not in ENVIRONMENT_ONLY
+    ]
+    command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    return command
 
 
 def _print_version(asked: bool) -> None:
@@ -66,59 +78,14 @@ def parley(
 
 
 @app.command()
-def serve(
-    host: Annotated[str | None, _option("host")] = None,
-    port: Annotated[int | None, _option("port")] = None,
-    model: Annotated[str | None, _option("model")] = None,
-    data_dir: Annotated[Path | None, _option("data_dir")] = None,
-    redis_url: Annotated[str | None, _option("redis_url")] = None,
-    redis_timeout_seconds: Annotated[float | None, _option("redis_timeout_seconds")] = None,
-    workers: Annotated[int | None, _option("workers")] = None,
-    pace: Annotated[float | None, _option("pace")] = None,
-    max_model_len: Annotated[int | None, _option("max_model_len")] = None,
-    max_num_seqs: Annotated[int | None, _option("max_num_seqs")] = None,
-    max_num_queued_reqs: Annotated[int | None, _option("max_num_queued_reqs")] = None,
-    kv_cache_memory_bytes: Annotated[int | None, _option("kv_cache_memory_bytes")] = None,
-    device: Annotated[str | None, _option("device")] = None,
-    attn_backend: Annotated[str | None, _option("attn_backend")] = None,
-    gpu_memory_utilization: Annotated[float | None, _option("gpu_memory_utilization")] = None,
-    dtype: Annotated[str | None, _option("dtype")] = None,
-    quantize: Annotated[str | None, _option("quantize")] = None,
-    kv_cache_dtype: Annotated[str | None, _option("kv_cache_dtype")] = None,
-    allowed_origins: Annotated[str | None, _option("allowed_origins")] = None,
-    trusted_proxies: Annotated[str | None, _option("trusted_proxies")] = None,
-    drain_seconds: Annotated[float | None, _option("drain_seconds")] = None,
-    ping_seconds: Annotated[float | None, _option("ping_seconds")] = None,
-    watchdog_seconds: Annotated[float | None, _option("watchdog_seconds")] = None,
-    sleep_after_seconds: Annotated[float | None, _option("sleep_after_seconds")] = None,
-    log_level: Annotated[str | None, _option("log_level")] = None,
-    log_format: Annotated[str | None, _option("log_format")] = None,
-    otlp_endpoint: Annotated[str | None, _option("otlp_endpoint")] = None,
-    max_connections: Annotated[int | None, _option("max_connections")] = None,
-    max_connections_per_user: Annotated[int | None, _option("max_connections_per_user")] = None,
-    max_connections_per_address: Annotated[
-        int | None, _option("max_connections_per_address")
-    ] = None,
-    max_handshakes_per_s: Annotated[int | None, _option("max_handshakes_per_s")] = None,
-    max_active_responses_per_user: Annotated[
-        int | None, _option("max_active_responses_per_user")
-    ] = None,
-    max_messages_per_s: Annotated[int | None, _option("max_messages_per_s")] = None,
-    max_tokens_per_day: Annotated[int | None, _option("max_tokens_per_day")] = None,
-    max_sessions_per_user: Annotated[int | None, _option("max_sessions_per_user")] = None,
-    max_messages_per_session: Annotated[int | None, _option("max_messages_per_session")] = None,
-    max_bytes_per_session: Annotated[int | None, _option("max_bytes_per_session")] = None,
-    session_idle_days: Annotated[float | None, _option("session_idle_days")] = None,
-    max_answer_seconds: Annotated[float | None, _option("max_answer_seconds")] = None,
-    hide_observers: Annotated[bool | None, _option("hide_observers")] = None,
-) -> None:
+@_takes_settings
+def serve(**flags: Any) -> None:
     """Run the server: web workers, the engine and Redis, until Ctrl-C.
 
     Every option can also be set in the environment; a flag takes precedence. Secrets come from the
     environment only, because every user of the machine can read a command line.
     """
-    flags = dict(locals())
-    if redis_url is not None and urlsplit(redis_url).password is not None:
+    if flags["redis_url"] is not None and urlsplit(flags["redis_url"]).password is not None:
         raise _fail(f"redis_url: a password belongs in {PREFIX}REDIS_URL")
     try:
         settings = load_settings(flags)

@@ -26,6 +26,8 @@ from sessions.model.quotas import Quotas
 PREFIX = "PARLEY_"
 # The binary of the embedded Redis; the instruction set that csrc/cpu/kernels/kernels.cpp takes.
 OTHER_NAMES = ("PARLEY_REDIS_SERVER", "PARLEY_CPU_LEVEL")
+# Secrets, which a command line would show to every user of the machine; and what is for tests.
+ENVIRONMENT_ONLY = ("redis_secret", "token", "admin_token", "testing")
 DEMO_PACE = 60.0  # tokens/s of the demo model, which decodes faster than a hand can stop
 EXPOSED_LIMITS = {
     "max_connections_per_user": 16,
@@ -48,7 +50,7 @@ class ConfigError(Exception):
 
 
 class Settings(BaseSettings):
-    """Field descriptions are the help texts of `parley serve`."""
+    """Each field is an option of `parley serve`, and its description the help text."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
 
