@@ -6,31 +6,43 @@ import msgspec
 
 from server.config.intervals import Intervals
 from server.config.limits import Limits
+from server.config.settings import Settings
 
 EXIT_MODEL = 2  # the model's folder cannot be served
 EXIT_REFUSED = 3  # the store must not be used: restarting would not help
 
 
-class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the supervisor sends a worker on stdin."""
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of `Settings` that workers need, each under its name there."""
 
+    redis_secret: str | None
+    redis_timeout_seconds: float
+    limits: Limits
+    intervals: Intervals
+    origins: tuple[str, ...]
+    proxies: tuple[str, ...]
+    is_loopback: bool
+    hide_observers: bool
+    log_level: str
+    effective_log_format: str
+    otlp_endpoint: str | None  # None: no tracing
+
+    @classmethod
+    def of(cls, settings: Settings) -> "WorkerSettings":
+        """Read them off, by name. None has a default here: one that is missing is an error."""
+        return msgspec.convert(settings, cls, from_attributes=True)
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the supervisor sends a worker on stdin: the settings, and what it adds to them."""
+
+    settings: WorkerSettings
     replica: str
     listen_fd: int
     redis_url: str
-    redis_secret: str | None = None
-    redis_timeout_seconds: float
     engine_kind: str
     engine_options: dict[str, Any]  # only the kind itself reads them
     token: str
     admin_token: str
-    limits: Limits
-    allowed_origins: tuple[str, ...] = ()
-    trusted_proxies: tuple[str, ...] = ()
-    check_host: bool = True
-    hides_observers: bool = False
-    server_started_at: int = 0  # the supervisor, ms since 1970
-    intervals: Intervals = Intervals()
-    log_level: str = "info"
-    log_format: str = "json"
-    otlp_endpoint: str | None = None  # None: no tracing
+    server_started_at: int  # the supervisor, ms since 1970
     exited: tuple[str, ...] = ()  # workers that died before this one was started

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from server.config.settings import Settings, read_or_create_secret
-from server.config.worker import WorkerConfig
+from server.config.worker import WorkerConfig, WorkerSettings
 from server.engines.client import ValidationError
 from server.engines.kinds import KINDS, chosen_kind
 from server.engines.managed import EngineSetupError, ManagedEngine
@@ -165,25 +165,15 @@ class Supervisor:
         assert self._listener is not None
         settings = self._settings
         return WorkerConfig(
-            replica="",
+            settings=WorkerSettings.of(settings),
+            replica="",  # each worker has its own
             listen_fd=self._listener.fileno(),
             redis_url=redis_url,
-            redis_secret=settings.redis_secret,
-            redis_timeout_seconds=settings.redis_timeout_seconds,
             engine_kind=kind,
             engine_options=dict(engine.connect_options),
             token=settings.token or read_or_create_secret(self._data / "token"),
             admin_token=settings.admin_token or read_or_create_secret(self._data / "admin-token"),
-            limits=settings.limits,
-            allowed_origins=settings.origins,
-            trusted_proxies=settings.proxies,
-            check_host=settings.is_loopback,
-            hides_observers=settings.hide_observers,
             server_started_at=time.time_ns() // 1_000_000,
-            intervals=settings.intervals,
-            log_level=settings.log_level,
-            log_format=settings.effective_log_format,
-            otlp_endpoint=settings.otlp_endpoint,
         )
 
     def _await_engine(self, engine: ManagedEngine, workers: WorkerKeeper) -> None:

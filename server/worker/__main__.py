@@ -63,26 +63,27 @@ async def run(config: WorkerConfig, tether: Tether) -> int:
     except UnsupportedModelError as error:
         return await _cannot_serve(error, store)
     worker = Worker(config, store, engine, kind.served_model(config.engine_options), tracing)
-    server = Server(uvicorn_config(worker.app, config.intervals.ping, config.trusted_proxies))
+    settings = config.settings
+    server = Server(uvicorn_config(worker.app, settings.intervals.ping, settings.proxies))
     listener = socket.socket(fileno=config.listen_fd)
     serving = start(server.serve(sockets=[listener]))
-    hurry = asyncio.Event()
+    hurry, drain_seconds = asyncio.Event(), settings.intervals.drain
 
     def on_signal() -> None:
         (hurry if worker.stop_asked.is_set() else worker.stop_asked).set()
 
     loop = asyncio.get_running_loop()
     await server.ready.wait()
-    tether.serve_with(on_signal, loop, config.intervals.drain)
+    tether.serve_with(on_signal, loop, drain_seconds)
     _settle_heap()
     print('{"ready": true}', flush=True)
     for replica in config.exited:
         worker.hub.spawn(worker.takeover.adopt(replica))
     orphaned = await _obey(commands, worker, serving)
-    tether.expect_end(config.intervals.drain)
+    tether.expect_end(drain_seconds)
     for open_server in server.servers:
         open_server.close()  # no new connections; those that are open hear of it, and end first
-    await worker.drain(0.0 if orphaned else config.intervals.drain, hurry, is_crash=orphaned)
+    await worker.drain(0.0 if orphaned else drain_seconds, hurry, is_crash=orphaned)
     server.should_exit = True
     await serving
     engine.shutdown()
@@ -125,21 +126,23 @@ def _settle_heap() -> None:
 
 
 def _store(config: WorkerConfig) -> SessionStore:
+    settings = config.settings
     return SessionStore.connect(
         config.redis_url,
-        secret=config.redis_secret,
-        timeout_seconds=config.redis_timeout_seconds,
-        lease_seconds=config.intervals.lease,
-        idle_seconds=config.limits.session_idle_seconds,
-        quotas=config.limits.quotas,
+        secret=settings.redis_secret,
+        timeout_seconds=settings.redis_timeout_seconds,
+        lease_seconds=settings.intervals.lease,
+        idle_seconds=settings.limits.session_idle_seconds,
+        quotas=settings.limits.quotas,
     )
 
 
 def _open_tracing(config: WorkerConfig) -> "Tracing | None":
-    if config.otlp_endpoint is None:
+    endpoint = config.settings.otlp_endpoint
+    if endpoint is None:
         return None
     who = {"service.version": __version__, "service.instance.id": config.replica}
-    return open_tracing(config.otlp_endpoint, who)
+    return open_tracing(endpoint, who)
 
 
 async def _cannot_serve(error: ValidationError, store: SessionStore) -> int:
@@ -156,7 +159,8 @@ def _refuse(error: StoreRefused) -> int:
 def main() -> NoReturn:
     tether = Tether()
     config = msgspec.json.decode(sys.stdin.buffer.raw.readline(), type=WorkerConfig)  # type: ignore[union-attr]
-    configure_logs(config.log_level, config.log_format, config.replica)
+    settings = config.settings
+    configure_logs(settings.log_level, settings.effective_log_format, config.replica)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status = runner.run(run(config, tether))
     leave(status)

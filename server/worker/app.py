@@ -104,14 +104,14 @@ class Worker:
         """What is heard and sent: the feed, the hub, the health of store and engine."""
         config, store, engine = self.config, self.store, self.engine
         self.feed = LiveFeed(store.client, store.keys)
-        hides = config.hides_observers
+        hides = config.settings.hide_observers
         self.hub = Hub(store, self.feed, store.keys, config.replica, hides_observers=hides)
         self.health = Health(
             store,
             engine,
             self.hub,
             self.metrics,
-            config.intervals,
+            config.settings.intervals,
             self._on_refused,
             on_change=lambda: self.peers.beat_soon(),
         )
@@ -123,12 +123,12 @@ class Worker:
             Replicas(
                 store.client,
                 store.keys,
-                life_seconds=config.intervals.heartbeat_life,
-                late_seconds=config.intervals.heartbeat_late,
+                life_seconds=config.settings.intervals.heartbeat_life,
+                late_seconds=config.settings.intervals.heartbeat_late,
             ),
             config.replica,
             self._figures,
-            interval_seconds=config.intervals.heartbeat,
+            interval_seconds=config.settings.intervals.heartbeat,
         )
         samples = Samples(store.client, store.keys)
         self.recorder = Recorder(samples, self.metrics, engine, self._figures, config.replica)
@@ -136,7 +136,7 @@ class Worker:
     def _make_answers(self) -> None:
         """Who makes answers, ends those that nobody watches, and takes over those of the dead."""
         config, store, engine = self.config, self.store, self.engine
-        max_active = config.limits.max_active_responses_per_user
+        max_active = config.settings.limits.max_active_responses_per_user
         self.active_limit = ActiveLimit(store, self.hub, max_active) if max_active else None
         prompts = PromptBuilder(store.messages, engine)
         self.runs = Runs(
@@ -146,11 +146,11 @@ class Worker:
             engine=engine,
             hub=self.hub,
             metrics=self.metrics,
-            intervals=config.intervals,
+            intervals=config.settings.intervals,
             model_fingerprint=self.model.fingerprint,
             has_peers=self.peers.are_known,
             cache_secret=config.token,
-            answer_seconds=config.limits.answer_seconds,
+            answer_seconds=config.settings.limits.answer_seconds,
         )
         self.abandonment = Abandonment(store, self.hub, self.runs)
         self.creator = ResponseCreator(
@@ -172,11 +172,11 @@ class Worker:
             peers=self.peers,
             replica=config.replica,
             model=self.model.name,
-            intervals=config.intervals,
+            intervals=config.settings.intervals,
             index_sweep=IndexSweep(
                 store.client,
                 store.keys,
-                idle_seconds=config.limits.session_idle_seconds,
+                idle_seconds=config.settings.limits.session_idle_seconds,
                 uids=BUILT_IN,
             ),
             tracing=self.tracing,
@@ -209,14 +209,14 @@ class Worker:
             identities=self.identities,
             auditor=Auditor(AuditLog(store.client, store.keys)),
             metrics=self.metrics,
-            limits=config.limits,
-            connections=ConnectionCounter(config.limits),
+            limits=config.settings.limits,
+            connections=ConnectionCounter(config.settings.limits),
             replica=config.replica,
             version=__version__,
             model=self.model.name,
         )
         self.control = Control(config.replica, self.services, self.feed, stop_asked=self.stop_asked)
-        self.origins = Origins(config.allowed_origins)
+        self.origins = Origins(config.settings.origins)
         self.authenticator = Authenticator(self.identities, origins=self.origins)
         self.streams: set[HttpViewer] = set()
         context = ApiContext(
@@ -226,7 +226,7 @@ class Worker:
             self.health,
             STATIC,
             self.streams,
-            TokenBuckets(config.limits.messages_per_s),
+            TokenBuckets(config.settings.limits.messages_per_s),
         )
         self.connections: set[Connection] = set()
         websocket = WebSocketEndpoint(self.services, self.authenticator, self.connections)
@@ -236,7 +236,9 @@ class Worker:
         index = STATIC / "index.html"
         guard = Middleware(
             Guard,
-            hosts=(*LOOPBACK_HOSTS, *self.origins.hosts) if self.config.check_host else None,
+            hosts=(*LOOPBACK_HOSTS, *self.origins.hosts)
+            if self.config.settings.is_loopback
+            else None,
             index=index.read_bytes() if index.exists() else b"",
             count_error=self.metrics.count_error,
         )

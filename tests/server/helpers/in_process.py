@@ -23,7 +23,7 @@ from engine.outputs import RequestProgress
 from engine.tracing.tracing import Tracing
 from server.config.intervals import SHORTENED, Intervals
 from server.config.limits import Limits
-from server.config.worker import WorkerConfig
+from server.config.worker import WorkerConfig, WorkerSettings
 from server.engines.client import EngineTokenizer, SamplingParams, ServedModel, TokensPrompt
 from server.worker.app import Worker
 from sessions.store.store import SessionStore
@@ -207,23 +207,38 @@ async def running_workers(
         for number in range(count):
             store = await HesitantStore.open(url, prefix=prefix, lease_seconds=intervals.lease)
             store.hesitate(dice)
-            config = WorkerConfig(
-                replica=f"w{number}",
-                listen_fd=-1,  # nobody listens, and its engine is in this process
-                engine_kind="scripted",
-                engine_options={},
-                redis_url=url,
-                redis_timeout_seconds=1.0,
-                token=TOKEN,
-                admin_token="admin-" + TOKEN,
-                limits=Limits(messages_per_s=0),
-                intervals=intervals,
-                check_host=False,
-            )
+            config = _config(f"w{number}", url, intervals)
             worker = Worker(config, store, engine, MODEL, tracing)
             await stack.enter_async_context(_lifespan(worker.app))
             workers.append(worker)
         yield workers
+
+
+def _config(replica: str, url: str, intervals: Intervals) -> WorkerConfig:
+    settings = WorkerSettings(
+        redis_secret=None,
+        redis_timeout_seconds=1.0,
+        limits=Limits(messages_per_s=0),
+        intervals=intervals,
+        origins=(),
+        proxies=(),
+        is_loopback=False,
+        hide_observers=False,
+        log_level="info",
+        effective_log_format="json",
+        otlp_endpoint=None,
+    )
+    return WorkerConfig(
+        settings=settings,
+        replica=replica,
+        listen_fd=-1,  # nobody listens, and its engine is in this process
+        redis_url=url,
+        engine_kind="scripted",
+        engine_options={},
+        token=TOKEN,
+        admin_token="admin-" + TOKEN,
+        server_started_at=0,
+    )
 
 
 def patient_history(url: str, prefix: str) -> History:

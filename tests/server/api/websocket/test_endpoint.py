@@ -94,7 +94,7 @@ async def test_a_wrong_token_is_refused_by_the_close(worker: Worker) -> None:
 
 
 async def test_a_user_with_too_many_connections_gets_no_other_one(worker: Worker) -> None:
-    worker.services.connections.limits = worker.config.limits.__class__(
+    worker.services.connections.limits = worker.config.settings.limits.__class__(
         max_connections_per_user=1, messages_per_s=0
     )
     first = Handshake(worker, ["chat.v1"])
