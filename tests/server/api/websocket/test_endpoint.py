@@ -115,6 +115,6 @@ async def test_a_bug_on_the_way_in_is_a_close_and_no_broken_socket(
     async def fail(_: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(worker.authenticator, "user", fail)
+    monkeypatch.setattr(worker.access.authenticator, "user", fail)
     assert await Handshake(worker, ["chat.v1"]).refused() == ("chat.v1", CloseCode.INTERNAL)
     assert worker.services.connections.num_open == 0

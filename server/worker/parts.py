@@ -1,0 +1,229 @@
+"""The parts of one worker, and who builds them, each from those that it takes.
+
+given ─► others ─► live ─► answers ─► services, which the doors get
+                     └───► access ───────┘
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from server import __version__
+from server.access.audit import Auditor
+from server.access.auth import Authenticator, Origins
+from server.access.identities import BUILT_IN, Identities
+from server.access.rates import ConnectionCounter
+from server.commands.create_response import ResponseCreator
+from server.commands.services import Services
+from server.config.worker import WorkerConfig
+from server.engines.client import EngineClient, ServedModel
+from server.generation.prompts import PromptBuilder
+from server.live.health import Health
+from server.live.hub import Hub
+from server.runs.abandonment import Abandonment
+from server.runs.active_limit import ActiveLimit
+from server.runs.peers import Figures, Peers
+from server.runs.runs import Runs
+from server.runs.takeover import Takeover
+from server.telemetry.metrics import Metrics, SpanCollector, StoreCollector
+from server.telemetry.stats import Recorder
+from server.telemetry.tracing import AnswerTracing
+from sessions.connection.feed import LiveFeed
+from sessions.directory.audit import AuditLog
+from sessions.directory.credentials import Credentials
+from sessions.directory.replicas import Replicas
+from sessions.directory.samples import Samples
+from sessions.directory.users import Users
+from sessions.indexes.sweep import IndexSweep
+from sessions.model.errors import StoreRefused
+from sessions.store.store import SessionStore
+
+if TYPE_CHECKING:
+    from server.engines.tracing import Tracing
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a worker begins with."""
+
+    config: WorkerConfig
+    store: SessionStore
+    engine: EngineClient
+    model: ServedModel
+    metrics: Metrics
+    tracing: AnswerTracing | None
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """The other workers, and what this one says to them and to operators."""
+
+    peers: Peers
+    recorder: Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What is heard and sent."""
+
+    feed: LiveFeed
+    hub: Hub
+    health: Health  # of the store and the engine
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Who makes answers, ends those that nobody watches, and takes over those of the dead."""
+
+    limit: ActiveLimit | None
+    runs: Runs
+    abandonment: Abandonment
+    creator: ResponseCreator
+    takeover: Takeover
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may come in."""
+
+    credentials: Credentials
+    identities: Identities
+    authenticator: Authenticator
+
+
+def build_metrics(store: SessionStore, tracing: "Tracing | None") -> Metrics:
+    metrics = Metrics()
+    metrics.registry.register(StoreCollector(lambda: store.client.num_calls))
+    if tracing is not None:
+        metrics.registry.register(SpanCollector(tracing))
+    return metrics
+
+
+def build_others(given: Given, figures: Callable[[], Figures]) -> Others:
+    """`figures` is what the worker says of itself, asked for when it serves."""
+    config, store = given.config, given.store
+    intervals = config.settings.intervals
+    replicas = Replicas(
+        store.client,
+        store.keys,
+        life_seconds=intervals.heartbeat_life,
+        late_seconds=intervals.heartbeat_late,
+    )
+    samples = Samples(store.client, store.keys)
+    return Others(
+        peers=Peers(replicas, config.replica, figures, interval_seconds=intervals.heartbeat),
+        recorder=Recorder(samples, given.metrics, given.engine, figures, config.replica),
+    )
+
+
+def build_live(given: Given, peers: Peers, on_refused: Callable[[StoreRefused], None]) -> Live:
+    """`on_refused` is called when the store must not be used any more."""
+    config, store = given.config, given.store
+    settings = config.settings
+    feed = LiveFeed(store.client, store.keys)
+    hub = Hub(store, feed, store.keys, config.replica, hides_observers=settings.hide_observers)
+    health = Health(
+        store,
+        given.engine,
+        hub,
+        given.metrics,
+        settings.intervals,
+        on_refused,
+        on_change=peers.beat_soon,
+    )
+    return Live(feed, hub, health)
+
+
+def build_answers(given: Given, hub: Hub, peers: Peers) -> Answers:
+    config, store = given.config, given.store
+    settings = config.settings
+    max_active = settings.limits.max_active_responses_per_user
+    limit = ActiveLimit(store, hub, max_active) if max_active else None
+    prompts = PromptBuilder(store.messages, given.engine)
+    runs = Runs(
+        limit=limit,
+        prompts=prompts,
+        store=store,
+        engine=given.engine,
+        hub=hub,
+        metrics=given.metrics,
+        intervals=settings.intervals,
+        model_fingerprint=given.model.fingerprint,
+        has_peers=peers.are_known,
+        cache_secret=config.token,
+        answer_seconds=settings.limits.answer_seconds,
+    )
+    creator = ResponseCreator(
+        store=store,
+        engine=given.engine,
+        hub=hub,
+        runs=runs,
+        prompts=prompts,
+        replica=config.replica,
+        model=given.model,
+        limit=limit,
+        tracing=given.tracing,
+    )
+    takeover = build_takeover(given, hub, peers, runs)
+    return Answers(limit, runs, Abandonment(store, hub, runs), creator, takeover)
+
+
+def build_takeover(given: Given, hub: Hub, peers: Peers, runs: Runs) -> Takeover:
+    config, store = given.config, given.store
+    settings = config.settings
+    return Takeover(
+        store=store,
+        hub=hub,
+        metrics=given.metrics,
+        runs=runs,
+        peers=peers,
+        replica=config.replica,
+        model=given.model.name,
+        intervals=settings.intervals,
+        index_sweep=IndexSweep(
+            store.client,
+            store.keys,
+            idle_seconds=settings.limits.session_idle_seconds,
+            uids=BUILT_IN,
+        ),
+        tracing=given.tracing,
+    )
+
+
+def build_access(given: Given, feed: LiveFeed) -> Access:
+    config, store = given.config, given.store
+    credentials = Credentials(store.client, store.keys)
+    identities = Identities(
+        credentials,
+        Users(store.client, store.keys),
+        token=config.token,
+        admin_token=config.admin_token,
+    )
+    feed.on_resync(identities.on_resync)
+    origins = Origins(config.settings.origins)
+    return Access(credentials, identities, Authenticator(identities, origins=origins))
+
+
+def build_services(
+    given: Given, others: Others, live: Live, answers: Answers, identities: Identities
+) -> Services:
+    config, store = given.config, given.store
+    limits = config.settings.limits
+    return Services(
+        store=store,
+        engine=given.engine,
+        hub=live.hub,
+        runs=answers.runs,
+        creator=answers.creator,
+        peers=others.peers,
+        takeover=answers.takeover,
+        health=live.health,
+        identities=identities,
+        auditor=Auditor(AuditLog(store.client, store.keys)),
+        metrics=given.metrics,
+        limits=limits,
+        connections=ConnectionCounter(limits),
+        replica=config.replica,
+        version=__version__,
+        model=given.model.name,
+    )
