@@ -14,6 +14,7 @@ import { Store } from "./connection/storage.js";
 import { Banner } from "./state/banner.js";
 import { Chat } from "./state/chat.js";
 import { Removals, UNDO_MS } from "./state/removals.js";
+import { copyMessage } from "./transcript/copy.js";
 import { Transcript } from "./transcript/transcript.js";
 
 const DRAFT_PREFIX = "parley.draft.";
@@ -37,6 +38,8 @@ export class Page {
   nextCursor = signal(null); // of the list of sessions
   draft = signal("");
   #loadingEarlier = false;
+  /** What can be done with a message, in the order of the buttons below it. */
+  #actions = [copyMessage];
 
   constructor() {
     this.store = Store.open();
@@ -72,8 +75,9 @@ export class Page {
 
   /** The transcript's elements exist now. */
   attach(scroller, log) {
-    this.transcript = new Transcript(this.chat, scroller, log, () => {
-      this.away.value = this.transcript.scroll.away;
+    this.transcript = new Transcript(this.chat, scroller, log, {
+      actions: this.#actions,
+      onscroll: () => (this.away.value = this.transcript.scroll.away),
     });
     this.transcript.changed();
   }

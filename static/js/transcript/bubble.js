@@ -4,7 +4,7 @@
  */
 
 import { endText, reasonText } from "../connection/protocol.js";
-import { copyButton } from "./copy.js";
+import { actionRow } from "./actions.js";
 import { Markdown } from "./markdown.js";
 
 const QUEUE_TEXTS = {
@@ -16,12 +16,13 @@ const QUEUE_TEXTS = {
 };
 
 export class Question {
-  constructor({ key }) {
+  /** @param {import("./actions.js").Action[]} actions */
+  constructor({ key }, actions) {
     this.element = make("article", "message question", { ariaLabel: "You said" });
     this.body = make("div", "bubble", { dir: "auto" });
     this.wait = make("span", "waiting", { textContent: "Not sent yet" });
     this.foot = make("footer", "foot");
-    this.foot.append(this.wait, copyButton("Copy message"));
+    this.foot.append(this.wait, actionRow(actions, "user", this));
     this.element.append(this.body, this.foot);
     this.element.dataset.key = key;
   }
@@ -29,6 +30,7 @@ export class Question {
   draw(message) {
     if (this.drawn === message.version) return false;
     this.drawn = message.version;
+    this.message = message;
     this.text = message.text;
     this.body.textContent = message.text;
     this.element.classList.toggle("unsent", message.unsent === true);
@@ -43,7 +45,8 @@ export class Answer {
   text = ""; // what is painted
   #unfinished = false;
 
-  constructor({ key }) {
+  /** @param {import("./actions.js").Action[]} actions */
+  constructor({ key }, actions) {
     this.element = make("article", "message answer", { ariaLabel: "Parley said" });
     this.note = make("p", "note");
     this.reasoning = make("details", "reasoning");
@@ -53,7 +56,7 @@ export class Answer {
     this.wait = make("p", "wait");
     this.facts = make("span", "facts");
     this.foot = make("footer", "foot");
-    this.foot.append(this.facts, copyButton("Copy answer"));
+    this.foot.append(this.facts, actionRow(actions, "assistant", this));
     this.element.append(this.note, this.reasoning, this.body, this.wait, this.foot);
     this.element.dataset.key = key;
     this.markdown = new Markdown(this.body);
@@ -63,6 +66,7 @@ export class Answer {
   draw(message, run, now) {
     if (this.drawn === message.version && !this.#unfinished) return false;
     this.drawn = message.version;
+    this.message = message;
     const paced = this.pacer !== null && !this.pacer.idle;
     const whole = message.visibleText;
     const shown = paced ? this.pacer.advance(now) : whole.length;

@@ -3,7 +3,7 @@
  * from a worker that is loaded with the first block: only for finished blocks, only when in view.
  */
 
-import { copyButton } from "./copy.js";
+import { copyCodeButton } from "./copy.js";
 
 const WORKER_URL = "/static/js/transcript/highlight-worker.js";
 const LONGEST_HIGHLIGHT = 50_000; // characters; beyond it plain text is good enough
@@ -19,7 +19,7 @@ export function codeBlock(pre) {
   const label = document.createElement("span");
   label.textContent = language || "text";
   const caption = document.createElement("figcaption");
-  caption.append(label, copyButton("Copy code"));
+  caption.append(label, copyCodeButton());
 
   const scroller = document.createElement("pre");
   scroller.tabIndex = 0; // long lines scroll, by keyboard too

@@ -1,29 +1,35 @@
-/** Copy buttons. One listener serves them all, because a patched block keeps old nodes for new ones. */
+/** Copying: a message by its action, a block of code by the button in its caption. */
+
+import { wordButton } from "./actions.js";
 
 const CONFIRMATION_MS = 1600;
+const WORD = "Copy";
 
-/** @param {string} label what the button copies, for those who cannot see where it stands */
-export function copyButton(label) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.className = "copy";
-  button.textContent = "Copy";
-  button.ariaLabel = label;
+/** Copies the Markdown of a message, as far as it is painted. @type {import("./actions.js").Action} */
+export const copyMessage = {
+  word: WORD,
+  labels: { user: "Copy message", assistant: "Copy answer" },
+  act: ({ text }, button) => copy(text, button),
+};
+
+export function copyCodeButton() {
+  const button = wordButton(WORD, "Copy code");
+  button.classList.add("copy-code");
   return button;
 }
 
-/**
- * Serve the copy buttons inside `root`.
- * @param {(button: HTMLElement) => string} textFor what a button copies
- */
-export function serveCopyButtons(root, textFor) {
-  root.addEventListener("click", async ({ target }) => {
-    const button = target.closest?.("button.copy");
-    if (!button) return;
-    const copied = await copyText(textFor(button));
-    button.textContent = copied ? "Copied" : "Press Ctrl+C";
-    setTimeout(() => (button.textContent = "Copy"), CONFIRMATION_MS);
+/** One listener serves all blocks of code in `root`: a patched block keeps old nodes for new ones. */
+export function serveCopyCode(root) {
+  root.addEventListener("click", ({ target }) => {
+    const button = target.closest?.("button.copy-code");
+    if (button) copy(button.closest("figure.code").querySelector("code").textContent, button);
   });
+}
+
+/** Copy, and say so on the button for a while. */
+async function copy(text, button) {
+  button.textContent = (await copyText(text)) ? "Copied" : "Press Ctrl+C";
+  setTimeout(() => (button.textContent = WORD), CONFIRMATION_MS);
 }
 
 /** The clipboard exists on https and localhost only; elsewhere a selection does the same. */

@@ -5,7 +5,7 @@
  */
 
 import { Answer, Question } from "./bubble.js";
-import { serveCopyButtons } from "./copy.js";
+import { serveCopyCode } from "./copy.js";
 import { Pacer } from "./pacer.js";
 import { Scroll } from "./scroll.js";
 
@@ -14,6 +14,7 @@ export class Transcript {
   #bubbles = new Map();
   #chat;
   #log;
+  #actions;
   #frame = 0;
   #shownId;
   #calm = matchMedia("(prefers-reduced-motion: reduce)");
@@ -21,13 +22,16 @@ export class Transcript {
   /**
    * @param {import("../state/chat.js").Chat} chat
    * @param {HTMLElement} scroller @param {HTMLElement} log holds the messages and nothing else
-   * @param {() => void} onscroll the reader went up, or came back
+   * @param {object} page
+   * @param {import("./actions.js").Action[]} page.actions what can be done with each message
+   * @param {() => void} page.onscroll the reader went up, or came back
    */
-  constructor(chat, scroller, log, onscroll) {
+  constructor(chat, scroller, log, { actions, onscroll }) {
     this.#chat = chat;
     this.#log = log;
+    this.#actions = actions;
     this.scroll = new Scroll(scroller, log, onscroll);
-    serveCopyButtons(log, (button) => this.#copied(button));
+    serveCopyCode(log);
   }
 
   /** Something about the conversation on screen changed. */
@@ -109,7 +113,8 @@ export class Transcript {
   }
 
   #add(message) {
-    const bubble = message.role === "user" ? new Question(message) : new Answer(message);
+    const Bubble = message.role === "user" ? Question : Answer;
+    const bubble = new Bubble(message, this.#actions);
     this.#bubbles.set(message.key, bubble);
     return bubble;
   }
@@ -122,12 +127,5 @@ export class Transcript {
     this.#log.replaceChildren();
     this.#bubbles.clear();
     this.scroll.toLatest();
-  }
-
-  /** Code copies its block; a message copies its Markdown. */
-  #copied(button) {
-    const figure = button.closest("figure.code");
-    if (figure) return figure.querySelector("code").textContent;
-    return this.#bubbles.get(button.closest(".message").dataset.key)?.text ?? "";
   }
 }

@@ -111,3 +111,22 @@ async def test_with_forced_colours_the_current_chat_and_the_chosen_theme_are_out
         for pressed, outline in (("true", "solid"), ("false", "none")):
             button = page.locator(f'.themes [aria-pressed="{pressed}"]').first
             assert await style(button, "outlineStyle") == outline
+
+
+async def test_an_answer_is_copied_as_markdown_a_question_and_code_as_they_are(
+    context: BrowserContext, server: Server
+) -> None:
+    await context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = await context.new_page()
+    await show(page, server, MIXED)
+    for name, copied in (
+        ("Copy message", "مرحبا!"),
+        ("Copy answer", MIXED),
+        ("Copy code", 'const greeting = "مرحبا";'),
+    ):
+        button = page.get_by_role("button", name=name)
+        await button.click()
+        await expect(button).to_have_text("Copied")
+        text = await page.evaluate("navigator.clipboard.readText()")
+        assert text.strip() == copied.strip()
+        await expect(button).to_have_text("Copy")
