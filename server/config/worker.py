@@ -33,11 +33,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.convert(settings, cls, from_attributes=True)
 
 
-class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the supervisor sends a worker on stdin: the settings, and what it adds to them."""
+class SharedConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What all workers of a supervisor get: the settings, and what it adds to them."""
 
     settings: WorkerSettings
-    replica: str
     listen_fd: int
     redis_url: str
     engine_kind: str
@@ -45,4 +44,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     admin_token: str
     server_started_at: int  # the supervisor, ms since 1970
+
+
+class WorkerConfig(SharedConfig, frozen=True, kw_only=True):
+    """What the supervisor sends a worker on stdin."""
+
+    replica: str
     exited: tuple[str, ...] = ()  # workers that died before this one was started

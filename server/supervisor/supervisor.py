@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from server.config.settings import Settings, read_or_create_secret
-from server.config.worker import WorkerConfig, WorkerSettings
+from server.config.worker import SharedConfig, WorkerSettings
 from server.engines.client import ValidationError
 from server.engines.kinds import KINDS, chosen_kind
 from server.engines.managed import EngineSetupError, ManagedEngine
@@ -93,7 +93,7 @@ class Supervisor:
         self._engine = KINDS[kind].manage(self._settings, wake=lambda: self._wake(b"c"))
         self._raise_if_interrupted()
         redis_url = self._start_redis()
-        self._workers = WorkerKeeper(self._worker_config(redis_url, kind, self._engine))
+        self._workers = WorkerKeeper(self._shared_config(redis_url, kind, self._engine))
         name = self._engine.model_name
         loading = f"[dim]·[/] loading the model [bold]{name}[/] …"
         self._tell(loading, "loading the model", model=name)
@@ -161,12 +161,11 @@ class Supervisor:
                 error=str(error),
             )
 
-    def _worker_config(self, redis_url: str, kind: str, engine: ManagedEngine) -> WorkerConfig:
+    def _shared_config(self, redis_url: str, kind: str, engine: ManagedEngine) -> SharedConfig:
         assert self._listener is not None
         settings = self._settings
-        return WorkerConfig(
+        return SharedConfig(
             settings=WorkerSettings.of(settings),
-            replica="",  # each worker has its own
             listen_fd=self._listener.fileno(),
             redis_url=redis_url,
             engine_kind=kind,

@@ -21,7 +21,7 @@ from typing import IO, Any
 import msgspec
 import structlog
 
-from server.config.worker import EXIT_REFUSED, WorkerConfig
+from server.config.worker import EXIT_REFUSED, SharedConfig, WorkerConfig
 
 logger = structlog.get_logger("server")
 
@@ -69,9 +69,9 @@ class WorkerProcess:
 
 
 class WorkerKeeper:
-    """`config` is that of all workers, but for `replica` and `exited`."""
+    """`config` is what all of them get."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: SharedConfig) -> None:
         self.config = config
         self._workers: list[WorkerProcess] = []
         self._starts: list[float] = []  # when the next ones are due
@@ -101,7 +101,8 @@ class WorkerKeeper:
         # Readable for an operator, and never the same twice.
         replica = f"{socket.gethostname()[:24]}-{process.pid}-{secrets.token_hex(3)}"
         worker = WorkerProcess(replica, process)
-        config = msgspec.structs.replace(self.config, replica=replica, exited=tuple(self._exited))
+        shared = msgspec.structs.asdict(self.config)
+        config = WorkerConfig(**shared, replica=replica, exited=tuple(self._exited))
         worker.tell(msgspec.to_builtins(config))
         self._workers.append(worker)
 
