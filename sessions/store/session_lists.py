@@ -34,7 +34,6 @@ class SessionLists:
         self._context = context
         self._client = context.client
         self._indexes = context.indexes
-        self._keys = context.keys
 
     async def page(
         self,

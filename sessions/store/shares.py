@@ -59,7 +59,6 @@ class Shares:
     def __init__(self, context: StoreContext) -> None:
         self._context = context
         self._client = context.client
-        self._keys = context.keys
 
     async def create(
         self, uid: str, session_id: str, title: str, messages: Sequence[Message]

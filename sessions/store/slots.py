@@ -16,7 +16,6 @@ class Slots:
     """Slots for running answers."""
 
     def __init__(self, context: StoreContext) -> None:
-        self._context = context
         self._client = context.client
         self._keys = context.keys
 

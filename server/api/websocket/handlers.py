@@ -78,7 +78,6 @@ class Handlers:
         self._hub = services.hub
         self._catch_up = services.hub.catch_up
         self._runs = services.runs
-        self._creator = services.creator
         self._subscriptions: dict[str, Subscription] = {}
         self._parted: set[Subscription] = set()  # of sessions that are deleted
         self.canceller = Canceller(client, services, self._subscriptions)
