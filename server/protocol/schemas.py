@@ -84,14 +84,6 @@ def asyncapi() -> Document:
     }
 
 
-def check_server_frame(frame: Mapping[str, Any]) -> None:
-    """Raise `msgspec.ValidationError` unless a frame is one of ours, with no field unknown."""
-    kind = server_frames.TYPES.get(str(frame.get("type")))
-    if kind is None:
-        raise msgspec.ValidationError(f"no such frame: {frame.get('type')}")
-    msgspec.convert(frame, kind)
-
-
 def _client_names() -> dict[str, str]:
     """Frame type → name of its definition."""
     return {word: kind.__name__ for word, kind in protocol.TYPES.items()}

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from server.protocol.schemas import check_server_frame
 from tests.end_to_end.frames.client_model import Answer, Frame
 from tests.end_to_end.oracle.connection_check import Connection
 from tests.end_to_end.oracle.history import History
+from tests.helpers.declared_frames import check_server_frame
 from tests.helpers.patience import PATIENCE
 
 

@@ -12,7 +12,8 @@ from server.protocol import client_frames as protocol
 from server.protocol import server_frames
 from server.protocol.close_codes import CloseCode
 from server.protocol.errors import CODES
-from server.protocol.schemas import DOCS, asyncapi, check_server_frame, files, json_schema
+from server.protocol.schemas import DOCS, asyncapi, files, json_schema
+from tests.helpers.declared_frames import check_server_frame
 
 PROTOCOL = (DOCS / "protocol.md").read_text()
 
