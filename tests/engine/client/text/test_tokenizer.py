@@ -303,6 +303,7 @@ def test_familiar_methods(ours: dict[str, Tokenizer], theirs: dict[str, Any]) ->
     assert (mine.bos_token, mine.eos_token) == (other.bos_token, other.eos_token)
     assert (mine.pad_token, mine.unk_token) == (other.pad_token, other.unk_token)
     assert mine.model_max_length == other.model_max_length
+    assert mine.name_or_path == other.name_or_path
     assert mine.get_vocab() == other.get_vocab()
     assert mine.tokenize("Hello you") == other.tokenize("Hello you")
     ids = mine.encode("Hello you")
