@@ -14,6 +14,9 @@ class TextEvent:
 
     text_offset: int
     delta: str
+    # For models that write their reasoning before the answer, which a later version runs; nothing
+    # sets it today. Its kind in the log, the frame `response.reasoning_text.delta` and the page's
+    # `reasoningText` are there before, since old workers and pages must know them by then.
     reasoning: bool = False
     logprobs: tuple[dict[str, Any], ...] = ()  # one for each token, where they were asked for
 
