@@ -37,15 +37,18 @@ async def falls_asleep(server: Server) -> None:
 async def test_a_question_wakes_the_engine_and_its_client_hears_what_it_waits_for(
     drowsy: Server,
 ) -> None:
+    """A worker that hears of it late hears at once that the engine is awake: then once more."""
     settings = {"temperature": 0, "max_output_tokens": 10}
-    async with at_both(drowsy) as clients:
+    async with at_both(drowsy) as clients, asyncio.timeout(PATIENCE):
         for number, client in enumerate(clients):
             session = await client.new_session()
-            await falls_asleep(drowsy)
-            response = await client.ask(session, oracle_word(number), settings=settings)
-            queued = await client.next("response.queued")
-            assert (queued["response_id"], queued["reason"]) == (response, "engine_waking")
-            assert (await client.done(response)).final == oracle_answer(number, 10)
+            reasons: set[str] = set()
+            while "engine_waking" not in reasons:
+                await falls_asleep(drowsy)
+                response = await client.ask(session, oracle_word(number), settings=settings)
+                assert (await client.done(response)).final == oracle_answer(number, 10)
+                queued = [frame for frame in client.frames if frame["type"] == "response.queued"]
+                reasons = {it["reason"] for it in queued if it["response_id"] == response}
 
 
 def has_come(client: Client, response: str, length: int) -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from engine import (
     EngineDeadError,
     EngineGenerateError,
     RequestOutputKind,
+    RequestProgress,
     RetryableRequestError,
     SamplingParams,
 )
@@ -256,3 +257,49 @@ async def test_an_owned_engine_shuts_down_asleep_and_while_it_wakes_up(tmp_path:
         if waking is not None:
             with pytest.raises(EngineDeadError):
                 await waking
+
+
+# ---- the engine that falls asleep by itself
+
+
+async def test_the_core_dies_while_it_wakes_up_for_a_request_and_the_next_one_answers(
+    tmp_path: Path,
+) -> None:
+    folder = build_tiny_model(tmp_path)
+    arguments = AsyncEngineArgs(str(folder), threads=1, sleep_after_seconds=0.1)
+    supervised = Supervised(arguments, stall_seconds=PATIENCE)
+    await supervised.wait_ready()
+    engine = supervised.engine
+    prompt = [5 + each % 90 for each in range(70)]
+
+    async def ask(on_progress: Callable[[RequestProgress], None]) -> list[int]:
+        ids: list[int] = []
+        async for output in engine.generate(prompt, params(), "r", on_progress=on_progress):
+            ids += output.outputs[0].token_ids
+        return ids
+
+    async def fall_asleep() -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not await engine.is_sleeping():  # noqa: ASYNC110  (nothing announces it)
+                await asyncio.sleep(0.01)
+
+    await fall_asleep()
+    assert await engine.is_paused() is False
+    expected = await ask(lambda progress: None)
+    killed = asyncio.Event()
+
+    def kill(progress: RequestProgress) -> None:
+        if progress.is_waking:
+            supervised.core.process.kill()
+            killed.set()
+
+    async with asyncio.timeout(PATIENCE):
+        while not killed.is_set():  # else it was awake before anybody here had heard of it
+            await fall_asleep()
+            asking = asyncio.create_task(ask(kill))
+            dying = asyncio.create_task(killed.wait())
+            await asyncio.wait((asking, dying), return_when=asyncio.FIRST_COMPLETED)
+            dying.cancel()
+    await supervised.replace()
+    assert await asking == expected
+    supervised.close()
