@@ -64,9 +64,16 @@ class RunnerMemory:
             self._read_weights()
         self._wants_cache |= tag == "kv_cache"
         if self._wants_cache and self._has_weights and not self._has_cache:
-            self._runner.allocate_cache()
-            self._has_cache = True
+            self._allocate_cache()
             self._warm()
+
+    def _allocate_cache(self) -> None:
+        try:
+            self._runner.allocate_cache()
+        except BaseException:
+            self._runner.drop_cache()  # a part may be there: the next attempt needs its room
+            raise
+        self._has_cache = True
 
     def _read_weights(self) -> None:
         check_unchanged(self._checkpoint, self._stamps)

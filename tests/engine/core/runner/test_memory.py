@@ -3,6 +3,7 @@
 import os
 import weakref
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from engine.core.models.checkpoint import check_folder, file_stamps
 from engine.core.models.loader import load_model
 from engine.core.runner.memory import RunnerMemory
+from engine.core.tensors import huge_pages
 from engine.errors import UnsupportedModelError
 from tests.engine.helpers.greedy_oracle import Folders, families_in, make_prompts
 from tests.engine.helpers.stepped_engine import SteppedEngine
@@ -173,21 +175,27 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
     sleeper.close()
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_a_cache_without_memory_is_an_error_and_may_be_tried_again(
-    folders: Folders, monkeypatch: pytest.MonkeyPatch
+    family: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sleeper = Sleeper(folders("llama"))
+    sleeper = Sleeper(folders(family))
     expected = answers(sleeper, [])
     sleeper.give_back(1)
     with monkeypatch.context() as patch:
+        zeros, calls = huge_pages.zeros, count(1)
 
-        def refuse(*_: Any) -> Tensor:
-            raise MemoryError("no")
+        def give_every_other(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+            if next(calls) % 2 == 0:
+                raise MemoryError("no")
+            return zeros(shape, dtype)
 
-        patch.setattr("engine.core.tensors.huge_pages.zeros", refuse)
-        patch.setattr(torch, "zeros", refuse)
+        patch.setattr(huge_pages, "zeros", give_every_other)
         with pytest.raises(UnsupportedModelError, match="no memory for"):
             sleeper.memory.take_again("kv_cache")
+        assert next(calls) == 3
+        # What came is in nobody's way at the next attempt.
+        assert all(layer.key_cache is None for layer in sleeper.runner.loaded.layers)
     sleeper.memory.take_again("kv_cache")
     assert_same(answers(sleeper, []), expected)
     sleeper.close()
