@@ -14,7 +14,7 @@ from engine.client.args import AsyncEngineArgs, EngineArgs
 from engine.client.async_llm import AsyncLLM, AsyncLLMEngine
 from engine.client.launcher import CoreProcess, PrivateDirectory
 from engine.client.requests.core_connection import CoreState
-from engine.client.requests.inputs import LoRARequest, TextPrompt, TokensPrompt
+from engine.client.requests.inputs import TextPrompt, TokensPrompt
 from engine.client.results.generation_result import GenerationResult
 from engine.client.text.tokenizer import Tokenizer
 from engine.client.vllm_config import ModelConfig
@@ -36,6 +36,7 @@ from engine.faces.llm import LLM
 from engine.faces.llm_engine import LLMEngine
 from engine.logits_processors import AdapterLogitsProcessor
 from engine.logprobs import Logprob
+from engine.lora import LoRARequest
 from engine.outputs import (
     CompletionOutput,
     OutputError,

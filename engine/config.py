@@ -41,6 +41,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     sleep_after_seconds: float | None = None  # without a request the engine sleeps, at level 1
     async_scheduling: bool | None = None  # start steps before the last one has ended; None: on GPUs
     enforce_eager: bool = False  # on a GPU: start each kernel by itself, record no graphs
+    enable_lora: bool = False  # adapters may be used
+    max_loras: int = 1  # different ones at a time, of running requests
+    max_cpu_loras: int | None = None  # in memory; None: as many as may be used
+    max_lora_rank: int = 16
     threads: int = 0  # of torch; 0 = torch's own choice
     log_level: str = "INFO"
     log_format: str = "text"  # text, json

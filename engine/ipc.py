@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine.config import EngineConfig
+from engine.lora import LoRARequest
 from engine.pooling import PoolingParams
 from engine.sampling_params import SamplingParams
 
@@ -52,6 +53,7 @@ class AddRequest(Message, frozen=True, tag="add"):
     priority: int = 0  # lower is earlier
     cache_salt: str = ""
     pooling: PoolingParams | None = None  # an embedding or classes are wanted, not an answer
+    lora: LoRARequest | None = None  # with the hash of its files
 
 
 class Abort(Message, frozen=True, tag="abort"):

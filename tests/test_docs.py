@@ -171,25 +171,12 @@ def test_no_sampling_parameter_is_invented() -> None:
 def test_sampling_parameters_that_are_refused_are_refused_by_name(name: str) -> None:
     given: dict[str, Any] = {name: 1}
     with pytest.raises(NotImplementedError, match=name):
-        check_params(SamplingParams(**given), None, max_logprobs=20)
+        check_params(SamplingParams(**given), max_logprobs=20)
 
 
 def test_the_methods_of_the_engine_are_those_of_the_class() -> None:
     public = {name for name in dir(AsyncLLM) if not name.startswith("_")}
     assert set(documented_methods()) == public
-
-
-@pytest.mark.parametrize(
-    "name", [name for name, what in documented_methods().items() if what == "refused"]
-)
-async def test_methods_that_are_refused_are_refused_by_name(name: str) -> None:
-    method: Any = getattr(AsyncLLM, name)
-    num_arguments = len(
-        [p for p in inspect.signature(method).parameters.values() if p.default is p.empty]
-    )
-    call = method(*[None] * (num_arguments - (name == "encode")))  # without **options
-    with pytest.raises(NotImplementedError, match=name):
-        await (anext(call) if inspect.isasyncgen(call) else call)
 
 
 def test_every_error_of_the_engine_is_described() -> None:

@@ -84,12 +84,10 @@ HARMLESS: dict[str, tuple[object, ...]] = {
 }
 WITHOUT_MEANING = frozenset(  # whatever they say, there is nothing for it to act on
     (
-        # of adapters and of inputs that are no text, which are refused by the name that asks
+        # of adapters, which are computed in float32 and add no words
         "lora_dtype",
         "lora_extra_vocab_size",
-        "max_cpu_loras",
-        "max_lora_rank",
-        "max_loras",
+        # of inputs that are no text, which are refused by the name that asks
         "mm_hasher_algorithm",
         "mm_processor_cache_gb",
         "mm_processor_cache_type",

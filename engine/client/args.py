@@ -65,6 +65,10 @@ class EngineArgs(AbsentFeatures):
     logits_processors: list[str] | Sequence[type] | None = None  # module:Class, or such classes
     generation_config: str = "auto"
     shutdown_timeout: float = 5.0
+    enable_lora: bool = False
+    max_loras: int = 1  # different adapters at a time, of running requests
+    max_cpu_loras: int | None = None  # in memory; None: `max_loras`
+    max_lora_rank: int = 16
     disable_log_stats: bool = False
     enable_log_requests: bool = False
     otlp_traces_endpoint: str | None = None  # of a collector that takes OTLP over HTTP
@@ -145,6 +149,10 @@ class EngineArgs(AbsentFeatures):
             batch_invariant=self.batch_invariant,
             async_scheduling=self.async_scheduling,
             enforce_eager=self.enforce_eager,
+            enable_lora=self.enable_lora,
+            max_loras=self.max_loras,
+            max_cpu_loras=self.max_cpu_loras,
+            max_lora_rank=self.max_lora_rank,
             pace=self.pace,
             max_step_seconds=self.max_step_seconds,
             watchdog_seconds=self.watchdog_seconds,
@@ -190,6 +198,9 @@ class EngineArgs(AbsentFeatures):
             _check_range(name, getattr(self, name), int, *limits)
         for name, bounds in _SECONDS_AND_RATES.items():
             _check_range(name, getattr(self, name), int | float, *bounds)
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            problem = f"must be at least max_loras, {self.max_loras}"
+            raise refuse("max_cpu_loras", self.max_cpu_loras, problem)
         self._check_names()
         self._check_processors()
 
@@ -292,6 +303,7 @@ _ONLY_VALUES: dict[str, tuple[object, ...]] = {
 }
 _BOOLEANS = (
     "enforce_eager",
+    "enable_lora",
     "disable_log_stats",
     "enable_log_requests",
     "disable_log_requests",
@@ -309,6 +321,9 @@ _INTEGERS: dict[str, tuple[int, int]] = {
     "max_num_queued_tokens": (1, LARGEST),
     "stream_interval": (1, LARGEST),
     "max_logprobs": (-1, LARGEST),
+    "max_loras": (1, LARGEST),
+    "max_cpu_loras": (1, LARGEST),
+    "max_lora_rank": (1, 512),
     "max_log_len": (0, LARGEST),
     "threads": (0, 1024),
 }
@@ -334,6 +349,7 @@ _MAY_BE_NONE = frozenset(
         "max_num_queued_tokens",
         "max_log_len",
         "sleep_after_seconds",
+        "max_cpu_loras",
         "max_queue_seconds",
         "max_request_seconds",
     )

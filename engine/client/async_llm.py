@@ -23,12 +23,12 @@ import msgspec
 from engine.beam_search import BeamSearchParams
 from engine.client.args import EngineArgs
 from engine.client.control import EngineControl
+from engine.client.lora.adapters import check_lora
 from engine.client.parts import EngineParts, constructor_args, release, start_parts
 from engine.client.requests.collector import RequestOutputCollector
 from engine.client.requests.core_client import CoreClient, StateCallback
 from engine.client.requests.core_connection import STALL_SECONDS
 from engine.client.requests.inputs import (
-    LoRARequest,
     Prompt,
     bad_word_ids,
     check_order,
@@ -47,6 +47,7 @@ from engine.client.results.generation_result import GenerationResult
 from engine.client.search.beam_search import BeamSearches, check_search
 from engine.client.text.tokenizer import Tokenizer
 from engine.errors import ValidationError, refuse
+from engine.lora import LoRARequest
 from engine.outputs import RequestOutput
 from engine.pooling import PoolingParams, PoolingRequestOutput
 from engine.sampling_params import SamplingParams
@@ -363,12 +364,13 @@ class AsyncLLM(EngineControl):
         if prompt_adapter_request is not None:
             raise NotImplementedError("prompt_adapter_request is not implemented")
         num_answers = 1
+        known = self._client.ready
+        check_lora(lora_request, known)
         if isinstance(params, PoolingParams):
-            check_pooling(lora_request, resume_token_ids)
+            check_pooling(resume_token_ids)
         else:
-            known = self._client.ready
             vocab_size = None if known is None else known.vocab_size
-            check_params(params, lora_request, self._parts.max_logprobs, vocab_size)
+            check_params(params, self._parts.max_logprobs, vocab_size)
             num_answers = params.n
         if num_answers > 1 and resume_token_ids:
             raise ValidationError("resume_token_ids need n = 1", "n", num_answers)
@@ -386,6 +388,8 @@ class AsyncLLM(EngineControl):
             on_progress=on_progress,
         )
         self._parts.trace(states, trace_headers, arrival_time)
+        for state in states:
+            state.lora_request = lora_request
         self.output_processor.add(*states)
         try:
             token_ids = parsed.token_ids
@@ -393,6 +397,7 @@ class AsyncLLM(EngineControl):
                 token_ids = await self._tokenize(
                     parsed.text or "", tokenization_kwargs or {}, parsed.cache_salt
                 )
+            lora = None if lora_request is None else await self._adapters.resolve(lora_request)
             if self._parts.log_requests:
                 logger.info(
                     "request %s: n=%d, prompt tokens %d", request_id, num_answers, len(token_ids)
@@ -409,6 +414,7 @@ class AsyncLLM(EngineControl):
                         resume_token_ids=resume_token_ids,
                         priority=priority,
                         cache_salt=parsed.cache_salt,
+                        lora=lora,
                     )
         except BaseException as error:
             end_traces(states, error)

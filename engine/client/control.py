@@ -1,18 +1,17 @@
 """`EngineControl`: the part of `AsyncLLM` that acts on the core as a whole, not on one request.
 
-Methods of features that do not exist here raise `NotImplementedError` by name; those for which
-there is nothing to do, as `reset_mm_cache`, do nothing.
+Methods for which there is nothing to do, as `reset_mm_cache`, do nothing.
 """
 
 import asyncio
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
-from engine.client.requests.inputs import LoRARequest
 from engine.client.status import EngineStatus
 from engine.errors import ValidationError, refuse
+from engine.lora import LoRARequest
 
 PauseMode = Literal["abort", "wait", "keep"]
 WAKE_TAGS = ("weights", "kv_cache", "scheduling")  # the last is vLLM's for level 0
@@ -116,16 +115,28 @@ class EngineControl(EngineStatus):
     # ---- LoRA
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
-        _refuse("add_lora")
+        """Have the core keep an adapter in memory; True.
+
+        The core reads it between two steps. Requests need no such call: they have it read. Raises
+        `ValidationError` for an adapter that cannot be used, and if there is no room for it.
+        """
+        await self._adapters.add(lora_request)
+        return True
 
     async def remove_lora(self, lora_id: int) -> bool:
-        _refuse("remove_lora")
+        """Have the core forget an adapter, for all of its clients; False if it is not in memory.
+
+        Running requests keep it until they end. Its number may then be that of another folder.
+        """
+        return await self._adapters.remove(lora_id)
 
     async def pin_lora(self, lora_id: int) -> bool:
-        _refuse("pin_lora")
+        """Keep an adapter in memory until it is removed; False if it is not there."""
+        return await self._adapters.pin(lora_id)
 
     async def list_loras(self) -> set[int]:
-        return set()
+        """The numbers of the adapters in the core's memory."""
+        return await self._adapters.numbers()
 
     # ---- observation
 
@@ -183,7 +194,3 @@ def _check_mode(mode: str) -> None:
 def _trace_prefix(given: str | None) -> str:
     path = Path(given) if given else Path(tempfile.gettempdir(), "parley-profile")
     return str(path.absolute())
-
-
-def _refuse(name: str) -> NoReturn:
-    raise NotImplementedError(f"{name}() is not implemented")

@@ -5,6 +5,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
+from engine.client.lora.adapters import Adapters
 from engine.client.parts import EngineParts
 from engine.client.requests.core_client import CoreClient
 from engine.client.requests.core_connection import CoreState
@@ -15,6 +16,7 @@ from engine.client.requests.stat_loggers import StatLoggers
 from engine.client.text.tokenizer import Tokenizer
 from engine.client.vllm_config import (
     DecodingConfig,
+    LoRAConfig,
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
@@ -61,6 +63,7 @@ class EngineStatus:
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
         self._client = parts.client
+        self._adapters = Adapters(parts.client)
         self._stat_loggers = StatLoggers(log_lines=parts.log_stats)
         self._client.stat_loggers = self._stat_loggers
         self.tokenizer = parts.tokenizer
@@ -185,8 +188,9 @@ class EngineStatus:
     async def get_decoding_config(self) -> DecodingConfig:
         return self.vllm_config.decoding_config
 
-    async def get_lora_config(self) -> None:
-        """None: there is no LoRA."""
+    async def get_lora_config(self) -> LoRAConfig | None:
+        """None without `enable_lora`."""
+        return self.vllm_config.lora_config
 
     async def get_input_preprocessor(self) -> InputPreprocessor:
         return InputPreprocessor(self.tokenizer)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.config import EngineConfig
 from engine.ipc import Ready
 
 # Of a checkpoint's generation_config.json, what SamplingParams can take up, under our names.
@@ -84,6 +85,16 @@ class DecodingConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LoRAConfig:
+    """Adapters: how many there may be, and how large."""
+
+    max_lora_rank: int
+    max_loras: int  # different ones at a time, of running requests
+    max_cpu_loras: int  # in memory
+    lora_dtype: str = "float32"
+
+
+@dataclass(frozen=True, slots=True)
 class VllmConfig:
     """All of it."""
 
@@ -93,7 +104,7 @@ class VllmConfig:
     parallel_config: ParallelConfig
     decoding_config: DecodingConfig
     device: str
-    lora_config: None = None
+    lora_config: LoRAConfig | None = None
 
 
 def describe(ready: Ready, model: str, served_model_name: str) -> VllmConfig:
@@ -124,4 +135,13 @@ def describe(ready: Ready, model: str, served_model_name: str) -> VllmConfig:
         parallel_config=ParallelConfig(),
         decoding_config=DecodingConfig(),
         device=config.device,
+        lora_config=_describe_lora(config) if config.enable_lora else None,
+    )
+
+
+def _describe_lora(config: EngineConfig) -> LoRAConfig:
+    return LoRAConfig(
+        max_lora_rank=config.max_lora_rank,
+        max_loras=config.max_loras,
+        max_cpu_loras=config.max_cpu_loras or config.max_loras,
     )

@@ -96,6 +96,7 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
 
     from engine.core.attention.backends import UNIT_TOKENS
     from engine.core.models.loader import choose_device, load_model
+    from engine.core.models.lora.shelf import AdapterShelf
     from engine.core.ops import library as ops
     from engine.core.runner.memory import RunnerMemory
     from engine.core.runner.model_runner import ModelRunner
@@ -121,8 +122,20 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     blocks = BlockManager(
         config.num_blocks, config.block_size, config.enable_prefix_caching, UNIT_TOKENS
     )
+    adapters = None
+    if loaded.adapters is not None:
+        adapters = AdapterShelf(
+            loaded.adapters,
+            max_rank=config.max_lora_rank,
+            max_adapters=config.max_cpu_loras or config.max_loras,
+        )
     scheduler = Scheduler(
-        config, blocks, loaded.vocab_size, loaded.eos_token_ids, tasks=loaded.tasks
+        config,
+        blocks,
+        loaded.vocab_size,
+        loaded.eos_token_ids,
+        tasks=loaded.tasks,
+        adapters=adapters,
     )
     ready = Ready(
         epoch=secrets.randbits(48),
@@ -154,9 +167,10 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
         metrics,
         epoch=ready.epoch,
         runs_ahead=runner.runs_ahead,
-        worker=Worker(runner),
+        worker=Worker(runner, adapters),
         memory=memory,
         prepare=processors.prepare,
+        adapters=adapters,
     )
     memory.start_warming(lambda: core.is_idle)
     return core, ready

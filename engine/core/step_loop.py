@@ -27,7 +27,7 @@ from engine.core.scheduling.sequence import (
     Tokens,
 )
 from engine.core.sleep import Memory
-from engine.core.utilities import CoreCalls
+from engine.core.utilities import Adapters, CoreCalls
 from engine.ipc import (
     Abort,
     AddRequest,
@@ -58,8 +58,8 @@ class EngineCore:
 
     `runs_ahead` starts steps before the last one has ended, wherever no sequence of that one needs
     its token here. `now` is a monotonic clock, replaced in tests; `worker` is what `collective_rpc`
-    calls, `memory` what is given back during sleep. `prepare` sees each new sequence, and may
-    refuse it.
+    calls, `memory` what is given back during sleep, and `adapters` are those of the model.
+    `prepare` sees each new sequence, and may refuse it.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class EngineCore:
         worker: object = None,
         memory: Memory | None = None,
         prepare: Callable[[Sequence], Problem | None] = lambda sequence: None,
+        adapters: Adapters | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.metrics = metrics
@@ -99,6 +100,7 @@ class EngineCore:
             worker,
             memory,
             on_woken=lambda: self.inbox.put(Woken()),
+            adapters=adapters,
         )
 
     @property

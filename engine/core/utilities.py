@@ -19,7 +19,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
+
+import msgspec
 
 from engine.core.metrics import CoreMetrics
 from engine.core.profiling import Profiler
@@ -27,12 +29,25 @@ from engine.core.scheduling.scheduler import Scheduler
 from engine.core.scheduling.sequence import Problem
 from engine.core.sleep import LEVELS, TAGS, Memory, SleepingParts
 from engine.ipc import CoreMessage, Utility, UtilityReply, encode
+from engine.lora import LoRARequest
 
 logger = logging.getLogger("engine.core")
 
 PAUSE_MODES = ("abort", "wait", "keep")
 SCHEDULING = "scheduling"  # vLLM's tag for what sleeps at level 0
 NOBODY = ""  # the client id of calls that are our own
+
+
+class Adapters(Protocol):
+    """The adapters of the model that are in memory, by number."""
+
+    def add(self, request: LoRARequest, in_use: set[int], is_needed_here: bool) -> str: ...
+
+    def remove(self, number: int) -> bool: ...
+
+    def pin(self, number: int) -> bool: ...
+
+    def numbers(self) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +65,8 @@ class _WhenWoken:
 class CoreCalls:
     """`send` gives replies to the IO thread; `worker` is what `collective_rpc` calls.
 
-    `on_woken` is called by another thread when `end_waking` is due.
+    `on_woken` is called by another thread when `end_waking` is due. Without `adapters` there are
+    none.
     """
 
     def __init__(
@@ -61,6 +77,7 @@ class CoreCalls:
         worker: object = None,
         memory: Memory | None = None,
         on_woken: Callable[[], None] = lambda: None,
+        adapters: Adapters | None = None,
     ) -> None:
         self.pause_mode: str | None = None
         self._paused_by = NOBODY
@@ -71,6 +88,7 @@ class CoreCalls:
         self._scheduler = scheduler
         self._send = send
         self._worker = worker
+        self._adapters = adapters
         self._profiler = Profiler()
         self._waiting: list[tuple[str, int, _WhenDrained]] = []  # client id, call id
         self._calls: dict[str, Callable[..., Any]] = {
@@ -86,6 +104,10 @@ class CoreCalls:
             "start_profile": self._profiler.start,
             "stop_profile": self._profiler.stop,
             "collective_rpc": self._call_worker,
+            "add_lora": self._add_adapter,
+            "remove_lora": lambda number: adapters is not None and adapters.remove(number),
+            "pin_lora": lambda number: adapters is not None and adapters.pin(number),
+            "list_loras": lambda: [] if adapters is None else adapters.numbers(),
         }
 
     @property
@@ -273,6 +295,17 @@ class CoreCalls:
         if self._scheduler.is_sleeping and not self._parts.asleep:
             self._resume()
             logger.info("awake")
+
+    def _add_adapter(self, fields: dict[str, Any], is_needed_here: bool) -> tuple[str, str]:
+        """The hash of its files, and what is wrong with it; one of them is empty."""
+        if self._adapters is None:
+            return "", "the engine was started without enable_lora"
+        try:
+            request = msgspec.convert(fields, LoRARequest)
+            in_use = self._scheduler.seats.adapters.in_use()
+            return self._adapters.add(request, in_use, is_needed_here), ""
+        except ValueError as error:
+            return "", str(error)
 
     def _call_worker(self, method: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         function = None if method.startswith("_") else getattr(self._worker, method, None)

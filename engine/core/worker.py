@@ -4,6 +4,7 @@ Its methods are those of vLLM's worker that ask or do something here, and whose 
 carry. They are called between two steps.
 """
 
+from engine.core.models.lora.shelf import AdapterShelf
 from engine.core.runner.model_runner import ModelRunner
 from engine.core.runner.sizes import cache_bytes_per_token
 
@@ -11,8 +12,9 @@ from engine.core.runner.sizes import cache_bytes_per_token
 class Worker:
     """The one worker there is: it computes on the one device."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner, adapters: AdapterShelf | None = None) -> None:
         self._runner = runner
+        self._adapters = adapters
 
     def check_health(self) -> None:
         """Return: an answer shows that the step loop comes round."""
@@ -30,8 +32,8 @@ class Worker:
         return self._runner.loaded.tasks
 
     def list_loras(self) -> list[int]:
-        """None: there are no adapters."""
-        return []
+        """The numbers of the adapters that are in memory."""
+        return [] if self._adapters is None else self._adapters.numbers()
 
     def reload_weights(self) -> None:
         """Nothing to do: after sleep of level 2 weights are read when they wake up."""

@@ -36,6 +36,7 @@ from engine import (
     StreamGenerationTask,
     StreamingRequest,
     TaskStatus,
+    ValidationError,
     stream_generate,
     stream_generation_handler,
 )
@@ -362,7 +363,8 @@ async def sleep_and_wake_up(engine: AsyncLLM) -> None:
 
 @documented("add_lora")
 async def add_an_adapter(engine: AsyncLLM) -> None:
-    await engine.add_lora(LoRARequest("a", 1, "/nowhere"))
+    with pytest.raises(ValidationError, match="enable_lora=True"):  # this engine was not
+        await engine.add_lora(LoRARequest("a", 1, "/nowhere"))
 
 
 @documented("collective_rpc")

@@ -27,6 +27,7 @@ from engine.errors import (
     RetryableRequestError,
 )
 from engine.ipc import AddRequest, Ready, SchedulerStats, SequenceOutput
+from engine.lora import LoRARequest
 
 logger = logging.getLogger(__name__)
 
@@ -146,6 +147,7 @@ class CoreClient:
         resume_token_ids: Sequence[int] = (),
         priority: int = 0,
         cache_salt: str = "",
+        lora: LoRARequest | None = None,
     ) -> None:
         """Give a request to the core. It never waits: a cancelled caller could leak it."""
         ready = self.connection.ready
@@ -169,6 +171,7 @@ class CoreClient:
             priority=priority,
             cache_salt=cache_salt,
             pooling=state.pooling,
+            lora=lora,
         )
         check_request(request)
         if not self._send(request):

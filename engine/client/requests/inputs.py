@@ -46,15 +46,6 @@ class ParsedPrompt:
     arrival_time: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class LoRARequest:
-    """Weights to add to the model's for one request: not implemented, and refused by name."""
-
-    lora_name: str
-    lora_int_id: int
-    lora_path: str = ""
-
-
 class InputPreprocessor:
     """From any form of a prompt to the ids that the model reads."""
 
@@ -161,14 +152,10 @@ def checked_ids(name: str, token_ids: Any) -> list[int] | None:
     return ids
 
 
-def check_params(
-    params: Any, lora_request: Any, max_logprobs: int, vocab_size: int | None = None
-) -> None:
+def check_params(params: Any, max_logprobs: int, vocab_size: int | None = None) -> None:
     """Refuse what no request to this engine can have."""
     if not isinstance(params, SamplingParams):
         raise NotImplementedError(f"{type(params).__name__} is not implemented")
-    if lora_request is not None:
-        raise NotImplementedError("lora_request is not implemented")
     for name in _ABSENT_FEATURES:
         if getattr(params, name) is not None:
             raise NotImplementedError(f"SamplingParams.{name} is not implemented")
@@ -199,10 +186,8 @@ def supported_tasks(ready: Ready) -> tuple[str, ...]:
     return GENERATING_TASKS if ready.embedding_size else ("generate",)
 
 
-def check_pooling(lora_request: Any, resume_token_ids: Sequence[int]) -> None:
+def check_pooling(resume_token_ids: Sequence[int]) -> None:
     """Refuse what no prompt that is pooled can have."""
-    if lora_request is not None:  # to ignore an adapter would give another model's embedding
-        raise NotImplementedError("lora_request is not implemented")
     if resume_token_ids:
         problem = "resume_token_ids are of an answer, and a prompt that is pooled has none"
         raise ValidationError(problem, "resume_token_ids", None)

@@ -23,6 +23,7 @@ from engine.logprobs import (
     PromptTokenIdScores,
     read_candidates,
 )
+from engine.lora import LoRARequest
 from engine.outputs import (
     CompletionOutput,
     FinishReason,
@@ -78,6 +79,7 @@ class RequestState:
         self.internal_id = new_internal_id(request_id) if parent is None else parent.child_id(index)
         self.params = params
         self.pooling: PoolingParams | None = None  # wanted in the place of an answer
+        self.lora_request: LoRARequest | None = None  # as the caller gave it
         self.parent = parent
         self.index = index  # of the answer, among those of its parent
         self.prompt = prompt
@@ -311,6 +313,7 @@ class RequestState:
             outputs=[completion],
             finished=reason is not None,
             metrics=self.metrics,
+            lora_request=self.lora_request,
             num_cached_tokens=self.num_cached_tokens,
             error=error,
         )

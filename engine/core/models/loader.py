@@ -28,6 +28,8 @@ from engine.core.models.fused import shape, support
 from engine.core.models.fused.decoder import FusedDecoder, fuse
 from engine.core.models.fused.gpu_decoder import GpuDecoder, fuse_for_gpu
 from engine.core.models.implied_shapes import check_names, check_size, mismatch
+from engine.core.models.lora.module_adapters import ModuleAdapters
+from engine.core.models.lora.shelf import AdapterHost
 from engine.core.ops.library import Ops
 from engine.core.sampling.classifier_head import ClassifierHead
 from engine.errors import UnsupportedModelError, refuse
@@ -59,6 +61,7 @@ class LoadedModel:
     fused: FusedDecoder | GpuDecoder | None = None
     head: ClassifierHead | None = None  # of a checkpoint that classifies, and generates nothing
     tasks: tuple[str, ...] = GENERATING_TASKS  # what it can be asked for, in vLLM's names
+    adapters: AdapterHost | None = None  # where those may be added; None: there are none
 
     @property
     def attn_backend(self) -> str:
@@ -121,6 +124,7 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
     context = StepContext(ops)
     layers: list[PagedLayer] = []
     fused: FusedDecoder | GpuDecoder | None = None
+    adapters: ModuleAdapters | None = None
     if is_fused:
         try:
             with torch.inference_mode():
@@ -135,7 +139,11 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
             model.to(dtype)
         attached = attention.attach_layers(model, context)
         experts.attach_experts(model, context)
+        if config.enable_lora:
+            adapters = ModuleAdapters(model, context, trial.NUM_TOKENS)
         layers = trial.try_model(model, attached, hf_config, device)
+        if adapters is not None:
+            adapters.end_trial()
         needs = AttentionNeeds.of(shape for layer in layers for shape in layer.shapes)
         context.attention = choose_attention(config, needs, ops, device)
     eos_sources = (getattr(model, "generation_config", None), hf_config)
@@ -153,6 +161,7 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
         fused=fused,
         head=head,
         tasks=_tasks(head, config.runner),
+        adapters=adapters,
     )
     logger.info(
         "loaded %.1fM parameters in %.1f s",
@@ -276,6 +285,8 @@ def _choose_fused(config: EngineConfig, hf_config: Any, device: torch.device, op
         obstacle = support.gpu_obstacle(text_config)
     if obstacle is None and is_on_cpu and config.dtype == "float16":
         obstacle = "float16 weights"
+    if obstacle is None and config.enable_lora:
+        obstacle = "adapters"
     if obstacle is None and ops.name not in ("cpu", "cuda"):
         obstacle = "no C++ kernels" if is_on_cpu else "csrc/cuda is not built, or not wanted"
     must = None

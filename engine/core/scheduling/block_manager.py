@@ -10,8 +10,9 @@ The prefix cache maps (cache id of the unit before, the tokens of the unit) to t
 it. A unit is a block, or, where attention wants large ones, a part of it. A cache id is drawn once
 per cached content and never again, so equal keys mean equal text from the start of the prompt: the
 dictionary finds a candidate by hash and decides by comparing the tokens. Roots have the request's
-salt as parent. Whole blocks are shared; of a block that a text shares only the beginning with, that
-beginning is copied. Nothing here knows tensors; every operation is O(1) per unit.
+salt as parent, and its adapter. Whole blocks are shared; of a block that a text shares only the
+beginning with, that beginning is copied. Nothing here knows tensors; every operation is O(1) per
+unit.
 """
 
 from collections import OrderedDict
@@ -19,9 +20,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 
-from engine.core.scheduling.sequence import Sequence
+from engine.core.scheduling.sequence import CacheParent, Sequence
 
-CacheKey = tuple[int | str, tuple[int, ...]]
+CacheKey = tuple[CacheParent, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class BlockManager:
         blocks: list[int] = []
         if not self.enable_caching or not sequence.reads_prefix_cache:
             return Prefix(blocks)
-        parent: int | str = sequence.cache_salt
+        parent = sequence.cache_root
         source, index = None, 0  # the unit that comes next, of its block
         others: list[int] = []
         for start in range(0, sequence.num_tokens - self.unit_size, self.unit_size):
@@ -132,7 +133,7 @@ class BlockManager:
             and sequence.reads_prefix_cache
             and other.num_units_cached * self.unit_size < end <= num_soon_cached
             and end < sequence.num_tokens
-            and other.cache_salt == sequence.cache_salt
+            and other.cache_root == sequence.cache_root
             and other.token_ids[:end] == sequence.token_ids[:end]
         )
 
@@ -225,7 +226,7 @@ class BlockManager:
         del sequence.block_table[:]
         sequence.num_computed_tokens = 0
         sequence.num_units_cached = 0
-        sequence.cache_parent = sequence.cache_salt
+        sequence.cache_parent = sequence.cache_root
 
     def reset_cache(self) -> bool:
         """Forget every prefix. Running sequences keep their blocks and are not affected."""

@@ -41,6 +41,7 @@ class PromptRoom:
         self._seats = seats
         self._admit = admit
         self._is_open = True  # whether anybody may still be let in
+        self._waits_for_adapter = False  # whether one does: then no other gets one before it
         self._blocked: set[str] = set()  # users whose next one must wait
         self._amounts: dict[Sequence, int] = {}
 
@@ -94,8 +95,12 @@ class PromptRoom:
         if not sequence.is_running:
             if not self._is_open or sequence.cache_salt in self._blocked:
                 return False
+            if sequence.lora is not None and self._waits_for_adapter:
+                return False
             if not self._admit(sequence):
-                if not sequence.is_finished:
+                if sequence.lora is not None and sequence.adapter is None:
+                    self._waits_for_adapter = not sequence.is_finished
+                elif not sequence.is_finished:
                     self._blocked.add(sequence.cache_salt)
                     # Blocks ran out, so no other is admitted: there would never be enough.
                     self._is_open = self._seats.waits_for_sibling(sequence)

@@ -26,6 +26,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import msgspec
 
 from engine.config import EngineConfig
+from engine.core.scheduling.adapter_seats import AdapterSource
 from engine.core.scheduling.admission import find_congestion, find_problem
 from engine.core.scheduling.block_manager import BlockManager
 from engine.core.scheduling.deadlines import Deadlines
@@ -75,6 +76,7 @@ class Scheduler:
         eos_token_ids: Iterable[int] = (),
         *,
         tasks: Iterable[str] = GENERATING_TASKS,
+        adapters: AdapterSource | None = None,
     ) -> None:
         assert config.max_model_len is not None
         # Alone in the cache, every sequence fits: that is why the oldest always gets on.
@@ -91,7 +93,7 @@ class Scheduler:
         self.sequences: dict[RequestKey, Sequence] = {}  # all that are not finished
         self.deadlines = Deadlines(self.config)
         self.waiting = WaitingQueue()
-        self.seats = Seats(config.max_num_seqs, blocks, self.waiting)
+        self.seats = Seats(config.max_num_seqs, blocks, self.waiting, adapters, config.max_loras)
         self.running = self.seats.running
         self.is_sleeping = False  # as the core says, for the stats
         self._outputs: defaultdict[str, list[SequenceOutput]] = defaultdict(list)  # by client
@@ -113,6 +115,7 @@ class Scheduler:
             arrival_time=request.arrival_time,
             cache_salt=request.cache_salt,
             pooling=request.pooling,
+            lora=request.lora,
         )
         if sequence.key in self.sequences:
             return None
@@ -343,7 +346,8 @@ class Scheduler:
         if sequence.num_output_tokens and (end := self._end_reason(sequence, last)):
             self.finish(sequence, *end)  # nothing was left to generate after the resumed tokens
             return
-        problem = find_problem(sequence, self.config, self.vocab_size, self.tasks) or congestion
+        problem = find_problem(sequence, self.config, self.vocab_size, self.tasks)
+        problem = problem or self.seats.adapters.find_problem(sequence) or congestion
         if problem is not None:
             self.finish(sequence, "error", error=problem)
 
@@ -389,6 +393,8 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, now: float) -> bool:
         """Let one of those who wait in, if it fits."""
+        if not self._give_adapter(sequence):
+            return False
         if self.seats.waits_for_sibling(sequence) or not self.seats.admit(sequence):
             return False
         sequence.queue_position = None
@@ -397,6 +403,14 @@ class Scheduler:
             sequence.num_cached_tokens = sequence.num_computed_tokens
         self._outputs[sequence.client_id].append(self._output(sequence))
         return True
+
+    def _give_adapter(self, sequence: Sequence) -> bool:
+        """Whether it has what it needs of adapters; one that can never have it has ended."""
+        try:
+            return self.seats.adapters.give(sequence)
+        except ValueError as error:
+            self.finish(sequence, "error", error=("lora_unavailable", str(error)))
+            return False
 
     def _advance(self, item: ScheduledSequence, row: int) -> None:
         """The tokens of a part count as computed, and one that it samples as unknown."""

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
 
+from engine.core.scheduling.adapter_seats import AdapterSeats, AdapterSource
 from engine.core.scheduling.block_manager import BlockManager, Prefix
 from engine.core.scheduling.fair_share import (
     find_latest_of_largest,
@@ -47,11 +48,19 @@ class Seats:
     It moves sequences between `waiting` and `running`; only `Scheduler.finish` removes them.
     """
 
-    def __init__(self, max_num_seqs: int, blocks: BlockManager, waiting: WaitingQueue) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        blocks: BlockManager,
+        waiting: WaitingQueue,
+        adapters: AdapterSource | None = None,
+        max_loras: int = 1,
+    ) -> None:
         self.max_num_seqs = max_num_seqs
         self.blocks = blocks
         self.waiting = waiting
         self.running: list[Sequence] = []  # sorted by Sequence.order, as those who wait
+        self.adapters = AdapterSeats(adapters, max_loras, self.running)
 
     @property
     def num_free(self) -> int:
@@ -113,6 +122,7 @@ class Seats:
         sequence.forget_unknown()
         self.blocks.release(sequence)
         sequence.status = SequenceStatus.WAITING
+        sequence.adapter = None
         sequence.num_preemptions += 1
         self.waiting.push(sequence)
 
@@ -143,6 +153,8 @@ class Seats:
             return 0
         num_victims, plan = 0, Plan()
         for sequence in self._in_turns():
+            if not self.adapters.has_room(sequence):
+                continue  # nobody would have to go for it
             while (victim := self._find_in_the_way(sequence, plan)) is not None:
                 self.preempt(victim)
                 num_victims += 1

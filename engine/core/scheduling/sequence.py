@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from engine.lora import LoRARequest
 from engine.pooling import PoolingParams
 from engine.sampling_params import SamplingParams
 
@@ -27,6 +28,8 @@ RequestKey = tuple[str, str]  # (client id, internal request id)
 Problem = tuple[str, str]  # (code, message) of an answer that ends with "error"
 TokenLogprobs = list[tuple[int, float, int]]  # (token id, logprob, rank); the real token first
 Order = tuple[int, int, float, int]  # priority, turn among users, arrival, number
+
+CacheParent = int | str | tuple[str, str]  # a cache id, or a root: salt, or salt and adapter
 
 NO_PLACES = range(0)
 UNKNOWN = 0  # in place of a token that a step in flight will choose
@@ -44,9 +47,11 @@ class Sequence:
     """Token ids, blocks and progress of one request."""
 
     __slots__ = (
+        "adapter",
         "arrival_time",
         "block_table",
         "cache_parent",
+        "cache_root",
         "cache_salt",
         "client_id",
         "copied_from",
@@ -55,6 +60,7 @@ class Sequence:
         "is_scored",
         "last_served",
         "logits_processors",
+        "lora",
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -94,6 +100,7 @@ class Sequence:
         arrival_time: float = 0.0,
         cache_salt: str = "",
         pooling: PoolingParams | None = None,
+        lora: LoRARequest | None = None,
     ) -> None:
         self.client_id = client_id
         self.request_id = request_id
@@ -103,6 +110,11 @@ class Sequence:
         self.num_prompt_tokens = len(prompt_token_ids)
         self.arrival_time = arrival_time
         self.cache_salt = cache_salt
+        self.lora = lora
+        # The parent of its first unit in the prefix cache: an adapter's keys and values are others.
+        self.cache_root: CacheParent = cache_salt
+        if lora is not None:
+            self.cache_root = (cache_salt, lora.content_hash)
 
         # Whether its next step can be prepared only when the token of its last one is known here.
         self.waits_for_tokens = (
@@ -119,6 +131,7 @@ class Sequence:
         self.num_unknown = 0  # of the last tokens
         self.unknown_row = 0  # of the sampled rows of the step that chooses the last of them
         self.status = SequenceStatus.WAITING
+        self.adapter: Any = None  # as the model computes it, while it runs
         self.order: Order = (0, 0, arrival_time, 0)  # smaller is served earlier
         self.max_num_tokens = 0  # num_tokens at which the answer ends by length
         self.stop_ids: frozenset[int] = frozenset()  # end the answer: end-of-text and stop ids
@@ -140,7 +153,7 @@ class Sequence:
         self.num_computed_tokens = 0
         self.block_table = array("i")  # [num_blocks]; an array, so that numpy reads it in place
         self.num_units_cached = 0  # the first ones of its text, which the prefix cache knows
-        self.cache_parent: int | str = cache_salt  # cache id of the last of these
+        self.cache_parent: CacheParent = self.cache_root  # cache id of the last of these
         # A block, and how many of its tokens the block that is computed next begins with.
         self.copied_from: tuple[int, int] | None = None
 

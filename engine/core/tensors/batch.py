@@ -25,6 +25,20 @@ from torch import Tensor
 from engine.core.scheduling.sequence import ScheduledSequence
 
 
+@dataclass(slots=True)
+class AdapterRows:
+    """The tokens of a step that have the same adapter."""
+
+    adapter: Any  # as the model computes it
+    places: Tensor  # [n] int64, ascending: which rows these are
+
+    def on(self, device: torch.device) -> Tensor:
+        """`places` on a device, where they stay."""
+        if self.places.device != device:
+            self.places = self.places.to(device)
+        return self.places
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Inputs of one forward pass; on the host as they are built, or on the model's device.
@@ -52,6 +66,7 @@ class Batch:
     num_scored: int = 0  # of a prompt's other tokens, whose logits are wanted, too
     # [num_hidden] int64: the tokens whose last hidden states are wanted; None if there are none.
     hidden_rows: Tensor | None = None
+    adapters: Collection[AdapterRows] = ()
 
     @property
     def num_wanted(self) -> int:
@@ -172,6 +187,7 @@ def build_batch(
     scored_rows: list[int] = []
     hidden_rows: list[int] = []
     unknown: list[tuple[int, int]] = []  # row, and its row in the step before
+    adapted: dict[int, tuple[Any, list[int]]] = {}  # by the adapter's identity: its rows
     cu_seqlens = [0]
     seq_lens: list[int] = []
     max_blocks = max(len(item.sequence.block_table) for item in scheduled)
@@ -196,6 +212,9 @@ def build_batch(
         elif sequence.pooling is not None:
             first = len(input_ids) - item.end  # row of the place 0, as it were
             hidden_rows += [first + place for place in item.pooled_places]
+        if sequence.adapter is not None:
+            places = adapted.setdefault(id(sequence.adapter), (sequence.adapter, []))[1]
+            places += range(len(input_ids) - item.num_tokens, len(input_ids))
         if sequence.num_unknown:
             unknown.append((len(input_ids) - 1, sequence.unknown_row))
 
@@ -232,4 +251,5 @@ def build_batch(
         unknown_rows=unknown_rows,
         num_scored=len(scored_rows),
         hidden_rows=torch.tensor(hidden_rows) if hidden_rows else None,
+        adapters=[AdapterRows(adapter, torch.tensor(rows)) for adapter, rows in adapted.values()],
     )

@@ -95,7 +95,7 @@ def test_the_error_of_a_wrong_choice_lists_the_right_ones() -> None:
         ("spec_method", "ngram"),
         ("watermark", 0.1),
         ("tokenizer_revision", "v9"),
-        ("enable_lora", True),
+        ("fully_sharded_loras", True),
         ("cpu_offload_gb", 2),
         ("speculative_config", {"method": "ngram"}),
         ("hf_overrides", {"rope_theta": 1}),

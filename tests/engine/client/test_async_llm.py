@@ -174,7 +174,6 @@ async def test_impossible_prompt_is_refused(engine: AsyncLLM, prompt: Any) -> No
         {"prompt": iter("abc")},
         {"params": SamplingParams(structured_outputs={"json": "{}"})},
         {"params": SamplingParams(thinking_token_budget=1)},
-        {"lora_request": object()},
         {"prompt": "x", "tokenization_kwargs": {"truncation": True}},
     ],
 )

@@ -12,11 +12,11 @@ import engine as package
 from engine.client.args import AsyncEngineArgs, EngineArgs
 from engine.client.async_llm import AsyncLLM, AsyncLLMEngine
 from engine.client.parts import constructor_args
-from engine.client.requests.inputs import LoRARequest
 from engine.client.requests.iteration_stats import IterationStats
 from engine.client.requests.stat_loggers import StatLoggers
 from engine.errors import EngineDeadError, MaxQueuedTokensError, ValidationError
 from engine.ipc import AddRequest, SchedulerStats
+from engine.lora import LoRARequest
 from engine.outputs import RequestOutput
 from engine.pooling import EmbeddingRequestOutput, PoolingParams, PoolingRequestOutput
 from engine.sampling_params import RequestOutputKind, SamplingParams
@@ -95,7 +95,7 @@ async def test_mistyped_argument_is_an_error_at_the_first_iteration(engine: Asyn
 async def test_encode_takes_ids_or_an_adapter_as_the_fourth(engine: AsyncLLM, fourth: Any) -> None:
     outputs = engine.encode("text", PoolingParams(), "r", fourth)
     if isinstance(fourth, LoRARequest):
-        with pytest.raises(NotImplementedError, match="lora_request"):
+        with pytest.raises(ValidationError, match="lora_request needs an engine"):
             await anext(outputs)
         return
     (output,) = [output async for output in outputs]
@@ -108,8 +108,8 @@ async def test_add_request_takes_nine_arguments_by_position(engine: AsyncLLM) ->
     output = await last(stream)
     assert (output.prompt, output.prompt_token_ids) == ("text", PROMPT)
     assert output.metrics is not None and output.metrics.arrival_time == 123.5
-    with pytest.raises(NotImplementedError, match="lora_request"):
-        await engine.add_request("r", PROMPT, GREEDY, None, None, LoRARequest("a", 1))
+    with pytest.raises(ValidationError, match="lora_request needs an engine"):
+        await engine.add_request("r", PROMPT, GREEDY, None, None, LoRARequest("a", 1, "/a"))
 
 
 async def test_a_rendered_prompt_says_when_it_came_in(engine: AsyncLLM) -> None:
@@ -154,10 +154,10 @@ async def test_a_queue_full_of_tokens_is_told_apart_from_one_full_of_requests(
 async def test_add_request_refuses_adapters_by_name(engine: AsyncLLM) -> None:
     with pytest.raises(NotImplementedError, match="prompt_adapter_request"):
         await engine.add_request("r", PROMPT, GREEDY, prompt_adapter_request=object())
-    with pytest.raises(NotImplementedError, match="lora_request"):
-        await engine.add_request("r", PROMPT, GREEDY, lora_request=LoRARequest("a", 1))
-    with pytest.raises(NotImplementedError, match="lora_request"):
-        await engine.add_request("r", PROMPT, PoolingParams(), lora_request=LoRARequest("a", 1))
+    adapter = LoRARequest("a", 1, "/a")
+    for params in (GREEDY, PoolingParams()):
+        with pytest.raises(ValidationError, match="lora_request needs an engine"):
+            await engine.add_request("r", PROMPT, params, lora_request=adapter)
     other: Any = object()
     with pytest.raises(NotImplementedError, match="object"):
         await engine.add_request("r", PROMPT, other)

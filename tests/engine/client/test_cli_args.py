@@ -47,6 +47,7 @@ def test_every_argument_has_a_flag() -> None:
         ("--seed None --pace 2.5", {"seed": None, "pace": 2.5}),
         ("-tp 1 -pp 1 -dp 1 -q int8", {"quantization": "int8"}),
         ("--no-enable-lora --swap-space 2", {"enable_lora": False, "swap_space": 2}),
+        ("--enable-lora --max-loras 4", {"enable_lora": True, "max_loras": 4}),
         ('--compilation-config {"level":3}', {"compilation_config": {"level": 3}}),
         ("--no-disable-hybrid-kv-cache-manager", {"disable_hybrid_kv_cache_manager": False}),
         ("--disable-hybrid-kv-cache-manager", {"disable_hybrid_kv_cache_manager": True}),
@@ -64,7 +65,8 @@ def test_flags_are_read(flags: str, expected: dict[str, Any]) -> None:
     ("flags", "error"),
     [
         ("-tp 2", NotImplementedError),
-        ("--enable-lora", NotImplementedError),
+        ("--enable-lora --max-loras 2 --max-cpu-loras 1", ValidationError),
+        ("--max-lora-rank 0", ValidationError),
         ("--worker-use-ray", NotImplementedError),
         ('--speculative-config {"method":"ngram"}', NotImplementedError),
         ("--max-num-seqs 0", ValidationError),

@@ -11,7 +11,6 @@ import pytest
 
 from engine.client.async_llm import AsyncLLM
 from engine.client.requests.collector import RequestOutputCollector
-from engine.client.requests.inputs import LoRARequest
 from engine.client.requests.iteration_stats import IterationStats
 from engine.errors import (
     EngineDeadError,
@@ -416,23 +415,9 @@ async def test_load_is_logged_as_a_line(engine: AsyncLLM, caplog: pytest.LogCapt
 # ---- what is not there
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("add_lora", (LoRARequest("a", 1, "/a"),)),
-        ("remove_lora", (1,)),
-        ("pin_lora", (1,)),
-    ],
-)
-async def test_absent_features_are_refused_by_name(
-    engine: AsyncLLM, name: str, arguments: tuple[Any, ...]
-) -> None:
-    with pytest.raises(NotImplementedError, match=name):
-        await getattr(engine, name)(*arguments)
-
-
 async def test_absent_features_are_off(engine: AsyncLLM) -> None:
     assert await engine.list_loras() == set()
+    assert not await engine.pin_lora(1) and not await engine.remove_lora(1)
     assert await engine.is_tracing_enabled() is False
     lora_config: Any = engine.get_lora_config()
     assert await lora_config is None

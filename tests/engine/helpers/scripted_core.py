@@ -49,6 +49,7 @@ class ScriptedCore:
         self.loop_age_seconds = 0.0
         self.stats = SchedulerStats(0, 0, 0, num_blocks, num_blocks)
         self.on_add: Callable[[str, AddRequest], None] | None = None
+        self.calls: list[Utility] = []  # in their order
         self.utilities: dict[str, Any] = {"num_unfinished": 0, "metrics": {"num_running": 0}}
         self._process = subprocess.Popen(["sleep", "1000"])
         self.ready = Ready(
@@ -144,6 +145,7 @@ class ScriptedCore:
                 pong = Pong(message.number, self.epoch, self.loop_age_seconds, self.stats)
                 self._outbox.put((client_id, pong))
             case Utility():
+                self.calls.append(message)
                 value = self.utilities.get(message.name)
                 if value is not None:
                     self._outbox.put((client_id, UtilityReply(message.call_id, value)))

@@ -9,6 +9,7 @@ import torch
 from engine.config import EngineConfig
 from engine.core.attention.backends import UNIT_TOKENS
 from engine.core.models.loader import choose_device, load_model
+from engine.core.models.lora.shelf import AdapterShelf
 from engine.core.ops import library as ops
 from engine.core.runner.model_runner import ModelRunner
 from engine.core.sampling.logits_processors import LogitsProcessors
@@ -16,6 +17,7 @@ from engine.core.scheduling.block_manager import BlockManager
 from engine.core.scheduling.scheduler import Scheduler
 from engine.core.scheduling.sequence import ScheduledSequence, Tokens
 from engine.ipc import SequenceOutput
+from engine.lora import LoRARequest
 from tests.engine.helpers.fakes import make_request
 
 Logprobs = list[list[tuple[int, float, int]]]
@@ -33,15 +35,26 @@ class SteppedEngine:
     ) -> None:
         config = EngineConfig(model=str(folder), address="", served_model_name="", **settings)
         chosen = ops.choose(config.attn_backend, choose_device(config.device))
-        self.runner = ModelRunner(load_model(config, chosen), config)
+        loaded = load_model(config, chosen)
+        self.runner = ModelRunner(loaded, config)
         resolved = self.runner.config
         assert resolved.num_blocks is not None
         blocks = BlockManager(
             resolved.num_blocks, resolved.block_size, resolved.enable_prefix_caching, UNIT_TOKENS
         )
-        loaded = self.runner.loaded
+        self.adapters: AdapterShelf | None = None
+        if loaded.adapters is not None:
+            self.adapters = AdapterShelf(
+                loaded.adapters,
+                max_rank=config.max_lora_rank,
+                max_adapters=config.max_cpu_loras or config.max_loras,
+            )
         self.scheduler = Scheduler(
-            self.runner.config, blocks, loaded.vocab_size, tasks=loaded.tasks
+            self.runner.config,
+            blocks,
+            loaded.vocab_size,
+            tasks=loaded.tasks,
+            adapters=self.adapters,
         )
         self._processors = LogitsProcessors.load(resolved, loaded.device)
         self.runs_ahead = runs_ahead
@@ -61,6 +74,12 @@ class SteppedEngine:
         sequence = self.scheduler.add("me", request, 0.0)
         if sequence is not None and (problem := self._processors.prepare(sequence)):
             self.scheduler.finish(sequence, "error", error=problem)
+
+    def adapter(self, number: int, folder: Path) -> LoRARequest:
+        """What a request says that has the adapter of a folder."""
+        assert self.adapters is not None
+        request = LoRARequest(folder.name, number, str(folder))
+        return request.located(self.adapters.add(request, (), is_needed_here=False))
 
     def step(self) -> None:
         scheduled = self.scheduler.schedule(0.0)

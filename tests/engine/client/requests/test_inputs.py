@@ -62,10 +62,10 @@ def test_a_rendered_prompt_of_another_type_is_refused_by_name() -> None:
 def test_logprobs_are_limited(logprobs: int, limit: int, is_fine: bool) -> None:
     params = SamplingParams(logprobs=logprobs)
     if is_fine:
-        check_params(params, None, limit)
+        check_params(params, limit)
     else:
         with pytest.raises(ValidationError, match="logprobs"):
-            check_params(params, None, limit)
+            check_params(params, limit)
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,9 @@ def test_logprobs_are_limited(logprobs: int, limit: int, is_fine: bool) -> None:
 )
 def test_token_ids_are_of_the_vocabulary(name: str, ids: Any) -> None:
     params = SamplingParams(**{name: ids})
-    check_params(params, None, 5, vocab_size=101)
+    check_params(params, 5, vocab_size=101)
     with pytest.raises(ValidationError) as caught:
-        check_params(params, None, 5, vocab_size=100)
+        check_params(params, 5, vocab_size=100)
     assert caught.value.parameter == name
 
 
@@ -96,7 +96,7 @@ def test_token_ids_are_of_the_vocabulary(name: str, ids: Any) -> None:
 )
 def test_absent_features_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(NotImplementedError, match=name):
-        check_params(SamplingParams(**{name: value}), None, 5)
+        check_params(SamplingParams(**{name: value}), 5)
 
 
 @pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
@@ -104,23 +104,23 @@ def test_more_logprobs_than_the_engine_allows_are_refused(name: str) -> None:
     params = SamplingParams()
     for number in (0, 5):
         setattr(params, name, number)
-        check_params(params, None, 5)
+        check_params(params, 5)
     for number in (6, -1):
         setattr(params, name, number)
         with pytest.raises(ValidationError, match=f"^{name} must be at most 5") as caught:
-            check_params(params, None, 5)
+            check_params(params, 5)
         assert caught.value.parameter == name
-        check_params(params, None, -1)
+        check_params(params, -1)
 
 
 def test_ids_for_rows_of_a_prompt_are_limited_and_fit_it() -> None:
     params = SamplingParams(prompt_logprob_token_ids=[[1, 2]] * 3, prompt_logprob_start=4)
-    check_params(params, None, 2)
-    check_params(params, None, -1)
+    check_params(params, 2)
+    check_params(params, -1)
     check_scored_rows(params, 8)
     check_scored_rows(SamplingParams(prompt_logprob_token_ids=[[1]]), 8)
     with pytest.raises(ValidationError, match="at most 1 ids a row"):
-        check_params(params, None, 1)
+        check_params(params, 1)
     with pytest.raises(ValidationError, match="must have 2 rows") as caught:
         check_scored_rows(params, 7)
     assert caught.value.parameter == "prompt_logprob_token_ids"

@@ -1,0 +1,1 @@
+"""Adapters, as a client knows them."""

@@ -1,0 +1,1 @@
+"""Adapters: read, checked, kept in memory, and added to a model's products."""

@@ -1,0 +1,66 @@
+"""`AdapterSeats`: which adapters running requests use, and whether one more may be among them.
+
+A step computes `max_loras` different adapters at most, because all running requests together have
+no more. While one request waits for that, no other with an adapter is let in before it, or it might
+wait for ever; requests without one are.
+"""
+
+from collections.abc import Collection
+from typing import Any, Protocol
+
+from engine.core.scheduling.sequence import Problem, Sequence
+from engine.lora import LoRARequest
+
+
+class AdapterSource(Protocol):
+    """Where adapters are kept."""
+
+    def take(self, request: LoRARequest, in_use: Collection[int]) -> Any | None:
+        """One in the form that the model computes; None while there is no room for it.
+
+        ValueError, in one line, if there is none like this.
+        """
+
+
+class AdapterSeats:
+    """`running` are the running sequences; without a source there are no adapters."""
+
+    def __init__(
+        self, source: AdapterSource | None, max_loras: int, running: list[Sequence]
+    ) -> None:
+        self._source = source
+        self._max_loras = max_loras
+        self._running = running
+
+    def in_use(self) -> set[int]:
+        """The numbers of those that running sequences use."""
+        return {it.lora.lora_int_id for it in self._running if it.lora is not None}
+
+    def find_problem(self, sequence: Sequence) -> Problem | None:
+        """Why a new sequence can never have its adapter, as far as is known without it."""
+        if sequence.lora is None:
+            return None
+        if self._source is None:
+            return ("lora_unavailable", "the engine was started without enable_lora")
+        if not sequence.lora.content_hash:  # by which cached prefixes are told apart
+            return ("invalid_request", "lora has no content_hash")
+        return None
+
+    def has_room(self, sequence: Sequence) -> bool:
+        """Whether one that waits may have its adapter beside those that are in use."""
+        if sequence.lora is None:
+            return True
+        return len(self.in_use() | {sequence.lora.lora_int_id}) <= self._max_loras
+
+    def give(self, sequence: Sequence) -> bool:
+        """Give a sequence that waits its adapter, if it has one; False if it must wait.
+
+        Raises ValueError if it can have none.
+        """
+        if sequence.lora is None:
+            return True
+        assert self._source is not None
+        sequence.adapter = None
+        if self.has_room(sequence):
+            sequence.adapter = self._source.take(sequence.lora, self.in_use())
+        return sequence.adapter is not None

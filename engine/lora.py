@@ -1,0 +1,56 @@
+"""`LoRARequest`: low-rank weights to add to the model's for one request, in vLLM's names."""
+
+from pathlib import Path
+
+import msgspec
+
+from engine.errors import check_text, refuse
+
+MAX_NAME_CHARACTERS = 1024
+MAX_ID = (1 << 63) - 1
+
+
+class LoRARequest(msgspec.Struct, frozen=True):
+    """An adapter in PEFT's format. `ValidationError` names a wrong value.
+
+    The number identifies it, among all clients of a core: one number is one folder, until
+    `remove_lora`.
+    """
+
+    lora_name: str
+    lora_int_id: int  # from 1 on
+    lora_path: str  # a local folder: adapter_config.json, adapter_model.safetensors
+    # SHA-256 of both files, in hex. The engine fills it in; if it is given, it must be right.
+    content_hash: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("lora_name", "lora_path", "content_hash"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or len(value) > MAX_NAME_CHARACTERS:
+                problem = f"must be a string of at most {MAX_NAME_CHARACTERS} characters"
+                raise refuse(name, value, problem)
+            check_text(name, value)
+        for name in ("lora_name", "lora_path"):
+            if not getattr(self, name) or "\0" in getattr(self, name):
+                raise refuse(name, getattr(self, name), "must be a text without null characters")
+        if type(self.lora_int_id) is not int or not 1 <= self.lora_int_id <= MAX_ID:
+            raise refuse("lora_int_id", self.lora_int_id, "must be an integer of at least 1")
+
+    @property
+    def adapter_id(self) -> int:
+        return self.lora_int_id
+
+    @property
+    def name(self) -> str:
+        return self.lora_name
+
+    @property
+    def path(self) -> str:
+        return self.lora_path
+
+    def located(self, content_hash: str = "") -> "LoRARequest":
+        """With an absolute path, which is the same folder for another process."""
+        path = str(Path(self.lora_path).expanduser().absolute())
+        return msgspec.structs.replace(
+            self, lora_path=path, content_hash=content_hash or self.content_hash
+        )
