@@ -78,7 +78,11 @@ void decoder_step_cpu(
     std::vector<int64_t> windows,  // of each layer, 0 = all
     int64_t num_heads, double scale, double epsilon,
     std::optional<Tensor> hidden_rows,  // [num_hidden] int64: tokens whose last hidden states are wanted
-    std::optional<Tensor> hidden);      // [num_hidden, hidden] float32, written: after the last norm
+    std::optional<Tensor> hidden,       // [num_hidden, hidden] float32, written: after the last norm
+    std::optional<Tensor> adapter_rows,  // [num_tokens] int64: the place of a row's adapter, -1 = none
+    std::optional<std::vector<Tensor>> adapters,  // each [layers, n] float32: csrc/cpu/decoder/adapters.h
+    std::optional<Tensor> adapter_targets,  // [num_adapters, layers] int64: bits, by module
+    std::optional<Tensor> adapter_ranks);   // [num_adapters] int64
 
 void penalize_cpu(
     const Tensor& logits,        // [num_rows, vocab] float32, written

@@ -20,7 +20,9 @@ STABLE_TORCH_LIBRARY(parley, ops) {
       "Tensor? qk_norms, Tensor rotary, Tensor qkv, Tensor? qkv_scales, Tensor? qkv_bias, "
       "Tensor attention_out, Tensor? attention_out_scales, Tensor gate_up, Tensor? gate_up_scales, Tensor down, "
       "Tensor? down_scales, Tensor head, Tensor? head_scales, Tensor(d!) logits, int[] windows, "
-      "int num_heads, float scale, float epsilon, Tensor? hidden_rows=None, Tensor(e!)? hidden=None) -> ()");
+      "int num_heads, float scale, float epsilon, Tensor? hidden_rows=None, Tensor(e!)? hidden=None, "
+      "Tensor? adapter_rows=None, Tensor[]? adapters=None, Tensor? adapter_targets=None, "
+      "Tensor? adapter_ranks=None) -> ()");
   ops.def(
       "penalize(Tensor(a!) logits, Tensor rows, Tensor offsets, Tensor ids, Tensor counts, "
       "Tensor repetition, Tensor frequency, Tensor presence) -> ()");

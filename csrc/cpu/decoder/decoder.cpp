@@ -78,6 +78,35 @@ const int64_t* read_indices(
   return indices;
 }
 
+void read_adapters(
+    Step& s, const Tensor& rows, const std::vector<Tensor>& adapters, const Tensor& targets,
+    const Tensor& ranks) {
+  const int64_t hidden = s.hidden_size, gated = s.num_gated, kv_size = s.num_kv_heads * s.head_dim;
+  s.module_sizes = {{
+      {hidden, s.num_heads * s.head_dim}, {hidden, kv_size}, {hidden, kv_size},
+      {s.num_heads * s.head_dim, hidden}, {hidden, gated}, {hidden, gated},
+      {s.down.first.num_inputs, hidden}}};
+  const int64_t count = std::ssize(adapters);
+  const int64_t* const each_rank = read_indices(ranks, count, 1, 1 << 16, "adapter_ranks");
+  STD_TORCH_CHECK(
+      targets.scalar_type() == ScalarType::Long && targets.is_contiguous() &&
+          targets.numel() == count * s.num_layers,
+      "adapter_targets are contiguous int64, [adapters, layers]");
+  const auto* const bits = static_cast<const int64_t*>(targets.const_data_ptr());
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t size = s.num_layers * Adapter::layer_size(s.module_sizes, each_rank[i]);
+    s.adapters.push_back({read_floats(adapters[i], size, "an adapter"), bits + i * s.num_layers, each_rank[i]});
+    s.low_stride = std::max(s.low_stride, round_up_to_panels(each_rank[i]));
+  }
+  const int64_t* const places = read_indices(rows, s.num_rows, -1, count, "adapter_rows");
+  for (int64_t row = 0; row < s.num_rows; ++row) {
+    if (places[row] >= 0) s.adapted.push_back({row, &s.adapters[places[row]]});
+  }
+  constexpr int64_t kMostPlaces = 3;
+  s.low = s.buffers->low.get<float>(std::ssize(s.adapted) * kMostPlaces * s.low_stride);
+  s.pairs = s.buffers->pairs.get<float>(s.num_rows * 2 * s.num_gated);
+}
+
 }  // namespace
 
 void decoder_step_cpu(
@@ -91,7 +120,9 @@ void decoder_step_cpu(
     std::optional<Tensor> gate_up_scales, const Tensor& down, std::optional<Tensor> down_scales,
     const Tensor& head, std::optional<Tensor> head_scales, const Tensor& logits,
     std::vector<int64_t> windows, int64_t num_heads, double scale, double epsilon,
-    std::optional<Tensor> hidden_rows, std::optional<Tensor> hidden) {
+    std::optional<Tensor> hidden_rows, std::optional<Tensor> hidden, std::optional<Tensor> adapter_rows,
+    std::optional<std::vector<Tensor>> adapters, std::optional<Tensor> adapter_targets,
+    std::optional<Tensor> adapter_ranks) {
   Step s{};
   s.num_rows = input_ids.size(0);
   s.num_logits = logits.size(0);
@@ -177,6 +208,13 @@ void decoder_step_cpu(
   s.values = buffers.values.get<std::byte>(s.num_rows * widest * sizeof(float));
   s.scales = buffers.scales.get<float>(s.num_rows * (widest / kGroup + 1));
   s.offsets = buffers.offsets.get<int32_t>(s.num_rows * (widest / kGroup + 1));
+
+  const bool has_adapters = adapter_rows.has_value();
+  STD_TORCH_CHECK(
+      adapters.has_value() == has_adapters && adapter_targets.has_value() == has_adapters &&
+          adapter_ranks.has_value() == has_adapters,
+      "adapter_rows, adapters, adapter_targets and adapter_ranks come together");
+  if (has_adapters) read_adapters(s, *adapter_rows, *adapters, *adapter_targets, *adapter_ranks);
 
   Problem& p = s.attention;
   p.query = s.heads, p.out = s.attended;

@@ -122,6 +122,28 @@ void Step::attend(Team& team, int thread, int64_t layer) const {
   });
 }
 
+// silu(gate) * up of all rows. Where an adapter adds to them before, these are two phases, with the same bits.
+void Step::gate_rows(Team& team, int thread, int64_t layer) {
+  if (!adapts(layer, kGate, kUp)) {
+    multiply(
+        team, thread, gate_up.layer(layer), normalized, num_rows, hidden_size, Epilogue::kSiluMultiply,
+        gated, num_gated);
+    return;
+  }
+  const int64_t stride = 2 * num_gated;
+  multiply(
+      team, thread, gate_up.layer(layer), normalized, num_rows, hidden_size, Epilogue::kStore, pairs,
+      stride);
+  adapt(team, thread, layer, {
+      {kGate, normalized, hidden_size, pairs, stride, 2 * kPanel},
+      {kUp, normalized, hidden_size, pairs + kPanel, stride, 2 * kPanel}});
+  team.share_evenly(thread, num_rows, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      k.gate(pairs + row * stride, num_gated / kPanel, gated + row * num_gated);
+    }
+  });
+}
+
 void Step::run(Team& team, int thread) {
   const int64_t attended_size = num_heads * head_dim;
   team.share_evenly(thread, num_rows, [&](int64_t begin, int64_t end) {
@@ -132,6 +154,11 @@ void Step::run(Team& team, int thread) {
     multiply(
         team, thread, qkv.layer(layer), normalized, num_rows, hidden_size, Epilogue::kStore, heads,
         heads_size());
+    float* const keys = heads + num_heads * head_dim;
+    adapt(team, thread, layer, {
+        {kQuery, normalized, hidden_size, heads, heads_size()},
+        {kKey, normalized, hidden_size, keys, heads_size()},
+        {kValue, normalized, hidden_size, keys + num_kv_heads * head_dim, heads_size()}});
     team.share_evenly(thread, num_rows, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) finish_heads(layer, row);
     });
@@ -139,13 +166,13 @@ void Step::run(Team& team, int thread) {
     multiply(
         team, thread, attention_out.layer(layer), attended, num_rows, attended_size, Epilogue::kAdd,
         hidden, hidden_size);
+    adapt(team, thread, layer, {{kAttentionOut, attended, attended_size, hidden, hidden_size}});
     normalize_rows(team, thread, norms + (2 * layer + 1) * hidden_size);
-    multiply(
-        team, thread, gate_up.layer(layer), normalized, num_rows, hidden_size,
-        Epilogue::kSiluMultiply, gated, num_gated);
+    gate_rows(team, thread, layer);
     multiply(
         team, thread, down.layer(layer), gated, num_rows, num_gated, Epilogue::kAdd, hidden,
         hidden_size);
+    adapt(team, thread, layer, {{kDown, gated, num_gated, hidden, hidden_size}});
   }
   team.share_evenly(thread, num_logits, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {

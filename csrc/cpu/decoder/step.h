@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <initializer_list>
 #include <iterator>
 #include <memory>
 #include <vector>
 
 #include "common/arguments.h"
 #include "common/team.h"
+#include "decoder/adapters.h"
 #include "kernels/attention.h"
 #include "kernels/kernels.h"
 
@@ -39,7 +41,7 @@ class Buffer {
 };
 
 struct Buffers {
-  Buffer hidden, normalized, heads, attended, gated, values, scales, offsets;
+  Buffer hidden, normalized, heads, attended, gated, values, scales, offsets, low, pairs;
   std::vector<Unit> units;
   Parts parts;  // of units that threads share
   std::vector<Scratch> scratches;  // one for each thread
@@ -83,11 +85,17 @@ struct Step {
   float* cache_scales;             // of an int8 cache: see attention.h
   int64_t scales_layer;            // elements from layer to layer
   float *logits, *hidden_out;
+  ModuleSizes module_sizes;
+  std::vector<Adapter> adapters;
+  std::vector<AdaptedRow> adapted;  // rows with an adapter
 
   float *hidden, *normalized, *heads, *attended, *gated;  // [num_rows][...]
   std::byte* values;  // prepared rows
   float* scales;
   int32_t* offsets;
+  float* low;          // [adapted rows][modules][low_stride], what their adapters make of inputs
+  int64_t low_stride;
+  float* pairs;        // [num_rows][2 * num_gated], gates and ups in turn, before they are multiplied
   Buffers* buffers;
 
   int64_t heads_size() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
@@ -105,6 +113,9 @@ struct Step {
   void finish_heads(int64_t layer, int64_t row);
   void normalize_rows(Team& team, int thread, const float* weight);
   void attend(Team& team, int thread, int64_t layer) const;
+  void gate_rows(Team& team, int thread, int64_t layer);
+  bool adapts(int64_t layer, int first, int last) const;  // any of these modules, of any row
+  void adapt(Team& team, int thread, int64_t layer, std::initializer_list<Place> places);
 };
 
 }  // namespace parley

@@ -26,6 +26,7 @@ struct Kernels {
   void (*store_int8)(
       const float* key, const float* value, int64_t dim, void* keys, void* values, float* key_scale,
       float* value_scale);
+  void (*gate)(const float* pairs, int64_t num_panels, float* out);  // see product_kernel.h
   int64_t (*tallest_tile)();
   int64_t (*prepared_size)(Format format);
   void (*prepare)(const Weight& weight, const TilePart& part);

@@ -26,6 +26,7 @@ const Kernels kKernels = {
     .store_float = store_float,
     .store_bfloat16 = store_bfloat16,
     .store_int8 = store_int8,
+    .gate = gate,
     .tallest_tile = tallest_tile,
     .prepared_size = prepared_size,
     .prepare = prepare,

@@ -44,6 +44,14 @@ PARLEY_INLINE void write_gated(
   store(p.out + row * p.out_stride + pair * kPanel, product(silu_of(gate), up));
 }
 
+// silu(gate) * up of one row whose gates and ups lie in panels in turn: what the epilogue of a product does.
+void gate(const float* pairs, int64_t num_panels, float* out) {
+  for (int64_t panel = 0; panel < num_panels; ++panel) {
+    const float* const pair = pairs + 2 * panel * kPanel;
+    store(out + panel * kPanel, product(silu_of(load(pair)), load(pair + kPanel)));
+  }
+}
+
 // A tile's totals, [width / step][height][step].
 PARLEY_INLINE void write_tile(
     const Product& p, int64_t first_row, int64_t height, int64_t first_panel, int64_t width, int64_t step,

@@ -28,6 +28,7 @@ from engine.core.models.fused import shape, support
 from engine.core.models.fused.decoder import FusedDecoder, fuse
 from engine.core.models.fused.gpu_decoder import GpuDecoder, fuse_for_gpu
 from engine.core.models.implied_shapes import check_names, check_size, mismatch
+from engine.core.models.lora.fused_adapters import FusedAdapters
 from engine.core.models.lora.module_adapters import ModuleAdapters
 from engine.core.models.lora.shelf import AdapterHost
 from engine.core.ops.library import Ops
@@ -124,11 +125,13 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
     context = StepContext(ops)
     layers: list[PagedLayer] = []
     fused: FusedDecoder | GpuDecoder | None = None
-    adapters: ModuleAdapters | None = None
+    adapters: FusedAdapters | ModuleAdapters | None = None
     if is_fused:
         try:
             with torch.inference_mode():
                 fused = _fuse(model, config, dtype, context)
+            if config.enable_lora and isinstance(fused, FusedDecoder):
+                adapters = FusedAdapters(fused, hf_config.intermediate_size)
         except (ValueError, OSError) as error:  # parameters of another model, or no memory
             raise UnsupportedModelError(f"{folder}: {describe(error)}") from None
     else:
@@ -139,11 +142,11 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
             model.to(dtype)
         attached = attention.attach_layers(model, context)
         experts.attach_experts(model, context)
-        if config.enable_lora:
-            adapters = ModuleAdapters(model, context, trial.NUM_TOKENS)
+        hooks = ModuleAdapters(model, context, trial.NUM_TOKENS) if config.enable_lora else None
         layers = trial.try_model(model, attached, hf_config, device)
-        if adapters is not None:
-            adapters.end_trial()
+        if hooks is not None:
+            hooks.end_trial()
+            adapters = hooks
         needs = AttentionNeeds.of(shape for layer in layers for shape in layer.shapes)
         context.attention = choose_attention(config, needs, ops, device)
     eos_sources = (getattr(model, "generation_config", None), hf_config)
@@ -285,8 +288,8 @@ def _choose_fused(config: EngineConfig, hf_config: Any, device: torch.device, op
         obstacle = support.gpu_obstacle(text_config)
     if obstacle is None and is_on_cpu and config.dtype == "float16":
         obstacle = "float16 weights"
-    if obstacle is None and config.enable_lora:
-        obstacle = "adapters"
+    if obstacle is None and config.enable_lora and not is_on_cpu:
+        obstacle = "adapters on a GPU"
     if obstacle is None and ops.name not in ("cpu", "cuda"):
         obstacle = "no C++ kernels" if is_on_cpu else "csrc/cuda is not built, or not wanted"
     must = None

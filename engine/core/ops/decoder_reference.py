@@ -4,13 +4,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.core.ops.adapters import StepAdapters, unpack_module
 from engine.core.ops.decoder_step import HiddenRows, LoadedDecoder, StepInput
 from engine.core.ops.packing import PANEL_OUTPUTS, PackedWeight, round_rows
 from engine.core.ops.reference import paged_attention_reference, store_kv_reference
 
 
 def decoder_step_reference(
-    inputs: StepInput, decoder: LoadedDecoder, logits: Tensor, hidden_rows: HiddenRows | None = None
+    inputs: StepInput,
+    decoder: LoadedDecoder,
+    logits: Tensor,
+    hidden_rows: HiddenRows | None = None,
+    adapters: StepAdapters | None = None,
 ) -> None:
     """One forward pass in float32: it writes the cache, `logits` and `hidden_rows.out`.
 
@@ -26,6 +31,19 @@ def decoder_step_reference(
         weight = packed.unpack(layer)
         rows = functional.pad(rows, (0, weight.shape[1] - rows.shape[1]))
         return functional.linear(rows if packed.scales is None else round_rows(rows), weight)
+
+    def adapted(out: Tensor, rows: Tensor, layer: int, module: int) -> Tensor:
+        if adapters is None:
+            return out
+        out = out.clone()
+        for index in range(len(adapters.weights)):
+            pair = unpack_module(adapters, index, decoder.module_sizes, layer, module)
+            if pair is not None:
+                of_index = adapters.rows == index
+                down, up = pair
+                delta = (rows[of_index] @ down.T)[:, : up.shape[1]] @ up.T
+                out[of_index] += delta[:, : out.shape[1]]
+        return out
 
     def normalize(rows: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(rows, weight.shape, weight, settings.epsilon)
@@ -44,8 +62,11 @@ def decoder_step_reference(
         heads = multiply(rows, weights.qkv, layer)[:, : (num_heads + 2 * num_kv_heads) * head_dim]
         if weights.qkv_bias is not None:
             heads = heads + weights.qkv_bias[layer]
-        sizes = [num_heads, num_kv_heads, num_kv_heads]
-        queries, keys, values = torch.split(heads.view(num_rows, -1, head_dim), sizes, 1)
+        sizes = [num_heads * head_dim, *[num_kv_heads * head_dim] * 2]
+        queries, keys, values = (
+            adapted(part, rows, layer, module).view(num_rows, -1, head_dim)
+            for module, part in enumerate(torch.split(heads, sizes, 1))
+        )
         if weights.qk_norms is not None:
             queries, keys = (
                 normalize(queries, weights.qk_norms[layer, 0]),
@@ -67,13 +88,17 @@ def decoder_step_reference(
             rotate(queries), *caches, *batch, attended, settings.scale, window, 0.0, None
         )
         out = multiply(attended.flatten(1), weights.attention_out, layer)
-        hidden = hidden + out[:, :hidden_size]
+        hidden = adapted(hidden + out[:, :hidden_size], attended.flatten(1), layer, 3)
         rows = normalize(hidden, weights.norms[2 * layer + 1])
         panels = multiply(rows, weights.gate_up, layer).view(num_rows, -1, 2, PANEL_OUTPUTS)
-        gated = (functional.silu(panels[:, :, 0]) * panels[:, :, 1]).flatten(1)
+        gates, ups = (
+            adapted(panels[:, :, place].flatten(1), rows, layer, 4 + place) for place in (0, 1)
+        )
+        gated = functional.silu(gates) * ups
         down = weights.down.panels
         num_inputs = down.shape[2] * down.shape[4]
         hidden = hidden + multiply(gated[:, :num_inputs], weights.down, layer)[:, :hidden_size]
+        hidden = adapted(hidden, gated[:, :num_inputs], layer, 6)
     if hidden_rows is not None:
         hidden_rows.out.copy_(normalize(hidden[hidden_rows.rows], weights.norms[-1]))
     rows = normalize(hidden[inputs.logits_rows[: len(logits)]], weights.norms[-1])

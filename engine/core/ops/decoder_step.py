@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from engine.core.ops.packing import PackedWeight
+from engine.core.ops.adapters import ModuleSizes, StepAdapters
+from engine.core.ops.packing import PANEL_OUTPUTS, PackedWeight
 
 
 class StepInput(NamedTuple):
@@ -84,6 +85,24 @@ class LoadedDecoder:
             *(weights.head.panels, weights.head.scales),
         )
 
+    @cached_property
+    def module_sizes(self) -> ModuleSizes:
+        """Of the modules that may be adapted, as the step computes them."""
+        num_kv_heads, head_dim = self.cache.keys.shape[-2:]
+        return module_sizes(self.weights, self.settings.num_heads, num_kv_heads, head_dim)
+
+
+def module_sizes(
+    weights: DecoderWeights, num_heads: int, num_kv_heads: int, head_dim: int
+) -> ModuleSizes:
+    """Inputs and outputs of a layer's modules, with the padding of the packed weights."""
+    hidden, attended = weights.norms.shape[1], num_heads * head_dim
+    gated = weights.gate_up.panels.shape[1] // 2 * PANEL_OUTPUTS
+    down = weights.down.panels
+    key, gate = (hidden, num_kv_heads * head_dim), (hidden, gated)
+    num_gated = down.shape[2] * down.shape[4]
+    return ((hidden, attended), key, key, (attended, hidden), gate, gate, (num_gated, hidden))
+
 
 class HiddenRows(NamedTuple):
     """The last hidden states that a step writes, after the last norm. In the op's order."""
@@ -101,19 +120,31 @@ class DecoderStep(Protocol):
         decoder: LoadedDecoder,
         logits: Tensor,
         hidden: HiddenRows | None = None,
+        adapters: StepAdapters | None = None,
         /,
     ) -> None: ...
 
 
 def decoder_step(
-    inputs: StepInput, decoder: LoadedDecoder, logits: Tensor, hidden: HiddenRows | None = None
+    inputs: StepInput,
+    decoder: LoadedDecoder,
+    logits: Tensor,
+    hidden: HiddenRows | None = None,
+    adapters: StepAdapters | None = None,
 ) -> None:
     """One forward pass, as built; `decoder_step_reference` says what it computes."""
-    torch.ops.parley.decoder_step(*flatten(inputs, decoder, logits, hidden))
+    torch.ops.parley.decoder_step(*flatten(inputs, decoder, logits, hidden, adapters))
 
 
 def flatten(
-    inputs: StepInput, decoder: LoadedDecoder, logits: Tensor, hidden: HiddenRows | None = None
+    inputs: StepInput,
+    decoder: LoadedDecoder,
+    logits: Tensor,
+    hidden: HiddenRows | None = None,
+    adapters: StepAdapters | None = None,
 ) -> tuple[Any, ...]:
     """The arguments of the op, as csrc/cpu/registration.cpp declares them."""
-    return *inputs, *decoder.tensors, logits, *decoder.settings, *(hidden or ())
+    arguments = (*inputs, *decoder.tensors, logits, *decoder.settings)
+    if adapters is not None:
+        return *arguments, *(hidden or (None, None)), *adapters
+    return *arguments, *(hidden or ())

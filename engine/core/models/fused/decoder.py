@@ -6,12 +6,14 @@ rotations write into memory that is kept, and a team of threads stays together f
 Between the products everything is float32. A row's bits do not depend on the other rows.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from engine.core.models.fused.shape import DecoderShape, drop_weights, read_shape, rotary_table
+from engine.core.ops.adapters import StepAdapters
 from engine.core.ops.decoder_step import (
     DecoderCache,
     DecoderSettings,
@@ -23,7 +25,7 @@ from engine.core.ops.decoder_step import (
 )
 from engine.core.ops.packing import PackedWeight, join_gate_up
 from engine.core.tensors import huge_pages
-from engine.core.tensors.batch import Batch
+from engine.core.tensors.batch import AdapterRows, Batch
 from engine.core.tensors.kv_cache import CPU, allocate_cache, stack_layers
 
 BLOCK_SIZE = 16  # tokens of a cache block: what csrc is written for
@@ -122,18 +124,35 @@ class FusedDecoder:
             batch.logits_rows[:num_wanted],
         )
         self.hidden = None
-        if batch.hidden_rows is None:
+        if batch.hidden_rows is None and not batch.adapters:
             self._step(inputs, self.loaded, self._logits)
             return self._logits
-        self.hidden = torch.empty((len(batch.hidden_rows), self.shape.hidden_size))
-        hidden = HiddenRows(batch.hidden_rows, self.hidden)
-        self._step(inputs, self.loaded, self._logits, hidden)
+        hidden = None
+        if batch.hidden_rows is not None:
+            self.hidden = torch.empty((len(batch.hidden_rows), self.shape.hidden_size))
+            hidden = HiddenRows(batch.hidden_rows, self.hidden)
+        adapters = _step_adapters(batch.adapters, len(batch.input_ids)) if batch.adapters else None
+        self._step(inputs, self.loaded, self._logits, hidden, adapters)
         return self._logits
 
     def _resize_logits(self, num_rows: int) -> None:
         if len(self._memory) < num_rows:
             self._memory = torch.empty((num_rows, self.shape.vocab_size))
         self._logits = self._memory[:num_rows]
+
+
+def _step_adapters(parts: Collection[AdapterRows], num_rows: int) -> StepAdapters:
+    """Their `adapter`s are `PackedAdapter`s."""
+    rows = torch.full((num_rows,), -1)
+    for index, part in enumerate(parts):
+        rows[part.places] = index
+    adapters = [part.adapter for part in parts]
+    return StepAdapters(
+        rows,
+        [adapter.weights for adapter in adapters],
+        torch.stack([adapter.targets for adapter in adapters]),
+        torch.tensor([adapter.rank for adapter in adapters]),
+    )
 
 
 def fuse(model: Any, step: DecoderStep, format: str, cache_dtype: torch.dtype) -> FusedDecoder:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from engine.core.ops import library as ops
+from engine.core.ops.adapters import StepAdapters
 from engine.core.ops.decoder_step import (
     DecoderCache,
     DecoderSettings,
@@ -56,4 +57,6 @@ def test_the_groups_are_flattened_to_the_order_of_the_schema() -> None:
     declared = torch.ops.parley.decoder_step.default._schema.arguments
     names = [argument.name for argument in declared]
     hidden = HiddenRows(*map(named, HiddenRows._fields))
-    assert list(flatten(inputs, loaded, named("logits"), hidden)) == names
+    fields = ("adapter_rows", "adapters", "adapter_targets", "adapter_ranks")
+    adapters = StepAdapters(*map(named, fields))
+    assert list(flatten(inputs, loaded, named("logits"), hidden, adapters)) == names

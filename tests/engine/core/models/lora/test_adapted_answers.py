@@ -21,6 +21,8 @@ NUM_TOKENS = 16
 MAX_DIFFERENCE = 5e-5  # of logits of some 5: a merged weight is rounded, a sum of products is not
 TARGETS = {
     "llama": ALL_TARGETS,
+    "qwen2": ("q_proj", "v_proj"),
+    "qwen3": ("k_proj", "gate_proj", "down_proj"),
     "gpt2": ("c_attn", "c_proj", "c_fc"),  # whose weights lie the other way
     "phi3": ("qkv_proj", "gate_up_proj", "o_proj"),
     "gemma3": ("q_proj", "down_proj"),
@@ -43,6 +45,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, l
     return built
 
 
+FUSED = ("llama", "qwen2", "qwen3")
+IMPLS = ("transformers", "fused")
+
+
 def start(model: Path, **settings: Any) -> SteppedEngine:
     given: dict[str, Any] = {"enable_lora": True, "max_loras": 3, "model_impl": "transformers"}
     return SteppedEngine(model, keeps_logits=True, **given | settings)
@@ -55,12 +61,15 @@ def expected_logits(model: Any, prompt: list[int], answer: list[int]) -> Tensor:
     return logits
 
 
-@pytest.mark.parametrize("family", TARGETS)
+@pytest.mark.parametrize(
+    ("family", "impl"),
+    [*((family, "transformers") for family in TARGETS), *((family, "fused") for family in FUSED)],
+)
 def test_several_adapters_beside_each_other_equal_merged_weights(
-    family: str, folders: dict[str, tuple[Path, list[Path]]]
+    family: str, impl: str, folders: dict[str, tuple[Path, list[Path]]]
 ) -> None:
     folder, adapters = folders[family]
-    engine = start(folder)
+    engine = start(folder, model_impl=impl)
     requests = [engine.adapter(i + 1, adapter) for i, adapter in enumerate(adapters)]
     prompts = make_prompts()
     for number, prompt in enumerate(prompts):
@@ -84,11 +93,16 @@ def llama(folders: dict[str, tuple[Path, list[Path]]]) -> tuple[Path, list[Path]
     return folders["llama"]
 
 
+@pytest.fixture(scope="module", params=IMPLS)
+def impl(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def alone(llama: tuple[Path, list[Path]]) -> Iterator[dict[str, list[Tensor]]]:
+def alone(llama: tuple[Path, list[Path]], impl: str) -> Iterator[dict[str, list[Tensor]]]:
     """The logits of each prompt with its adapter, computed by itself."""
     folder, adapters = llama
-    engine = start(folder, num_blocks=64)
+    engine = start(folder, num_blocks=64, model_impl=impl)
     requests = loras(engine, adapters)
     for number, prompt in enumerate(make_prompts()):
         engine.add(str(number), prompt, max_tokens=NUM_TOKENS, lora=requests[number % 4])
@@ -120,9 +134,10 @@ def test_bits_do_not_depend_on_who_else_is_in_the_batch(
     settings: dict[str, Any],
     llama: tuple[Path, list[Path]],
     alone: dict[str, list[Tensor]],
+    impl: str,
 ) -> None:
     folder, adapters = llama
-    engine = start(folder, **{"num_blocks": 64} | settings)
+    engine = start(folder, **{"num_blocks": 64, "model_impl": impl} | settings)
     requests = loras(engine, adapters)
     for number, prompt in enumerate(make_prompts()):
         engine.add(str(number), prompt, max_tokens=NUM_TOKENS, lora=requests[number % 4])
@@ -132,10 +147,10 @@ def test_bits_do_not_depend_on_who_else_is_in_the_batch(
 
 
 def test_bits_do_not_depend_on_preemptions(
-    llama: tuple[Path, list[Path]], alone: dict[str, list[Tensor]]
+    llama: tuple[Path, list[Path]], alone: dict[str, list[Tensor]], impl: str
 ) -> None:
     folder, adapters = llama
-    engine = start(folder, num_blocks=64, enable_prefix_caching=False)
+    engine = start(folder, num_blocks=64, enable_prefix_caching=False, model_impl=impl)
     requests = loras(engine, adapters)
     for number, prompt in enumerate(make_prompts()):
         engine.add(str(number), prompt, max_tokens=NUM_TOKENS, lora=requests[number % 4])
@@ -150,18 +165,20 @@ def test_bits_do_not_depend_on_preemptions(
 
 
 def test_requests_without_an_adapter_have_the_bits_of_an_engine_without_adapters(
-    llama: tuple[Path, list[Path]], alone: dict[str, list[Tensor]]
+    llama: tuple[Path, list[Path]], alone: dict[str, list[Tensor]], impl: str
 ) -> None:
-    engine = start(llama[0], num_blocks=64, enable_lora=False)
+    engine = start(llama[0], num_blocks=64, enable_lora=False, model_impl=impl)
     prompts = make_prompts()
     engine.add("3", prompts[3], max_tokens=NUM_TOKENS)
     engine.run()
     assert torch.equal(torch.stack(engine.logits["3"]), torch.stack(alone["3"]))
 
 
-def test_prefixes_are_shared_by_the_same_adapter_alone(llama: tuple[Path, list[Path]]) -> None:
+def test_prefixes_are_shared_by_the_same_adapter_alone(
+    llama: tuple[Path, list[Path]], impl: str
+) -> None:
     folder, adapters = llama
-    engine = start(folder, num_blocks=64)
+    engine = start(folder, num_blocks=64, model_impl=impl)
     requests, prompt = loras(engine, adapters), make_prompts()[2]
     again = engine.adapter(9, adapters[0])  # the same files under another number
     for name, lora, num_cached in (
@@ -181,10 +198,10 @@ def test_prefixes_are_shared_by_the_same_adapter_alone(llama: tuple[Path, list[P
 
 
 def test_an_abort_leaves_the_others_as_they_are(
-    llama: tuple[Path, list[Path]], alone: dict[str, list[Tensor]]
+    llama: tuple[Path, list[Path]], alone: dict[str, list[Tensor]], impl: str
 ) -> None:
     folder, adapters = llama
-    engine = start(folder, num_blocks=64)
+    engine = start(folder, num_blocks=64, model_impl=impl)
     requests = loras(engine, adapters)
     for number, prompt in enumerate(make_prompts()):
         engine.add(str(number), prompt, max_tokens=NUM_TOKENS, lora=requests[number % 4])
@@ -198,10 +215,10 @@ def test_an_abort_leaves_the_others_as_they_are(
 
 @pytest.mark.parametrize("settings", [{"quantization": "int8"}, {"dtype": "bfloat16"}], ids=str)
 def test_rounded_models_take_adapters_too(
-    settings: dict[str, Any], llama: tuple[Path, list[Path]]
+    settings: dict[str, Any], llama: tuple[Path, list[Path]], impl: str
 ) -> None:
     folder, adapters = llama
-    engine = start(folder, num_blocks=64, **settings)
+    engine = start(folder, num_blocks=64, model_impl=impl, **settings)
     prompt = make_prompts()[0]
     engine.add("r", prompt, max_tokens=NUM_TOKENS, lora=engine.adapter(1, adapters[0]))
     engine.run()
