@@ -234,7 +234,9 @@ async def test_answers_equal_merged_weights_also_after_the_core_was_killed(
     adapters = [build_adapter(tmp_path / f"{n}", folder, seed=n, rank=n + 3) for n in range(2)]
     models = [*(merged_model(folder, adapter) for adapter in adapters)]
     expected = [greedy(model, PROMPT, 60) for model in models]
-    arguments = AsyncEngineArgs(str(folder), threads=1, enable_lora=True, max_loras=2)
+    arguments = AsyncEngineArgs(
+        str(folder), threads=1, enable_lora=True, max_loras=2, pace=20
+    )  # so that none has ended before it dies
     supervised = Supervised(arguments, stall_seconds=PATIENCE)
     await supervised.wait_ready()
     engine = supervised.engine
@@ -285,3 +287,25 @@ async def test_embeddings_with_an_adapter_equal_merged_weights(tmp_path: Path) -
     expected = torch.nn.functional.normalize(states, dim=-1)
     assert (torch.tensor(output.outputs.data) - expected).abs().max() <= 1e-5
     assert (torch.tensor(base.outputs.data) - expected).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("impl", ["transformers", "fused"])
+async def test_adapters_outlive_sleep(impl: str, tmp_path: Path) -> None:
+    folder = build_tiny_model(tmp_path / "model")
+    adapters = [build_adapter(tmp_path / f"{n}", folder, seed=n) for n in range(2)]
+    loras = [LoRARequest(f"{n}", n + 1, str(adapters[n])) for n in range(2)]
+    arguments = AsyncEngineArgs(
+        str(folder), threads=1, model_impl=impl, enable_lora=True, max_loras=2
+    )
+    engine = AsyncLLM.from_engine_args(arguments)
+    try:
+        await only(engine.generate(PROMPT, GREEDY, "r", lora_request=loras[0]))
+        await engine.sleep(level=2)
+        assert await engine.list_loras() == {1}
+        await engine.wake_up()
+        for number, lora in enumerate(loras):  # the second one is read after it
+            answer = await only(engine.generate(PROMPT, GREEDY, "r", lora_request=lora))
+            expected = greedy(merged_model(folder, adapters[number]), PROMPT, 20)
+            assert list(answer.outputs[0].token_ids) == expected
+    finally:
+        engine.shutdown()
