@@ -388,8 +388,6 @@ class AsyncLLM(EngineControl):
             on_progress=on_progress,
         )
         self._parts.trace(states, trace_headers, arrival_time)
-        for state in states:
-            state.lora_request = lora_request
         self.output_processor.add(*states)
         try:
             token_ids = parsed.token_ids
@@ -397,7 +395,9 @@ class AsyncLLM(EngineControl):
                 token_ids = await self._tokenize(
                     parsed.text or "", tokenization_kwargs or {}, parsed.cache_salt
                 )
-            lora = None if lora_request is None else await self._adapters.resolve(lora_request)
+            lora = None
+            if lora_request is not None:
+                lora = await self._adapters.resolve(lora_request)
             if self._parts.log_requests:
                 logger.info(
                     "request %s: n=%d, prompt tokens %d", request_id, num_answers, len(token_ids)

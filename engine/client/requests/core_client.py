@@ -158,6 +158,7 @@ class CoreClient:
             check_prompt(
                 token_ids, resume_token_ids, state.params, ready, state.pooling
             )  # else it comes back only to be ended
+        state.lora_request = lora
         state.set_prompt(self._tokenizer, token_ids, resume_token_ids)
         if state.stop_string is not None:
             self.requests.end(state, "stop")

@@ -79,7 +79,7 @@ class RequestState:
         self.internal_id = new_internal_id(request_id) if parent is None else parent.child_id(index)
         self.params = params
         self.pooling: PoolingParams | None = None  # wanted in the place of an answer
-        self.lora_request: LoRARequest | None = None  # as the caller gave it
+        self.lora_request: LoRARequest | None = None  # with the hash of its files
         self.parent = parent
         self.index = index  # of the answer, among those of its parent
         self.prompt = prompt

@@ -7,6 +7,7 @@ import pytest
 from engine.core.io_thread import ClientGone
 from engine.core.profiling import Profiler
 from engine.ipc import Utility, UtilityReply
+from engine.lora import LoRARequest
 from tests.engine.helpers.fakes import SteppedCore
 
 
@@ -293,3 +294,40 @@ def test_profile_is_written_where_it_was_asked_for(tmp_path: Path) -> None:
     assert path.parent == tmp_path / "new" and "traceEvents" in path.read_text()
     with pytest.raises(RuntimeError, match="no profile"):
         profiler.stop()
+
+
+class Adapters:
+    """Has those of two numbers, and refuses the third."""
+
+    def add(self, request: LoRARequest, in_use: set[int], is_needed_here: bool) -> str:
+        if request.lora_int_id == 3:
+            raise ValueError("/3: is a link")
+        return f"{request.lora_name} {in_use} {is_needed_here}"
+
+    def remove(self, number: int) -> bool:
+        return number == 1
+
+    def pin(self, number: int) -> bool:
+        return number == 2
+
+    def numbers(self) -> list[int]:
+        return [1, 2]
+
+
+def test_adapters_are_added_and_what_is_wrong_with_them_is_said() -> None:
+    core = SteppedCore(adapters=Adapters())
+    for number, expected in ((1, ["one set() True", ""]), (3, ["", "/3: is a link"])):
+        fields = {"lora_name": "one", "lora_int_id": number, "lora_path": "/a"}
+        assert list(ask(core, "add_lora", fields, True)) == expected
+    _, problem = ask(core, "add_lora", {"lora_name": "one"}, True)
+    assert "missing required field `lora_int_id`" in problem
+    names = ("remove_lora", "pin_lora")
+    assert [ask(core, name, number) for name in names for number in (1, 2)] == [1, 0, 0, 1]
+    assert ask(core, "list_loras") == [1, 2]
+
+
+def test_a_core_without_adapters_says_so(core: SteppedCore) -> None:
+    fields = {"lora_name": "one", "lora_int_id": 1, "lora_path": "/a"}
+    assert ask(core, "add_lora", fields, True)[1] == "the engine was started without enable_lora"
+    assert not ask(core, "remove_lora", 1) and not ask(core, "pin_lora", 1)
+    assert ask(core, "list_loras") == []

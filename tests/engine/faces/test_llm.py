@@ -13,13 +13,21 @@ from engine import (
     LLM,
     AsyncEngineArgs,
     EngineDeadError,
+    LoRARequest,
     PoolingParams,
     PromptTooLongError,
     RequestOutputKind,
     SamplingParams,
     ValidationError,
 )
-from tests.helpers.tiny_model import build_oracle_model, oracle_answer, oracle_word
+from tests.helpers.adapters import build_adapter, merged_model
+from tests.helpers.adapters import greedy as after_greedily
+from tests.helpers.tiny_model import (
+    build_oracle_model,
+    build_tiny_model,
+    oracle_answer,
+    oracle_word,
+)
 
 FIRST = 41  # the last token of a prompt, which says what a greedy answer is
 
@@ -244,3 +252,18 @@ def test_parameters_are_copied(llm: LLM) -> None:
     before = msgspec.structs.asdict(params)
     llm.generate([[FIRST], [FIRST]], params)
     assert msgspec.structs.asdict(params) == before
+
+
+def test_each_prompt_may_have_an_adapter_of_its_own(tmp_path: Path) -> None:
+    model = build_tiny_model(tmp_path / "model")
+    adapter = build_adapter(tmp_path / "adapter", model)
+    lora, prompt = LoRARequest("a", 1, str(adapter)), [5, 9, 33]
+    with LLM(model=str(model), threads=1, enable_lora=True) as llm:
+        with_it, without = llm.generate(
+            [prompt, prompt], greedy(8, ignore_eos=True), lora_request=[lora, None]
+        )
+        assert llm.llm_engine.list_loras() == {1}
+    expected = after_greedily(merged_model(model, adapter), prompt, 8)
+    assert list(with_it.outputs[0].token_ids) == expected
+    assert list(without.outputs[0].token_ids) != expected
+    assert with_it.lora_request.content_hash and without.lora_request is None

@@ -17,6 +17,7 @@ from engine.core.scheduling.sequence import (
 )
 from engine.core.sleep import Memory
 from engine.core.step_loop import EngineCore
+from engine.core.utilities import Adapters
 from engine.ipc import Abort, AddRequest, CoreMessage, SequenceOutput, StepOutputs
 from engine.sampling_params import SamplingParams
 
@@ -90,6 +91,7 @@ class SteppedCore:
         *,
         worker: object = None,
         memory: Memory | None = None,
+        adapters: Adapters | None = None,
         runs_ahead: bool = False,
         **settings: Any,
     ) -> None:
@@ -105,6 +107,7 @@ class SteppedCore:
             now=lambda: self.time,
             worker=worker,
             memory=memory,
+            adapters=adapters,
         )
         self.core.send = lambda client_id, message: self.sent.append((client_id, message))
         self.sent: list[tuple[str, CoreMessage]] = []

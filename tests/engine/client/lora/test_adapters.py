@@ -68,7 +68,7 @@ async def test_the_first_request_has_its_adapter_read_and_all_say_which(
         request = await receive(core, AddRequest)
         assert request.lora == LORA.located(HASH)
         core.emit(request.request_id, 67, finish="length")
-        assert (await asking).lora_request is LORA
+        assert (await asking).lora_request == LORA.located(HASH)
         (call,) = core.calls
         assert (call.name, call.args) == ("add_lora", [msgspec.to_builtins(LORA), False])
 
@@ -80,7 +80,7 @@ async def test_each_of_several_answers_has_it(engine: AsyncLLM, core: ScriptedCo
         request = await receive(core, AddRequest)
         assert request.lora == LORA.located(HASH)
         core.emit(request.request_id, 67, finish="length")
-    assert (await asking).lora_request is LORA
+    assert (await asking).lora_request == LORA.located(HASH)
 
 
 @pytest.mark.parametrize("is_fourth", [True, False])
