@@ -52,9 +52,10 @@ struct Adapter {
   }
 };
 
-struct AdaptedRow {
-  int64_t row;
+// Rows with the same adapter: [begin, end) of `Step::adapted`.
+struct AdaptedRows {
   const Adapter* adapter;
+  int64_t begin, end;
 };
 
 // Where a module's inputs and outputs lie. Panels of outputs are `panel_stride` apart.

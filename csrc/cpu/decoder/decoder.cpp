@@ -99,10 +99,16 @@ void read_adapters(
     s.low_stride = std::max(s.low_stride, round_up_to_panels(each_rank[i]));
   }
   const int64_t* const places = read_indices(rows, s.num_rows, -1, count, "adapter_rows");
-  for (int64_t row = 0; row < s.num_rows; ++row) {
-    if (places[row] >= 0) s.adapted.push_back({row, &s.adapters[places[row]]});
+  constexpr int64_t kRowsAtOnce = 8, kMostPlaces = 3;
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t begin = std::ssize(s.adapted);
+    for (int64_t row = 0; row < s.num_rows; ++row) {
+      if (places[row] == i) s.adapted.push_back(row);
+    }
+    for (const int64_t end = std::ssize(s.adapted); begin < end; begin += kRowsAtOnce) {
+      s.blocks.push_back({&s.adapters[i], begin, std::min(begin + kRowsAtOnce, end)});
+    }
   }
-  constexpr int64_t kMostPlaces = 3;
   s.low = s.buffers->low.get<float>(std::ssize(s.adapted) * kMostPlaces * s.low_stride);
   s.pairs = s.buffers->pairs.get<float>(s.num_rows * 2 * s.num_gated);
 }

@@ -87,7 +87,8 @@ struct Step {
   float *logits, *hidden_out;
   ModuleSizes module_sizes;
   std::vector<Adapter> adapters;
-  std::vector<AdaptedRow> adapted;  // rows with an adapter
+  std::vector<int64_t> adapted;     // rows with an adapter, one adapter's after another's
+  std::vector<AdaptedRows> blocks;  // of these
 
   float *hidden, *normalized, *heads, *attended, *gated;  // [num_rows][...]
   std::byte* values;  // prepared rows

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from engine.core.ops.packing import PANEL_OUTPUTS, PackedWeight, unpack
+from engine.core.ops.packing import PANEL_OUTPUTS, unpack
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -49,10 +50,10 @@ def pack_adapter(
         for module, pair in pairs.items():
             targets[layer] += 1 << module
             for panels, weight in zip(places[module], pair, strict=True):
-                whole = PackedWeight(panels[None, ..., None], None)
-                padded = weight.new_zeros((panels.shape[0] * PANEL_OUTPUTS, panels.shape[1]))
-                padded[: weight.shape[0], : weight.shape[1]] = weight
-                whole.fill(0, padded)
+                num_outputs, num_inputs = panels.shape[0] * PANEL_OUTPUTS, panels.shape[1]
+                missing = (0, num_inputs - weight.shape[1], 0, num_outputs - weight.shape[0])
+                padded = functional.pad(weight, missing)
+                panels.copy_(padded.view(-1, PANEL_OUTPUTS, num_inputs).transpose(1, 2))
     return PackedAdapter(packed, targets, rank)
 
 
