@@ -109,7 +109,7 @@ class Finisher:
                     self._publish_done(ending, durable=False)
                 await asyncio.sleep(STORE_RETRY_SECONDS)
             except CancelPending as pending:
-                run.stopping = Stop.stored(pending.by, pending.reason, pending.seen)
+                run.take_pending_stop(Stop.stored(pending.by, pending.reason, pending.seen))
                 run.timeline.note("cancel_at")
                 ending = self._ending(run.end("abort", None, end.engine))
             except SequenceGap as gap:
@@ -161,8 +161,7 @@ class Finisher:
     def _publish_done(self, ending: _Ending, *, durable: bool) -> None:
         run, end = self._run, ending.end
         self._hub.show(run, [run.add_object(replace_fields(ending.done, durable=durable))])
-        run.status = end.status
-        run.done.set()
+        run.note_published(end)
         if run.stopping is not None:
             self._metrics.observe_stop(time.monotonic() - run.stopping.at, run.num_discarded)
         logger.info(
@@ -187,8 +186,7 @@ class Finisher:
             return
         if run.status != end.status:
             logger.warning("end was sent and is another", status=end.status, **run.ids)
-        run.status = end.status
-        run.replace_end(replace_fields(ending.done, durable=durable))
+        run.replace_end(replace_fields(ending.done, durable=durable), end)
         self._speak_again()
         self._hub.tell_end_again(run.response_id, run.log)
 

@@ -91,7 +91,6 @@ class Run:
         self.fence = fence
         self.events: list[Event] = [created]
         self.user_message = message  # replaced by the beginner of the run
-        self.status = "in_progress"  # terminal once `response.done` was published
         self.lease_until = 0  # by Redis' clock, milliseconds since 1970
         self.renewed_at = time.monotonic()  # when the last renewal that succeeded was sent
         self.must_be_silent: Callable[[], bool] = lambda: False  # it may be another's by now
@@ -112,7 +111,8 @@ class Run:
         )
         self.known_prompt_hash: str | None = None  # of an answer that another worker had begun
         self.state = RunState.RUNNING
-        self.stopping: Stop | None = None  # what closed the gate
+        self.stopping: Stop | None = None  # what closed the gate, in whichever state since then
+        self._published: End | None = None  # the end that `response.done` has told of
         self.timeline = Timeline()
         self.trace: AnswerTrace | None = None
         self.changed = asyncio.Event()  # there is something to append
@@ -150,6 +150,11 @@ class Run:
     def set_prompt(self, prompt: Prompt) -> None:
         self.prompt = prompt
         self.prompt_from = prompt.first_message_id
+
+    @property
+    def status(self) -> str:
+        """As clients know it: terminal once `response.done` was published."""
+        return "in_progress" if self._published is None else self._published.status
 
     # ---- its life -------------------------------------------------------------------------------
 
@@ -216,6 +221,13 @@ class Run:
         """Its end goes to the store now, whose refusal is expected of one that is lost or gone."""
         if self.state not in (RunState.LOST, RunState.DELETED):
             self._move(RunState.ENDING)
+
+    def take_pending_stop(self, stop: Stop) -> None:
+        """The store refuses the end, because it had this stop before: the answer ends by that."""
+        if self.state not in (RunState.LOST, RunState.DELETED):
+            self._move(RunState.STOPPING)
+        self._close_gate(stop)
+        self.begin_end()
 
     def settle(self) -> None:
         """Its end is certain."""
@@ -311,9 +323,15 @@ class Run:
         self.changed.set()
         return event
 
-    def replace_end(self, entry: DoneEntry) -> None:
+    def note_published(self, end: End) -> None:
+        """`response.done` has told the viewers of this end."""
+        self._published = end
+        self.done.set()
+
+    def replace_end(self, entry: DoneEntry, end: End) -> None:
         """The last entry was sent before it was stored, and this is what is stored."""
         self.events[-1] = ObjectEvent(entry.wire())
+        self._published = end
 
     def text(self, until: int | None = None) -> str:
         """The message's text as of entry `until` (default: all of them)."""

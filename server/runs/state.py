@@ -31,7 +31,7 @@ class RunState(Enum):
     RUNNING = "running"  # its gate is open: from waiting for its turn to the engine's last token
     STOPPING = "stopping"  # its gate is closed; the engine's last output is awaited
     LEAVING = "leaving"  # stopped, too, but only here: another worker will go on
-    ENDING = "ending"  # its end is on the way to the store: too late for a stop
+    ENDING = "ending"  # its end is on the way to the store: too late for a stop of this worker
     DELETED = "deleted"  # its session is gone, and that was somebody's wish
     LOST = "lost"  # the store refuses this worker's writes: nothing more may be said
     ENDED = "ended"  # its end is certain, and sent
@@ -55,7 +55,13 @@ MOVES: dict[RunState, frozenset[RunState]] = {
     ),
     RunState.LEAVING: frozenset({RunState.HANDED_OVER}),
     RunState.ENDING: frozenset(
-        {RunState.ENDED, RunState.DELETED, RunState.LOST, RunState.DISOWNED}
+        {
+            RunState.STOPPING,  # for a moment: the store had a stop before the end
+            RunState.ENDED,
+            RunState.DELETED,
+            RunState.LOST,
+            RunState.DISOWNED,
+        }
     ),
     RunState.DELETED: frozenset({RunState.ENDED, RunState.DISOWNED}),
     RunState.LOST: frozenset({RunState.ENDED, RunState.DELETED, RunState.DISOWNED}),

@@ -128,6 +128,7 @@ AFTER = {
     "leave": (L, S, L, E, GONE, LOST, ENDED, D, H),
     "delete": (GONE, GONE, L, GONE, GONE, GONE, ENDED, D, H),
     "begin_end": (E, E, None, None, GONE, LOST, None, None, None),
+    "take_pending_stop": (E, None, None, E, GONE, LOST, None, None, None),
     "settle": (None, None, None, ENDED, ENDED, ENDED, None, None, None),
     "lose": (LOST, LOST, H, LOST, GONE, LOST, None, None, H),
     "hand_over": (None, None, H, None, None, None, None, None, H),
@@ -144,7 +145,7 @@ def test_each_wish_moves_an_answer_or_leaves_it_or_is_refused(
     for _, step in pairwise(way_to(before)):
         run._move(step)
     wish = getattr(run, method)
-    arguments = [Stop()] if method in ("stop", "leave") else []
+    arguments = [Stop()] if method in ("stop", "leave", "take_pending_stop") else []
     if after is None:
         with pytest.raises(IllegalMove):
             wish(*arguments)
