@@ -81,6 +81,9 @@ class Finisher:
 
         None if somebody else ends it: then it was lost, or is handed over.
         """
+        trace, stop = self._run.trace, self._run.stopping
+        if trace is not None and stop is not None:
+            trace.stopped(stop.at, stop.by, stop.reason, end.engine)
         try:
             return await self._finish(end)
         finally:
@@ -100,7 +103,9 @@ class Finisher:
         self._queue.finished(run.response_id, run.timeline.done - since)
         run.timeline.note("done_at")
         ending = self._ending(end)  # once: what is sent is what is stored, to each moment
-        while True:
+        while (
+            True
+        ):  # not `until_done`: the first failure tells the viewers, a refusal changes the end
             try:
                 finished = await self._store_end(ending)
                 break

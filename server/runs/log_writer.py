@@ -9,11 +9,13 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
 from server.config.intervals import STORE_RETRY_SECONDS, Intervals
 from server.live.hub import Hub
+from server.live.retries import until_done
 from server.runs.run import Run
 from sessions.background import start
 from sessions.model.errors import RunEnded, RunGone, RunLost, SequenceGap, StoreUnavailable
@@ -46,7 +48,8 @@ class LogWriter:
     """Writes while `running`; where only an end is to be written, it knows where the log ends.
 
     The `hub` shows what waited for a renewal, and hears what Redis had lost.
-    `on_stop`: a stop is stored; `on_loss`: nothing more may be said.
+    `on_stop`: a stop is stored; `on_loss`: nothing more may be said. Who has left the engine, or
+    never asked it, needs neither.
     """
 
     def __init__(
@@ -56,15 +59,15 @@ class LogWriter:
         store: SessionStore,
         intervals: Intervals,
         hub: Hub,
-        on_stop: Callable[[], Awaitable[None]],
-        on_loss: Callable[[Exception], None],
+        on_stop: Callable[[], Awaitable[None]] | None = None,
+        on_loss: Callable[[Exception], None] | None = None,
     ) -> None:
         self._run = run
         self._store = store
         self._intervals = intervals
         self._hub = hub
         self._on_stop = on_stop
-        self._on_loss = on_loss
+        self._on_loss = on_loss or partial(lose, run)
         self._unanswered: Batch | None = None
 
     @contextlib.asynccontextmanager
@@ -82,16 +85,18 @@ class LogWriter:
         run = self._run
         while run.is_here:
             try:
-                # An empty append may be repeated; one with events would renew the lease again.
-                while self._unanswered is not None or run.num_stored < run.sequence_number:
-                    await self._append()
-                reply = await self._renew(0.0)
-                await self._store.runs.touch({run.response_id: reply.lease_until})
+                await until_done(self._give_up_lease, lambda: run.is_here)
                 return
-            except StoreUnavailable:
-                await asyncio.sleep(STORE_RETRY_SECONDS)
             except LOSSES as error:
                 self._lose(error)
+
+    async def _give_up_lease(self) -> None:
+        run = self._run
+        # An empty append may be repeated; one with events would renew the lease again.
+        while self._unanswered is not None or run.num_stored < run.sequence_number:
+            await self._append()
+        reply = await self._renew(0.0)
+        await self._store.runs.touch({run.response_id: reply.lease_until})
 
     def settle_at(self, sequence_number: int) -> bool:
         """The log ends there: whether that is with an append that had no reply."""
@@ -133,7 +138,7 @@ class LogWriter:
                 # It may still be applied, and what follows must begin after it.
                 await asyncio.gather(append, return_exceptions=True)
                 raise
-            except StoreUnavailable:
+            except StoreUnavailable:  # not `until_done`: the next append has what came meanwhile
                 run.changed.set()
                 await asyncio.sleep(STORE_RETRY_SECONDS)
             except LOSSES as error:
@@ -212,7 +217,7 @@ class LogWriter:
             run.renewed_at = sent
             run.timeline.set_clock(self._replied_at(reply))
             self._hub.show_held(run)
-        if reply.cancel and run.stopping is None:
+        if reply.cancel and run.stopping is None and self._on_stop is not None:
             await self._on_stop()
 
     def _replied_at(self, reply: AppendReply) -> int:

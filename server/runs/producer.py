@@ -87,6 +87,14 @@ class Producer:
             on_stop=self.stop_as_stored,
             on_loss=self._lose,
         )
+        self._finisher = Finisher(
+            run,
+            store=store,
+            hub=hub,
+            metrics=metrics,
+            queue=self._queue,
+            writer=self._writer,
+        )
         self._last_queue_frame = 0.0
         self._last_text_at: float | None = None
 
@@ -98,7 +106,8 @@ class Producer:
     async def produce(self, queued_behind: int = 0) -> Finished | None:
         """The answer's whole life: wait for its turn, ask the engine, store and show what it says.
 
-        `queued_behind`: how many answers of the session come first. Returns what `finish` does.
+        `queued_behind`: how many answers of the session come first. Returns what
+        `Finisher.finish` does.
         """
         run = self._run
         try:
@@ -115,7 +124,7 @@ class Producer:
         except Exception:
             logger.exception("run failed", response_id=run.response_id)
             end = End("failed", "engine_error", "unknown")
-        return await self.finish(end)
+        return await self._finisher.finish(end)
 
     async def _hold(self) -> None:
         """Wait for the answer's turn, until it is promoted or stopped."""
@@ -164,7 +173,7 @@ class Producer:
                     run.uid, run.session_id, asked.parent_id, asked.text, settings, run.base
                 )
             )
-        except StoreUnavailable:
+        except StoreUnavailable:  # not `until_done`: a stop ends this wait at once
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STORE_RETRY_SECONDS):
                     await run.stop_asked.wait()
@@ -370,18 +379,3 @@ class Producer:
         """What the engine would still say is nobody's to hear."""
         lose(self._run, error)
         self._hub.spawn(self._engine.abort(self._run.response_id))
-
-    async def finish(self, end: End) -> Finished | None:
-        """Make the answer terminal, as `Finisher.finish` does."""
-        trace, stop = self._run.trace, self._run.stopping
-        if trace is not None and stop is not None:
-            trace.stopped(stop.at, stop.by, stop.reason, end.engine)
-        finisher = Finisher(
-            self._run,
-            store=self._store,
-            hub=self._hub,
-            metrics=self._metrics,
-            queue=self._queue,
-            writer=self._writer,
-        )
-        return await finisher.finish(end)

@@ -22,6 +22,8 @@ from server.live.retries import until_done
 from server.protocol.errors import ApiError
 from server.protocol.server_frames import QueueReason, ResponseQueued
 from server.runs.active_limit import ActiveLimit
+from server.runs.finisher import Finisher
+from server.runs.log_writer import LogWriter
 from server.runs.producer import Producer
 from server.runs.run import Run
 from server.runs.state import End, RunState
@@ -160,7 +162,16 @@ class Runs:
 
     async def finish(self, run: Run, end: End) -> None:
         """End a run that was taken over: it produces nothing more, only its end is missing."""
-        finished = await self._producer(run).finish(end)
+        writer = LogWriter(run, store=self._store, intervals=self._intervals, hub=self._hub)
+        finisher = Finisher(
+            run,
+            store=self._store,
+            hub=self._hub,
+            metrics=self._metrics,
+            queue=self._queue,
+            writer=writer,
+        )
+        finished = await finisher.finish(end)
         self._tell_ended(run)
         await self._promote_next(finished)
 
