@@ -12,7 +12,6 @@ import structlog
 from msgspec.structs import replace
 
 from server.commands.services import Services
-from server.config.intervals import STORE_RETRY_SECONDS
 from server.engines.client import EngineError
 from server.live.response_log import ResponseLog, is_done, put_event, read_log
 from server.live.retries import until_done
@@ -346,15 +345,19 @@ class Canceller:
         """Another worker ends it: its asker hears of that, however long the store is away."""
         # What comes of it from now on would come after the notice.
         stopped = self._sent_ends.stop(response_id)
-        while not self._sent_ends.has_answered(response_id, asked):
-            try:
-                await self._await_remote_end(response_id, stopped.ended)
-                await self._tell_stored_end(response_id, asked)
-            except StoreUnavailable:
-                await asyncio.sleep(STORE_RETRY_SECONDS)
-            except ResponseNotFound:
-                await self._await_deleted_end(response_id, stopped, asked)
-                return
+
+        def is_due() -> bool:
+            return not self._sent_ends.has_answered(response_id, asked)
+
+        async def follow() -> None:
+            await self._await_remote_end(response_id, stopped.ended)
+            await self._tell_stored_end(response_id, asked)
+
+        try:
+            while is_due():
+                await until_done(follow, is_due)
+        except ResponseNotFound:
+            await self._await_deleted_end(response_id, stopped, asked)
 
     async def _await_deleted_end(self, response_id: str, stopped: Stopped, asked: int) -> None:
         """Nothing is stored of it any more: its owner tells those who watch."""
