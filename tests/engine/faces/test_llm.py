@@ -20,8 +20,8 @@ from engine import (
     SamplingParams,
     ValidationError,
 )
-from tests.helpers.adapters import build_adapter, merged_model
-from tests.helpers.adapters import greedy as after_greedily
+from tests.engine.helpers.lora.adapters import build_adapter, merged_model
+from tests.engine.helpers.lora.adapters import greedy as after_greedily
 from tests.helpers.tiny_model import (
     build_oracle_model,
     build_tiny_model,

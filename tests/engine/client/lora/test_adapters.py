@@ -14,9 +14,9 @@ from engine.errors import RetryableRequestError, ValidationError
 from engine.ipc import Abort, AddRequest, decode_client_message, encode
 from engine.outputs import RequestOutput
 from tests.engine.helpers.connected_engine import PROMPT, receive, settle
+from tests.engine.helpers.lora.adapters import build_adapter, greedy, merged_model
 from tests.engine.helpers.scripted_core import ScriptedCore
 from tests.engine.test_real_core import Supervised
-from tests.helpers.adapters import build_adapter, greedy, merged_model
 from tests.helpers.patience import PATIENCE
 from tests.helpers.tiny_model import build_tiny_model
 

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from engine.lora import LoRARequest
 from tests.engine.helpers.greedy_oracle import make_prompts
+from tests.engine.helpers.lora.adapters import ALL_TARGETS, build_adapter, merged_model
 from tests.engine.helpers.stepped_engine import SteppedEngine
-from tests.helpers.adapters import ALL_TARGETS, build_adapter, merged_model
 from tests.helpers.tiny_model import build_tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

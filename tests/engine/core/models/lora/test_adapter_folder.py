@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.core.models.lora.adapter_folder import AdapterWeights, read_adapter
 from engine.core.models.lora.peft_config import AdapterError
-from tests.helpers.adapters import PREFIX, write_adapter
+from tests.engine.helpers.lora.adapters import PREFIX, write_adapter
 
 SHAPES = {"layers.0.q_proj": (6, 8), "layers.0.v_proj": (4, 8), "layers.1.q_proj": (6, 8)}
 Q = f"{PREFIX}layers.0.q_proj"

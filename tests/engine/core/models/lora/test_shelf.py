@@ -10,7 +10,7 @@ from engine.core.models.lora.peft_config import AdapterError
 from engine.core.models.lora.shelf import AdapterShelf
 from engine.lora import LoRARequest
 from tests.engine.core.models.lora.test_adapter_folder import SHAPES, config, tensors
-from tests.helpers.adapters import write_adapter
+from tests.engine.helpers.lora.adapters import write_adapter
 
 
 class Host:
