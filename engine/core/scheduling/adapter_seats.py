@@ -42,7 +42,7 @@ class AdapterSeats:
             return None
         if self._source is None:
             return ("lora_unavailable", "the engine was started without enable_lora")
-        if not sequence.lora.content_hash:  # by which cached prefixes are told apart
+        if not sequence.lora.content_hash:  # cached prefixes are kept apart by it
             return ("invalid_request", "lora has no content_hash")
         return None
 

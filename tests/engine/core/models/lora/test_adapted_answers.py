@@ -1,4 +1,4 @@
-"""Answers with adapters: transformers' with merged weights, in whatever batch."""
+"""Answers with adapters: transformers' with merged weights, in any batch."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -268,7 +268,7 @@ def test_what_overflows_with_its_scale_is_refused(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_a_folder_behind_a_link_is_the_callers_choice(tmp_path: Path) -> None:
+def test_the_folder_itself_may_be_a_link(tmp_path: Path) -> None:
     """Only what the folder's author controls may not point elsewhere."""
     write_adapter(tmp_path / "adapter", config(), tensors())
     (tmp_path / "latest").symlink_to(tmp_path / "adapter")
