@@ -5,11 +5,9 @@ gets just that; and one that was shown what is not stored gets what is. More may
 log is read: nothing is locked for that, because every `Subscription` counts and drops what it has.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from server.config.intervals import STORE_RETRY_SECONDS
 from server.live.data_loss import DataLoss
 from server.live.response_log import ResponseLog, is_done, read_base, read_log
 from server.live.retries import until_done
@@ -115,31 +113,25 @@ class CatchUp:
 
     def _sync(self, room: Room, log_of: str, read: Callable[[], Awaitable[None]]) -> None:
         """`read` the log of a session or an answer: now, or again if it is being read already."""
-        if log_of in room.syncing:
-            room.syncing[log_of] = True  # what is being read may be older than what we heard
-        else:
-            room.syncing[log_of] = False
+        if room.begin_sync(log_of):
             self._rooms.spawn(self._run_sync(room, log_of, read))
 
     async def _run_sync(self, room: Room, log_of: str, read: Callable[[], Awaitable[None]]) -> None:
+        async def read_anew() -> None:
+            room.note_reading(log_of)
+            await read()
+
         try:
             while room.subscriptions:
-                room.syncing[log_of] = False
-                try:
-                    await read()
-                except StoreUnavailable:
-                    await asyncio.sleep(STORE_RETRY_SECONDS)
-                    continue
-                except SessionNotFound:
-                    await self._data_loss.look_at(room.session_id)
+                await until_done(read_anew, lambda: bool(room.subscriptions))
+                if not room.must_read_again(log_of):
                     return
-                except ResponseNotFound:  # only where the log is an answer's
-                    await self._give_up_end(room, log_of)
-                    return
-                if not room.syncing[log_of]:
-                    return
+        except SessionNotFound:
+            await self._data_loss.look_at(room.session_id)
+        except ResponseNotFound:  # only where the log is an answer's
+            await self._give_up_end(room, log_of)
         finally:
-            del room.syncing[log_of]
+            room.end_sync(log_of)
 
     async def _sync_session(self, room: Room) -> None:
         await self._data_loss.verify(room.session_id)  # new events may hide that others were lost

@@ -89,8 +89,7 @@ class DataLoss:
 
     def _rejoin_all(self, room: Room, session: Session) -> None:
         logger.warning("session log does not go on", session_id=session.id)
-        room.epoch, room.offset = session.epoch, session.offset
-        room.early.clear()
+        room.begin_anew(session.epoch, session.offset)
         for subscription in room.subscriptions:
             if subscription.rejoin is not None and subscription.only is None:
                 subscription.forget_ends()

@@ -70,7 +70,7 @@ class Hub:
         self._hides_observers = hides_observers
         self._opening = WeakValueDictionary[str, asyncio.Lock]()  # kept by who holds or awaits
         self.rooms = Rooms()
-        self.watchers: dict[str, set[Watcher]] = {}  # by user
+        self._watchers: dict[str, set[Watcher]] = {}  # by user
         self._heard: set[str] = set()  # users whose channel is subscribed
         self.data_loss = DataLoss(self.rooms, store, self.publish_session)
         self.catch_up = CatchUp(self.rooms, self.data_loss, store, self.put_in_order)
@@ -94,23 +94,23 @@ class Hub:
     async def add_watcher(self, watcher: Watcher) -> None:
         """From now on the connection gets its user's session.* frames."""
         uid = watcher.uid
-        self.watchers.setdefault(uid, set()).add(watcher)
+        self._watchers.setdefault(uid, set()).add(watcher)
         if uid not in self._heard:  # not only the first: it may fail, and what then of the others?
             await self._feed.subscribe(self._keys.user_channel(uid), self._on_user_frame)
             self._heard.add(uid)
 
     async def remove_watcher(self, watcher: Watcher) -> None:
         uid = watcher.uid
-        watchers = self.watchers.get(uid, set())
+        watchers = self._watchers.get(uid, set())
         watchers.discard(watcher)
-        if not watchers and self.watchers.pop(uid, None) is not None:
+        if not watchers and self._watchers.pop(uid, None) is not None:
             self._heard.discard(uid)
             await self._feed.unsubscribe(self._keys.user_channel(uid))
 
     def broadcast(self, frame: ServerFrame) -> None:
         """Queue a frame for every connection of this worker."""
         encoded = encode(frame)
-        for watchers in self.watchers.values():
+        for watchers in self._watchers.values():
             for watcher in watchers:
                 watcher.outbox.put_encoded(encoded)
 
@@ -154,7 +154,7 @@ class Hub:
         everywhere = frame["type"] == "session.activity"
         is_end = frame["type"] == "session.deleted"
         encoded = encode(frame)
-        for watcher in self.watchers.get(uid, ()):
+        for watcher in self._watchers.get(uid, ()):
             if is_end and watcher.sent_ends.is_gone(session_id):
                 continue  # a viewer until it was sent
             if watcher is not besides and (everywhere or watcher not in viewers):
@@ -182,7 +182,7 @@ class Hub:
                     await self._feed.unsubscribe(channel)
                     raise
                 room = self.rooms.open(session_id, session.epoch, session.offset)
-            room.subscriptions.add(subscription)
+            room.add(subscription)
             subscription.outbox.withholds = self.rooms.withholds
         if subscription.is_viewer:
             await self.viewers.announce(session_id)
@@ -192,7 +192,7 @@ class Hub:
         room = self.rooms.get(session_id)
         if room is None:
             return
-        room.subscriptions.discard(subscription)
+        room.remove(subscription)
         lock = self._opening.setdefault(session_id, asyncio.Lock())
         async with lock:
             if not room.subscriptions and self.rooms.get(session_id) is room:
@@ -315,11 +315,9 @@ class Hub:
         """Send a session event, as its frame, after all earlier ones; fetch any that is missing."""
         if offset <= room.offset:
             return
-        room.early[offset] = frame
-        while (due := room.early.pop(room.offset + 1, None)) is not None:
-            room.offset += 1
+        for place, due in room.in_order(offset, frame):
             for subscription in room.subscriptions:
-                subscription.put_session_event(room.offset, due)
+                subscription.put_session_event(place, due)
                 if (awaited := subscription.awaited) is not None and not self.rooms.is_claimed(
                     awaited
                 ):
@@ -327,7 +325,7 @@ class Hub:
                 is_sent_away = subscription.is_viewer and not subscription.observes
                 if isinstance(due, SessionEvicted) and is_sent_away:
                     subscription.watcher.evict(due.reason or "")
-        if room.early:
+        if room.has_gap:
             self.catch_up.sync_session(room)
 
     # ---- what other workers publish -------------------------------------------------------------

@@ -2,10 +2,10 @@
 
 A room is a session with at least one viewer here. The answers that this worker produces, or is
 about to, are beside them, because what others publish of those is dropped. Only the methods of
-`Rooms` change either; everybody may read.
+`Room` and `Rooms` change either; everybody may read.
 """
 
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Set
 from typing import Any, Protocol
 
 from server.engines.client import EngineError
@@ -57,11 +57,55 @@ class Room:
         self.session_id = session_id
         self.epoch = epoch
         self.offset = offset
-        self.subscriptions: set[Subscription] = set()
-        self.early: dict[int, SessionFrame] = {}  # events that came before their predecessors
+        self._subscriptions: set[Subscription] = set()
+        self.subscriptions: Set[Subscription] = self._subscriptions  # to read
+        self._early: dict[int, SessionFrame] = {}  # events that came before their predecessors
         # Whose logs are being read, the session's id or an answer's → whether that was asked for
         # once more. See `CatchUp`.
-        self.syncing: dict[str, bool] = {}
+        self._syncing: dict[str, bool] = {}
+
+    def add(self, subscription: Subscription) -> None:
+        self._subscriptions.add(subscription)
+
+    def remove(self, subscription: Subscription) -> None:
+        self._subscriptions.discard(subscription)
+
+    # ---- the events of the session --------------------------------------------------------------
+
+    def in_order(self, offset: int, frame: SessionFrame) -> Iterator[tuple[int, SessionFrame]]:
+        """Take an event that is new: those whose turn has come by that, with their offsets."""
+        self._early[offset] = frame
+        while (due := self._early.pop(self.offset + 1, None)) is not None:
+            self.offset += 1
+            yield self.offset, due
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether events have come whose predecessors have not."""
+        return bool(self._early)
+
+    def begin_anew(self, epoch: str, offset: int) -> None:
+        """The session's log does not go on: what had come early is of the lost one."""
+        self.epoch, self.offset = epoch, offset
+        self._early.clear()
+
+    # ---- whose logs are being read --------------------------------------------------------------
+
+    def begin_sync(self, log_of: str) -> bool:
+        """False if that log is being read already, which may be too early: then once more."""
+        is_first = log_of not in self._syncing
+        self._syncing[log_of] = not is_first
+        return is_first
+
+    def note_reading(self, log_of: str) -> None:
+        """What was asked for until now is in what is read from now on."""
+        self._syncing[log_of] = False
+
+    def must_read_again(self, log_of: str) -> bool:
+        return self._syncing[log_of]
+
+    def end_sync(self, log_of: str) -> None:
+        del self._syncing[log_of]
 
 
 class Rooms(Mapping[str, Room]):
