@@ -87,14 +87,6 @@ class Producer:
             on_stop=self.stop_as_stored,
             on_loss=self._lose,
         )
-        self._finisher = Finisher(
-            run,
-            store=store,
-            hub=hub,
-            metrics=metrics,
-            queue=self._queue,
-            writer=self._writer,
-        )
         self._last_queue_frame = 0.0
         self._last_text_at: float | None = None
 
@@ -124,7 +116,15 @@ class Producer:
         except Exception:
             logger.exception("run failed", response_id=run.response_id)
             end = End("failed", "engine_error", "unknown")
-        return await self._finisher.finish(end)
+        finisher = Finisher(
+            run,
+            store=self._store,
+            hub=self._hub,
+            metrics=self._metrics,
+            queue=self._queue,
+            writer=self._writer,
+        )
+        return await finisher.finish(end)
 
     async def _hold(self) -> None:
         """Wait for the answer's turn, until it is promoted or stopped."""
