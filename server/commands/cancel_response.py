@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from server.commands.services import Services
 from server.engines.client import EngineError
+from server.live.ear import Ear
 from server.live.response_log import ResponseLog, is_done, put_event, read_log
 from server.live.retries import until_done
 from server.live.sent_ends import Stopped
@@ -26,7 +27,6 @@ from server.runs.run import Run
 from server.runs.stop import Stop, StoredStop, cancel_command
 from sessions.background import Background
 from sessions.model.errors import ResponseNotFound, RunEnded, SessionNotFound, StoreUnavailable
-from sessions.model.events import Event
 from sessions.model.ids import check_response_id, check_session_id, session_of
 
 logger = structlog.get_logger("server")
@@ -41,36 +41,6 @@ class Asker(Watcher, Protocol):
     """Who asks for stops: a connection, or one HTTP request."""
 
     def put_error(self, error: ApiError, event_id: str | None) -> None: ...
-
-
-class Ear(Subscription):
-    """What is published of one answer, heard from `listen` on; its end also if that came before.
-
-    The end may overtake the store's reply to the stop that brings it.
-    """
-
-    def __init__(self, watcher: Watcher, response_id: str) -> None:
-        self._heard: set[str] = set()
-        super().__init__(watcher, session_of(response_id), self._heard, is_viewer=False)
-        self._response_id = response_id
-        self._early: tuple[int, int, Sequence[Event]] | None = None
-        self.end_join(0)
-
-    def hears(self, response_id: str) -> bool:
-        return response_id == self._response_id
-
-    def put_events(self, response_id: str, fence: int, first: int, events: Sequence[Event]) -> bool:
-        if self.wants(response_id):
-            return super().put_events(response_id, fence, first, events)
-        if is_done(events[-1]):
-            self._early = fence, first, events
-        return True
-
-    def listen(self) -> None:
-        """From now on tell what is heard. What the connection has stopped must be known by now."""
-        self._heard.add(self._response_id)
-        if self._early is not None:
-            self.put_events(self._response_id, *self._early)
 
 
 @dataclass(frozen=True, slots=True)

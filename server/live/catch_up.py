@@ -180,7 +180,7 @@ class CatchUp:
             log = await until_done(read, lambda: bool(room.subscriptions))
         except ResponseNotFound:
             for subscription in room.subscriptions:
-                subscription.cursors.pop(response_id, None)
+                subscription.forget(response_id)
             await self._give_up_end(room, response_id)
             return
         if log is None:

@@ -75,8 +75,13 @@ class Subscription:
         *,
         observes: bool = False,
         is_viewer: bool = True,
+        on_gone: "Callable[[Subscription], object]" = lambda _: None,
+        on_idle: "Callable[[Subscription], object]" = lambda _: None,
     ) -> None:
-        """`is_viewer` is False for one that only listens for an end, and counts for nobody."""
+        """`is_viewer` is False for one that only listens for an end, and counts for nobody.
+
+        `on_gone`: the session is deleted, and that was sent; `on_idle`: nothing can come any more.
+        """
         self.watcher = watcher
         self.session_id = session_id
         self.only = only
@@ -86,8 +91,8 @@ class Subscription:
         self.sending = asyncio.Lock()  # held while the session's whole state is sent
         self._num_joins = 1  # whole states that must still be sent
         self.rejoin: Callable[[], Awaitable[None]] | None = None  # send the whole state again
-        self.on_gone: Callable[[], object] = lambda: None  # the session is deleted, and that sent
-        self.on_idle: Callable[[], object] = lambda: None  # and the last answer here has ended
+        self._on_gone = on_gone
+        self._on_idle = on_idle
         self.cursors: dict[str, Cursor] = {}  # by response id
         self._open: set[str] = set()  # answers of which something was queued, and no end yet
         self._replies: dict[type, str] = {}  # kind of frame → event id of the request it answers
@@ -202,9 +207,9 @@ class Subscription:
         if self.only is None:
             self.sent_ends.note_gone(self.session_id)
         self.is_over = True
-        self.on_gone()
+        self._on_gone(self)
         if self.is_idle:
-            self.on_idle()
+            self._on_idle(self)
 
     def close(self, response_id: str) -> None:
         """The end of an answer was sent, or will never be: what waits for it goes."""
@@ -213,7 +218,7 @@ class Subscription:
         if self.only is not None:
             self.only.discard(response_id)
         if self.is_idle:
-            self.on_idle()
+            self._on_idle(self)
 
     @property
     def is_idle(self) -> bool:
@@ -380,6 +385,10 @@ class Subscription:
         if is_lost and (stopped := self.sent_ends.stopped(response_id)) is not None:
             stopped.text, stopped.end = lambda: None, None
             stopped.ended.clear()
+
+    def forget(self, response_id: str) -> None:
+        """The answer is stored nowhere any more: nothing counts as sent of it."""
+        self.cursors.pop(response_id, None)
 
     def doubts(self, response_id: str) -> bool:
         """Whether only a whole log of that answer may be sent next."""

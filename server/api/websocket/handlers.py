@@ -1,7 +1,6 @@
 """What each frame of a client does. One `Handlers` per connection; one frame at a time."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -276,13 +275,20 @@ class Handlers:
         subscription.expect_reply(kind, frame.event_id)
         return subscription
 
-    def _new_subscription(self, session_id: str, *, observes: bool = False) -> Subscription:
+    def _new_subscription(
+        self, session_id: str, only: set[str] | None = None, *, observes: bool = False
+    ) -> Subscription:
         self._check_subscriptions()
-        subscription = Subscription(self._client, session_id, observes=observes)
+        subscription = Subscription(
+            self._client,
+            session_id,
+            only,
+            observes=observes,
+            on_gone=self._part_with,
+            on_idle=self._leave_soon,
+        )
         again = SubscribeSession(session_id=session_id, observe=observes)
         subscription.rejoin = lambda: self._send_state(subscription, again)
-        subscription.on_gone = partial(self._part_with, subscription)
-        subscription.on_idle = partial(self._leave_soon, subscription)
         return subscription
 
     def _part_with(self, subscription: Subscription) -> None:
@@ -366,8 +372,7 @@ class Handlers:
         await fence_of(self._services, uid, frame.response_id)  # it exists, and is theirs
         await self._store.sessions.get(uid, session_id)
         if subscription is None:
-            subscription = self._new_subscription(session_id)
-            subscription.only = set()
+            subscription = self._new_subscription(session_id, only=set())
             await self._join(subscription)
             subscription.end_join(0)
         if subscription.only is not None:

@@ -361,10 +361,13 @@ async def test_who_stopped_an_answer_and_was_sent_its_end_gets_no_text_with_a_ne
 
 async def test_the_end_of_a_session_waits_for_those_of_its_answers() -> None:
     viewer = Viewer()
-    subscription = Subscription(viewer, "ses")
     calls: list[str] = []
-    subscription.on_gone = lambda: calls.append("gone")
-    subscription.on_idle = lambda: calls.append("idle")
+    subscription = Subscription(
+        viewer,
+        "ses",
+        on_gone=lambda _: calls.append("gone"),
+        on_idle=lambda _: calls.append("idle"),
+    )
     subscription.end_join(4)
     subscription.put_events(RESPONSE, 1, 1, LOG[:2])
     subscription.put_session_event(5, session_deleted(5))
