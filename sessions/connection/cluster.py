@@ -54,6 +54,8 @@ class Cluster:
         self.primaries: tuple[Node, ...] = ()  # that own a slot, as far as is known
         self._parked: list[Call] = []  # until the slots are known
         self._refresh_task: asyncio.Task[None] | None = None
+        # No `Background`: the refresh is awaited by others than who starts it, and a task that is
+        # cancelled here fails its call.
         self._tasks: set[asyncio.Task[None]] = set()
         self._refreshed_at = float("-inf")
         self._is_known = False
