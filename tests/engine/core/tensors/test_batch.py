@@ -12,9 +12,9 @@ from engine.sampling_params import SamplingParams
 
 
 def make_sequence(
-    tokens: list[int], num_computed: int, blocks: list[int], **params: int
+    tokens: list[int], num_computed: int, blocks: list[int], params: SamplingParams | None = None
 ) -> Sequence:
-    sequence = Sequence("c", "r", tokens, SamplingParams(**params))
+    sequence = Sequence("c", "r", tokens, params or SamplingParams())
     sequence.num_computed_tokens = num_computed
     sequence.block_table = array("i", blocks)
     return sequence
@@ -86,7 +86,7 @@ def test_rows_are_padded_to_the_next_multiple(num_tokens: int, num_rows: int) ->
 
 
 def test_rows_of_scored_tokens_follow_those_that_are_sampled() -> None:
-    scored = make_sequence([30, 31, 32, 33, 34, 35], 2, [0, 2], prompt_logprobs=1)
+    scored = make_sequence([30, 31, 32, 33, 34, 35], 2, [0, 2], SamplingParams(prompt_logprobs=1))
     decode = make_sequence([10, 11, 12, 13, 14], 4, [7, 3])
     part = ScheduledSequence(scored, 4)
     assert part.scored == range(2, 5)  # after the last one comes the answer
