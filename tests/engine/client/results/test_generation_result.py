@@ -127,7 +127,7 @@ async def test_bad_input_is_refused_when_it_is_read(engine: AsyncLLM, core: Scri
     for inputs, priority in (([], 0), (PROMPT, wrong)):
         with pytest.raises(ValidationError):
             await engine.generate_async(inputs, greedy(1), priority=priority)
-    with pytest.raises(NotImplementedError, match="lora_request"):
+    with pytest.raises(ValidationError, match="lora_request"):
         await engine.generate_async(PROMPT, greedy(1), lora_request=object())  # type: ignore[arg-type]  # what is no adapter
     assert engine.get_num_unfinished_requests() == 0
 
