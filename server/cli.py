@@ -58,6 +58,7 @@ def _takes_settings(command: Callable[..., None]) -> Callable[..., None]:
         for name, field in Settings.model_fields.items()
         if name not in ENVIRONMENT_ONLY
     ]
+    # Typer reads the options there; the type of a function does not declare the attribute.
     command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     return command
 

@@ -297,7 +297,7 @@ class LLM(BlockingCalls):
 
 
 async def _all_or_none(ask: Callable[[int], Coroutine[Any, Any, T]], number: int) -> list[T]:
-    """The results of 0 and so on; whatever ends this call ends all of them."""
+    """The results of 0 and so on; any end of this call ends all of them."""
     tasks = [asyncio.create_task(ask(index)) for index in range(number)]
     try:
         return await asyncio.gather(*tasks)

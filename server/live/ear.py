@@ -1,4 +1,4 @@
-"""`Ear`: a subscription by which one who stops an answer hears its end, whoever else watches."""
+"""`Ear`: a subscription by which one who stops an answer hears its end, if others watch or not."""
 
 from collections.abc import Sequence
 

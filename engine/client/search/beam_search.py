@@ -65,7 +65,7 @@ class BeamSearchRun:
             self._client.abort(request_id)
 
     async def run(self, prompt: TokensPrompt, ready: Ready, decoder: Decoder) -> RequestOutput:
-        """Search, and return the result. Leaving it, in whatever way, ends its requests."""
+        """Search, and return the result. However it is left, its requests end."""
         num_slots = min(ready.max_model_len, ready.num_blocks * ready.block_size)
         room = max(1, num_slots - len(prompt["prompt_token_ids"]))  # too long a prompt is refused
         max_tokens = min(self._params.max_tokens, room)

@@ -1,4 +1,4 @@
-"""Answers as traces: a real server and a real receiver of OTLP, whatever becomes of the answer."""
+"""Answers as traces: a real server and a real receiver of OTLP, however the answer ends."""
 
 import asyncio
 import itertools

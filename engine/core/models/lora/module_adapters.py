@@ -109,7 +109,8 @@ def _add(delta: Delta, part: AdapterRows, rows: Tensor, out: Tensor) -> None:
 
 def _linear_layers(model: nn.Module) -> dict[str, Any]:
     """By name, without the output layer, which sees the rows of few tokens only."""
-    output: nn.Module = model.get_output_embeddings()  # type: ignore[operator]  # transformers'
+    # It is a method of transformers' models, which `nn.Module` does not declare.
+    output: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
     return {
         name: module
         for name, module in model.named_modules()
