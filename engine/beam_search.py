@@ -42,6 +42,7 @@ class BeamSearchParams:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if not is_number or not math.isfinite(value) or not low <= value <= high:
                 raise refuse(name, value, "must be finite" if low else "must be from 0 to 2")
+        # As in `SamplingParams`: to ignore one would search among texts that were excluded.
         for name in ("structured_outputs", "watermarking"):
             if getattr(self, name):
                 raise NotImplementedError(f"BeamSearchParams.{name} is not implemented")

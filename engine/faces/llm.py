@@ -125,6 +125,7 @@ class LLM(BlockingCalls):
         With `continue_final_message`, which excludes `add_generation_prompt`, the last message is
         the beginning of the answer. Contents are text. Another `chat_template` is refused.
         """
+        # The process that renders templates is started with the checkpoint's, and knows no other.
         if chat_template is not None:
             raise NotImplementedError("chat_template is not implemented: the checkpoint's is used")
         if chat_template_content_format not in ("auto", "string"):

@@ -41,6 +41,6 @@ class Progress:
 
 
 def _on_a_terminal(**options: Any) -> Any:
-    from tqdm import tqdm  # whoever imports the engine need not wait for it
+    from tqdm import tqdm  # an import of the engine need not wait for it
 
     return tqdm(disable=None, **options)

@@ -1,7 +1,7 @@
 """How tracing is turned on: `open_tracing` alone imports OpenTelemetry's packages.
 
-They are optional (`pip install parley[tracing]`), so whoever only names `Tracing` as a type does so
-under `TYPE_CHECKING`.
+They are optional (`pip install parley[tracing]`), so a module that only names `Tracing` as a
+type does so under `TYPE_CHECKING`.
 """
 
 from __future__ import annotations

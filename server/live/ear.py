@@ -1,4 +1,4 @@
-"""`Ear`: a subscription by which one who stops an answer hears its end, if others watch or not."""
+"""`Ear`: a subscription by which one who stops an answer hears its end, with or without viewers."""
 
 from collections.abc import Sequence
 
