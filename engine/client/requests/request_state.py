@@ -97,7 +97,7 @@ class RequestState:
         self.trace: RequestTrace | None = None  # ends when it does
         self._collector = weakref.ref(collector)  # a reader that lets go ends the request
         self._on_progress = on_progress
-        self._progress: RequestProgress | None = None
+        self._progress: tuple[Any, ...] = ()  # of the last report: its fields
         self._detokenizer: Detokenizer | None = None
         self._prompt_scores: PromptScores | None = None  # None: not asked for, or sent
         self._id_scores: PromptTokenIdScores | None = None  # likewise
@@ -215,12 +215,17 @@ class RequestState:
     def _take_tokens(self, token_ids: list[int], logprobs: list[Any] | None) -> None:
         if not token_ids:
             return
-        before = [*self.resume_token_ids[-MAX_PIECES:], *self.token_ids[-MAX_PIECES:]]
+        if logprobs:
+            self._take_logprobs(token_ids, logprobs)
         self.token_ids += token_ids
         self._new_token_ids += token_ids
         self.metrics.num_generation_tokens += len(token_ids)
         self.metrics.last_token_ts = self.last_token_ts = time.monotonic()
-        for token_id, position in zip(token_ids, logprobs or (), strict=False):
+
+    def _take_logprobs(self, token_ids: list[int], logprobs: list[Any]) -> None:
+        """Those of new tokens, before these are taken."""
+        before = [*self.resume_token_ids[-MAX_PIECES:], *self.token_ids[-MAX_PIECES:]]
+        for token_id, position in zip(token_ids, logprobs, strict=False):
             decode = partial(self._decode_one, tuple(before[-MAX_PIECES:]))
             candidates, chosen_logprob = read_candidates(position, decode)
             self._cumulative_logprob += chosen_logprob
@@ -261,18 +266,18 @@ class RequestState:
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         if self._on_progress is None or self.is_aborting:
             return
-        progress = RequestProgress(
-            queue_position=output.queue_position,
-            num_tokens_ahead=output.num_tokens_ahead,
-            num_prompt_tokens=len(self.prompt_token_ids),
-            num_cached_tokens=self.num_cached_tokens,
-            num_computed_tokens=output.num_computed_tokens,
-            scheduled=metrics.scheduled_ts > 0,
-            is_waking=output.is_waking,
+        progress = (
+            output.queue_position,
+            len(self.prompt_token_ids),
+            self.num_cached_tokens,
+            output.num_computed_tokens,
+            metrics.scheduled_ts > 0,
+            output.num_tokens_ahead,
+            output.is_waking,
         )
-        if progress != self._progress:
+        if progress != self._progress:  # with most tokens nothing has changed
             self._progress = progress
-            self._on_progress(progress)
+            self._on_progress(RequestProgress(*progress))
 
     def _is_due(self) -> bool:
         num_new = len(self._new_token_ids)
@@ -317,7 +322,7 @@ class RequestState:
             num_cached_tokens=self.num_cached_tokens,
             error=error,
         )
-        if self.params.scores_prompt:
+        if self._prompt_scores is not None or self._id_scores is not None:
             self._add_prompt_scores(output)
         joined = output if self.parent is None else self.parent.join(output, len(self.token_ids))
         if joined is not None:
