@@ -1,6 +1,5 @@
-// Adapters in a step. Each row is computed by itself, as a product of one row, whose sums have one order:
-// its bits depend neither on the other rows nor on their adapters. Some rows with the same adapter take turns
-// with a part of its weights, which stays in the cache meanwhile.
+// Adapters in a step. Of each row the sums have one order, so that its bits depend neither on the other rows
+// nor on their adapters. Some rows with the same adapter are computed together, which reads its weights once.
 #include <algorithm>
 
 #include "decoder/step.h"
@@ -8,7 +7,7 @@
 namespace parley {
 namespace {
 
-constexpr int64_t kPanelsAtOnce = 8;  // of a row's outputs, that a thread takes
+constexpr int64_t kPanelsAtOnce = 16;  // of a row's outputs, that a thread takes
 
 }  // namespace
 
@@ -26,13 +25,17 @@ void Step::adapt(Team& team, int thread, int64_t layer, std::initializer_list<Pl
     const auto [adapter, begin, end] = blocks[piece / count];
     const Place& place = places.begin()[piece % count];
     if (!adapter->has(layer, place.module)) return;
-    const Weight weight = adapter->down(module_sizes, layer, place.module);
+    const Matrix matrix = adapter->down(module_sizes, layer, place.module);
+    const float* rows[kRowsAtOnce];
+    float* outs[kRowsAtOnce];
     for (int64_t i = begin; i < end; ++i) {
-      const float* const in = place.in + adapted[i] * place.in_stride;
-      float* const out = low + (i * count + piece % count) * low_stride;
-      const Product p{weight, {in, nullptr, nullptr}, 1, Epilogue::kStore, out, low_stride};
-      k.multiply(p, 0, p.num_pieces());
+      rows[i - begin] = place.in + adapted[i] * place.in_stride;
+      outs[i - begin] = low + (i * count + piece % count) * low_stride;
     }
+    const int64_t num_outputs = round_up_to_panels(matrix.num_outputs);  // zeros beyond the rank
+    k.multiply_low_rank(
+        {adapter->format, matrix.panels, matrix.num_inputs, num_outputs, rows, outs, end - begin, kPanel, false},
+        0, num_outputs / kPanel);
   });
   int64_t widest = 0;
   for (const Place& place : places) widest = std::max(widest, module_sizes[place.module].num_outputs);
@@ -42,19 +45,19 @@ void Step::adapt(Team& team, int thread, int64_t layer, std::initializer_list<Pl
     const auto [adapter, begin, end] = blocks[part / count];
     const Place& place = places.begin()[part % count];
     if (!adapter->has(layer, place.module)) return;
-    const Weight weight = adapter->up(module_sizes, layer, place.module);
-    const int64_t num_panels = round_up_to_panels(weight.num_outputs) / kPanel;
-    const int64_t first = piece % chunks * kPanelsAtOnce, last = std::min(first + kPanelsAtOnce, num_panels);
-    const bool is_dense = place.panel_stride == kPanel;
+    const Matrix matrix = adapter->up(module_sizes, layer, place.module);
+    const float* rows[kRowsAtOnce];
+    float* outs[kRowsAtOnce];
     for (int64_t i = begin; i < end; ++i) {
-      float* const out = place.out + adapted[i] * place.out_stride;
-      const float* const in = low + (i * count + part % count) * low_stride;
-      Product p{weight, {in, nullptr, nullptr}, 1, Epilogue::kAdd, out, place.out_stride};
-      for (int64_t panel = first; panel < last; panel += is_dense ? kPanelsAtOnce : 1) {
-        p.out = out + panel * (place.panel_stride - kPanel);
-        k.multiply(p, panel, is_dense ? last : panel + 1);
-      }
+      rows[i - begin] = low + (i * count + part % count) * low_stride;
+      outs[i - begin] = place.out + adapted[i] * place.out_stride;
     }
+    const int64_t num_panels = round_up_to_panels(matrix.num_outputs) / kPanel;
+    const int64_t first = piece % chunks * kPanelsAtOnce, last = std::min(first + kPanelsAtOnce, num_panels);
+    k.multiply_low_rank(
+        {adapter->format, matrix.panels, matrix.num_inputs, matrix.num_outputs, rows, outs, end - begin,
+         place.panel_stride, true},
+        first, last);
   });
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/product.h"
@@ -19,10 +20,16 @@ using ModuleSizes = std::array<ModuleSize, kNumModules>;
 
 inline int64_t round_up_to_panels(int64_t count) { return (count + kPanel - 1) / kPanel * kPanel; }
 
-// Of each module two packed weights in float32, one after the other: from its inputs to the rank, and from
-// there to its outputs.
+// One of the two matrices of a module.
+struct Matrix {
+  const void* panels;
+  int64_t num_inputs, num_outputs;
+};
+
+// Of each module two matrices, one after the other: from its inputs to the rank, and from there to its outputs.
 struct Adapter {
-  const float* weights;  // of the first layer
+  Format format;           // float32 or bfloat16
+  const std::byte* weights;  // of the first layer
   const int64_t* targets;  // [layers]: bits, by module
   int64_t rank;
 
@@ -38,21 +45,26 @@ struct Adapter {
 
   bool has(int64_t layer, int module) const { return targets[layer] >> module & 1; }
 
-  Weight down(const ModuleSizes& sizes, int64_t layer, int module) const {
-    const float* at = weights + layer * layer_size(sizes, rank);
-    for (int before = 0; before < module; ++before) at += module_size(sizes[before], rank);
-    return {Format::kFloat32, at, nullptr, nullptr, sizes[module].num_inputs, rank};
+  Matrix down(const ModuleSizes& sizes, int64_t layer, int module) const {
+    return {weights + element_size(format) * place(sizes, layer, module), sizes[module].num_inputs, rank};
   }
 
-  Weight up(const ModuleSizes& sizes, int64_t layer, int module) const {
-    const Weight first = down(sizes, layer, module);
-    const float* const at =
-        static_cast<const float*>(first.panels) + round_up_to_panels(rank) * first.num_inputs;
-    return {Format::kFloat32, at, nullptr, nullptr, rank, sizes[module].num_outputs};
+  Matrix up(const ModuleSizes& sizes, int64_t layer, int module) const {
+    const int64_t first = place(sizes, layer, module) + round_up_to_panels(rank) * sizes[module].num_inputs;
+    return {weights + element_size(format) * first, rank, sizes[module].num_outputs};
+  }
+
+ private:
+  int64_t place(const ModuleSizes& sizes, int64_t layer, int module) const {
+    int64_t at = layer * layer_size(sizes, rank);
+    for (int before = 0; before < module; ++before) at += module_size(sizes[before], rank);
+    return at;
   }
 };
 
-// Rows with the same adapter: [begin, end) of `Step::adapted`.
+constexpr int64_t kRowsAtOnce = 8;
+
+// Rows with the same adapter, kRowsAtOnce at most: [begin, end) of `Step::adapted`.
 struct AdaptedRows {
   const Adapter* adapter;
   int64_t begin, end;

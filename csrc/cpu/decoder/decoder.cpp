@@ -2,7 +2,9 @@
 // arguments are checked and become a Step; step.cpp does it.
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "decoder/step.h"
 #include "product/packed_weight.h"
@@ -78,6 +80,20 @@ const int64_t* read_indices(
   return indices;
 }
 
+std::pair<Format, const std::byte*> read_adapter(const Step& s, const Tensor& weights, int64_t rank) {
+  const bool is_float = weights.scalar_type() == ScalarType::Float;
+  const int64_t size = s.num_layers * Adapter::layer_size(s.module_sizes, rank);
+  STD_TORCH_CHECK(
+      (is_float || weights.scalar_type() == ScalarType::BFloat16) && weights.is_contiguous() &&
+          weights.numel() == size,
+      "an adapter has ", weights.numel(), " numbers, not ", size, " in float32 or bfloat16");
+  const bool is_even = rank % 2 == 0 && std::all_of(
+      s.module_sizes.begin(), s.module_sizes.end(),
+      [](const ModuleSize& module) { return module.num_inputs % 2 == 0; });
+  STD_TORCH_CHECK(is_float || is_even, "an adapter in bfloat16 has an even rank and even inputs");
+  return {is_float ? Format::kFloat32 : Format::kBFloat16, static_cast<const std::byte*>(weights.const_data_ptr())};
+}
+
 void read_adapters(
     Step& s, const Tensor& rows, const std::vector<Tensor>& adapters, const Tensor& targets,
     const Tensor& ranks) {
@@ -94,12 +110,12 @@ void read_adapters(
       "adapter_targets are contiguous int64, [adapters, layers]");
   const auto* const bits = static_cast<const int64_t*>(targets.const_data_ptr());
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t size = s.num_layers * Adapter::layer_size(s.module_sizes, each_rank[i]);
-    s.adapters.push_back({read_floats(adapters[i], size, "an adapter"), bits + i * s.num_layers, each_rank[i]});
+    const auto [format, weights] = read_adapter(s, adapters[i], each_rank[i]);
+    s.adapters.push_back({format, weights, bits + i * s.num_layers, each_rank[i]});
     s.low_stride = std::max(s.low_stride, round_up_to_panels(each_rank[i]));
   }
   const int64_t* const places = read_indices(rows, s.num_rows, -1, count, "adapter_rows");
-  constexpr int64_t kRowsAtOnce = 8, kMostPlaces = 3;
+  constexpr int64_t kMostPlaces = 3;
   for (int64_t i = 0; i < count; ++i) {
     int64_t begin = std::ssize(s.adapted);
     for (int64_t row = 0; row < s.num_rows; ++row) {

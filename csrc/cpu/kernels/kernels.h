@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/attention.h"
+#include "kernels/low_rank.h"
 #include "kernels/product.h"
 #include "kernels/sampling.h"
 
@@ -27,6 +28,7 @@ struct Kernels {
       const float* key, const float* value, int64_t dim, void* keys, void* values, float* key_scale,
       float* value_scale);
   void (*gate)(const float* pairs, int64_t num_panels, float* out);  // see product_kernel.h
+  void (*multiply_low_rank)(const LowRankProduct&, int64_t begin, int64_t end);  // panels of outputs
   int64_t (*tallest_tile)();
   int64_t (*prepared_size)(Format format);
   void (*prepare)(const Weight& weight, const TilePart& part);

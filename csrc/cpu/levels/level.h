@@ -5,6 +5,7 @@
 
 #include "attention/attention_kernel.h"
 #include "decoder/decoder_kernel.h"
+#include "decoder/low_rank_kernel.h"
 #include "product/product_kernel.h"
 #include "sampling/sampling_kernel.h"
 
@@ -27,6 +28,7 @@ const Kernels kKernels = {
     .store_bfloat16 = store_bfloat16,
     .store_int8 = store_int8,
     .gate = gate,
+    .multiply_low_rank = multiply_low_rank,
     .tallest_tile = tallest_tile,
     .prepared_size = prepared_size,
     .prepare = prepare,

@@ -51,8 +51,8 @@ class PackedWeight:
             if self.scales is not None:
                 slab, scales = quantize(slab)
                 zero = INT8_ZERO
-                self.scales[layer, panels] = _to_panels(scales, 1).squeeze(-1)
-            self.panels[layer, panels] = _to_panels(slab, interleaved, zero)
+                self.scales[layer, panels] = to_panels(scales, 1).squeeze(-1)
+            self.panels[layer, panels] = to_panels(slab, interleaved, zero)
 
     def unpack(self, layer: int) -> Tensor:
         """[outputs, inputs] float32, both with their padding."""
@@ -76,7 +76,7 @@ def _slabs(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
         yield slice(index * num_panels, (index + 1) * num_panels), slab
 
 
-def _to_panels(weight: Tensor, interleaved: int, zero: int = 0) -> Tensor:
+def to_panels(weight: Tensor, interleaved: int, zero: int = 0) -> Tensor:
     """[num_outputs, num_inputs] → [panels, inputs / interleaved, 16, interleaved], as a view.
 
     Outputs are padded to whole panels and inputs to whole steps, both with `zero`.

@@ -19,7 +19,8 @@ class FusedAdapters:
     """
 
     def __init__(self, decoder: FusedDecoder, num_gated: int) -> None:
-        shape = decoder.shape
+        shape, is_float = decoder.shape, decoder.weights.qkv.panels.dtype == torch.float32
+        self._format = "float32" if is_float else "bfloat16"  # as precise as the model at least
         self._num_layers = shape.num_layers
         self._sizes = module_sizes(
             decoder.weights, shape.num_heads, shape.num_kv_heads, shape.head_dim
@@ -46,4 +47,4 @@ class FusedAdapters:
         rank = max(len(low_rank.down) for low_rank in weights.modules.values())
         of_layers: list[Mapping[int, LowRankPair]] = [*layers]
         with torch.inference_mode():
-            return pack_adapter(self._sizes, of_layers, rank)
+            return pack_adapter(self._sizes, of_layers, rank, self._format)
