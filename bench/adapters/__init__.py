@@ -1,0 +1,1 @@
+"""What adapters cost beside the same answers without one."""
