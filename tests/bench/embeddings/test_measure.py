@@ -4,18 +4,20 @@ from pathlib import Path
 
 from bench.embeddings.__main__ import make_texts, measure
 from engine import LLM
-from tests.helpers.tiny_model import build_tiny_model
 
 
-def test_texts_are_as_many_and_as_long_as_asked_for_and_the_same_each_time() -> None:
-    texts = make_texts(384, 5, 7)
-    assert [len(text) for text in texts] == [7] * 5 and texts == make_texts(384, 5, 7)
-    assert all(128 <= token_id < 256 for text in texts for token_id in text)
+def test_texts_are_as_many_and_as_long_as_asked_for_and_the_same_each_time(
+    checkpoint_folder: Path,
+) -> None:
+    texts = make_texts(checkpoint_folder, 5, 7)
+    assert [len(text.split()) for text in texts] == [7] * 5
+    assert texts == make_texts(checkpoint_folder, 5, 7)
 
 
-def test_rates_are_beside_what_an_embedding_costs_of_a_prefill(tmp_path: Path) -> None:
-    with LLM(str(build_tiny_model(tmp_path)), threads=1, num_gpu_blocks_override=50) as llm:
-        figures = {figure.what: figure for figure in measure(llm, 3, 20, 2)}
+def test_rates_are_beside_what_an_embedding_costs_of_a_prefill(checkpoint_folder: Path) -> None:
+    texts = make_texts(checkpoint_folder, 3, 20)
+    with LLM(str(checkpoint_folder), threads=1, num_gpu_blocks_override=50) as llm:
+        figures = {figure.what: figure for figure in measure(llm, texts, 20, 2)}
     prefill = figures["prefill, rate"].achieved
     for kind in ("LAST", "MEAN"):
         cost = figures[f"{kind}, time of prefill's"]
