@@ -6,6 +6,8 @@ does; a step that is done already is skipped, and a stamp in `.venv` makes the s
 milliseconds.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -13,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,6 +23,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / ".parley"
 KERNELS_STAMP = VENV / ".parley-kernels"
+LOCK = VENV / ".parley-lock"
 SOURCE_SUFFIXES = (".cpp", ".h")
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 TORCH_CPU_INDEX_TIMEOUT_SECONDS = 3.0
@@ -50,6 +54,24 @@ def run(*command: str | Path) -> None:
         raise SetupError(
             f"`{shown} …` failed with exit code {done.returncode} (its output is above)."
         )
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Wait until no other setup of this folder runs: two pips in one environment break it."""
+    try:
+        VENV.mkdir(exist_ok=True)
+        lock = LOCK.open("w")
+    except OSError:  # then nobody can install anything here, and what is missing says so itself
+        yield
+        return
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another setup of this folder is at work: waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def fingerprint(files: list[Path]) -> str:
@@ -106,6 +128,17 @@ def install() -> None:
     run(*pip, "--constraint", "constraints.txt", "--editable", ".[dev]")
 
 
+def kernels_fingerprint() -> str:
+    csrc = ROOT / "csrc"
+    sources = [path for path in (csrc / "cpu").rglob("*") if path.suffix in SOURCE_SUFFIXES]
+    return fingerprint([csrc / "build.py", *sources])
+
+
+def has_kernels() -> bool:
+    is_current = made_from(KERNELS_STAMP, kernels_fingerprint())
+    return is_current and any((ROOT / "build").glob("parley-*.so"))
+
+
 def build_extension() -> None:
     """Build the C++ kernels; where that fails, Parley runs on its torch reference paths."""
     if shutil.which(os.environ.get("CXX", "g++")) is None and shutil.which("clang++") is None:
@@ -113,25 +146,30 @@ def build_extension() -> None:
             "WARNING: no C++ compiler (sudo apt install g++): slower torch reference paths are used"
         )
         return
-    csrc = ROOT / "csrc"
-    sources = [path for path in (csrc / "cpu").rglob("*") if path.suffix in SOURCE_SUFFIXES]
-    wanted = fingerprint([csrc / "build.py", *sources])
-    if made_from(KERNELS_STAMP, wanted) and any((ROOT / "build").glob("parley-*.so")):
-        return
+    wanted = kernels_fingerprint()
     say("building the C++ kernels")
     if subprocess.run([str(PYTHON), "-m", "csrc.build"], cwd=ROOT).returncode == 0:
         KERNELS_STAMP.write_text(wanted)
+
+
+def set_up(wanted: str) -> None:
+    """Do what is missing of the environment that was made from `wanted`."""
+    if not made_from(STAMP, wanted):
+        install()
+        STAMP.write_text(wanted)
+        KERNELS_STAMP.unlink(missing_ok=True)  # they are built against the installed torch
+    if not has_kernels():
+        build_extension()
 
 
 def main() -> int:
     try:
         check_python()
         wanted = fingerprint([ROOT / "pyproject.toml", ROOT / "constraints.txt", Path(__file__)])
-        if not made_from(STAMP, wanted):
-            install()
-            STAMP.write_text(wanted)
-            KERNELS_STAMP.unlink(missing_ok=True)  # they are built against the installed torch
-        build_extension()
+        if made_from(STAMP, wanted) and has_kernels():
+            return 0
+        with alone():
+            set_up(wanted)
     except SetupError as error:
         print(f"parley setup: {error}", file=sys.stderr)
         return 1
