@@ -1,5 +1,7 @@
 """`LoRARequest`: low-rank weights to add to the model's for one request, in vLLM's names."""
 
+import hashlib
+import os
 from pathlib import Path
 
 import msgspec
@@ -8,6 +10,8 @@ from engine.errors import check_text, refuse
 
 MAX_NAME_CHARACTERS = 1024
 MAX_ID = (1 << 63) - 1
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+_PIECE_BYTES = 1 << 20
 
 
 class LoRARequest(msgspec.Struct, frozen=True):
@@ -54,3 +58,19 @@ class LoRARequest(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(
             self, lora_path=path, content_hash=content_hash or self.content_hash
         )
+
+
+def hash_adapter(folder: str | Path) -> str:
+    """What the engine will find as the `content_hash` of an adapter's folder.
+
+    Reads both files whole. Raises OSError, also for a file that is a link.
+    """
+    digest = hashlib.sha256()
+    for name in ADAPTER_FILES:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with open(os.open(Path(folder) / name, flags), "rb") as file:
+            if name == ADAPTER_FILES[0]:  # where it ends, and the weights begin
+                digest.update(os.fstat(file.fileno()).st_size.to_bytes(8, "little"))
+            while piece := file.read(_PIECE_BYTES):
+                digest.update(piece)
+    return digest.hexdigest()

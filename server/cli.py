@@ -27,8 +27,12 @@ app = typer.Typer(
 
 users_app = typer.Typer(name="users", help="Create, list and remove users.", no_args_is_help=True)
 sessions_app = typer.Typer(name="sessions", help="Watch sessions live; stop and evict.")
+adapters_app = typer.Typer(
+    name="adapters", help="List, load and unload LoRA adapters.", no_args_is_help=True
+)
 app.add_typer(users_app)
 app.add_typer(sessions_app)
+app.add_typer(adapters_app)
 
 DataDir = Annotated[
     Path | None,
@@ -235,6 +239,32 @@ def unlock_session(session: str, data_dir: DataDir = None) -> None:
     """Let a locked session take answers again."""
     with _admin(data_dir) as client:
         client.post(f"/sessions/{quoted(session)}/unlock")
+
+
+@adapters_app.command("list")
+def list_adapters(
+    data_dir: DataDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+) -> None:
+    """List the adapters in PARLEY_LORA_DIR, and those that are loaded."""
+    from server.terminal import adapters as terminal_adapters
+
+    with _admin(data_dir) as client:
+        terminal_adapters.list_adapters(client, as_json)
+
+
+@adapters_app.command("load")
+def load_adapter(name: str, data_dir: DataDir = None) -> None:
+    """Load an adapter: sessions can then choose it as their model."""
+    with _admin(data_dir) as client:
+        client.post("/adapters", name=name)
+
+
+@adapters_app.command("unload")
+def unload_adapter(name: str, data_dir: DataDir = None) -> None:
+    """Offer an adapter no more; answers that have it go on."""
+    with _admin(data_dir) as client:
+        client.delete(f"/adapters/{quoted(name)}")
 
 
 @app.command()

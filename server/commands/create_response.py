@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import hashlib
 import time
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -78,6 +79,8 @@ class ResponseCreator:
         prompts: PromptBuilder,
         replica: str,
         model: ServedModel,
+        models: Mapping[str, ServedModel],
+        refresh_models: Callable[[], Awaitable[None]] | None = None,
         limit: ActiveLimit | None,
         tracing: AnswerTracing | None = None,
     ) -> None:
@@ -88,6 +91,8 @@ class ResponseCreator:
         self._prompts = prompts
         self._replica = replica
         self._model = model
+        self._models = models  # by name: it, and what adapters make of it
+        self._refresh_models = refresh_models
         self._limit = limit
         self._tracing = tracing
         self._targets = ReplyTargets(store)
@@ -158,7 +163,7 @@ class ResponseCreator:
         trace: AnswerTrace | None,
     ) -> tuple[str, bool]:
         """Try until the store takes it; `on_busy: cancel` ends what is in the way."""
-        settings = self._settings(session, frame)
+        settings = await self._settings(session, frame)
         for tries_left in reversed(range(MAX_TRIES)):
             try:
                 target = await self._targets.of(uid, session, frame)
@@ -240,16 +245,23 @@ class ResponseCreator:
             raise ApiError("queue_full", "too many answers are waiting for the engine") from error
         return budget
 
-    def _settings(self, session: Session, frame: CreateResponse) -> dict[str, Any]:
+    async def _settings(self, session: Session, frame: CreateResponse) -> dict[str, Any]:
         max_model_len = self._engine.model_config.max_model_len
         settings = effective_settings(
             self._model, max_model_len, session.settings, frame.settings.given()
         )
-        if settings["model"] != self._model.name:
+        if settings["model"] not in self._models and self._refresh_models is not None:
+            await self._refresh_models()  # another worker may have loaded it just now
+        self._chosen(settings)
+        return settings
+
+    def _chosen(self, settings: dict[str, Any]) -> ServedModel:
+        model = self._models.get(settings["model"])
+        if model is None:
             raise ApiError(
                 "model_not_found", "this server does not have that model", param="settings.model"
             )
-        return settings
+        return model
 
     async def _store_beginning(
         self,
@@ -262,17 +274,18 @@ class ResponseCreator:
         trace: AnswerTrace | None,
     ) -> tuple[Run | None, BegunResponse]:
         """The run that the store has begun, or None and what the same key began before."""
+        model = self._chosen(settings)  # which may have been unloaded meanwhile
         now_ms = time.time_ns() // 1_000_000
         new_question = target.new_question(now_ms)
         question = new_question or target.question
         assert question is not None  # a target without a stored question asks a new one
-        answer = target.answer(response_id, question.id, self._model.name, now_ms)
+        answer = target.answer(response_id, question.id, model.name, now_ms)
         response = ResponseObject(
             id=response_id,
             session_id=session.id,
             message_id=answer.id,
             parent_id=question.id,
-            model=self._model.name,
+            model=model.name,
             settings=cast("SettingsObject", settings),  # with what a newer version has set
             status="queued",
             created_at=now_ms,
@@ -298,7 +311,7 @@ class ResponseCreator:
                 continues=target.version,
                 on_busy="queue" if frame.on_busy == "queue" else "reject",
                 created_event=created.data,
-                model=self._model.name,
+                model=model.name,
                 settings=settings,
                 seed=settings["seed"],
                 fields=None if trace is None else trace.headers,
@@ -316,6 +329,7 @@ class ResponseCreator:
             created=created,
             base=target.base,
         )
+        run.model = model
         run.lease_until = begun.lease_until
         run.user_message = question.with_parent(begun.parent_id) if new_question else question
         return run, begun

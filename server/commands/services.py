@@ -1,13 +1,15 @@
 """What the doors of one worker (websocket, HTTP) share: made once, passed to them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from server.access.audit import Auditor
 from server.access.identities import Identities
 from server.access.rates import ConnectionCounter
+from server.commands.adapters import Adapters
 from server.commands.create_response import ResponseCreator
 from server.config.limits import Limits
-from server.engines.client import EngineClient
+from server.engines.client import EngineClient, ServedModel
 from server.live.health import Health
 from server.live.hub import Hub
 from server.runs.peers import Peers
@@ -37,3 +39,5 @@ class Services:
     replica: str
     version: str
     model: str
+    models: Mapping[str, ServedModel]  # by name: it, and what adapters make of it
+    adapters: Adapters | None = None  # None: there are to be none

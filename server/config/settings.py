@@ -156,6 +156,18 @@ class Settings(BaseSettings):
         description="The engine gives back the memory for keys and values after this many seconds "
         "without a request, until the next one; 0 = never.",
     )
+    lora_dir: str | None = Field(
+        None,
+        description="Folder of LoRA adapters, a folder each, that administrators may load. "
+        "[default: no adapters]",
+    )
+    max_loras: int = Field(
+        4, ge=1, le=64, description="Different adapters that are computed at once; others wait."
+    )
+    max_cpu_loras: int = Field(
+        16, ge=1, le=256, description="Adapters in memory; at least as many as at once."
+    )
+    max_lora_rank: int = Field(16, ge=1, le=512, description="The largest rank of an adapter.")
     log_level: str = Field("info", description="debug, info, warning or error.")
     log_format: str = Field(
         "auto", description="json, text, or auto: text on a terminal, otherwise json."
@@ -254,6 +266,16 @@ class Settings(BaseSettings):
             except ValueError:
                 raise ValueError(f"{address} is neither an address nor a network") from None
         return value
+
+    @field_validator("lora_dir")
+    @classmethod
+    def _existing_folder(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        folder = Path(value).expanduser().absolute()
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is no folder")
+        return str(folder)
 
     @field_validator("log_format")
     @classmethod

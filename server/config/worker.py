@@ -26,6 +26,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str
     effective_log_format: str
     otlp_endpoint: str | None  # None: no tracing
+    lora_dir: str | None  # absolute; None: no adapters
 
     @classmethod
     def of(cls, settings: Settings) -> "WorkerSettings":

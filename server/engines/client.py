@@ -24,9 +24,11 @@ from engine import (
     UnsupportedModelError,
     ValidationError,
 )
+from engine.lora import ADAPTER_FILES, LoRARequest, hash_adapter
 from engine.sampling_params import MIN_TEMPERATURE
 
 __all__ = [
+    "ADAPTER_FILES",
     "MIN_TEMPERATURE",
     "ChatTemplateError",
     "CoreState",
@@ -36,6 +38,7 @@ __all__ = [
     "EngineLoad",
     "EngineModel",
     "EngineTokenizer",
+    "LoRARequest",
     "Logprob",
     "PromptTooLongError",
     "RequestOutput",
@@ -47,6 +50,7 @@ __all__ = [
     "TokensPrompt",
     "UnsupportedModelError",
     "ValidationError",
+    "hash_adapter",
 ]
 
 
@@ -57,6 +61,7 @@ class ServedModel:
     name: str  # what clients call it
     fingerprint: str  # of what it computes: an answer goes on under the same one alone
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)  # its own, if it has any
+    lora_request: LoRARequest | None = None  # of a model with an adapter
 
 
 class EngineModel(Protocol):
@@ -152,6 +157,7 @@ class EngineClient(Protocol):
         resume_token_ids: Sequence[int] = (),
         priority: int = 0,
         is_admitted: bool = False,
+        lora_request: LoRARequest | None = None,
         trace_headers: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the answer to `prompt["prompt_token_ids"]`; the last output has `finished` True.
@@ -162,6 +168,16 @@ class EngineClient(Protocol):
         `trace_headers` name the span of which its own is a part. Raises `EngineError` and
         `ValidationError`.
         """
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Have an adapter in memory; True.
+
+        Raises `ValidationError` for one that cannot be used, or that there is no room for,
+        `RetryableRequestError` and `EngineDeadError`.
+        """
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Forget one, which running requests keep. False: it was not in memory."""
 
     def resumed_text(
         self,

@@ -204,8 +204,8 @@ class LogWriter:
         if run.prompt is None:
             return {}
         fields: dict[str, str | int] = {"prompt_hash": run.prompt.hash}
-        if run.model_fingerprint is not None:
-            fields["model_fingerprint"] = run.model_fingerprint
+        if run.model is not None:
+            fields["model_fingerprint"] = run.model.fingerprint
         if run.prompt_from is not None:
             fields["prompt_from"] = run.prompt_from
         return fields

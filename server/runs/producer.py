@@ -202,6 +202,7 @@ class Producer:
                 run.response_id,
                 resume_token_ids=list(run.token_ids),
                 priority=run.response.get("priority", 0),
+                lora_request=None if run.model is None else run.model.lora_request,
                 is_admitted=True,  # the answer was promised: a queue that is full by now takes it
                 on_progress=self._on_progress,
                 trace_headers=None if run.trace is None else run.trace.headers,

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from server.engines.client import ServedModel
 from server.generation.prompts import Prompt
 from server.live.response_log import ResponseLog, text_of
 from server.protocol.encoding import of_stored
@@ -104,7 +105,7 @@ class Run:
         self.num_cached_tokens = 0
         self.prompt: Prompt | None = None
         self.prompt_from: str | None = None
-        self.model_fingerprint: str | None = None
+        self.model: ServedModel | None = None  # that computes it; unknown of one that only ends
         self.tokens_left: int | None = None  # that its user may still use; None: unlimited
         self._length_reason: Reason = (
             "max_output_tokens"  # "quota": it may be shorter than asked for

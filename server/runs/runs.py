@@ -146,7 +146,6 @@ class Runs:
     # ---- run ------------------------------------------------------------------------------------
 
     async def _run(self, run: Run, queued_behind: int) -> None:
-        run.model_fingerprint = self.model_fingerprint
         try:
             finished = await self._producers[run.response_id].produce(queued_behind)
         except Exception:

@@ -9,11 +9,12 @@ ends with the text it has.
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 
 from server.config.intervals import Intervals
+from server.engines.client import ServedModel
 from server.live.hub import Hub
 from server.live.response_log import read_base
 from server.protocol.encoding import of_stored
@@ -52,7 +53,8 @@ class Takeover:
         runs: Runs,
         peers: Peers,
         replica: str,
-        model: str,
+        models: Mapping[str, ServedModel],
+        refresh_models: Callable[[], Awaitable[None]] | None = None,
         intervals: Intervals,
         index_sweep: IndexSweep,
         tracing: AnswerTracing | None = None,
@@ -63,7 +65,8 @@ class Takeover:
         self._runs = runs
         self._peers = peers
         self._replica = replica
-        self._model = model
+        self._models = models  # by name
+        self._refresh_models = refresh_models
         self._intervals = intervals
         self._index_sweep = index_sweep
         self._tracing = tracing
@@ -140,6 +143,8 @@ class Takeover:
         run, record, is_whole = await self._load(response_id, reaped)
         if self._tracing is not None:
             run.trace = self._tracing.resume(run.session_id, response_id, run.fence, record.extra)
+        if record.model not in self._models and self._refresh_models is not None:
+            await self._refresh_models()
         end = self._end_of(run, record, reaped) if is_whole else LOG_GONE
         logger.warning(
             "run taken over",
@@ -221,8 +226,9 @@ class Takeover:
             run.stop(Stop.stored(record.cancel_by, record.cancel_reason, reaped.seen))
             run.mark_stop_stored()
             return run.end("abort", None, "unknown")
+        model = run.model = self._models.get(record.model)
         fingerprint = record.extra.get("model_fingerprint")
-        if record.model != self._model or fingerprint not in (None, self._runs.model_fingerprint):
+        if model is None or fingerprint not in (None, model.fingerprint):
             return End("incomplete", "owner_lost", "unknown")
         if run.fence > MAX_FENCE:
             return GIVEN_UP

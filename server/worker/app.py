@@ -37,6 +37,7 @@ from server.worker.middleware import Guard
 from server.worker.parts import (
     Given,
     build_access,
+    build_adapters,
     build_answers,
     build_live,
     build_metrics,
@@ -75,12 +76,17 @@ class Worker:
         self.streams: set[HttpViewer] = set()
         self._started_at = time.time_ns() // 1_000_000
         traces = None if tracing is None else AnswerTracing(tracing, model.name)
-        given = Given(config, store, engine, model, build_metrics(store, tracing), traces)
+        models = {model.name: model}
+        metrics = build_metrics(store, tracing)
+        given = Given(config, store, engine, model, models, metrics, traces)
         self._others = others = build_others(given, self._figures)
         self._live = live = build_live(given, others.peers, self._on_refused)
-        self._answers = answers = build_answers(given, live.hub, others.peers)
+        self._adapters = adapters = build_adapters(given, others.peers)
+        self._answers = answers = build_answers(given, live.hub, others.peers, adapters)
         self.access = build_access(given, live.feed)
-        self.services = build_services(given, others, live, answers, self.access.identities)
+        self.services = build_services(
+            given, others, live, answers, self.access.identities, adapters
+        )
         self.metrics, self.peers = given.metrics, others.peers
         self.hub, self.health = live.hub, live.health
         self.runs, self.takeover = answers.runs, answers.takeover
@@ -136,6 +142,8 @@ class Worker:
             self.access.identities.watch_forever(),
         ):
             background.spawn(work)
+        if self._adapters is not None:
+            background.spawn(self._adapters.watch_forever())
         if limit is not None:
             background.spawn(limit.renew_forever(self.runs.all))
         try:

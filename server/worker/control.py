@@ -30,6 +30,7 @@ class Control:
         self._takeover = services.takeover
         self._health = services.health
         self._identities = services.identities
+        self._adapters = services.adapters
         self._feed = feed
         self._stop_asked = stop_asked
 
@@ -62,6 +63,9 @@ class Control:
             case {"type": "take_over", "response_id": str(response_id)}:
                 with contextlib.suppress(StoreUnavailable):  # the next sweep finds it
                     await self._takeover.take_over(response_id)
+            case {"type": "adapters"} if self._adapters is not None:
+                with contextlib.suppress(StoreUnavailable):  # it looks again by itself
+                    await self._adapters.refresh()
             case {"type": "drain"}:
                 self._stop_asked.set()
             case {"type": "engine_gone"}:

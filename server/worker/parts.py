@@ -6,6 +6,7 @@ given ─► others ─► live ─► answers ─► services, which the doors 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from server import __version__
@@ -13,6 +14,7 @@ from server.access.audit import Auditor
 from server.access.auth import Authenticator, Origins
 from server.access.identities import BUILT_IN, Identities
 from server.access.rates import ConnectionCounter
+from server.commands.adapters import Adapters
 from server.commands.create_response import ResponseCreator
 from server.commands.services import Services
 from server.config.worker import WorkerConfig
@@ -29,6 +31,7 @@ from server.telemetry.metrics import Metrics, SpanCollector, StoreCollector
 from server.telemetry.stats import Recorder
 from server.telemetry.tracing import AnswerTracing
 from sessions.connection.feed import LiveFeed
+from sessions.directory.adapters import AdapterBook
 from sessions.directory.audit import AuditLog
 from sessions.directory.credentials import Credentials
 from sessions.directory.replicas import Replicas
@@ -50,6 +53,7 @@ class Given:
     store: SessionStore
     engine: EngineClient
     model: ServedModel
+    models: dict[str, ServedModel]  # by name: it, and what loaded adapters make of it
     metrics: Metrics
     tracing: AnswerTracing | None
 
@@ -116,6 +120,28 @@ def build_others(given: Given, figures: Callable[[], Figures]) -> Others:
     )
 
 
+def build_adapters(given: Given, peers: Peers) -> Adapters | None:
+    """None without a folder of adapters."""
+    settings, store = given.config.settings, given.store
+    if settings.lora_dir is None:
+        return None
+
+    async def announce() -> None:
+        for other in await peers.replicas.all():
+            if other.id != given.config.replica:
+                await store.publish_control(other.id, {"type": "adapters"})
+
+    return Adapters(
+        folder=Path(settings.lora_dir),
+        base=given.model,
+        models=given.models,
+        book=AdapterBook(store.client, store.keys),
+        engine=given.engine,
+        announce=announce,
+        interval_seconds=settings.intervals.heartbeat,
+    )
+
+
 def build_live(given: Given, peers: Peers, on_refused: Callable[[StoreRefused], None]) -> Live:
     """`on_refused` is called when the store must not be used any more."""
     config, store = given.config, given.store
@@ -134,7 +160,7 @@ def build_live(given: Given, peers: Peers, on_refused: Callable[[StoreRefused], 
     return Live(feed, hub, health)
 
 
-def build_answers(given: Given, hub: Hub, peers: Peers) -> Answers:
+def build_answers(given: Given, hub: Hub, peers: Peers, adapters: Adapters | None) -> Answers:
     config, store = given.config, given.store
     settings = config.settings
     max_active = settings.limits.max_active_responses_per_user
@@ -161,14 +187,18 @@ def build_answers(given: Given, hub: Hub, peers: Peers) -> Answers:
         prompts=prompts,
         replica=config.replica,
         model=given.model,
+        models=given.models,
+        refresh_models=None if adapters is None else adapters.refresh,
         limit=limit,
         tracing=given.tracing,
     )
-    takeover = build_takeover(given, hub, peers, runs)
+    takeover = build_takeover(given, hub, peers, runs, adapters)
     return Answers(limit, runs, Abandonment(store, hub, runs), creator, takeover)
 
 
-def build_takeover(given: Given, hub: Hub, peers: Peers, runs: Runs) -> Takeover:
+def build_takeover(
+    given: Given, hub: Hub, peers: Peers, runs: Runs, adapters: Adapters | None
+) -> Takeover:
     config, store = given.config, given.store
     settings = config.settings
     return Takeover(
@@ -178,7 +208,8 @@ def build_takeover(given: Given, hub: Hub, peers: Peers, runs: Runs) -> Takeover
         runs=runs,
         peers=peers,
         replica=config.replica,
-        model=given.model.name,
+        models=given.models,
+        refresh_models=None if adapters is None else adapters.refresh,
         intervals=settings.intervals,
         index_sweep=IndexSweep(
             store.client,
@@ -205,7 +236,12 @@ def build_access(given: Given, feed: LiveFeed) -> Access:
 
 
 def build_services(
-    given: Given, others: Others, live: Live, answers: Answers, identities: Identities
+    given: Given,
+    others: Others,
+    live: Live,
+    answers: Answers,
+    identities: Identities,
+    adapters: Adapters | None,
 ) -> Services:
     config, store = given.config, given.store
     limits = config.settings.limits
@@ -226,4 +262,6 @@ def build_services(
         replica=config.replica,
         version=__version__,
         model=given.model.name,
+        models=given.models,
+        adapters=adapters,
     )

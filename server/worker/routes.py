@@ -3,6 +3,7 @@
 from starlette.routing import Route
 
 from server.api.admin.actions import Admin
+from server.api.admin.adapters import AdminAdapterOperations
 from server.api.admin.sessions import AdminSessionOperations
 from server.api.admin.users import AdminUserOperations
 from server.api.admin.workers import AdminReplicaOperations
@@ -45,6 +46,7 @@ def admin_operations(services: Services) -> list[Operation]:
         *AdminSessionOperations(admin, services.store).operations(),
         *AdminUserOperations(admin, services.store).operations(),
         *AdminReplicaOperations(admin, services.store).operations(),
+        *AdminAdapterOperations(admin, services.adapters).operations(),
     ]
 
 

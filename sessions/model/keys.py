@@ -50,6 +50,7 @@ class Keys:
         self.replicas = f"{prefix}reps"  # zset: replica by its last sign of life
         self.system_channel = f"{prefix}sys:ctl"  # revocations, exited workers
         self.users = f"{prefix}users"  # zset: user id by created_at
+        self.adapters = f"{prefix}adapters"  # hash: name → number, content hash, when, by whom
         self.audit = f"{prefix}adm:audit"  # stream: call, actor, action, target, reason, address
         self._live_start = f"{prefix}c:{{"
         self._live_end = "}:live"

@@ -1,6 +1,6 @@
 """What the answers under `/v1/admin` hold; the OpenAPI document is made from it."""
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from server.protocol.objects import Milliseconds, SessionUsage
 
@@ -190,6 +190,26 @@ class Replicas(Struct, frozen=True):
 class Draining(Struct, frozen=True):
     id: str
     draining: bool
+
+
+class AdapterObject(Struct, frozen=True, omit_defaults=True):
+    """`problem` says why one that is loaded cannot be chosen at this worker."""
+
+    name: str
+    loaded: bool
+    content_hash: str | UnsetType = UNSET
+    loaded_at: Milliseconds | UnsetType = UNSET
+    loaded_by: str | UnsetType = UNSET
+    problem: str | UnsetType = UNSET
+
+
+class AdapterList(Struct, frozen=True):
+    adapters: list[AdapterObject]
+
+
+class Unloaded(Struct, frozen=True):
+    name: str
+    loaded: bool
 
 
 class AuditEntryObject(Struct, frozen=True):

@@ -83,11 +83,15 @@ class Alive(Struct, frozen=True):
 
 
 class Model(Struct, frozen=True, omit_defaults=True):
-    """As OpenAI lists models; `max_model_len` is there once the engine is."""
+    """As OpenAI lists models; `max_model_len` is there once the engine is.
+
+    `parent`, in vLLM's word, is the model of which an adapter makes this one.
+    """
 
     id: str
     object: Literal["model"]
     max_model_len: Annotated[int, Meta(ge=1)] | None = None
+    parent: str | None = None
 
 
 class ModelList(Struct, frozen=True):

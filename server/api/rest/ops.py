@@ -1,8 +1,8 @@
 """What tools ask: is the worker alive and ready, what does it measure, what does it serve."""
 
+import contextlib
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 from starlette.responses import Response
 
@@ -10,6 +10,7 @@ from server.api.rest.objects import Alive, Document, ModelList, Version
 from server.api.rest.operation import Access, ApiContext, Call, Operation, json_response
 from server.engines.client import EngineError
 from server.protocol.schemas import asyncapi
+from sessions.model.errors import StoreUnavailable
 
 
 class Ops:
@@ -59,7 +60,7 @@ class Ops:
                 path="/v1/models",
                 access=Access.USER,
                 endpoint=self.models,
-                summary="The one model of this server",
+                summary="The model of this server, and what loaded adapters make of it",
                 answers={200: ModelList},
             ),
             Operation(
@@ -106,10 +107,21 @@ class Ops:
 
     async def models(self, call: Call) -> Response:
         engine = self._services.engine
-        model: dict[str, Any] = {"id": self._services.model, "object": "model"}
-        if engine.is_ready:
-            model["max_model_len"] = engine.model_config.max_model_len
-        return json_response({"object": "list", "data": [model]})
+        length = {"max_model_len": engine.model_config.max_model_len} if engine.is_ready else {}
+        base, adapters = self._services.model, self._services.adapters
+        if adapters is not None:
+            with contextlib.suppress(StoreUnavailable):  # what is known stays known
+                await adapters.refresh()
+        listed = [
+            {
+                "id": model.name,
+                "object": "model",
+                **length,
+                **({} if model.lora_request is None else {"parent": base}),
+            }
+            for model in self._services.models.values()
+        ]
+        return json_response({"object": "list", "data": listed})
 
     async def openapi(self, call: Call) -> Response:
         return json_response(self._document())

@@ -52,6 +52,10 @@ def core_config(settings: Settings, folder: Path, address: str) -> EngineConfig:
         dtype=settings.dtype,
         quantization=settings.quantize,
         kv_cache_dtype=settings.kv_cache_dtype,
+        enable_lora=settings.lora_dir is not None,
+        max_loras=settings.max_loras,
+        max_cpu_loras=max(settings.max_cpu_loras, settings.max_loras),
+        max_lora_rank=settings.max_lora_rank,
         sleep_after_seconds=settings.sleep_after_seconds or None,
         log_level=settings.log_level.upper(),
     )

@@ -8,6 +8,7 @@ from server.engines.client import (
     CoreState,
     EngineLoad,
     EngineTokenizer,
+    LoRARequest,
     RequestOutput,
     RequestProgress,
     SamplingParams,
@@ -75,10 +76,17 @@ class IdleEngine:
         resume_token_ids: Sequence[int] = (),
         priority: int = 0,
         is_admitted: bool = False,
+        lora_request: LoRARequest | None = None,
         trace_headers: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         for nothing in list[RequestOutput]():
             yield nothing
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        return True
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        return False
 
     def resumed_text(
         self,

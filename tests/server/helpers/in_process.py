@@ -227,6 +227,7 @@ def _config(replica: str, url: str, intervals: Intervals) -> WorkerConfig:
         log_level="info",
         effective_log_format="json",
         otlp_endpoint=None,
+        lora_dir=None,
     )
     return WorkerConfig(
         settings=settings,
