@@ -96,6 +96,7 @@ async def expect_paused(page: Page, server: Server, said: str) -> None:
     await expect(page.get_by_role("row").last).to_contain_text("–")  # no tokens per second
 
 
+@pytest.mark.slow
 async def test_an_engine_that_stands_still_or_is_gone_is_named_and_nothing_looks_alive(
     browser: Browser, lone: Server
 ) -> None:

@@ -93,6 +93,7 @@ async def test_answers_go_on_with_the_same_text_when_the_core_is_killed(
         await next_question_works(client, disturbed[0][0])
 
 
+@pytest.mark.slow
 @pytest.mark.row("E5")
 async def test_answer_goes_on_when_a_hanging_core_is_killed(server: Server) -> None:
     async with Client(server) as client:
@@ -136,6 +137,7 @@ async def test_core_that_goes_on_in_time_is_left_alone(server: Server) -> None:
         assert server.children("engine.core") == [core]
 
 
+@pytest.mark.slow
 @pytest.mark.row("E2")
 async def test_answer_begins_again_when_the_core_is_killed_before_its_first_token(
     server: Server,

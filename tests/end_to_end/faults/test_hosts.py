@@ -92,6 +92,7 @@ async def test_another_host_goes_on_within_twelve_seconds(
         await one_host_dies(first, second, 12.0)
 
 
+@pytest.mark.slow
 @pytest.mark.row("E10")
 async def test_core_of_one_host_dies_and_the_other_never_notices(
     hosts: tuple[Server, Server],

@@ -35,6 +35,7 @@ def on_cluster(oracle_model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
             server.close()
 
 
+@pytest.mark.slow
 async def test_on_a_cluster_two_tabs_ask_stop_and_reload(on_cluster: Server) -> None:
     async with at_both(on_cluster) as (first, second):
         session = await first.new_session()

@@ -67,6 +67,7 @@ async def test_an_eviction_policy_set_while_running_is_named(two: Site) -> None:
     await two.ready()
 
 
+@pytest.mark.slow
 @pytest.mark.row("R13")
 async def test_a_silently_dead_feed_is_found_and_what_it_missed_is_read(two: Site) -> None:
     async with at_both(two.server) as (owner, other):

@@ -22,6 +22,7 @@ from tests.helpers.redis_topology import wait_for
 from tests.helpers.running_time import running_time
 
 
+@pytest.mark.slow
 @pytest.mark.row("S6")
 async def test_a_server_that_starts_before_redis_waits_and_then_joins(
     oracle_model: Path, tmp_path: Path

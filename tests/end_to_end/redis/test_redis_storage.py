@@ -17,6 +17,7 @@ from tests.helpers.running_time import running_time
 from tests.helpers.tiny_model import oracle_answer
 
 
+@pytest.mark.slow
 @pytest.mark.row("R7")
 async def test_what_a_promoted_replica_is_missing_is_written_again(
     oracle_model: Path, tmp_path: Path

@@ -26,6 +26,7 @@ def events(log: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.row("L10")
 async def test_every_line_of_a_json_log_is_json_through_starts_deaths_and_the_end(
     oracle_model: Path, tmp_path: Path
