@@ -10,7 +10,7 @@ import enum
 import itertools
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -28,6 +28,7 @@ from hypothesis.stateful import (
 from engine.core.io_thread import ClientGone, ClientSilent
 from engine.core.scheduling.sequence import ScheduledSequence, Tokens
 from engine.ipc import SequenceOutput, StepOutputs, Utility, UtilityReply
+from engine.lora import LoRARequest
 from engine.pooling import PoolingParams
 from tests.engine.helpers.fakes import EOS, VOCAB_SIZE, FakeModel, SteppedCore
 
@@ -45,15 +46,35 @@ class Hook(enum.Enum):
     AFTER_UPDATE = "after"
 
 
+ADAPTERS = [LoRARequest(f"a{n}", n, f"/{n}", f"{n:064}") for n in (1, 2, 3)]
+    LoRARequest(f"a{number}", number, f"/{number}", f"{number:064}") for number in (1, 2, 3)
+]
 HOOKS = st.sampled_from(Hook)
 CLIENTS = st.integers(0, NUM_CLIENTS - 1)
+
+
+class Shelf:
+    """Has every adapter but those of `gone`; for some there is no room, now and then."""
+
+    def __init__(self) -> None:
+        self.gone: set[int] = set()
+        self.num_full = 0  # how many that are not in use find no room
+
+    def take(self, request: LoRARequest, in_use: Collection[int]) -> str | None:
+        if request.lora_int_id in self.gone:
+            raise ValueError(f"/{request.lora_int_id}: cannot be read")
+        if self.num_full and in_use and request.lora_int_id not in in_use:
+            self.num_full -= 1
+            return None
+        return f"adapter {request.lora_int_id}"
 
 
 class HookedCore(SteppedCore):
     """A core that calls `at` at every hook point of its steps."""
 
     def __init__(self, at: Callable[[Hook], None], **settings: Any) -> None:
-        super().__init__(FakeModel(self._next_token), **settings)
+        self.shelf = Shelf()
+        super().__init__(FakeModel(self._next_token), adapter_source=self.shelf, **settings)
         self.fails_next = 0  # how many tries to execute find no memory
         self._written: set[tuple[int, int]] = set()  # by the last step
         launch, update = self.model.launch, self.scheduler.update
@@ -91,6 +112,8 @@ class HookedCore(SteppedCore):
     def _check(self, scheduled: list[ScheduledSequence]) -> None:
         """What a real model would rely on: every token has a slot that is its own."""
         block_size = self.scheduler.config.block_size
+        adapters = {item.sequence.lora for item in scheduled} - {None}
+        assert len(adapters) <= self.scheduler.config.max_loras
         # Also those of a step that is still in flight.
         before = set() if self.core._in_flight is None else self._written
         self._written = set()
@@ -99,6 +122,8 @@ class HookedCore(SteppedCore):
             if sequence.is_finished:
                 continue  # an abort came after `schedule`: its slots are read, and free soon
             assert 0 < item.num_tokens <= sequence.num_uncomputed_tokens
+            number = sequence.lora and sequence.lora.lora_int_id
+            assert sequence.adapter == (number and f"adapter {number}")
             for place in range(item.start, item.end):
                 slot = (sequence.block_table[place // block_size], place % block_size)
                 assert slot not in self._written and slot not in before
@@ -113,6 +138,7 @@ class Interleavings(RuleBasedStateMachine):
         budget=st.integers(3, 16),
         max_num_seqs=st.integers(1, 6),
         policy=st.sampled_from(["fcfs", "priority"]),
+        max_loras=st.integers(1, 2),
         limits=st.sampled_from(
             [
                 {},
@@ -129,6 +155,7 @@ class Interleavings(RuleBasedStateMachine):
         budget: int,
         max_num_seqs: int,
         policy: str,
+        max_loras: int,
         limits: dict[str, Any],
         runs_ahead: bool,
     ) -> None:
@@ -140,6 +167,7 @@ class Interleavings(RuleBasedStateMachine):
             max_num_seqs=max_num_seqs,
             max_model_len=40,
             scheduling_policy=policy,
+            max_loras=max_loras,
             **limits,
         )
         self.plans: dict[Hook, list[Callable[[], None]]] = {hook: [] for hook in Hook}
@@ -171,6 +199,7 @@ class Interleavings(RuleBasedStateMachine):
         num_resumed=st.sampled_from([0, 0, 0, 1, 7]),
         ignore_eos=st.booleans(),
         pooling_type=st.sampled_from([None, None, "LAST", "MEAN"]),  # else an answer is asked for
+        lora=st.sampled_from([None, None, *ADAPTERS]),
     )
     def add(
         self,
@@ -185,6 +214,7 @@ class Interleavings(RuleBasedStateMachine):
         num_resumed: int,
         ignore_eos: bool,
         pooling_type: str | None,
+        lora: LoRARequest | None,
     ) -> None:
         name, number = self.clients[client], len(self.requests)
         prompt = list(range(first, first + num_prompt))
@@ -195,6 +225,7 @@ class Interleavings(RuleBasedStateMachine):
             "max_tokens": max_tokens,
             "ignore_eos": ignore_eos,
             "pooling": pooling_type and PoolingParams(pooling_type=pooling_type),
+            "lora": lora,
         }
         keys = [(name, f"r{number}-{sibling}") for sibling in range(num_siblings)]
         for key in keys:
@@ -284,6 +315,12 @@ class Interleavings(RuleBasedStateMachine):
     @rule(num_failures=st.integers(1, 2))
     def lack_memory(self, num_failures: int) -> None:
         self.core.fails_next = num_failures
+
+    @rule(num_full=st.integers(0, 3), gone=st.sampled_from([(), (), (1,), (2, 3)]))
+    def change_shelf(self, num_full: int, gone: tuple[int, ...]) -> None:
+        """Adapters find no room for a while; some cannot be read."""
+        self.core.shelf.num_full = num_full
+        self.core.shelf.gone = set(gone)
 
     # ---- time goes on
 

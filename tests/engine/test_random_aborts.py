@@ -17,6 +17,7 @@ import torch
 from engine import (
     AsyncEngineArgs,
     AsyncLLM,
+    LoRARequest,
     PoolingParams,
     PoolingRequestOutput,
     RequestOutput,
@@ -26,6 +27,7 @@ from engine import (
 from engine.config import EngineConfig
 from engine.core.metrics import CoreMetrics
 from engine.core.models.loader import load_model
+from engine.core.models.lora.shelf import AdapterShelf
 from engine.core.ops import library as ops
 from engine.core.runner.model_runner import ModelRunner
 from engine.core.scheduling.block_manager import BlockManager
@@ -33,7 +35,9 @@ from engine.core.scheduling.scheduler import Scheduler
 from engine.core.scheduling.sequence import ScheduledSequence, Tokens
 from engine.core.step_loop import EngineCore
 from engine.ipc import Abort, AddRequest, CoreMessage, SequenceOutput, StepOutputs
+from engine.lora import hash_adapter
 from tests.engine.helpers.fakes import make_request
+from tests.engine.helpers.lora.adapters import build_adapter
 from tests.helpers.tiny_model import build_tiny_model
 
 NUM_ABORTS = 1000
@@ -41,11 +45,23 @@ NUM_BYSTANDERS = 40
 NUM_VICTIMS_AT_ONCE = 10
 PHASES = ("queued", "prefill", "decode", "last step", "siblings", "embedding")
 KINDS = ("LAST", "MEAN", "CLS")
+WITH_ADAPTERS: dict[str, Any] = {"enable_lora": True, "max_loras": 2}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_model(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def adapters(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[LoRARequest]:
+    """More than may be computed at once, or be in memory."""
+    place = tmp_path_factory.mktemp("adapters")
+    folders = [build_adapter(place / f"{seed}", folder, seed=seed) for seed in range(1, 4)]
+    return [
+        LoRARequest(each.name, number, str(each), hash_adapter(each))
+        for number, each in enumerate(folders, 1)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +74,7 @@ def runner(folder: Path) -> Iterator[ModelRunner]:
         max_num_batched_tokens=48,
         max_step_seconds=0,
         max_num_seqs=12,
+        **WITH_ADAPTERS,
     )
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as the core does for a model as small as this
@@ -71,7 +88,9 @@ class Core:
     def __init__(self, runner: ModelRunner, runs_ahead: bool = False) -> None:
         assert runner.config.num_blocks is not None
         blocks = BlockManager(runner.config.num_blocks, runner.config.block_size)
-        self.scheduler = Scheduler(runner.config, blocks, runner.loaded.vocab_size)
+        assert runner.loaded.adapters is not None
+        shelf = AdapterShelf(runner.loaded.adapters, max_rank=16, max_adapters=2)
+        self.scheduler = Scheduler(runner.config, blocks, runner.loaded.vocab_size, adapters=shelf)
         self.loop = EngineCore(
             self.scheduler, self._launch, CoreMetrics("tiny", "none"), runs_ahead=runs_ahead
         )
@@ -116,9 +135,16 @@ class Core:
 class Aborts(Core):
     """Victims come and go at random, until a thousand of them were aborted."""
 
-    def __init__(self, runner: ModelRunner, rng: random.Random, runs_ahead: bool) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        adapters: list[LoRARequest],
+        rng: random.Random,
+        runs_ahead: bool,
+    ) -> None:
         super().__init__(runner, runs_ahead)
         self.rng = rng
+        self.adapters = [None, *adapters]
         self.phase_of: dict[str, str] = {}  # victims that are still to be aborted
         self.patience: dict[str, int] = {}  # tokens after which a victim is aborted
         self.aborted_at: dict[str, int] = {}
@@ -132,6 +158,7 @@ class Aborts(Core):
             is_long = phase in ("prefill", "embedding")
             num_prompt = self.rng.randrange(60, 150) if is_long else num_tokens * 3
             prompt = random_prompt(self.rng, num_prompt)
+            lora = self.rng.choice(self.adapters)
             siblings = [f"{name}.{i}" for i in range(3 if phase == "siblings" else 1)]
             for sibling in siblings:
                 length = num_tokens if phase == "last step" else 200
@@ -144,6 +171,7 @@ class Aborts(Core):
                         max_tokens=length,
                         ignore_eos=True,
                         pooling=make_pooling(self.rng) if phase == "embedding" else None,
+                        lora=lora,
                     )
                 )
             if phase == "queued":
@@ -181,8 +209,8 @@ def make_pooling(rng: random.Random) -> PoolingParams:
     return PoolingParams(pooling_type=rng.choice(KINDS))
 
 
-def make_bystanders(rng: random.Random) -> list[AddRequest]:
-    """Greedy and seeded requests of all sizes, and embeddings among them."""
+def make_bystanders(rng: random.Random, adapters: list[LoRARequest]) -> list[AddRequest]:
+    """Greedy and seeded requests of all sizes, embeddings among them, some with adapters."""
     return [
         make_request(
             f"b{number}",
@@ -192,6 +220,7 @@ def make_bystanders(rng: random.Random) -> list[AddRequest]:
             seed=number,
             ignore_eos=True,
             pooling=None if number % 4 else make_pooling(rng),
+            lora=[None, *adapters][number % 3 and number % (len(adapters) + 1)],
         )
         for number in range(NUM_BYSTANDERS)
     ]
@@ -199,17 +228,17 @@ def make_bystanders(rng: random.Random) -> list[AddRequest]:
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_thousand_aborts_free_their_blocks_and_change_no_token_of_others(
-    runs_ahead: bool, runner: ModelRunner, seed: int = 1
+    runs_ahead: bool, runner: ModelRunner, adapters: list[LoRARequest], seed: int = 1
 ) -> None:
     rng = random.Random(seed)
-    bystanders = make_bystanders(rng)
+    bystanders = make_bystanders(rng, adapters)
     alone = Core(runner)
     for request in bystanders:
         alone.add(request)
         while alone.loop.step():
             pass
 
-    core = Aborts(runner, rng, runs_ahead)
+    core = Aborts(runner, adapters, rng, runs_ahead)
     pending = bystanders.copy()
     while len(core.aborted_at) < NUM_ABORTS or pending:
         core.add_victims()
@@ -242,13 +271,16 @@ def engine(folder: Path) -> Iterator[AsyncLLM]:
             max_num_seqs=16,
             threads=1,
             pace=100,  # an answer of 300 tokens must not end before its abort
+            **WITH_ADAPTERS,
         )
     )
     yield engine
     engine.shutdown()
 
 
-async def test_a_thousand_aborts_through_the_client_return_at_once(engine: AsyncLLM) -> None:
+async def test_a_thousand_aborts_through_the_client_return_at_once(
+    engine: AsyncLLM, adapters: list[LoRARequest]
+) -> None:
     rng = random.Random(2)
     abort_seconds: list[float] = []
     abort_cpu_seconds: list[float] = []  # which a busy machine does not lengthen
@@ -259,7 +291,8 @@ async def test_a_thousand_aborts_through_the_client_return_at_once(engine: Async
 
     async def bystander(number: int, name: str) -> list[int]:
         params = make_params(temperature=1.0, seed=number, max_tokens=100)
-        stream = engine.generate([number + 5] * 20, params, name)
+        lora = adapters[number % 3] if number % 2 else None
+        stream = engine.generate([number + 5] * 20, params, name, lora_request=lora)
         return [token async for output in stream for token in output.outputs[0].token_ids]
 
     async def embedding(name: str) -> list[float]:
@@ -282,7 +315,10 @@ async def test_a_thousand_aborts_through_the_client_return_at_once(engine: Async
         num = rng.choice((1, 1, 1, 3))
         params = make_params(temperature=1.0, n=num, max_tokens=300)
         name = f"v{number}"
-        stream = await engine.add_request(name, random_prompt(rng, rng.randrange(1, 200)), params)
+        lora = rng.choice([None, *adapters[:2]])
+        stream = await engine.add_request(
+            name, random_prompt(rng, rng.randrange(1, 200)), params, lora_request=lora
+        )
         last: RequestOutput | None = None
         for _ in range(rng.randrange(4)):
             last = await stream.get()

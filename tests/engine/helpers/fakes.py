@@ -6,6 +6,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.core.metrics import CoreMetrics
+from engine.core.scheduling.adapter_seats import AdapterSource
 from engine.core.scheduling.block_manager import BlockManager
 from engine.core.scheduling.scheduler import Scheduler
 from engine.core.scheduling.sequence import (
@@ -25,12 +26,14 @@ VOCAB_SIZE = 1000
 EOS = 0
 
 
-def make_scheduler(num_blocks: int = 64, **settings: Any) -> Scheduler:
+def make_scheduler(
+    num_blocks: int = 64, *, adapter_source: AdapterSource | None = None, **settings: Any
+) -> Scheduler:
     """A scheduler over blocks of 4 tokens; `settings` are those of `EngineConfig`."""
     defaults = {"max_model_len": 200, "block_size": 4, "max_num_batched_tokens": 32}
     config = EngineConfig(model="", address="", served_model_name="", **(defaults | settings))
     blocks = BlockManager(num_blocks, config.block_size, config.enable_prefix_caching)
-    return Scheduler(config, blocks, VOCAB_SIZE, [EOS])
+    return Scheduler(config, blocks, VOCAB_SIZE, [EOS], adapters=adapter_source)
 
 
 def make_request(request_id: str, num_prompt_tokens: int = 3, **fields: Any) -> AddRequest:
