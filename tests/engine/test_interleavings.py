@@ -47,8 +47,6 @@ class Hook(enum.Enum):
 
 
 ADAPTERS = [LoRARequest(f"a{n}", n, f"/{n}", f"{n:064}") for n in (1, 2, 3)]
-    LoRARequest(f"a{number}", number, f"/{number}", f"{number:064}") for number in (1, 2, 3)
-]
 HOOKS = st.sampled_from(Hook)
 CLIENTS = st.integers(0, NUM_CLIENTS - 1)
 
