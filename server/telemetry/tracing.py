@@ -118,6 +118,9 @@ class AnswerTrace:
     def asked(self, response_id: str, settings: Mapping[str, Any]) -> None:
         """The answer has begun, with these settings."""
         self._asked["gen_ai.response.id"] = response_id
+        if "model" in settings:  # maybe one with an adapter
+            self._asked["gen_ai.request.model"] = settings["model"]
+            self._asked["gen_ai.response.model"] = settings["model"]
         for name, attribute in SHOWN_SETTINGS.items():
             if settings.get(name) is not None:
                 self._asked[attribute] = settings[name]

@@ -113,6 +113,17 @@ def test_what_ends_an_answer_is_said_once_and_settings_without_their_texts(
     assert write == {"parley.write.calls": 2, "parley.write.entries": 5}
 
 
+def test_an_answer_with_an_adapter_names_the_model_that_it_makes(
+    answers: AnswerTracing, collector: Collector, tracing: Tracing
+) -> None:
+    trace = answers.begin("ses_A", None, None, None)
+    trace.asked("resp_A", {**SETTINGS, "model": "poet"})
+    trace.end("completed", "eos", USAGE, time.monotonic())
+    tracing.close()
+    attributes = collector.only("chat m").attributes
+    assert attributes["gen_ai.request.model"] == attributes["gen_ai.response.model"] == "poet"
+
+
 @pytest.mark.parametrize(
     ("end", "status", "error"),
     [
