@@ -17,6 +17,7 @@ import torch
 from engine import (
     AsyncEngineArgs,
     AsyncLLM,
+    BeamSearchParams,
     LoRARequest,
     PoolingParams,
     PoolingRequestOutput,
@@ -311,9 +312,22 @@ async def test_a_thousand_aborts_through_the_client_return_at_once(
         assert isinstance(last, PoolingRequestOutput)
         assert (last.finish_reason == "abort") == (last.outputs.data == [])
 
+    async def searched_victim(number: int) -> None:
+        """Of a beam search that is aborted in one of its steps."""
+        name, width = f"v{number}", rng.choice((1, 2, 4))
+        params = BeamSearchParams(beam_width=width, max_tokens=300, ignore_eos=True)
+        lora = rng.choice([None, *adapters[:2]])
+        search = engine.beam_search(random_prompt(rng, rng.randrange(1, 60)), name, params, lora)
+        output = asyncio.ensure_future(anext(search))
+        for _ in range(rng.randrange(1, 40)):
+            await asyncio.sleep(0)
+        await engine.abort(name)
+        assert (await output).finished
+        await search.aclose()
+
     async def victim(number: int) -> None:
-        num = rng.choice((1, 1, 1, 3))
-        params = make_params(temperature=1.0, n=num, max_tokens=300)
+        num, num_scores = rng.choice((1, 1, 1, 3)), rng.choice((None, None, 2))
+        params = make_params(temperature=1.0, n=num, max_tokens=300, prompt_logprobs=num_scores)
         name = f"v{number}"
         lora = rng.choice([None, *adapters[:2]])
         stream = await engine.add_request(
@@ -335,7 +349,13 @@ async def test_a_thousand_aborts_through_the_client_return_at_once(
 
     async def victims(numbers: range) -> None:
         for number in numbers:
-            await (victim(number) if number % 5 else embedded_victim(number))
+            match number % 10:
+                case 0 | 5:
+                    await embedded_victim(number)
+                case 7:
+                    await searched_victim(number)
+                case _:
+                    await victim(number)
 
     vector = await embedding("alone")
     expected = [await bystander(number, f"alone-{number}") for number in range(6)]
