@@ -125,12 +125,14 @@ class EngineCore:
         self._receive_aborts()
         while not self.inbox.empty():
             self._handle(self.inbox.get_nowait())
-        has_step = self._in_flight is not None
+        has_step, num_known = self._in_flight is not None, len(self.scheduler.sequences)
         step = self._start_step(self._round_started)
         self._end_step_in_flight()
         if step is None:  # else that one may still compute for a sequence that has ended
             self._calls.answer_drained()
-            return has_step or self._check_idle()
+            # Who ended instead of being let in was in the way of the next one.
+            has_ended = len(self.scheduler.sequences) < num_known
+            return has_step or has_ended or self._check_idle()
         self._in_flight = step
         if self._may_run_ahead(step):
             self.scheduler.anticipate(step.scheduled)

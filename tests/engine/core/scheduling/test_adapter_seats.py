@@ -9,7 +9,7 @@ import pytest
 from engine.core.scheduling.scheduler import Scheduler
 from engine.core.scheduling.sequence import Sequence
 from engine.lora import LoRARequest
-from tests.engine.helpers.fakes import make_scheduler
+from tests.engine.helpers.fakes import SteppedCore, make_scheduler
 from tests.engine.helpers.scheduler_run import Run
 
 
@@ -63,6 +63,20 @@ def test_so_many_different_adapters_run_at_a_time(source: Source) -> None:
     assert sequence(run, "a").adapter == "loaded 1" and sequence(run, "base").adapter is None
     assert finish(run)[:3] == ["a", "b", "base"]
     assert set(run.ends().values()) == {"length"}
+
+
+def test_the_next_round_comes_at_once_after_one_whose_adapter_cannot_be_read(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    core = SteppedCore(adapter_source=source, max_num_seqs=1)
+    source.bad = {7}
+    for name in ("a", "b"):
+        core.add(name, lora=lora(7))
+    core.add("c", lora=lora(1), max_tokens=1)
+    core.run()
+    ends = [core.outputs(name)[-1] for name in ("a", "b", "c")]
+    assert [end.finish_reason for end in ends] == ["error", "error", "length"]
+    assert not caplog.records  # nothing was found to be stuck
 
 
 def test_one_that_waits_for_its_adapter_waits_for_no_later_one(source: Source) -> None:
