@@ -1,7 +1,9 @@
 """`LoRARequest`: low-rank weights to add to the model's for one request, in vLLM's names."""
 
+import errno
 import hashlib
 import os
+import stat
 from pathlib import Path
 
 import msgspec
@@ -63,14 +65,17 @@ class LoRARequest(msgspec.Struct, frozen=True):
 def hash_adapter(folder: str | Path) -> str:
     """What the engine will find as the `content_hash` of an adapter's folder.
 
-    Reads both files whole. Raises OSError, also for a file that is a link.
+    Reads both files whole. Raises OSError, also for a link and for what is no regular file.
     """
     digest = hashlib.sha256()
     for name in ADAPTER_FILES:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with open(os.open(Path(folder) / name, flags), "rb") as file:
+        path, flags = Path(folder) / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        with open(os.open(path, flags | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):  # it may have no end
+                raise OSError(errno.EINVAL, "is no regular file", str(path))
             if name == ADAPTER_FILES[0]:  # where it ends, and the weights begin
-                digest.update(os.fstat(file.fileno()).st_size.to_bytes(8, "little"))
+                digest.update(status.st_size.to_bytes(8, "little"))
             while piece := file.read(_PIECE_BYTES):
                 digest.update(piece)
     return digest.hexdigest()

@@ -1,5 +1,6 @@
 """`hash_adapter`: what is known of an adapter's files before an engine reads them."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,10 @@ def test_a_file_that_is_missing_or_a_link_has_none(tmp_path: Path, name: str) ->
         hash_adapter(tmp_path)
     (tmp_path / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic"):
+        hash_adapter(tmp_path)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(OSError, match="no regular file"):
         hash_adapter(tmp_path)
     (tmp_path / name).unlink()
     (tmp_path / name).write_text("other content")

@@ -133,6 +133,8 @@ def test_names_of_others_are_left_alone() -> None:
         ({"host": "0.0.0.0", "admin_token": "x" * 23}, "admin_token"),
         ({"token": "same" * 10, "admin_token": "same" * 10}, "admin_token"),
         ({"allowed_origins": "*"}, "allowed_origins"),
+        ({"lora_dir": "/nonexistent"}, "lora_dir"),
+        ({"max_lora_rank": 0}, "max_lora_rank"),
         ({"trusted_proxies": "*"}, "trusted_proxies"),
         ({"trusted_proxies": "127.0.0.1, proxy.example"}, "trusted_proxies"),
         ({"allowed_origins": "https://chat.example/"}, "allowed_origins"),
