@@ -50,6 +50,7 @@ def all_routes() -> Iterator[tuple[str, str]]:
             token_id="0" * 16,
             replica="nobody",
             share_id=UNKNOWN_SHARE,
+            name="nothing",
         )
         assert isinstance(route.app, Resource)
         for method in route.app.methods:
