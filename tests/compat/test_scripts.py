@@ -80,7 +80,9 @@ def test_a_batch_without_an_event_loop_and_without_a_shutdown(model: Path) -> No
 
 def test_steps_without_an_event_loop_and_without_a_shutdown(model: Path) -> None:
     lines = finish(SCRIPTS / "engine_steps.py", model).splitlines()
-    assert sorted(lines) == ["finished 0: 1", "finished 1: 1", "finished 2: 2"]
+    first, second, third = sorted(lines)
+    assert (first, second) == ("finished 0: 1", "finished 1: 1")
+    assert third in ("finished 2: 1", "finished 2: 2")  # the end of one, or of both at once
 
 
 def test_deltas_with_a_main_guard_and_a_shutdown(model: Path) -> None:
