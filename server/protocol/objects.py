@@ -30,6 +30,7 @@ Reason = Literal[
     "no_viewers",
     "session_deleted",
     "max_output_tokens",
+    "repetition",
     "deadline",
     "quota",
     "server_shutdown",

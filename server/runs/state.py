@@ -10,6 +10,7 @@ from sessions.model.records import MessageStatus
 FINISH_TO_STATUS: dict[str, tuple[EndStatus, Reason]] = {
     "stop": ("completed", "eos"),
     "length": ("incomplete", "max_output_tokens"),
+    "repetition": ("incomplete", "repetition"),
     "abort": ("failed", "engine_error"),
     "error": ("failed", "engine_error"),
 }

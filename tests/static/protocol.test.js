@@ -20,6 +20,7 @@ test("an unknown error says what the server said", () => {
 
 test("an end the user did not choose is explained", () => {
   assert.equal(reasonText("max_output_tokens"), "reached the length limit");
+  assert.equal(reasonText("repetition"), "began to repeat itself");
   assert.equal(reasonText("eos"), "");
   assert.equal(reasonText(undefined), "");
 });

@@ -12,6 +12,7 @@ const REASON_TEXTS = {
   no_viewers: "stopped, nobody was watching",
   session_deleted: "chat deleted",
   max_output_tokens: "reached the length limit",
+  repetition: "began to repeat itself",
   deadline: "ran out of time",
   quota: "quota used up",
   server_shutdown: "the server shut down, ask again",

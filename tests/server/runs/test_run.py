@@ -1,12 +1,14 @@
 """`Run`: numbers, the gate that a stop closes, its states, what is kept, and how it ends."""
 
 from itertools import pairwise, product
+from typing import get_args
 
 import pytest
 
+from engine.outputs import FinishReason
 from server.protocol.server_frames import InProgressEntry
 from server.runs.run import Run, Timeline
-from server.runs.state import MOVES, IllegalMove, RunState
+from server.runs.state import FINISH_TO_STATUS, MOVES, IllegalMove, RunState
 from server.runs.stop import Stop
 from sessions.model.events import ObjectEvent, TextEvent
 from sessions.model.records import Message
@@ -222,6 +224,7 @@ def test_the_text_is_cut_at_what_was_seen_unless_that_is_beyond_the_log(
         ("stop", 151645, "completed", "eos"),
         ("stop", "END", "completed", "stop"),
         ("length", None, "incomplete", "max_output_tokens"),
+        ("repetition", "repetition_detected", "incomplete", "repetition"),
         ("error", None, "failed", "engine_error"),
         ("abort", None, "failed", "engine_error"),
     ],
@@ -233,7 +236,11 @@ def test_how_the_engine_ended_is_how_the_answer_ends(
     assert (end.status, end.reason, end.by) == (status, reason, None)
 
 
-@pytest.mark.parametrize("finish_reason", ["stop", "length", "abort", "error"])
+def test_every_end_of_the_engine_is_an_end_of_the_answer() -> None:
+    assert FINISH_TO_STATUS.keys() == set(get_args(FinishReason))
+
+
+@pytest.mark.parametrize("finish_reason", get_args(FinishReason))
 def test_a_stop_wins_against_every_end(run: Run, finish_reason: str) -> None:
     run.stop(Stop())
     end = run.end(finish_reason, None, "unknown")
