@@ -109,9 +109,14 @@ class Adapters:
             raise invalid_field("name", self._below_folder(problem)) from None
         except (RetryableRequestError, EngineDeadError) as error:
             raise ApiError("engine_unavailable", "the engine is away; try again shortly") from error
-        await self._book.put(adapter)
-        logger.info("adapter loaded", name=name, content_hash=content_hash)
-        await self._spread()
+        try:
+            await self._book.put(adapter)
+            logger.info("adapter loaded", name=name, content_hash=content_hash)
+            await self._spread()
+        finally:
+            # The store failed, or another one took its place: nobody would ever remove its number.
+            if self._loaded.get(name) != adapter:
+                await self._release(adapter)
         return adapter
 
     async def unload(self, name: str) -> None:
@@ -155,9 +160,12 @@ class Adapters:
         del self._loaded[name], self._seen[name]
         self._problems.pop(name, None)
         self._forget(name)
-        # Its memory; a core that is away has none of it, and forgets it with the rest.
+        await self._release(known)
+
+    async def _release(self, adapter: Adapter) -> None:
+        """Its memory; a core that is away has none of it, and forgets it with the rest."""
         with contextlib.suppress(RetryableRequestError, EngineDeadError, ValidationError):
-            await self._engine.remove_lora(known.number)
+            await self._engine.remove_lora(adapter.number)
 
     async def _offer(self, adapter: Adapter) -> None:
         name = adapter.name

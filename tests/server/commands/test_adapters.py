@@ -1,5 +1,6 @@
 """`Adapters`: what is offered is what is loaded and lies here, whoever has loaded it."""
 
+import asyncio
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from server.engines.client import (
 )
 from server.protocol.errors import ApiError
 from sessions.directory.adapters import Adapter, AdapterBook
+from sessions.model.errors import StoreUnavailable
 from sessions.store.store import SessionStore
 from tests.server.helpers.engines import IdleEngine
 
@@ -177,6 +179,42 @@ async def test_what_the_engine_refuses_is_not_loaded(host: Host) -> None:
         await host.adapters.load("poet", "admin")
     assert away.value.code == "engine_unavailable"
     assert await host.book.all() == {} and list(host.models) == [BASE.name]
+
+
+async def test_of_two_loads_at_once_the_engine_keeps_one(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, add, put = asyncio.Barrier(2), host.engine.add_lora, host.book.put
+
+    async def add_together(request: LoRARequest) -> bool:
+        await both.wait()  # neither has seen the other in the store
+        return await add(request)
+
+    async def put_together(adapter: Adapter) -> None:
+        await put(adapter)
+        await both.wait()  # neither looks before both are there
+
+    monkeypatch.setattr(host.engine, "add_lora", add_together)
+    monkeypatch.setattr(host.book, "put", put_together)
+    await asyncio.gather(*(host.adapters.load("poet", "admin") for _ in range(2)))
+    [kept] = (await host.book.all()).values()
+    added = {request.lora_int_id for request in host.engine.added}
+    assert added - set(host.engine.removed) == {kept.number}
+    request = host.models["poet"].lora_request
+    assert request is not None and request.lora_int_id == kept.number
+
+
+async def test_the_engine_forgets_what_the_store_did_not_take(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(adapter: Adapter) -> None:
+        raise StoreUnavailable
+
+    monkeypatch.setattr(host.book, "put", fail)
+    with pytest.raises(StoreUnavailable):
+        await host.adapters.load("poet", "admin")
+    assert host.engine.removed == [request.lora_int_id for request in host.engine.added] != []
+    assert list(host.models) == [BASE.name]
 
 
 async def test_no_more_are_loaded_than_are_allowed(host: Host) -> None:
