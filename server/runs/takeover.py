@@ -70,6 +70,7 @@ class Takeover:
         self._intervals = intervals
         self._index_sweep = index_sweep
         self._tracing = tracing
+        self._left: dict[str, float] = {}  # to others, since when: this worker cannot compute them
 
     async def adopt(self, replica: str) -> None:
         """Go on with all that a dead worker ran. The supervisor's waitpid is the proof of that."""
@@ -89,7 +90,9 @@ class Takeover:
             await asyncio.sleep(self._intervals.sweep * random.uniform(0.8, 1.2))
             try:
                 if not self._runs.draining:
-                    for response_id in await self._store.runs.expired():
+                    expired = await self._store.runs.expired()
+                    self._left = {id: self._left[id] for id in expired if id in self._left}
+                    for response_id in expired:
                         await self.take_over(response_id)
                 if time.monotonic() - touched >= self._intervals.index:
                     touched = time.monotonic()
@@ -110,13 +113,41 @@ class Takeover:
         if self._runs.draining or self._runs.local(response_id) is not None:
             return
         try:
-            await self._take_over(response_id, exited_owner)
+            if not await self._is_left_to_others(response_id):
+                await self._take_over(response_id, exited_owner)
         except StoreUnavailable:
             raise
         except SessionError:
             pass  # alive, ended by somebody else, or deleted
         except Exception:
             logger.exception("run cannot be taken over", response_id=response_id)
+
+    async def _is_left_to_others(self, response_id: str) -> bool:
+        """Whether another worker may be able to compute it, since this one is not.
+
+        They have the time of a lease; then it is ended here.
+        """
+        if not self._peers.are_known():
+            return False
+        try:
+            record = await self._store.runs.get(None, response_id)
+        except (StoreUnavailable, SessionError):
+            raise
+        except Exception:
+            return False  # one that cannot be read is ended by whoever sees it first
+        if record.cancel_at is not None or await self._model_of(record) is not None:
+            return False
+        now = time.monotonic()
+        return now - self._left.setdefault(response_id, now) < self._intervals.lease
+
+    async def _model_of(self, record: RunRecord) -> ServedModel | None:
+        """The model that computes what the one before has computed; None if it is not here."""
+        if record.model not in self._models and self._refresh_models is not None:
+            await self._refresh_models()
+        model = self._models.get(record.model)
+        fingerprint = record.extra.get("model_fingerprint")
+        is_same = model is not None and fingerprint in (None, model.fingerprint)
+        return model if is_same else None
 
     async def _take_over(self, response_id: str, exited_owner: str | None) -> None:
         reaped = await self._store.runs.reap(
@@ -143,8 +174,7 @@ class Takeover:
         run, record, is_whole = await self._load(response_id, reaped)
         if self._tracing is not None:
             run.trace = self._tracing.resume(run.session_id, response_id, run.fence, record.extra)
-        if record.model not in self._models and self._refresh_models is not None:
-            await self._refresh_models()
+        run.model = await self._model_of(record)
         end = self._end_of(run, record, reaped) if is_whole else LOG_GONE
         logger.warning(
             "run taken over",
@@ -171,6 +201,7 @@ class Takeover:
         """
         record = await self._store.runs.get(None, response_id)
         run = _bare_run(record, await self._message_of(record), reaped)
+        run.model = await self._model_of(record)
         await self._runs.finish(run, self._end_of(run, record, reaped) or GIVEN_UP)
 
     async def _message_of(self, record: RunRecord) -> Message:
@@ -226,9 +257,7 @@ class Takeover:
             run.stop(Stop.stored(record.cancel_by, record.cancel_reason, reaped.seen))
             run.mark_stop_stored()
             return run.end("abort", None, "unknown")
-        model = run.model = self._models.get(record.model)
-        fingerprint = record.extra.get("model_fingerprint")
-        if model is None or fingerprint not in (None, model.fingerprint):
+        if run.model is None:
             return End("incomplete", "owner_lost", "unknown")
         if run.fence > MAX_FENCE:
             return GIVEN_UP

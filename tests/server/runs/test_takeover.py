@@ -143,6 +143,22 @@ async def test_answer_of_another_model_or_prompt_ends_with_its_text(
     assert survivor.engine.num_requests == 0
 
 
+@pytest.mark.parametrize("changed", [{"model": "other"}, {"model_fingerprint": "other"}])
+async def test_answer_of_another_model_is_left_to_others_for_the_time_of_a_lease(
+    survivor: Survivor, changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    takeover, store = survivor.worker.takeover, survivor.worker.store
+    monkeypatch.setattr(survivor.worker.peers, "are_known", lambda: True)
+    response_id = await survivor.orphan(**changed)
+    await takeover.adopt("dead")
+    left = await store.runs.get(None, response_id)
+    assert (left.is_live, left.fence, left.owner) == (True, 1, "dead")
+    takeover._left[response_id] -= CALM.lease
+    record, text = await survivor.adopted(response_id)
+    assert (record.status, record.reason) == ("incomplete", "owner_lost")
+    assert text == oracle_answer(FIRST, NUM_STORED)
+
+
 async def test_answer_that_outlived_too_many_owners_fails(survivor: Survivor) -> None:
     response_id = await survivor.orphan()
     store, owner = survivor.worker.store, "dead"
