@@ -111,7 +111,7 @@ def _check_text(session: StoredSession, run: StoredRun, text: str, status: str) 
         yield f"I1 the log spells {whole[:length][-60:]!r}, stored is {text[-60:]!r}"
     question = session.messages.get(run.fields.get("parent_id", ""), {})
     prompt = _ORACLE_PROMPT.search(question["content"][0]["text"]) if question else None
-    counts = not run.fields["model"].startswith(ADAPTED)
+    counts = not run.fields.get("model", "").startswith(ADAPTED)
     if counts and prompt and (first := int(prompt[1])) < ORACLE_TOKENS:
         num_words = min(len(text) // 7 + 1, ORACLE_TOKENS - 1 - first)
         reference = oracle_answer(first, num_words)
