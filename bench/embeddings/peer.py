@@ -4,6 +4,7 @@ import json
 import math
 import os
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -26,12 +27,18 @@ class SentenceTransformers:
         python = Environments(cache_folder(), os.cpu_count() or 1).program(
             "sentence-transformers", "python"
         )
-        self._command = [str(python), str(PROGRAM), str(model), str(threads)]
-        self._texts = texts
+        self._command = [str(python), str(PROGRAM)]
+        self._threads = threads
+        self._model, self._texts = model, texts
 
     def __enter__(self) -> Self:
+        self._folder = tempfile.TemporaryDirectory()
+        plain = _without_template(self._model, Path(self._folder.name))
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*self._command, str(plain), str(self._threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self._write(json.dumps(self._texts))
         return self
@@ -44,6 +51,7 @@ class SentenceTransformers:
     ) -> None:
         self._process.kill()
         self._process.communicate()
+        self._folder.cleanup()
 
     def embed(self) -> list[float]:
         """Embed all texts; the first one's embedding, normalized."""
@@ -57,7 +65,7 @@ class SentenceTransformers:
 
     def check(self, ours: Sequence[PoolingRequestOutput]) -> None:
         """Raises ValueError unless both mean the same by an embedding of the first text."""
-        one, other = ours[0].outputs.data, self.embed()
+        one, other = list(ours[0].outputs.data), self.embed()
         norm = math.sqrt(sum(number * number for number in one))
         cosine = sum(a * b for a, b in zip(one, other, strict=True)) / norm
         if cosine < MIN_COSINE:
@@ -67,3 +75,14 @@ class SentenceTransformers:
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
+
+
+def _without_template(model: Path, folder: Path) -> Path:
+    """The same checkpoint without a chat template, which would be put around every text."""
+    for file in model.iterdir():
+        if file.name not in ("tokenizer_config.json", "chat_template.jinja"):
+            (folder / file.name).symlink_to(file)
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder

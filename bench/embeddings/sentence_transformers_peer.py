@@ -1,8 +1,8 @@
 """sentence-transformers as a process: MODEL THREADS, in its environment, without Parley.
 
 The first line that it reads is a JSON list of texts. To each line after it, it embeds them, all in
-one batch, and answers with a line of JSON: the first embedding. It pools by the mean, as
-sentence-transformers does with a folder that says nothing, and normalizes.
+one batch, and answers with a line of JSON: the first embedding. It pools by the last
+token, as sentence-transformers does with such a folder that says nothing, and normalizes.
 """
 
 import json
