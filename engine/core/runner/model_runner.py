@@ -135,14 +135,15 @@ class ModelRunner:
         It gives a token, or what a pooled prompt becomes, for each sequence that reached its last
         known token.
         """
-        is_pooling = any(item.sequence.pooling is not None for item in scheduled)
+        prompts = [item for item in scheduled if not item.is_decode]
+        is_pooling = any(item.sequence.pooling is not None for item in prompts)
         sampled = [item.sequence for item in scheduled if item.is_sampled]
         with torch.inference_mode():
             self._clear_ends(scheduled)
             self._copy_beginnings(scheduled)
             choices = self._sampler.choices(sampled, self.loaded.vocab_size)
             logits, choices = self._compute(scheduled, choices)
-            if any(item.scored for item in scheduled):  # before the next step writes over them
+            if any(item.scored for item in prompts):  # before the next step writes over them
                 score_prompts(scheduled, logits[len(sampled) :], self._mode)
                 logits = logits[: len(sampled)]
             tokens = self._chosen[: len(sampled)]

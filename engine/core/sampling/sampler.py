@@ -194,7 +194,7 @@ class Sampler:
             return [
                 SampledToken(-1, error=errors[row])
                 if row in errors
-                else self._result(logits[row], chosen[row], sequence)
+                else self._result(logits, row, chosen[row], sequence)
                 for row, sequence in enumerate(sequences)
             ]
 
@@ -203,14 +203,14 @@ class Sampler:
             return lambda: with_logprobs
         return results
 
-    def _result(self, logits: Tensor, token: int, sequence: Sequence) -> SampledToken:
-        """logits: [vocab] float32, edited where that is what logprobs are reported of."""
+    def _result(self, logits: Tensor, row: int, token: int, sequence: Sequence) -> SampledToken:
+        """logits: [n, vocab] float32, edited where that is what logprobs are reported of."""
         params = sequence.params
         if forced := params.trace_decode_token_ids:
             token = forced[min(sequence.num_output_tokens, len(forced) - 1)]
         if params.logprobs is None:
             return SampledToken(token)
-        return SampledToken(token, token_logprobs(logits, token, params, self._mode))
+        return SampledToken(token, token_logprobs(logits[row], token, params, self._mode))
 
 
 def _state_of(sequence: Sequence) -> RowState:

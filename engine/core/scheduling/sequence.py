@@ -263,8 +263,8 @@ class ScheduledSequence:
         if sequence.is_scored:
             last = sequence.num_prompt_tokens - 1
             self.scored = range(max(start, sequence.num_scored_tokens), min(self.end, last))
-        self.prompt_logprobs: list[TokenLogprobs] = []  # of these, set by the runner
-        self.prompt_token_id_logprobs = b""  # likewise
+            self.prompt_logprobs: list[TokenLogprobs] = []  # of these, set by the runner
+            self.prompt_token_id_logprobs = b""  # likewise
         self._num_preemptions = sequence.num_preemptions
 
     @property
