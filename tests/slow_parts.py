@@ -27,6 +27,7 @@ PARTS = {
     "end_to_end/redis/test_redis_": "outages",
     "engine/core/ops/test_levels.py": "levels",
     "compat/": "compat",
+    "csrc/test_decoder.py": "levels",
     "csrc/": "cuda",
     "end_to_end/": "end-to-end",
     "engine/": "engine",

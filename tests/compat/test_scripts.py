@@ -78,6 +78,7 @@ def test_a_batch_without_an_event_loop_and_without_a_shutdown(model: Path) -> No
     ]
 
 
+@pytest.mark.slow
 def test_steps_without_an_event_loop_and_without_a_shutdown(model: Path) -> None:
     lines = finish(SCRIPTS / "engine_steps.py", model).splitlines()
     first, second, third = sorted(lines)

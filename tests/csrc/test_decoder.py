@@ -318,6 +318,7 @@ def run_of_each_format(backend: str) -> dict[str, tuple[Tensor, Tensor]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "level", ["baseline", "x86_64_v3", "x86_64_v4", "avx512_vnni", "avx512_bf16"]
 )

@@ -1,4 +1,5 @@
-"""`needs_cuda_kernels`: marks tests of csrc/cuda, whose tensors lie on the CPU.
+"""`needs_cuda_kernels`: marks tests of csrc/cuda, whose tensors lie on the CPU; `with_cuda_kernels`
+marks those of a whole model on them, which the emulator takes long for.
 
 The kernels are those of csrc/cuda, word for word. A C++ compiler builds them for the processor, and
 tests/csrc/cuda_emulator gives what CUDA would; what that cannot show is in its header. With
@@ -33,10 +34,13 @@ FLAGS = (
 )
 
 
+IS_ON_GPU = os.environ.get("PARLEY_TEST_DEVICE") == "cuda"
+
+
 @functools.cache
 def load() -> bool:
     """Make the kernels known as `torch.ops.parley_cuda`, for tensors on the CPU."""
-    if os.environ.get("PARLEY_TEST_DEVICE") == "cuda":
+    if IS_ON_GPU:
         assert ops.load_cuda_library(), "csrc/cuda was not built"
         run_elsewhere(NAMESPACE, torch.device("cuda"))
         return True
@@ -96,3 +100,4 @@ def _copy_to(argument: Any, device: torch.device) -> Any:
 
 # Where there is no compiler, nothing was built that could be tested.
 needs_cuda_kernels = pytest.mark.skipif(not load(), reason="csrc/cuda is not built: no compiler")
+with_cuda_kernels = [needs_cuda_kernels] if IS_ON_GPU else [needs_cuda_kernels, pytest.mark.slow]

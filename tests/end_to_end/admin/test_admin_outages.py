@@ -173,6 +173,7 @@ async def test_a_token_is_not_waited_for_when_the_server_hangs(
     await context.close()
 
 
+@pytest.mark.slow
 async def test_without_redis_the_lists_are_said_to_be_old_and_not_doubted_to_be_stored(
     browser: Browser, lone: Server
 ) -> None:

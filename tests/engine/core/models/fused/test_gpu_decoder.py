@@ -31,11 +31,11 @@ from tests.engine.helpers.greedy_oracle import (
     make_prompts,
 )
 from tests.engine.helpers.stepped_engine import SteppedEngine
-from tests.helpers.cuda_kernels import needs_cuda_kernels
+from tests.helpers.cuda_kernels import needs_cuda_kernels, with_cuda_kernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 KERNELS = pytest.mark.parametrize(
-    "kernels", ["torch", pytest.param("cuda", marks=needs_cuda_kernels)]
+    "kernels", ["torch", pytest.param("cuda", marks=with_cuda_kernels)]
 )
 
 
@@ -65,7 +65,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
     monkeypatch.setattr(loader, "_choose_fused", lambda *args: True)
 
 
-@KERNELS
+@pytest.mark.parametrize("kernels", ["torch", pytest.param("cuda", marks=needs_cuda_kernels)])
 @pytest.mark.usefixtures("on_gpu")
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_chunks_decodes_and_latecomers_equal_transformers(
