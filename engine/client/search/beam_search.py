@@ -93,6 +93,11 @@ class BeamSearchRun:
                     return None
                 streams.append(stream)
             outputs = [await stream.get() for stream in streams]
+        except RetryableRequestError:  # a pause has ended what was open: so it does the search
+            if place == 0:
+                raise
+            self._is_aborted = True
+            return None
         finally:
             for stream in streams:
                 stream.close()

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from engine import AsyncEngineArgs, AsyncLLM, BeamSearchParams, RequestOutput, SamplingParams
 from engine.beam_search import Beam, BeamSearch
+from engine.client.control import PauseMode
 from engine.errors import PromptTooLongError, RetryableRequestError, ValidationError
 from engine.ipc import AddRequest
 from engine.logprobs import Logprob
@@ -395,6 +396,46 @@ async def test_a_search_goes_on_in_the_next_core(
     await supervised.replace()
     output = await asking
     assert found(output) == found(undisturbed) and output.error is None
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+async def test_a_search_that_is_kept_goes_on_after_a_sleep(
+    level: int, engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = await search(engine, [7, 70], beam_width=3, max_tokens=7)
+    is_asleep = asyncio.Event()
+
+    async def sleep() -> None:
+        await engine.sleep(level, mode="keep")
+        is_asleep.set()
+
+    await during(engine, 6, sleep, monkeypatch)
+    asking = asyncio.create_task(search(engine, [7, 70], beam_width=3, max_tokens=7))
+    await is_asleep.wait()
+    await engine.wake_up()
+    output = await asking
+    assert found(output) == found(undisturbed) and output.error is None
+
+
+@pytest.mark.parametrize("mode", ["abort", "wait"])
+@pytest.mark.parametrize("number", [2, 5, 6])
+async def test_sleep_ends_a_search_with_its_best_beams(
+    mode: PauseMode, number: int, engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is between two steps, or has sent a part of the next one's requests."""
+    width: dict[str, Any] = {"beam_width": 3, "ignore_eos": True}
+    whole = await search(engine, [9, 9], max_tokens=1 if number == 2 else 2, **width)
+
+    async def sleep() -> None:
+        await engine.sleep(1, mode=mode)
+
+    await during(engine, number, sleep, monkeypatch)
+    output = await search(engine, [9, 9], max_tokens=30, **width)
+    assert {completion.finish_reason for completion in output.outputs} == {"abort"}
+    assert found(output) == found(whole) and output.error is None
+    with pytest.raises(RetryableRequestError, match="asleep"):
+        await search(engine, [9, 9], max_tokens=30, **width)
+    await engine.wake_up()
 
 
 async def test_an_abort_while_there_is_no_core_ends_a_search_at_once(
