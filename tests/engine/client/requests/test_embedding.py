@@ -1,6 +1,7 @@
 """`AsyncLLM.encode`: against a core with a script, and against real ones that are killed."""
 
 import asyncio
+import itertools
 from array import array
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine import AsyncEngineArgs, AsyncLLM, PoolingParams, PoolingRequestOutput, SamplingParams
+from engine.client.control import PauseMode
 from engine.errors import PromptTooLongError, ValidationError
 from engine.ipc import Abort, AddRequest, SequenceOutput, decode_client_message, encode
 from engine.outputs import RequestProgress
@@ -240,17 +242,58 @@ def test_a_client_of_an_older_version_asks_for_answers() -> None:
 # ---- real cores
 
 
-async def test_embeddings_equal_transformers_also_after_the_core_was_killed(
-    tmp_path: Path,
-) -> None:
-    """It dies amid each prompt, which the next core reads from its start."""
-    folder = build_tiny_model(tmp_path)
+LONG_PROMPT = [5 + number % 300 for number in range(400)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_model(tmp_path_factory.mktemp("embedding"))
+
+
+@pytest.fixture
+async def supervised(folder: Path) -> AsyncIterator[Supervised]:
+    """Its core reads a prompt in chunks of four tokens."""
     arguments = AsyncEngineArgs(
         str(folder), threads=1, max_num_batched_tokens=4, max_step_seconds=0
     )
     supervised = Supervised(arguments, stall_seconds=PATIENCE)
     await supervised.wait_ready()
-    engine, prompt = supervised.engine, [5 + number % 300 for number in range(400)]
+    yield supervised
+    supervised.close()
+
+
+async def test_sleep_amid_a_prompt_changes_no_embedding_unless_it_ends_it(
+    supervised: Supervised,
+) -> None:
+    engine = supervised.engine
+    undisturbed = await only(engine, LONG_PROMPT, MEAN, "undisturbed")
+    modes: tuple[PauseMode, ...] = ("keep", "wait", "abort")
+    for level, mode in itertools.product((1, 2), modes):
+        is_read = asyncio.Event()
+
+        def note(progress: RequestProgress, is_read: asyncio.Event = is_read) -> None:
+            if progress.num_computed_tokens:
+                is_read.set()
+
+        salted: Any = {"prompt_token_ids": LONG_PROMPT, "cache_salt": f"{mode} {level}"}
+        asking = asyncio.create_task(only(engine, salted, MEAN, "r", on_progress=note))
+        await is_read.wait()
+        await engine.sleep(level, mode=mode)
+        await engine.wake_up()
+        output = await asking
+        if mode == "abort" and output.finish_reason == "abort":  # else it had ended before
+            assert output.outputs.data == []
+        else:
+            assert output.outputs.data == undisturbed.outputs.data
+    assert await engine.get_supported_tasks() == ("generate", "embed")
+    assert engine.get_num_unfinished_requests() == 0
+
+
+async def test_embeddings_equal_transformers_also_after_the_core_was_killed(
+    folder: Path, supervised: Supervised
+) -> None:
+    """It dies amid each prompt, which the next core reads from its start."""
+    engine, prompt = supervised.engine, LONG_PROMPT
     params = {kind: PoolingParams(pooling_type=kind) for kind in ("LAST", "MEAN", "CLS")}
     undisturbed = {kind: await only(engine, prompt, params[kind], kind) for kind in params}
 
@@ -274,8 +317,6 @@ async def test_embeddings_equal_transformers_also_after_the_core_was_killed(
             if output.metrics.num_resubmits:
                 break  # else it had the embedding before it died
         assert output.metrics.num_resubmits == 1
-    assert await engine.get_supported_tasks() == ("generate", "embed")
-    supervised.close()
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").base_model
     with torch.inference_mode():
         states = model(torch.tensor([prompt]), use_cache=False).last_hidden_state[0]

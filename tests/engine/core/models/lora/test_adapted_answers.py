@@ -88,6 +88,32 @@ def test_several_adapters_beside_each_other_equal_merged_weights(
         assert (others - expected).abs().max() > 0.1  # else nothing was shown
 
 
+@pytest.mark.parametrize("family", FUSED)
+@pytest.mark.parametrize("impl", ["transformers", "fused"])
+@pytest.mark.parametrize("chunk", [7, 256])
+def test_logprobs_of_prompts_are_those_of_merged_weights(
+    chunk: int, impl: str, family: str, folders: dict[str, tuple[Path, list[Path]]]
+) -> None:
+    folder, adapters = folders[family]
+    engine = start(folder, model_impl=impl, max_num_batched_tokens=chunk)
+    requests = loras(engine, adapters)
+    prompt = [3 + 7 * number % 300 for number in range(40)]
+    for number, lora in enumerate(requests):  # the same one: no prefix of it may be shared
+        engine.add(str(number), prompt, max_tokens=2, prompt_logprobs=0, lora=lora)
+        engine.step()
+    engine.run()
+    base = AutoModelForCausalLM.from_pretrained(folder)
+    models = [*(merged_model(folder, adapter) for adapter in adapters), base]
+    for number, model in enumerate(models):
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt]), use_cache=False).logits[0]
+        expected = logits.log_softmax(-1)[range(39), prompt[1:]]
+        scored = [entries[0] for entries in engine.prompt_logprobs[str(number)]]
+        assert [token_id for token_id, _, _ in scored] == prompt[1:]
+        found = torch.tensor([logprob for _, logprob, _ in scored])
+        assert (found - expected).abs().max() <= MAX_DIFFERENCE
+
+
 @pytest.fixture(scope="module")
 def llama(folders: dict[str, tuple[Path, list[Path]]]) -> tuple[Path, list[Path]]:
     return folders["llama"]
