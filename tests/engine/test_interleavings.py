@@ -197,6 +197,7 @@ class Interleavings(RuleBasedStateMachine):
         num_resumed=st.sampled_from([0, 0, 0, 1, 7]),
         ignore_eos=st.booleans(),
         pooling_type=st.sampled_from([None, None, "LAST", "MEAN"]),  # else an answer is asked for
+        prompt_logprobs=st.sampled_from([None, None, 0]),  # of an answer
         lora=st.sampled_from([None, None, *ADAPTERS]),
     )
     def add(
@@ -212,6 +213,7 @@ class Interleavings(RuleBasedStateMachine):
         num_resumed: int,
         ignore_eos: bool,
         pooling_type: str | None,
+        prompt_logprobs: int | None,
         lora: LoRARequest | None,
     ) -> None:
         name, number = self.clients[client], len(self.requests)
@@ -223,6 +225,7 @@ class Interleavings(RuleBasedStateMachine):
             "max_tokens": max_tokens,
             "ignore_eos": ignore_eos,
             "pooling": pooling_type and PoolingParams(pooling_type=pooling_type),
+            "prompt_logprobs": None if pooling_type else prompt_logprobs,
             "lora": lora,
         }
         keys = [(name, f"r{number}-{sibling}") for sibling in range(num_siblings)]
@@ -367,13 +370,16 @@ class Interleavings(RuleBasedStateMachine):
         """One terminal output for each request of a living client, and the right tokens before."""
         ends: Counter[tuple[str, str]] = Counter()
         tokens: dict[tuple[str, str], list[int]] = {key: [] for key in self.requests}
+        scored: dict[tuple[str, str], list[int]] = {key: [] for key in self.requests}
         for client, message in self.core.sent:
             if isinstance(message, StepOutputs):
                 for output in message.outputs:
                     key = (client, output.request_id)
                     assert not ends[key], "an output after the last one"
                     tokens[key] += output.new_token_ids
+                    scored[key] += [rows[0][0] for rows in output.prompt_logprobs or ()]
                     self.check_embedding(key, output)
+                    self.check_scores(key, output, scored[key])
                     ends[key] += output.finish_reason is not None
         for key, fields in self.requests.items():
             assert ends[key] == 1 or (key[0] in self.lost and ends[key] == 0), key
@@ -390,6 +396,15 @@ class Interleavings(RuleBasedStateMachine):
             assert array("f", output.embedding).tolist() == [1, len(fields["prompt"])]
         elif fields["pooling"] is not None and output.finish_reason == "stop":
             assert key in self.stopped
+
+    def check_scores(self, key: tuple[str, str], output: SequenceOutput, scored: list[int]) -> None:
+        """Each token of a prompt but the first has its logprob once, and before what follows it."""
+        fields = self.requests[key]
+        if fields["prompt_logprobs"] is None:
+            assert output.prompt_logprobs is None
+            return
+        assert scored == fields["prompt"][1 : 1 + len(scored)]
+        assert not output.new_token_ids or len(scored) == len(fields["prompt"]) - 1
 
 
 def run_many(max_examples: int, stateful_step_count: int) -> None:

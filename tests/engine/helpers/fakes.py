@@ -49,7 +49,7 @@ def make_request(request_id: str, num_prompt_tokens: int = 3, **fields: Any) -> 
 class FakeModel:
     """Runs nothing: the next token of a sequence is `script(sequence)`, by default last + 1.
 
-    The embedding of a prompt is 1 and its number of tokens.
+    The embedding of a prompt is 1 and its number of tokens. The tokens of a prompt are certain.
 
     `during_step` is called once in the middle of each step, as if something happened meanwhile.
     What the scheduler does not know yet is taken from the sampled rows of the step before.
@@ -70,6 +70,9 @@ class FakeModel:
         tokens = [self._next(item.sequence) if item.is_sampled else None for item in scheduled]
         self._chosen = [token.token_id for token in tokens if token is not None]
         for index, item in enumerate(scheduled):
+            if item.scored:
+                ids = item.sequence.token_ids
+                item.prompt_logprobs += [[(ids[place + 1], 0.0, 1)] for place in item.scored]
             if item.is_last and item.sequence.pooling is not None:
                 numbers = array("f", (1, item.sequence.num_tokens))
                 tokens[index] = SampledToken(-1, embedding=numbers.tobytes())
