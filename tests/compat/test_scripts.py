@@ -58,6 +58,7 @@ def test_one_request_without_guard_and_shutdown(model: Path) -> None:
     assert finish(SCRIPTS / "basic.py", model).count("Generated: ") >= 2
 
 
+@pytest.mark.slow
 def test_text_of_a_stream_is_cumulative_unless_deltas_are_asked_for(model: Path) -> None:
     assert finish(SCRIPTS / "stream.py", model).endswith("\nGeneration complete!\n")
 
@@ -86,6 +87,7 @@ def test_steps_without_an_event_loop_and_without_a_shutdown(model: Path) -> None
     assert third in ("finished 2: 1", "finished 2: 2")  # the end of one, or of both at once
 
 
+@pytest.mark.slow
 def test_deltas_with_a_main_guard_and_a_shutdown(model: Path) -> None:
     printed = finish(SCRIPTS / "tutorial.py", model)
     assert printed.count("\nGeneration complete!\n") == 3

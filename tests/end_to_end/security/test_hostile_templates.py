@@ -27,7 +27,9 @@ def with_template(model: Path, folder: Path, template: str) -> Path:
 
 
 @pytest.mark.row("B69")
-@pytest.mark.parametrize("name", ["loop", "memory", "power", "big"])
+@pytest.mark.parametrize(
+    "name", ["loop", "memory", *(pytest.param(n, marks=pytest.mark.slow) for n in ("power", "big"))]
+)
 def test_a_folder_with_a_hostile_template_is_refused_in_one_line(
     oracle_model: Path, tmp_path: Path, name: str
 ) -> None:

@@ -63,7 +63,9 @@ async def grow(pid: int, at_least: int) -> None:
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("model_impl", ["fused", "transformers"])
+@pytest.mark.parametrize(
+    "model_impl", ["fused", pytest.param("transformers", marks=pytest.mark.slow)]
+)
 async def test_memory_falls_by_the_cache_and_then_by_the_weights(
     model_impl: str, tmp_path: Path
 ) -> None:

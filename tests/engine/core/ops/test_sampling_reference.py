@@ -10,10 +10,11 @@ from engine.core.ops import library as ops
 from engine.core.ops.sampling_reference import ChooseTokens, choose_truncated
 from tests.helpers import cuda_kernels
 from tests.helpers.built_kernels import needs_kernels
-from tests.helpers.cuda_kernels import needs_cuda_kernels
+from tests.helpers.cuda_kernels import needs_cuda_kernels, with_cuda_kernels
 
 VOCAB = 50
 IMPLEMENTATIONS = ["torch", *(["cpu"] if ops.load_library() else [])]
+WITH_CUDA = [*IMPLEMENTATIONS, pytest.param("cuda", marks=with_cuda_kernels)]
 IMPLEMENTATIONS += ["cuda"] if cuda_kernels.load() else []
 CUTS: list[dict[str, Any]] = [
     {},
@@ -114,7 +115,7 @@ def test_the_number_lies_in_the_share_of_the_token(
         assert distance_to_its_share(rows, row, token) < 1e-6
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", WITH_CUDA)
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2.0**-48])
 def test_the_ends_of_the_range_choose_tokens_that_may_come(
@@ -129,7 +130,7 @@ def test_the_ends_of_the_range_choose_tokens_that_may_come(
             assert distance_to_its_share(rows, row, token) < 1e-6
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", WITH_CUDA)
 @pytest.mark.parametrize("top_k", [1, 3, 600])
 def test_of_equal_tokens_any_number_is_kept_exactly(implementation: str, top_k: int) -> None:
     logits = torch.zeros(200, 600)
@@ -152,7 +153,7 @@ def test_a_row_without_a_finite_maximum_has_no_token(
     assert [token >= 0 for token in tokens] == [True, False, True]
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", WITH_CUDA)
 def test_a_row_chooses_alike_alone_and_among_others(implementation: str) -> None:
     logits = random_logits(33, 3000)
     for cut in CUTS:
