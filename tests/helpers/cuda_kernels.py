@@ -1,5 +1,5 @@
 """`needs_cuda_kernels`: marks tests of csrc/cuda, whose tensors lie on the CPU; `with_cuda_kernels`
-marks those of a whole model on them, which the emulator takes long for.
+marks those among them that the emulator takes long for.
 
 The kernels are those of csrc/cuda, word for word. A C++ compiler builds them for the processor, and
 tests/csrc/cuda_emulator gives what CUDA would; what that cannot show is in its header. With
