@@ -340,11 +340,13 @@ async def record_a_profile(engine: AsyncLLM) -> None:
 
 @documented("reset_mm_cache", "reset_prefix_cache")
 async def forget_what_is_cached(engine: AsyncLLM) -> None:
-    stream = await engine.add_request("r", [FIRST], greedy(1500))
-    await stream.get()
+    # So many that a busy machine cannot make the call come after the last one has ended.
+    streams = [await engine.add_request(f"{n}", [FIRST], greedy(1500)) for n in range(32)]
+    await streams[0].get()
     assert await engine.reset_prefix_cache() is False
-    await engine.abort("r")
-    await text(stream)
+    await engine.abort([f"{n}" for n in range(32)])
+    for stream in streams:
+        await text(stream)
     assert await engine.reset_prefix_cache(device="cpu") is True
     await engine.reset_mm_cache()
 
