@@ -279,8 +279,11 @@ def engine(folder: Path) -> Iterator[AsyncLLM]:
     engine.shutdown()
 
 
-async def test_a_thousand_aborts_through_the_client_return_at_once(
-    engine: AsyncLLM, adapters: list[LoRARequest]
+@pytest.mark.parametrize(
+    "num_aborts", [200, pytest.param(NUM_ABORTS, marks=pytest.mark.slow)], ids=["short", "long"]
+)
+async def test_aborts_through_the_client_return_at_once(
+    engine: AsyncLLM, adapters: list[LoRARequest], num_aborts: int
 ) -> None:
     rng = random.Random(2)
     abort_seconds: list[float] = []
@@ -361,7 +364,7 @@ async def test_a_thousand_aborts_through_the_client_return_at_once(
     expected = [await bystander(number, f"alone-{number}") for number in range(6)]
     streams = [bystander(number % 6, f"b{number}") for number in range(18)]
     vectors = [embedding(f"e{number}") for number in range(20)]
-    batches = [victims(range(start, NUM_ABORTS, 20)) for start in range(20)]
+    batches = [victims(range(start, num_aborts, 20)) for start in range(20)]
     results, found, _ = await asyncio.gather(
         asyncio.gather(*streams), asyncio.gather(*vectors), asyncio.gather(*batches)
     )

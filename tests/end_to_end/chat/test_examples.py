@@ -140,6 +140,7 @@ async def cut_twice(process: Process, proxy: FaultProxy) -> str:
     return printed.decode() + await interrupt_after(process, 700)
 
 
+@pytest.mark.slow  # the next ones lose the network, and the connection with it
 async def test_the_python_client_goes_on_after_a_lost_connection(
     server: Server, tmp_path: Path
 ) -> None:
@@ -154,6 +155,7 @@ async def test_the_python_client_goes_on_after_a_lost_connection(
     assert "\n[cancelled: client_cancelled, " in printed
 
 
+@pytest.mark.slow
 async def test_the_javascript_client_goes_on_after_a_lost_connection(server: Server) -> None:
     flags = node_has_websocket()
     if NODE is None or flags is None:

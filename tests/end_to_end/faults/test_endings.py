@@ -55,7 +55,7 @@ async def test_a_worker_that_hangs_outlives_no_supervisor(
         socket.create_connection((str(address.hostname), int(address.port or 0)))
 
 
-@pytest.mark.parametrize("num_signals", [1, 2])
+@pytest.mark.parametrize("num_signals", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_a_worker_that_hangs_ends_when_told_to_and_another_one_serves(
     new_server: NewServer, tmp_path: Path, num_signals: int
 ) -> None:

@@ -243,22 +243,23 @@ async def test_sleep_ends_when_the_process_that_asked_for_it_does(
     assert await engine.is_sleeping() is False
 
 
-async def test_an_owned_engine_shuts_down_asleep_and_while_it_wakes_up(tmp_path: Path) -> None:
-    folder = build_tiny_model(tmp_path)
-    for wakes in (False, True):
-        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(str(folder), threads=1))
-        await engine.sleep(2, mode="keep")
-        stream = await engine.add_request("r", [FIRST], params())
-        waking = asyncio.create_task(engine.wake_up()) if wakes else None
-        await asyncio.sleep(0)
-        core = engine._parts.core
-        engine.shutdown()
-        assert core is not None and core.poll() == 0
+@pytest.mark.parametrize("wakes", [True, pytest.param(False, marks=pytest.mark.slow)])
+async def test_an_owned_engine_shuts_down_asleep_and_while_it_wakes_up(
+    tmp_path: Path, wakes: bool
+) -> None:
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(str(build_tiny_model(tmp_path)), threads=1))
+    await engine.sleep(2, mode="keep")
+    stream = await engine.add_request("r", [FIRST], params())
+    waking = asyncio.create_task(engine.wake_up()) if wakes else None
+    await asyncio.sleep(0)
+    core = engine._parts.core
+    engine.shutdown()
+    assert core is not None and core.poll() == 0
+    with pytest.raises(EngineDeadError):
+        await stream.get()
+    if waking is not None:
         with pytest.raises(EngineDeadError):
-            await stream.get()
-        if waking is not None:
-            with pytest.raises(EngineDeadError):
-                await waking
+            await waking
 
 
 # ---- the engine that falls asleep by itself

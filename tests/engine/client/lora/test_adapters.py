@@ -226,6 +226,7 @@ def test_a_client_of_an_older_version_asks_for_no_adapter() -> None:
 # ---- real cores
 
 
+@pytest.mark.slow
 async def test_answers_equal_merged_weights_also_after_the_core_was_killed(
     tmp_path: Path,
 ) -> None:
