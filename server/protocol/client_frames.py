@@ -118,6 +118,7 @@ class UpdateSession(Frame, frozen=True, kw_only=True):
     settings: Settings | None = None
     pinned: bool | None = None
     head: str | None = None
+    branch: str | None = None  # a message: the head becomes the newest one that came of it
     if_revision: Count | None = None
 
 

@@ -24,6 +24,18 @@ def path_to(parents: Mapping[str, str | None], leaf: str | None) -> list[str]:
     return ids[::-1]
 
 
+def newest_below(parents: Mapping[str, str | None], message_id: str) -> str:
+    """The newest of the messages that came of that one, or itself. Raises `MessageNotFound`."""
+    if message_id not in parents:
+        raise MessageNotFound
+    family, newest = {message_id}, message_id
+    for other, parent_id in parents.items():  # in order of creation: parents come first
+        if parent_id in family:
+            family.add(other)
+            newest = other
+    return newest
+
+
 def children_of(parents: Mapping[str, str | None]) -> dict[str | None, tuple[str, ...]]:
     """Parent id -> its children in order of creation."""
     children: dict[str | None, list[str]] = {}

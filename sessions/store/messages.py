@@ -17,7 +17,7 @@ from sessions.model.errors import MessageNotFound, SessionNotFound, StoreUnavail
 from sessions.model.ids import check_session_id, is_message_id
 from sessions.model.records import Message
 from sessions.model.replies import MessagePage
-from sessions.model.tree import children_of, parents_of, path_to
+from sessions.model.tree import children_of, newest_below, parents_of, path_to
 from sessions.store.context import SESSION_SUFFIXES, StoreContext
 
 PART_MESSAGES: Final = 200
@@ -143,6 +143,19 @@ class Messages:
         """The ids from the root to that message."""
         tree = self._keys.session(session_id, "tree")
         return path_to(parents_of(await self._client.call("LRANGE", tree, 0, -1)), leaf)
+
+    async def newest_below(self, uid: str | None, session_id: str, message_id: str) -> str:
+        """The id of the newest message that came of that one, which may be itself.
+
+        Raises `SessionNotFound`, `MessageNotFound`.
+        """
+        check_session_id(session_id)
+        values, entries = await self._client.calls(
+            ("HMGET", self._keys.session(session_id, "m"), "uid"),
+            ("LRANGE", self._keys.session(session_id, "tree"), 0, -1),
+        )
+        check_owner(uid, values[0])
+        return newest_below(parents_of(entries), message_id)
 
     async def _renew(self, session_id: str) -> None:
         """Reading is a use, too; it works also when nothing can be written."""

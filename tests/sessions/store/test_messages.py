@@ -49,6 +49,25 @@ async def test_an_edit_is_a_sibling_and_both_branches_can_be_read(chat: Chat) ->
     assert new.messages[0].wire()["sibling_ids"] == [old.messages[0].id, new.messages[0].id]
 
 
+async def test_the_newest_message_that_came_of_another_ends_its_branch(chat: Chat) -> None:
+    messages = chat.store.messages
+
+    async def newest(message_id: str) -> str:
+        return await messages.newest_below("alice", chat.session_id, message_id)
+
+    await chat.begin("first")
+    await chat.finish(await live(chat), 2)
+    question, answer = (await messages.path("alice", chat.session_id)).messages
+    await chat.begin("edited", parent_id=None)
+    edited, its_answer = (await messages.path("alice", chat.session_id)).messages
+    assert await newest(question.id) == await newest(answer.id) == answer.id
+    assert await newest(edited.id) == its_answer.id
+    with pytest.raises(MessageNotFound):
+        await newest(new_message_id())
+    with pytest.raises(SessionNotFound):
+        await messages.newest_below("bob", chat.session_id, question.id)
+
+
 async def test_a_long_message_is_stored_compressed_and_left_out_of_its_event(chat: Chat) -> None:
     text = "naïve 🙂 " * 400
     await chat.begin(text)
