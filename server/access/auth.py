@@ -176,6 +176,13 @@ def set_cookie(
     )
 
 
+def clear_cookie(answer: Response, connection: HTTPConnection) -> None:
+    """Let the browser forget our cookie, under the name of older versions too."""
+    secure = _is_secure(connection)
+    for name in (cookie_name(connection), COOKIE_NAME):
+        answer.delete_cookie(name, path="/", secure=secure, httponly=True, samesite="lax")
+
+
 def _is_secure(connection: HTTPConnection) -> bool:
     return connection.url.scheme in ("https", "wss")
 

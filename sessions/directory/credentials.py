@@ -180,6 +180,11 @@ class Credentials:
         digests = await self._client.call("ZRANGE", self._keys.user_tokens(uid), 0, -1)
         return sum([await self.revoke_digest(digest.decode()) for digest in digests])
 
+    async def revoke_cookies(self, uid: str) -> int:
+        """Log the user out of every browser; how many. Their tokens still work."""
+        digests = [one.digest for one in await self.of_user(uid) if one.kind == "cookie"]
+        return sum([await self.revoke_digest(digest) for digest in digests])
+
     async def _store(
         self,
         raw: str,

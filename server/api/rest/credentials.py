@@ -1,15 +1,26 @@
-"""Short-lived credentials, made from the one that the caller has: they may stand in a URL."""
+"""Short-lived credentials, made from the one that the caller has, and the end of a browser's login.
 
+What is made may stand in a URL.
+"""
+
+from msgspec import Struct
 from starlette.responses import Response
 
+from server.access.auth import clear_cookie
 from server.api.rest.objects import LoginCode, Ticket
 from server.api.rest.operation import Access, ApiContext, Call, Operation, json_response
 from server.protocol.errors import ApiError
 from sessions.model.keys import TICKET_SECONDS
 
 
+class LogoutQuery(Struct, frozen=True):
+    """`everywhere`: in every browser, not in this one alone."""
+
+    everywhere: bool = False
+
+
 class CredentialOperations:
-    """The endpoints for login codes and websocket tickets."""
+    """The endpoints for login codes, websocket tickets and logging out."""
 
     def __init__(self, context: ApiContext) -> None:
         self._credentials = context.credentials
@@ -32,6 +43,15 @@ class CredentialOperations:
                 summary="A ticket for one websocket handshake, as `?ticket=`",
                 answers={201: Ticket},
             ),
+            Operation(
+                method="POST",
+                path="/v1/logout",
+                access=Access.USER,
+                endpoint=self.log_out,
+                summary="End the login of this browser, or of all of the user's",
+                query=LogoutQuery,
+                answers={204: None},
+            ),
         ]
 
     async def create_login_code(self, call: Call) -> Response:
@@ -47,3 +67,16 @@ class CredentialOperations:
         assert call.user.credential is not None
         ticket = await self._credentials.create_ticket(call.user.credential)
         return json_response({"ticket": ticket, "expires_in_s": int(TICKET_SECONDS)}, 201)
+
+    async def log_out(self, call: Call) -> Response:
+        """The cookie works no more, and its websockets end; tokens are for others to revoke."""
+        credential = call.user.credential
+        assert credential is not None
+        if credential.kind != "cookie":
+            raise ApiError("forbidden", "only the cookie of a browser can log out")
+        if call.query.everywhere:
+            await self._credentials.revoke_cookies(call.uid)
+        await self._credentials.revoke_digest(credential.digest)
+        answer = Response(status_code=204, headers={"Cache-Control": "no-store"})
+        clear_cookie(answer, call.request)
+        return answer

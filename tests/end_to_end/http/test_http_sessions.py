@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx2
 import pytest
 
 from tests.end_to_end.clients.http_client import (
@@ -13,6 +14,8 @@ from tests.end_to_end.clients.http_client import (
     code_of,
     fresh_key,
 )
+from tests.end_to_end.clients.operators import for_new_user
+from tests.end_to_end.frames.raw import log_in
 from tests.end_to_end.site.harness import Client, Server
 from tests.helpers.tiny_model import oracle_word
 
@@ -141,6 +144,31 @@ async def test_one_message_is_read_whole(server: Server, http: Http) -> None:
     assert (await http.get(f"{path}/{message_id}")).json() == page[-1]
     for unknown in ("msg_" + "A" * 22, "x", "%00"):
         assert code_of(await http.get(f"{path}/{unknown}")) == (404, "message_not_found")
+
+
+async def test_logging_out_ends_one_cookie_or_all_of_them_and_no_token(
+    server: Server, http: Http
+) -> None:
+    assert code_of(await http.post("/v1/logout")) == (403, "forbidden")  # a token is no login
+    server = await for_new_user(server)
+    first, second, third = [await log_in(server) for _ in range(3)]
+
+    async def ask(cookie: str, method: str, path: str, origin: str = server.url) -> int:
+        headers = {"Cookie": cookie, "Origin": origin}
+        async with httpx2.AsyncClient(base_url=server.url, trust_env=False) as browser:
+            answer = await browser.request(method, path, headers=headers)
+        if answer.status_code == 204:
+            assert "Max-Age=0" in answer.headers["set-cookie"]
+        return answer.status_code
+
+    assert await ask(first, "POST", "/v1/logout", "http://evil.example") == 403
+    assert await ask(first, "POST", "/v1/logout") == 204
+    assert await ask(first, "GET", "/v1/sessions") == 401
+    assert await ask(second, "GET", "/v1/sessions") == 200
+    assert await ask(second, "POST", "/v1/logout?everywhere=true") == 204
+    assert await ask(third, "GET", "/v1/sessions") == 401
+    async with Http(server) as program:
+        assert (await program.get("/v1/sessions")).status_code == 200
 
 
 async def test_a_ticket_opens_one_websocket(server: Server, http: Http) -> None:

@@ -140,6 +140,19 @@ async def test_a_guests_cookie_does_not_end_with_the_hosts_token(credentials: Cr
     assert cookie.expires_at > host.expires_at + 3_000_000
 
 
+async def test_revoking_cookies_leaves_tokens_and_the_cookies_of_others(
+    credentials: Credentials,
+) -> None:
+    token = await credentials.create_token("alice")
+    cookies = [await credentials.create_cookie("alice", 100) for _ in range(2)]
+    other = await credentials.create_cookie("bob", 100)
+    assert await credentials.revoke_cookies("alice") == 2
+    for cookie in cookies:
+        assert await credentials.lookup(cookie) is None
+    assert await credentials.lookup(token) and await credentials.lookup(other)
+    assert await credentials.revoke_cookies("alice") == 0
+
+
 async def test_revoking_everything_takes_the_codes_that_wait_too(
     credentials: Credentials, store: SessionStore
 ) -> None:
