@@ -46,14 +46,15 @@ class ReplyTarget:
                 response_id=response_id,
                 model=model,
             )
-        return replace(
+        return replace(  # its usage stays: what follows is added to it
             self.continued,
             status="in_progress",
             response_id=response_id,
             model=model,
-            usage=None,
             timings=None,
             status_details=None,
+            settings=None,
+            restarts=None,
         )
 
 

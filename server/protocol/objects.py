@@ -17,6 +17,7 @@ ResponseId = Annotated[str, Meta(pattern=r"^resp_[A-Za-z0-9_-]{33}$")]
 Count = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 Number = Annotated[int, Meta(ge=1, le=MAX_INTEGER)]
 Milliseconds = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
+Rate = Annotated[float, Meta(ge=0)]  # per second
 
 Engine = Literal["released", "unknown"]  # whether the engine has confirmed an end
 EndStatus = Literal["completed", "cancelled", "incomplete", "failed"]
@@ -106,7 +107,7 @@ class Timings(Part, frozen=True, kw_only=True):
     total_ms: Milliseconds
     queue_ms: Milliseconds | UnsetType = UNSET
     ttft_ms: Milliseconds | UnsetType = UNSET
-    tokens_per_s: Annotated[float, Meta(ge=0)] | UnsetType = UNSET
+    tokens_per_s: Rate | UnsetType = UNSET
     created_at: Milliseconds | UnsetType = UNSET
     started_at: Milliseconds | UnsetType = UNSET
     first_token_at: Milliseconds | UnsetType = UNSET
@@ -136,6 +137,8 @@ class MessageObject(Part, frozen=True, kw_only=True):
     usage: Usage | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET
     status_details: StatusDetails | UnsetType = UNSET
+    settings: SettingsObject | UnsetType = UNSET
+    restarts: Count | UnsetType = UNSET
     sibling_ids: list[Id] | UnsetType = UNSET
 
 
@@ -157,6 +160,7 @@ class ResponseObject(Part, frozen=True, kw_only=True):
     status_details: StatusDetails | UnsetType = UNSET
     usage: Usage | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET
+    restarts: Count | UnsetType = UNSET
     text_length: Count | UnsetType = UNSET
 
 

@@ -21,6 +21,7 @@ from server.protocol.objects import (
     MessageObject,
     Milliseconds,
     Number,
+    Rate,
     RateLimit,
     ResponseId,
     ResponseObject,
@@ -203,6 +204,14 @@ class ResponseQueued(ServerFrame, frozen=True, kw_only=True, tag="response.queue
     eta_ms: Milliseconds | UnsetType = UNSET
 
 
+class ResponseProgress(ServerFrame, frozen=True, kw_only=True, tag="response.progress"):
+    """How far an answer is that is being written: its tokens, and how many a second so far."""
+
+    response_id: ResponseId
+    output_tokens: Count
+    tokens_per_s: Rate
+
+
 class InProgressEntry(ServerFrame, frozen=True, kw_only=True, tag="response.in_progress"):
     """The engine has begun with the prompt."""
 
@@ -325,6 +334,7 @@ FRAMES: tuple[type[ServerFrame], ...] = (
     MessageUpdated,
     ResponseCreated,
     ResponseQueued,
+    ResponseProgress,
     ResponseInProgress,
     TextDelta,
     ReasoningDelta,

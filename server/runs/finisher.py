@@ -256,8 +256,10 @@ class Finisher:
             run.message,
             text=text,
             status=STATUS_TO_MESSAGE_STATUS[end.status],
-            usage=run.usage(),
+            usage=run.message_usage(),
             timings=run.timeline.wire(len(run.token_ids)),
             status_details={"reason": end.reason},
+            settings=run.message_settings(),
+            restarts=run.num_restarts or None,
         )
         return _Ending(end, message, run.done_entry(end, message.text_length))

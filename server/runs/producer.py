@@ -30,7 +30,12 @@ from server.generation.queue_estimate import QueueEstimate
 from server.generation.sampling import sampling_params
 from server.live.hub import Hub
 from server.protocol.errors import ApiError
-from server.protocol.server_frames import InProgressEntry, QueueReason, ResponseQueued
+from server.protocol.server_frames import (
+    InProgressEntry,
+    QueueReason,
+    ResponseProgress,
+    ResponseQueued,
+)
 from server.runs.finisher import Finisher
 from server.runs.log_writer import LogWriter, lose
 from server.runs.run import Run
@@ -46,6 +51,7 @@ logger = structlog.get_logger("server")
 
 FLUSH_SECONDS = 0.025  # between two text events of one answer; the first goes at once
 QUEUE_FRAME_SECONDS = 0.5  # `response.queued` is sent at most twice a second
+PROGRESS_SECONDS = 1.0  # between two `response.progress`
 ENGINE_WAIT_SECONDS = 60.0  # of an answer whose turn comes while there is no engine core
 
 
@@ -88,6 +94,7 @@ class Producer:
             on_loss=self._lose,
         )
         self._last_queue_frame = 0.0
+        self._progress_at = 0.0  # when `response.progress` was sent
         self._last_text_at: float | None = None
 
     def _must_be_silent(self) -> bool:
@@ -261,6 +268,9 @@ class Producer:
         run = self._run
         answer = output.outputs[0] if output.outputs else None
         self._note_cached(output.num_cached_tokens)
+        if output.metrics is not None:
+            run.num_resubmits = output.metrics.num_resubmits
+            run.timeline.first_decoded = output.metrics.first_token_ts or None
         if answer is None or not answer.token_ids:
             if answer is not None and answer.text:
                 self._add_text(answer.text, [])
@@ -275,6 +285,19 @@ class Producer:
         logprobs = token_logprobs(answer.logprobs, answer.token_ids) if answer.logprobs else ()
         self._add_text(answer.text, answer.token_ids, logprobs)
         self._check_deadline(now)
+        if now - self._progress_at >= PROGRESS_SECONDS:
+            self._progress_at = now
+            self._show_progress()
+
+    def _show_progress(self) -> None:
+        """Tell the viewers here how fast it is; a stop has the last word."""
+        run = self._run
+        rate = run.timeline.tokens_per_s(len(run.token_ids))
+        if rate is not None and run.stopping is None:
+            frame = ResponseProgress(
+                response_id=run.response_id, output_tokens=len(run.token_ids), tokens_per_s=rate
+            )
+            self._hub.put_unnumbered(run.response_id, frame)
 
     def _check_deadline(self, now: float) -> None:
         """An answer that takes too long keeps what it has, and may be continued."""

@@ -5,6 +5,7 @@ called, `add_text` refuses, from any caller.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +41,8 @@ class Timeline:
 
     created: float = field(default_factory=time.monotonic)
     scheduled: float | None = None
-    first_token: float | None = None
+    first_token: float | None = None  # when it came here
+    first_decoded: float | None = None  # when the engine had it: outputs may come in bunches
     last_token: float | None = None
     done: float | None = None
     at: dict[str, int] = field(default_factory=dict)  # milliseconds since 1970, by Redis' clock
@@ -64,10 +66,16 @@ class Timeline:
             timings["queue_ms"] = _ms(self.scheduled - self.created)
         if self.first_token is not None and self.last_token is not None:
             timings["ttft_ms"] = _ms(self.first_token - self.created)
-            decoding = self.last_token - self.first_token
-            if num_tokens > 1 and decoding > 0:
-                timings["tokens_per_s"] = round((num_tokens - 1) / decoding, 1)
+        if (rate := self.tokens_per_s(num_tokens)) is not None:
+            timings["tokens_per_s"] = rate
         return timings
+
+    def tokens_per_s(self, num_tokens: int) -> float | None:
+        """The decoding rate so far; None of less than two tokens."""
+        if self.first_token is None or self.last_token is None or num_tokens < 2:
+            return None
+        decoding = self.last_token - min(self.first_token, self.first_decoded or math.inf)
+        return round((num_tokens - 1) / decoding, 1) if decoding > 0 else None
 
 
 class Run:
@@ -103,6 +111,7 @@ class Run:
         self.num_discarded = 0  # tokens decoded after the gate had closed
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
+        self.num_resubmits = 0  # how often the engine was replaced under it, while it was here
         self.prompt: Prompt | None = None
         self.prompt_from: str | None = None
         self.model: ServedModel | None = None  # that computes it; unknown of one that only ends
@@ -372,13 +381,30 @@ class Run:
             status_details=StatusDetails(reason=end.reason, by=by),
             usage=Usage(**self.usage()),
             timings=Timings(**self.timeline.wire(len(self.token_ids))),
+            restarts=self.num_restarts or UNSET,
             text_length=text_length,
         )
         # A newer version, which began it, may have stored more of it than this one knows.
         whole = {**self.response, **msgspec.to_builtins(response)}
         return DoneEntry(response=cast("ResponseObject", whole), engine=end.engine, durable=True)
 
+    @property
+    def num_restarts(self) -> int:
+        """How many engines and workers have ended under it, as far as this worker knows."""
+        return self.num_resubmits + self.fence - 1
+
+    def message_settings(self) -> dict[str, Any]:
+        """What is kept with the message: enough to make it again. The system text is long."""
+        return {k: v for k, v in self.response["settings"].items() if k != "system"}
+
+    def message_usage(self) -> dict[str, int]:
+        """Of the whole message: a continued one had tokens before."""
+        usage = self.usage()
+        usage["output_tokens"] += (self.message.usage or {}).get("output_tokens", 0)
+        return usage
+
     def usage(self) -> dict[str, int]:
+        """Of this response alone."""
         return {
             "input_tokens": self.num_prompt_tokens,
             "cached_tokens": self.num_cached_tokens,

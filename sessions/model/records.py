@@ -15,8 +15,18 @@ from typing import Any, Final, Literal
 import orjson
 
 LIVE_STATUSES: Final = frozenset({"queued", "in_progress"})
-MESSAGE_OVERHEAD_BYTES: Final = 512  # about what a message's fields take beside its text
+MESSAGE_OVERHEAD_BYTES: Final = 768  # about what a message's fields take beside its text
 MAX_EVENT_CONTENT_BYTES: Final = 2048  # a message.* event leaves longer content out
+
+_OPTIONAL_FIELDS: Final = (  # of a message, as the protocol's object has them
+    "response_id",
+    "usage",
+    "timings",
+    "model",
+    "status_details",
+    "settings",
+    "restarts",
+)
 
 MessageStatus = Literal["in_progress", "completed", "interrupted", "failed"]
 
@@ -121,6 +131,8 @@ class Message:
     timings: dict[str, Any] | None = None
     model: str | None = None
     status_details: dict[str, Any] | None = None
+    settings: dict[str, Any] | None = None  # that it was made with, without the system text
+    restarts: int | None = None  # of its engine or worker, that it survived; None: of none
     sibling_ids: tuple[str, ...] = ()
 
     @property
@@ -139,7 +151,7 @@ class Message:
             "text_length": self.text_length,
             "created_at": self.created_at,
         }
-        for name in ("response_id", "usage", "timings", "model", "status_details"):
+        for name in _OPTIONAL_FIELDS:
             if (value := getattr(self, name)) is not None:
                 message[name] = value
         if len(self.sibling_ids) > 1:
@@ -173,12 +185,8 @@ class Message:
             text="".join(part["text"] for part in data["content"]),
             status=data["status"],
             created_at=data["created_at"],
-            response_id=data.get("response_id"),
-            usage=data.get("usage"),
-            timings=data.get("timings"),
-            model=data.get("model"),
-            status_details=data.get("status_details"),
             sibling_ids=sibling_ids,
+            **{name: data.get(name) for name in _OPTIONAL_FIELDS},
         )
 
 

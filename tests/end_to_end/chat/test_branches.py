@@ -120,6 +120,49 @@ async def test_the_head_can_be_switched_and_every_viewer_hears_of_it(server: Ser
         assert error["error"]["code"] == "message_not_found"
 
 
+async def test_a_branch_is_switched_to_its_newest_message_by_any_message_of_it(
+    server: Server,
+) -> None:
+    async with clients(server, 2) as (client, viewer):
+        session = await client.new_session()
+        await client.done(await client.ask(session, oracle_word(1), settings=GREEDY))
+        follow = await client.done(await client.ask(session, oracle_word(50), settings=GREEDY))
+        assert follow.done is not None
+        old_leaf = follow.done["response"]["message_id"]
+        (old, *_) = messages_of(server, session)
+        edit = await client.ask(session, oracle_word(60), settings=GREEDY, parent_id=None)
+        await client.done(edit)
+        await viewer.reply("session.subscribe", session_id=session)
+        updated = await client.reply("session.update", session_id=session, branch=old["id"])
+        assert updated["session"]["head"] == old_leaf
+        assert (await viewer.next("session.updated"))["session"]["head"] == old_leaf
+        assert messages_of(server, session)[-1]["id"] == old_leaf
+        both = {"branch": old["id"], "head": old_leaf}
+        error = await client.reply("session.update", session_id=session, **both)
+        assert (error["error"]["code"], error["error"]["param"]) == ("invalid_field", "branch")
+        for unknown in ("msg_" + "A" * 22, "nonsense"):
+            error = await client.reply("session.update", session_id=session, branch=unknown)
+            assert error["error"]["code"] == "message_not_found"
+
+
+async def test_a_message_keeps_what_it_was_made_with_and_all_its_tokens(server: Server) -> None:
+    async with Client(server) as client:
+        session = await client.new_session()
+        await client.reply("session.update", session_id=session, settings={"system": "Count."})
+        settings = {"temperature": 0, "max_output_tokens": 5, "seed": 7}
+        await client.done(await client.ask(session, oracle_word(1), settings=settings))
+        await client.next("message.updated")
+        _, message = messages_of(server, session)
+        assert settings.items() <= message["settings"].items()
+        assert "system" not in message["settings"]
+        assert "restarts" not in message
+        created = await create(client, session, continue_of=message["id"], settings=settings)
+        end = (await client.done(created["response"]["id"])).done
+        assert end is not None and end["response"]["usage"]["output_tokens"] == 5
+        await client.next("message.updated")
+        assert messages_of(server, session)[1]["usage"]["output_tokens"] == 10
+
+
 async def test_a_stopped_answer_is_continued_in_the_same_message(server: Server) -> None:
     async with clients(server, 2) as (client, viewer):
         session = await client.new_session()

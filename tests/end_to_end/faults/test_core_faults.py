@@ -90,6 +90,7 @@ async def test_answers_go_on_with_the_same_text_when_the_core_is_killed(
             assert answer.final.startswith(before)
             await client.wait(partial(is_stored, client, response), "message.updated")
             assert stored_text(server, session) == answer.final
+            assert answer.done is not None and answer.done["response"]["restarts"] == 1
         await next_question_works(client, disturbed[0][0])
 
 

@@ -45,6 +45,7 @@ async def test_answer_of_a_killed_worker_goes_on_within_two_seconds(two_workers:
         assert watched.done is not None
         assert watched.done["fence"] == 2
         assert watched.done["response"]["usage"]["output_tokens"] == NUM_TOKENS
+        assert watched.done["response"]["restarts"] == 1
         timings = watched.done["response"]["timings"]
         moments = [timings[n] for n in ("created_at", "started_at", "first_token_at", "done_at")]
         assert moments == sorted(moments)

@@ -278,6 +278,35 @@ def test_timings_are_sent_as_far_as_they_are_known() -> None:
     }
 
 
+def test_the_rate_counts_from_the_engines_first_token_where_outputs_come_in_a_bunch() -> None:
+    timeline = Timeline(created=10.0, done=12.0)
+    timeline.first_token, timeline.last_token = 10.999, 11.0
+    timeline.first_decoded = 10.5
+    assert timeline.wire(11)["tokens_per_s"] == 20.0
+    assert timeline.wire(11)["ttft_ms"] == 999
+
+
+def test_an_answer_counts_the_engines_and_workers_that_ended_under_it(run: Run) -> None:
+    assert "restarts" not in run.done_entry(run.end("stop", None, "released"), 0).wire()["response"]
+    run.fence, run.num_resubmits = 3, 2
+    done = run.done_entry(run.end("stop", None, "released"), 0).wire()
+    assert done["response"]["restarts"] == run.num_restarts == 4
+
+
+def test_a_message_keeps_what_it_was_made_with_and_the_tokens_of_all_its_runs() -> None:
+    usage = {"input_tokens": 9, "cached_tokens": 1, "output_tokens": 30}
+    message = Message("msg_1", None, "assistant", "a", "in_progress", 1, usage=usage)
+    settings = {"seed": 1, "temperature": 0.5, "system": "Be brief."}
+    created = ObjectEvent({"type": "response.created"})
+    run = Run(
+        RESPONSE | {"settings": settings}, message, uid="alice", fence=1, created=created, base="a"
+    )
+    run.add_text("b", [1, 2])
+    assert run.message_settings() == {"seed": 1, "temperature": 0.5}
+    assert run.usage()["output_tokens"] == 2
+    assert run.message_usage()["output_tokens"] == 32
+
+
 def test_the_log_is_text_events_at_their_offsets(run: Run) -> None:
     run.add_text("a", [1])
     run.add_object(BEGINNING)

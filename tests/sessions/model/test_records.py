@@ -112,7 +112,7 @@ def test_a_page_is_cut_from_its_old_end() -> None:
     )
     page = MessagePage(messages, has_more=False)
     assert page.cut(100_000) is page
-    assert page.cut(3500) == MessagePage(messages[-2:], has_more=True)
+    assert page.cut(4000) == MessagePage(messages[-2:], has_more=True)
     assert page.cut(1) == MessagePage(messages[-1:], has_more=True)
     escaped = replace(messages[0], text="\x01" * 1000)
     assert MessagePage((escaped, *messages[1:]), has_more=False).cut(7000).has_more
