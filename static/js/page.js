@@ -13,13 +13,23 @@ import { Socket } from "./connection/socket.js";
 import { Store } from "./connection/storage.js";
 import { Banner } from "./state/banner.js";
 import { Chat } from "./state/chat.js";
+import { answerAgain, answerAgainWith } from "./actions/again.js";
+import { showDetails } from "./actions/details.js";
+import { editMessage } from "./actions/edit.js";
+import { forkHere } from "./actions/fork.js";
+import { goOn } from "./actions/go-on.js";
 import { Removals, UNDO_MS } from "./state/removals.js";
 import { copyMessage } from "./transcript/copy.js";
+import { Edits } from "./transcript/edit.js";
 import { Transcript } from "./transcript/transcript.js";
 
 const DRAFT_PREFIX = "parley.draft.";
 const NEW_DRAFT = DRAFT_PREFIX + "new"; // of the new chat
 const INPUT_BYTES = 128 * 1024; // the server refuses a longer question
+const NEW_SETTINGS = "parley.settings.new"; // of the new chat
+const USER = "parley.user"; // whose drafts and messages the browser keeps
+const THEME = "parley.theme";
+const NO_CHAT = "That file is not a chat that was saved here as JSON.";
 const FRAME_BYTES = 512 * 1024; // the server closes the connection over a larger frame
 const FRAME_OVERHEAD = 1024;
 
@@ -30,7 +40,10 @@ export class Page {
   spoken = signal("");
   drawerOpen = signal(false);
   signedOut = signal(false);
-  model = signal("");
+  /** @type {import("@preact/signals").Signal<{id: string}[]>} the first one answers by default */
+  models = signal([]);
+  /** @type {import("@preact/signals").Signal<{kind: string} | null>} */
+  dialog = signal(null);
   renaming = signal(null);
   away = signal(false); // the reader scrolled up
   /** @type {import("@preact/signals").Signal<Map<string, {error: object, until: number}>>} by draft */
@@ -39,7 +52,15 @@ export class Page {
   draft = signal("");
   #loadingEarlier = false;
   /** What can be done with a message, in the order of the buttons below it. */
-  #actions = [copyMessage];
+  #actions = [
+    copyMessage,
+    editMessage(this),
+    answerAgain(this),
+    goOn(this),
+    answerAgainWith(this),
+    forkHere(this),
+    showDetails(this),
+  ];
 
   constructor() {
     this.store = Store.open();
@@ -55,19 +76,21 @@ export class Page {
       onopen: () => this.#connected(),
       onframe: (frame) => this.chat.receive(frame),
       onstate: (state) => this.#socketChanged(state),
+      onevicted: () => this.chat.evicted(),
       visible: () => !document.hidden,
     });
     this.banner = new Banner(() => this.#checkSignedIn());
-    this.removals = new Removals((sessionId) => {
+    this.removals = new Removals(this.store, (sessionId) => {
       this.chat.remove(sessionId);
       this.store.remove(DRAFT_PREFIX + sessionId);
     });
+    this.edits = new Edits(this.store);
   }
 
   start() {
     addEventListener("hashchange", () => this.#showAddressed());
     addEventListener("online", () => this.socket.wake());
-    addEventListener("pagehide", () => this.removals.finishAll());
+    addEventListener("pagehide", () => this.removals.finishAll(api.removeAtOnce));
     document.addEventListener("visibilitychange", () => this.#visibilityChanged());
     this.#showAddressed();
     this.socket.open();
@@ -77,6 +100,8 @@ export class Page {
   attach(scroller, log) {
     this.transcript = new Transcript(this.chat, scroller, log, {
       actions: this.#actions,
+      edits: this.edits,
+      sendEdit: (message, text) => this.sendEdit(message, text),
       onscroll: () => (this.away.value = this.transcript.scroll.away),
     });
     this.transcript.changed();
@@ -103,9 +128,79 @@ export class Page {
       return false;
     }
     this.setDraft("");
-    this.chat.say(text);
+    if (this.chat.eviction) this.chat.reopen();
+    this.chat.say(text, this.chat.currentId === null ? (this.store.get(NEW_SETTINGS) ?? undefined) : undefined);
     this.transcript.scroll.toLatest();
     return true;
+  }
+
+  /** Another answer, or the rest of one; what is being written gives way to it. */
+  ask(wish) {
+    this.chat.ask({ ...wish, on_busy: "cancel" });
+    this.transcript.scroll.toLatest();
+  }
+
+  /** @returns {boolean} whether the message is on its way, in the place of the old one */
+  sendEdit(message, text) {
+    if (text.trim() === "") return false;
+    if (this.#tooLong(text)) {
+      this.toast(errorText({ code: "message_too_large" }));
+      return false;
+    }
+    this.ask({ input: text, parent_id: message.parentId });
+    return true;
+  }
+
+  /** A new chat with the messages up to this one. */
+  fork(messageId) {
+    return this.#tell(async () => {
+      const session = await api.fork(this.chat.currentId, messageId);
+      this.chat.sessions.put(session);
+      this.show(session.id);
+      this.toast("This is a new chat, with the messages up to there");
+    });
+  }
+
+  /** Let the browser save a chat. @param {"md" | "json"} format */
+  save(sessionId, format) {
+    const link = document.createElement("a");
+    link.href = api.exportPath(sessionId, format);
+    link.download = ""; // the server names the file
+    link.click();
+  }
+
+  /** @param {File} file that was saved as JSON, here or elsewhere */
+  importFile(file) {
+    return this.#tell(async () => {
+      const session = await api.importSession(await file.text()).catch((error) => {
+        const isUnfit = error instanceof api.Refused && [400, 413].includes(error.status);
+        throw isUnfit ? new api.Refused("", error.status, { message: NO_CHAT }) : error;
+      });
+      this.chat.sessions.put(session);
+      this.show(session.id);
+    });
+  }
+
+  /** The settings of the chat on screen; a new one will begin with them. */
+  get settings() {
+    const { currentId, sessions } = this.chat;
+    if (currentId === null) return this.store.get(NEW_SETTINGS) ?? {};
+    return sessions.get(currentId)?.session.settings ?? {};
+  }
+
+  saveSettings(settings) {
+    if (this.chat.currentId === null) this.store.set(NEW_SETTINGS, settings);
+    else this.chat.configure(this.chat.currentId, settings);
+    this.toast("Saved. The next answer is made with these settings.");
+  }
+
+  logOut(where) {
+    return this.#tell(async () => {
+      await api.logOut(where);
+      this.socket.close();
+      this.#forgetUser();
+      location.replace(location.pathname); // nothing of theirs stays in memory
+    });
   }
 
   /** Freeze what is painted and tell the server how much that was. */
@@ -139,7 +234,16 @@ export class Page {
       this.removals.undo(sessionId);
       if (wasOnScreen) this.show(sessionId);
     };
-    this.toast("Chat deleted", { label: "Undo", run: undo });
+    this.toast("Chat deleted", { label: "Undo", run: undo, isUndo: true });
+  }
+
+  /** Take back the last thing that can be. @returns {boolean} whether there was one */
+  undo() {
+    const toast = this.toasts.value.findLast(({ action }) => action?.isUndo);
+    if (!toast) return false;
+    this.dismiss(toast);
+    toast.action.run();
+    return true;
   }
 
   async earlier() {
@@ -179,6 +283,12 @@ export class Page {
     return this.refusals.value.get(this.#draftName) ?? closed;
   }
 
+  /** What to say of a request over HTTP that failed. */
+  refusalText(error) {
+    if (error instanceof api.Refused) return errorText(error.error);
+    return "The server cannot be reached. Try again.";
+  }
+
   // ---- what the chat says ----
 
   #chatChanged(change) {
@@ -207,6 +317,7 @@ export class Page {
         break;
       case "restored":
         this.#over("store_unavailable");
+        this.#meetUser();
         break;
       case "conversation":
         if (change.outcome === "replaced" && onScreen) this.transcript.replaced(change.run);
@@ -227,7 +338,8 @@ export class Page {
     else this.spoken.value = status === "cancelled" ? "Stopped" : "The answer ended early";
   }
 
-  #gone({ sessionId, wasOnScreen, isRefused, reason }) {
+  #gone({ sessionId, wasOnScreen, isRefused, reason, isUnknown }) {
+    this.removals.gone(sessionId);
     const draft = this.store.get(DRAFT_PREFIX + sessionId);
     this.store.remove(DRAFT_PREFIX + sessionId);
     this.#refuse(DRAFT_PREFIX + sessionId, null);
@@ -236,11 +348,13 @@ export class Page {
     history.replaceState(null, "", location.pathname);
     this.#loadDraft();
     if (isRefused) return; // its one message comes back, and says why
-    this.toast(reason ? `This chat was deleted: ${reason}` : "This chat was deleted");
+    const what = isUnknown ? "There is no such chat" : "This chat was deleted";
+    this.toast(reason ? `${what}: ${reason}` : what);
   }
 
   /** Nothing that was typed is lost: a refused message goes back to where it was written. */
   #refused({ send, error }) {
+    if (send.text === "") return this.toast(errorText(error)); // nothing was typed
     const lost = send.sessionId === null || error.code === "session_not_found";
     const name = lost ? NEW_DRAFT : DRAFT_PREFIX + send.sessionId;
     this.#putBefore(name, send.text);
@@ -288,7 +402,23 @@ export class Page {
   #connected() {
     this.chat.connected();
     this.#loadSessions(null, "The list of chats could not be loaded. Reload the page.");
-    if (!this.model.value) api.modelName().then((name) => (this.model.value = name), () => {});
+    api.listModels().then((models) => (this.models.value = models), () => {});
+  }
+
+  /** On a shared machine nobody finds, or sends, what another user has typed. */
+  #meetUser() {
+    const { user } = this.chat.ready ?? {};
+    if (!user) return;
+    const before = this.store.get(USER);
+    if (before !== null && before !== user.id) {
+      this.#forgetUser();
+      location.reload();
+    }
+    this.store.set(USER, user.id);
+  }
+
+  #forgetUser() {
+    this.store.clear("parley.", [THEME]);
   }
 
   #socketChanged(state) {
@@ -335,6 +465,16 @@ export class Page {
     return this.#load("A message could not be loaded. Reload the page.", async () => {
       this.chat.settle(sessionId, (await api.listMessages(sessionId)).messages);
     });
+  }
+
+  /** Do something over HTTP that the user asked for, and say why it did not work. */
+  async #tell(act) {
+    try {
+      await act();
+    } catch (error) {
+      if (error instanceof api.SignedOut) this.#signOut();
+      else this.toast(this.refusalText(error));
+    }
   }
 
   async #load(problem, read) {

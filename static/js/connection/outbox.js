@@ -15,7 +15,9 @@ const PREFIX = "parley.unsent."; // one item per message: two tabs never overwri
  * @property {string} key its idempotency key
  * @property {string | null} sessionId null until a new session is created
  * @property {string | null} sessionKey idempotency key of that `session.create`
- * @property {string} text
+ * @property {string} text of the question, "" where one that is stored is answered again
+ * @property {object} [wish] what its `response.create` says; pages of an older version stored the text alone
+ * @property {object} [settings] of the session that is to be made for it
  * @property {boolean} stopped the user pressed Stop before `response.created`
  */
 
@@ -36,9 +38,9 @@ export class Outbox {
   }
 
   /** Store a message; the caller sends its frames afterwards. @returns {Send} */
-  addSend(text, sessionId) {
+  addSend(wish, sessionId, settings = undefined) {
     const sessionKey = sessionId === null ? newKey() : null;
-    const send = { key: newKey(), sessionId, sessionKey, text, stopped: false };
+    const send = { key: newKey(), sessionId, sessionKey, text: wish.input ?? "", wish, settings, stopped: false };
     this.sends.set(send.key, send);
     this.#store.set(PREFIX + send.key, send);
     return send;
@@ -58,21 +60,22 @@ export class Outbox {
   }
 
   /** The frames that bring a message forward: first its session, then itself, then its early stop. */
-  framesOf({ key, sessionId, sessionKey, text, stopped }) {
+  framesOf({ key, sessionId, sessionKey, text, wish = { input: text }, settings, stopped }) {
     if (sessionId === null) {
-      return [{ type: "session.create", event_id: key, idempotency_key: sessionKey }];
+      return [{ type: "session.create", event_id: key, idempotency_key: sessionKey, ...(settings && { settings }) }];
     }
     const named = { session_id: sessionId, idempotency_key: key };
-    const create = { type: "response.create", event_id: key, ...named, input: text };
+    const create = { type: "response.create", event_id: key, ...named, ...wish };
     return stopped ? [create, { type: "stop", ...named }] : [create];
   }
 
-  /** Keep any other frame until it is answered; a name replaces an earlier one. @returns it with its `event_id` */
+  /** Keep any other frame until it is answered; it replaces one that changes the same. @returns it with its `event_id` */
   addFrame(frame) {
     const kept = { ...frame, event_id: newKey() };
     for (const [otherId, other] of this.#frames) {
-      const renames = frame.type === "session.update" && other.type === frame.type;
-      if (renames && other.session_id === frame.session_id) this.#frames.delete(otherId);
+      const isUpdate = frame.type === "session.update" && other.type === frame.type;
+      const ofSame = other.session_id === frame.session_id && fieldsOf(other) === fieldsOf(frame);
+      if (isUpdate && ofSame) this.#frames.delete(otherId);
     }
     this.keep(kept);
     return kept;
@@ -116,10 +119,17 @@ function answers(frame, kept) {
     case "response.done":
       return kept.type === "stop" && kept.response_id === (frame.response_id ?? frame.response?.id);
     case "session.updated":
-      return kept.session_id === sessionId && kept.title === frame.session.title;
+      return kept.session_id === sessionId && saysAll(frame.session, kept);
     case "session.deleted":
       return kept.session_id === sessionId;
     default:
       return false;
   }
 }
+
+/** Whether a session has all that an update asks for; what it says of branches cannot be told. */
+function saysAll(session, { title = session.title, pinned = session.pinned, branch, settings }) {
+  return title === session.title && pinned === session.pinned && !branch && !settings;
+}
+
+const fieldsOf = ({ event_id: _, ...fields }) => String(Object.keys(fields));

@@ -62,7 +62,6 @@ const CLOSE_TEXTS = {
   4403: "You may not connect to this server.",
   4406: "This page and the server speak different versions. Reload the page.",
   4408: "The server heard nothing from this page. Reconnect to go on.",
-  4410: "An administrator closed this chat.",
 };
 
 const LOSSES = [1001, 1006, 1012];
@@ -96,19 +95,19 @@ export function endText(status, reason) {
 
 /**
  * What a client does after a close: reconnect (perhaps after a stated wait), ask for a login, or stop.
- * 1000, 1009 and 44xx stay closed, except 4401 (sign in again) and 4429 (wait); all others reconnect.
+ * 1000, 1009 and 44xx stay closed, except 4401 (sign in again), 4410 (evicted) and 4429 (wait); all others reconnect.
+ * 4410 ends the chats that the frames before it named, and a new connection serves the others.
  * `isLoss`: nobody refused, the connection or the worker is gone.
  * @param {number} code @param {string} reason `code` or `code;key=value`
  */
 export function closePolicy(code, reason = "") {
   if (code === 4401) return { action: "login" };
   const wait = /retry_after_ms=(\d+)/.exec(reason)?.[1];
+  if (code === 4410) return { action: "reconnect", isEviction: true };
   if (code === 4429) return { action: "reconnect", afterMs: Number(wait ?? 5000) };
   if (code === 4500) return { action: "reconnect", maxAttempts: 5 };
   if ([1000, 1002, 1003, 1007, 1009].includes(code) || (code >= 4400 && code < 4500)) {
-    const text = CLOSE_TEXTS[code] ?? "The server closed the connection.";
-    const said = code === 4410 && reason ? ` It said: ${reason}` : "";
-    return { action: "stop", text: text + said };
+    return { action: "stop", text: CLOSE_TEXTS[code] ?? "The server closed the connection." };
   }
   return { action: "reconnect", afterMs: Number(wait ?? 0), isLoss: LOSSES.includes(code) };
 }

@@ -34,6 +34,7 @@ export class Socket {
    * @param {() => void} parts.onopen
    * @param {(frame: object) => void} parts.onframe
    * @param {(state: SocketState) => void} parts.onstate
+   * @param {() => void} [parts.onevicted] an admin has closed what `session.evicted` named
    * @param {() => boolean} [parts.visible]
    * @param {() => number} [parts.now] @param {() => number} [parts.random]
    */
@@ -134,6 +135,7 @@ export class Socket {
     const policy = closePolicy(code, reason);
     if (policy.action === "login") return this.#become("login");
     if (policy.action === "stop") return this.#stop(policy.text);
+    if (policy.isEviction) this.#parts.onevicted?.();
     if (this.#retries.numPutOff >= (policy.maxAttempts ?? Infinity)) {
       return this.#stop("The server keeps failing. Wait a moment, then reconnect.");
     }

@@ -40,6 +40,11 @@ export class Store {
     this.#storage?.removeItem(name);
   }
 
+  /** Forget everything whose name begins with `prefix`, but for the names to `keep`. */
+  clear(prefix, keep = []) {
+    for (const name of this.names(prefix)) if (!keep.includes(name)) this.remove(name);
+  }
+
   /** The stored names that begin with `prefix`, sorted. */
   names(prefix) {
     const stored = Array.from({ length: this.#storage?.length ?? 0 }, (_, i) => this.#storage.key(i));

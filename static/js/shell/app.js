@@ -3,8 +3,9 @@
 import { useEffect, useRef } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 
+import { Dialogs } from "../dialogs/dialogs.js";
 import { html } from "../widgets/html.js";
-import { Down, Mark, Menu, Plus } from "../widgets/icons.js";
+import { Down, Mark, Menu, Plus, Sliders } from "../widgets/icons.js";
 import { Composer } from "./composer.js";
 import { BannerPlace, SignedOut, Spoken, Toasts } from "./notices.js";
 import { Sidebar } from "./sidebar.js";
@@ -49,6 +50,7 @@ export function App({ page }) {
       </div>
       <${Composer} page=${page} />
     </main>
+    <${Dialogs} page=${page} />
     <${Toasts} page=${page} />
     <${Spoken} page=${page} />
   </div>`;
@@ -56,7 +58,8 @@ export function App({ page }) {
 
 function Header({ page }) {
   page.tick.value;
-  const { chat, model } = page;
+  const { chat } = page;
+  const model = page.settings.model ?? page.models.value[0]?.id;
   const title = chat.sessions.get(chat.currentId)?.session.title || "New chat";
   useEffect(() => {
     document.title = chat.currentId === null ? "Parley" : `${title} · Parley`;
@@ -65,7 +68,9 @@ function Header({ page }) {
     <button type="button" class="quiet open-drawer" aria-label="Open the list of chats" aria-controls="sidebar"
       aria-expanded=${String(page.drawerOpen.value)} onClick=${() => (page.drawerOpen.value = true)}><${Menu} /></button>
     <h1 dir="auto">${title}</h1>
-    ${model.value && html`<span class="model" title="The model that answers">${model.value}</span>`}
+    ${model && html`<span class="model" title="The model that answers">${model}</span>`}
+    <button type="button" class="quiet" aria-label="Settings of this chat" title="Settings of this chat (Ctrl+,)"
+      aria-haspopup="dialog" onClick=${() => (page.dialog.value = { kind: "settings" })}><${Sliders} /></button>
     <button type="button" class="quiet new-here" aria-label="New chat" onClick=${() => page.show(null)}><${Plus} /></button>
   </header>`;
 }
@@ -98,12 +103,13 @@ function EmptyState({ page }) {
   const waiting = chat.currentId !== null && !chat.current?.loaded;
   const empty = (chat.current?.path.length ?? 0) === 0 && chat.sendsOf(chat.currentId).length === 0;
   if (waiting || !empty) return null;
-  const suggestions = page.model.value.toLowerCase().includes("demo") ? DEMO_SUGGESTIONS : SUGGESTIONS;
+  const model = page.models.value[0]?.id;
+  const suggestions = model?.toLowerCase().includes("demo") ? DEMO_SUGGESTIONS : SUGGESTIONS;
   return html`<section class="empty">
     <${Mark} />
     <h2>What shall we talk about?</h2>
     <ul class="chips">
-      ${suggestions.map(
+      ${model && suggestions.map(
         (text) => html`<li key=${text}><button type="button" onClick=${() => page.say(text)}>${text}</button></li>`,
       )}
     </ul>
@@ -117,6 +123,18 @@ function Pill({ page }) {
   </button>`;
 }
 
+/** What a key combination does; an act that returns nothing leaves the keys to the browser. */
+function shortcut(page, { ctrlKey, metaKey, shiftKey, altKey, code, key, target }) {
+  if (!(ctrlKey || metaKey) || altKey) return undefined;
+  if (shiftKey && code === "KeyO") return () => page.show(null) ?? true;
+  if (shiftKey) return undefined;
+  if (key === "/") return () => (page.dialog.value = { kind: "shortcuts" });
+  if (key === ",") return () => (page.dialog.value = { kind: "settings" });
+  const isTyping = target.value !== undefined && target.value !== ""; // the field has its own undo
+  if (code === "KeyZ" && !isTyping) return () => page.undo() || undefined;
+  return undefined;
+}
+
 function useShortcuts(page) {
   useEffect(() => {
     const onKeyDown = (event) => {
@@ -124,10 +142,8 @@ function useShortcuts(page) {
         if (page.drawerOpen.value) page.drawerOpen.value = false;
         else page.stop();
       }
-      if (event.ctrlKey && event.shiftKey && event.code === "KeyO") {
-        event.preventDefault();
-        page.show(null);
-      }
+      const act = shortcut(page, event);
+      if (act?.() !== undefined) event.preventDefault();
     };
     addEventListener("keydown", onKeyDown);
     return () => removeEventListener("keydown", onKeyDown);

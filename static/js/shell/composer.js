@@ -29,6 +29,7 @@ export function Composer({ page }) {
     send();
   };
   return html`<form class="composer" onSubmit=${(event) => (event.preventDefault(), send())}>
+    <${Closed} page=${page} />
     <${Refusal} refusal=${page.refusal} />
     <div class="field">
       <textarea ref=${field} rows="1" dir="auto" aria-label="Message" placeholder="Message Parley"
@@ -47,6 +48,16 @@ function Action({ page, activity }) {
   const stopping = activity === "stopping";
   return html`<button type="button" class="action stop" aria-label=${stopping ? "Stopping…" : "Stop"}
     title=${stopping ? "Stopping…" : "Stop (Esc)"} disabled=${stopping} onClick=${() => page.stop()}><${Stop} /></button>`;
+}
+
+/** An admin has closed the chat on screen: it is not watched until somebody wants to. */
+function Closed({ page }) {
+  const { eviction } = page.chat;
+  if (!eviction) return null;
+  return html`<p class="refusal" role="alert">
+    An administrator closed this chat${eviction.reason ? `: ${eviction.reason}` : "."}
+    <button type="button" onClick=${() => page.chat.reopen()}>Open it again</button>
+  </p>`;
 }
 
 /** Why the last message came back, counting down where the server said how long to wait. */

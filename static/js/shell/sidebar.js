@@ -1,16 +1,14 @@
 /** The list of chats: open, rename, delete; a dot where an answer is being written or waits unread. */
 
 import { useLayoutEffect, useRef } from "preact/hooks";
-import { signal } from "@preact/signals";
 
 import { html } from "../widgets/html.js";
-import { Bin, Close, Mark, More, Pencil, Plus } from "../widgets/icons.js";
+import { Bin, Close, File, Link, Mark, More, Pencil, Pin, Plus } from "../widgets/icons.js";
+import { closeMenu, openMenu } from "../widgets/menu.js";
 import { ThemeSwitch } from "../widgets/theme.js";
+import { Account } from "./account.js";
 
 const DAY_MS = 86_400_000;
-
-/** The session whose menu is open, and where: one menu serves the whole list. */
-const menu = signal(null);
 
 /** The session whose row takes the focus when it has been drawn, after a rename by keyboard. */
 let focusNext = null;
@@ -28,7 +26,7 @@ export function Sidebar({ page, inert }) {
     <button type="button" class="new-chat" title="Ctrl+Shift+O" onClick=${() => page.show(null)}>
       <${Plus} />New chat
     </button>
-    <nav class="sessions" aria-label="Chats" onScroll=${() => (menu.value = null)}>
+    <nav class="sessions" aria-label="Chats" onScroll=${closeMenu}>
       ${groups(entries).map(
         ([name, members]) => html`<section key=${name}>
           <h2>${name}</h2>
@@ -51,8 +49,7 @@ export function Sidebar({ page, inert }) {
         Older chats
       </button>`}
     </nav>
-    <div class="sidebar-foot"><${ThemeSwitch} store=${page.store} /></div>
-    <${SessionMenu} page=${page} />
+    <div class="sidebar-foot"><${Account} page=${page} /><${ThemeSwitch} store=${page.store} /></div>
   </aside>`;
 }
 
@@ -76,11 +73,23 @@ function Row({ page, session, isCurrent, isActive, unseen }) {
       ${state && html`<span class=${`dot ${isActive ? "live" : "unseen"}`} role="img" aria-label=${state}></span>`}
     </a>
     <button type="button" class="quiet options" aria-label=${`Options for ${title}`} aria-haspopup="menu"
-      aria-expanded=${String(menu.value?.session.id === session.id)}
-      onClick=${(event) => toggleMenu(session, event.currentTarget)}><${More} /></button>
+      onClick=${(event) => openMenu(event, itemsOf(page, session, event.currentTarget))}><${More} /></button>
   </li>`;
 }
 
+function itemsOf(page, session, button) {
+  const { id, pinned } = session;
+  return [
+    { label: "Rename", icon: Pencil, act: () => (page.renaming.value = id) },
+    { label: pinned ? "Unpin" : "Pin", icon: Pin, act: () => page.chat.pin(id, !pinned) },
+    { label: "Share…", icon: Link, act: () => (page.dialog.value = { kind: "share", sessionId: id }) },
+    { label: "Save as Markdown", icon: File, act: () => page.save(id, "md") },
+    { label: "Save as JSON", icon: File, act: () => page.save(id, "json") },
+    { label: "Delete", icon: Bin, danger: true, act: () => (focusBeside(button), page.remove(id)) },
+  ];
+}
+
+/** The field holds what is typed in it, whatever the server says of the name meanwhile. */
 function RenameField({ page, session }) {
   const field = useRef(null);
   useLayoutEffect(() => field.current.select(), []);
@@ -93,50 +102,7 @@ function RenameField({ page, session }) {
     page.renaming.value = null;
   };
   return html`<input class="rename" dir="auto" ref=${field} aria-label="Name of the chat" maxlength="200"
-    value=${session.title} onKeyDown=${onKeyDown} onBlur=${keep} />`;
-}
-
-/** The button opens its menu, or closes the one it had opened. */
-function toggleMenu(session, button) {
-  if (menu.value?.session.id === session.id) {
-    menu.value = null;
-    return;
-  }
-  const { bottom, right } = button.getBoundingClientRect();
-  menu.value = { session, button, bottom, right };
-}
-
-/** A popover: the browser closes it on Esc and on a click elsewhere, and draws it above everything. */
-function SessionMenu({ page }) {
-  const element = useRef(null);
-  const open = menu.value;
-  useLayoutEffect(() => {
-    if (!open) return;
-    const box = element.current;
-    box.showPopover();
-    const top = Math.min(open.bottom + 4, innerHeight - box.offsetHeight - 8);
-    box.style.top = `${top}px`;
-    box.style.left = `${Math.max(8, open.right - box.offsetWidth)}px`;
-    box.querySelector("button").focus();
-  }, [open]);
-  if (!open) return null;
-  const run = (act) => () => {
-    menu.value = null;
-    act(open.session.id);
-  };
-  const remove = (id) => {
-    focusBeside(open.button);
-    page.remove(id);
-  };
-  const onToggle = (event) => {
-    if (event.newState !== "closed") return;
-    menu.value = null;
-    open.button.focus();
-  };
-  return html`<div class="menu" popover="auto" role="menu" ref=${element} onToggle=${onToggle} onKeyDown=${moveInMenu}>
-    <button type="button" role="menuitem" onClick=${run((id) => (page.renaming.value = id))}><${Pencil} />Rename</button>
-    <button type="button" role="menuitem" class="danger" onClick=${run(remove)}><${Bin} />Delete</button>
-  </div>`;
+    defaultValue=${session.title} onKeyDown=${onKeyDown} onBlur=${keep} />`;
 }
 
 /** The row of this button is about to go: the next one takes the focus, or the one before, or New chat. */
@@ -145,16 +111,6 @@ function focusBeside(button) {
   const links = [...sidebar.querySelectorAll(".session")];
   const index = links.findIndex((link) => link.parentElement.contains(button));
   (links[index + 1] ?? links[index - 1] ?? sidebar.querySelector(".new-chat")).focus();
-}
-
-function moveInMenu(event) {
-  const items = [...event.currentTarget.querySelectorAll("[role=menuitem]")];
-  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-  if (event.key === "Escape") event.stopPropagation();
-  if (!step) return;
-  event.preventDefault();
-  const index = items.indexOf(document.activeElement);
-  items[(index + step + items.length) % items.length].focus();
 }
 
 /** Newest first already; only the headings are found here. */

@@ -3,7 +3,7 @@
  * opened, the messages on their way. No DOM and no clock, so it runs under `node --test`.
  *
  * Frames go in through `receive`, out through `send`; `onchange` tells the page what kind of thing
- * changed. Commands (`say`, `stop`, `rename`, ...) only send: the answer changes the state.
+ * changed. Commands (`ask`, `stop`, `rename`, ...) only send: the answer changes the state.
  */
 
 import { Conversation } from "./conversation.js";
@@ -82,16 +82,42 @@ export class Chat {
     const left = this.current;
     this.currentId = sessionId;
     if (left) this.#leave(left);
-    if (sessionId !== null) this.#subscribe(this.#conversation(sessionId));
+    if (sessionId !== null) this.#watch(this.#conversation(sessionId));
     this.sessions.mark(sessionId, { unseen: false });
     this.#changed("conversation", sessionId);
   }
 
-  /** Send a message to the session on screen, making that session first if it is a new chat. */
-  say(text) {
-    const send = this.outbox.addSend(text, this.currentId);
+  /**
+   * Send a message to the session on screen, making that session first if it is a new chat.
+   * @param {string} text @param {object} [settings] of that session
+   */
+  say(text, settings) {
+    this.ask({ input: text }, settings);
+  }
+
+  /**
+   * Ask for an answer in the session on screen.
+   * @param {object} wish what a `response.create` says beyond its names: `input`, with `parent_id` for a
+   *   message that is edited, or `regenerate_of`, or `continue_of`; and `settings`, `on_busy`
+   */
+  ask(wish, settings) {
+    const send = this.outbox.addSend(wish, this.currentId, settings);
     this.outbox.framesOf(send).forEach(this.#send);
     this.#changed("conversation", this.currentId);
+  }
+
+  /** Show the branch of the session on screen that goes through this message, in all tabs. */
+  switchTo(messageId) {
+    this.#sendKept({ type: "session.update", session_id: this.currentId, branch: messageId });
+  }
+
+  /** For all answers of the session from now on. */
+  configure(sessionId, settings) {
+    this.#sendKept({ type: "session.update", session_id: sessionId, settings });
+  }
+
+  pin(sessionId, pinned) {
+    this.#sendKept({ type: "session.update", session_id: sessionId, pinned });
   }
 
   /**
@@ -129,9 +155,27 @@ export class Chat {
     for (const conversation of this.conversations.values()) conversation.state = "away";
     const waiting = [...this.outbox.sends.values()].map((send) => send.sessionId);
     for (const id of new Set([this.currentId, ...waiting])) {
-      if (id !== null) this.#subscribe(this.#conversation(id));
+      if (id !== null) this.#watch(this.#conversation(id));
     }
     this.outbox.unanswered().forEach(this.#send);
+  }
+
+  /** The connection was closed by an eviction: those that it names stay closed until they are reopened. */
+  evicted() {
+    for (const { eviction } of this.conversations.values()) if (eviction) eviction.isClosed = true;
+    this.#changed("conversation", this.currentId);
+  }
+
+  /** Why the session on screen is not watched, or null. */
+  get eviction() {
+    return this.current?.eviction?.isClosed ? this.current.eviction : null;
+  }
+
+  /** Watch the session on screen again although an admin had closed it. */
+  reopen() {
+    this.current.eviction = null;
+    this.#subscribe(this.current);
+    this.#changed("conversation", this.currentId);
   }
 
   // ---- what comes over HTTP ----
@@ -177,7 +221,7 @@ export class Chat {
       case "session.deleted":
         return this.#sessionEvent(frame, answered);
       case "session.evicted":
-        return void this.#inOrder(frame.session_id, frame); // the close that follows says it
+        return this.#evicted(frame);
       case "session.activity":
         return this.#sessionActivity(frame);
       case "message.created":
@@ -210,6 +254,7 @@ export class Chat {
   #sessionSubscribed(frame) {
     const conversation = this.conversations.get(frame.session_id);
     if (!conversation || conversation.state === "away") return;
+    conversation.eviction = null;
     conversation.subscribed(frame);
     if (frame.snapshot) this.sessions.put(frame.snapshot.session);
     if (conversation.path.some((message) => !message.streaming && message.incomplete)) {
@@ -220,15 +265,31 @@ export class Chat {
     this.#changed("sessions");
   }
 
+  /** The close that follows makes it count. What was missed of it is history, and nobody was closed out. */
+  #evicted(frame) {
+    const conversation = this.conversations.get(frame.session_id);
+    this.#inOrder(frame.session_id, frame);
+    const isHistory = frame.offset <= (conversation?.missedUntil ?? 0);
+    if (conversation && !isHistory) conversation.eviction = { reason: frame.reason, isClosed: false };
+  }
+
   #sessionEvent(frame, answered) {
     const id = frame.session?.id ?? frame.session_id;
-    this.#inOrder(id, frame);
+    const isNext = this.#inOrder(id, frame);
     if (frame.type === "session.updated") {
+      if (isNext) this.#follows(this.conversations.get(id), frame.session.head);
       if (answered) this.sessions.mark(id, { was: undefined }); // the server has named it, and cleaned the name
       this.sessions.put(frame.session);
       return this.#changed("sessions");
     }
     this.#gone(id, { reason: frame.reason });
+  }
+
+  /** Show the branch of the session's `head`: where the next question goes is where the page must end. */
+  #follows(conversation, head) {
+    if (head === undefined || head === (conversation.path.at(-1)?.id ?? null)) return;
+    if (conversation.cutAfter(head)) return this.#changed("conversation", conversation.id);
+    this.#subscribe(conversation, { fresh: true });
   }
 
   #sessionActivity({ session_id: id, active, status }) {
@@ -241,8 +302,23 @@ export class Chat {
   #messageEvent(frame) {
     const conversation = this.conversations.get(frame.session_id);
     if (!conversation || !this.#inOrder(frame.session_id, frame)) return;
-    if (frame.type === "message.created") this.#messageCreated(conversation, frame.message);
-    else this.#messageUpdated(conversation, frame.message);
+    const { message } = frame;
+    if (frame.type === "message.created") {
+      if (!conversation.hasPlaceFor(message)) return this.#subscribe(conversation, { fresh: true });
+      this.#messageCreated(conversation, message);
+    } else {
+      const begins = message.status === "in_progress"; // an answer goes on: its branch is the one in use
+      if (begins && !conversation.cutAfter(message.id)) return this.#subscribe(conversation, { fresh: true });
+      if (!conversation.find(message.id)) return this.#endedElsewhere(conversation, message);
+      this.#messageUpdated(conversation, message);
+    }
+    this.#changed("conversation", conversation.id);
+  }
+
+  /** The end of an answer in a branch that is not on screen. */
+  #endedElsewhere(conversation, { response_id: id }) {
+    const run = conversation.runs.get(id);
+    if (run) run.ended = true;
     this.#changed("conversation", conversation.id);
   }
 
@@ -315,7 +391,9 @@ export class Chat {
     const [purpose, id] = (error.event_id ?? "").split(":");
     const send = this.outbox.removeSend(error.event_id);
     if (send) return this.#refused(send, error);
-    if (purpose === "subscribe" && error.code === "session_not_found") return this.#gone(id);
+    if (purpose === "subscribe" && error.code === "session_not_found") {
+      return this.#gone(id, { isUnknown: !this.sessions.get(id) });
+    }
     if (purpose === "subscribe" && error.retry_after_ms !== undefined) {
       return this.#subscribeLater(id, error);
     }
@@ -350,12 +428,13 @@ export class Chat {
     });
   }
 
-  /** A rename or a deletion was refused for good: the list says again what the server says. */
-  #takeBack({ type, session_id: id }, { code }) {
+  /** A change or a deletion was refused for good: the list says again what the server says. */
+  #takeBack({ type, session_id: id, title }, { code }) {
     if (code === "session_not_found") return this.#gone(id); // somebody was faster
-    const attempt = type === "session.delete" ? "deleted" : "renamed";
+    const isRename = title !== undefined;
+    const attempt = type === "session.delete" ? "deleted" : isRename ? "renamed" : "changed";
     if (attempt === "deleted") this.sessions.mark(id, { removed: false });
-    else this.sessions.unname(id);
+    if (attempt === "renamed") this.sessions.unname(id);
     const session = this.sessions.get(id)?.session;
     if (session) this.#changed("unchanged", id, { title: session.title, attempt });
   }
@@ -372,8 +451,13 @@ export class Chat {
     return conversation;
   }
 
-  #subscribe(conversation) {
-    const frame = conversation.subscribeFrame();
+  /** Subscribe, unless an admin has closed it. */
+  #watch(conversation) {
+    if (!conversation.eviction?.isClosed) this.#subscribe(conversation);
+  }
+
+  #subscribe(conversation, how) {
+    const frame = conversation.subscribeFrame(how);
     this.stats.resumed += frame.responses?.length ?? 0;
     this.#send({ event_id: `subscribe:${conversation.id}`, ...frame });
   }
@@ -431,7 +515,7 @@ export class Chat {
     const answer = conversation.path.at(-1);
     const question = answer?.role === "user" ? answer : conversation.path.at(-2);
     if (question?.role !== "user" || (answer !== question && !answer.streaming)) return;
-    const [send] = this.sendsOf(conversation.id);
+    const send = this.sendsOf(conversation.id).find(({ text }) => text !== "");
     if (!send || conversation.path.some((message) => message.key === send.key)) return;
     const sameText = question.text === send.text;
     const omitted = question.text === "" && question.textLength === send.text.length;

@@ -12,12 +12,17 @@ export class Conversation {
   path = [];
   /** @type {Map<string, Run>} response id to run; ended runs stay, so that late frames are dropped */
   runs = new Map();
+  /** @type {Map<string | null, string[]>} message id to the messages that follow it, in all branches */
+  #children = new Map();
   epoch = null;
   offset = 0;
   hasMore = false; // older messages can be fetched
   loaded = false;
   /** "away": not subscribed; "joining": asked, no answer yet; "live": events arrive. */
   state = "away";
+  missedUntil = 0; // what comes up to this offset happened before we were there
+  /** @type {{reason?: string, isClosed: boolean} | null} an admin ended the connections that watch it */
+  eviction = null;
   numAsked = 0; // how often it was subscribed to
 
   constructor(id) {
@@ -43,10 +48,11 @@ export class Conversation {
   subscribed(frame) {
     this.state = "live";
     this.loaded = true;
+    this.missedUntil = frame.offset;
     if (frame.recovered) return;
     this.epoch = frame.epoch;
     this.offset = frame.offset;
-    if (frame.snapshot) this.#takeSnapshot(frame.snapshot);
+    if (frame.snapshot) this.#takeSnapshot(frame.snapshot, frame.active_responses ?? []);
   }
 
   /**
@@ -65,6 +71,11 @@ export class Conversation {
     return this.path.find((message) => message.id === messageId);
   }
 
+  /** Whether a new message has a place here: it is the first one, or follows one of the path. */
+  hasPlaceFor(wire) {
+    return wire.parent_id === null || this.find(wire.parent_id) !== undefined;
+  }
+
   /** Put a new message after its parent; what followed the parent belongs to another branch. */
   add(wire) {
     const known = this.find(wire.id);
@@ -73,16 +84,36 @@ export class Conversation {
       known.update(wire.status === "in_progress" ? { ...wire, content: [] } : wire);
       return known;
     }
+    this.#remember(wire);
     const message = new Message(wire);
-    const parent = this.path.findIndex((other) => other.id === wire.parent_id);
-    if (parent >= 0) this.path.length = parent + 1;
-    else if (wire.parent_id === null) this.path.length = 0;
+    if (wire.parent_id === null) this.path.length = 0;
+    else this.cutAfter(wire.parent_id);
     this.path.push(message);
     return message;
   }
 
+  /** The branch ends with this message. @returns {boolean} whether it is on the path at all */
+  cutAfter(messageId) {
+    const index = this.path.findIndex((message) => message.id === messageId);
+    if (index >= 0) this.path.length = index + 1;
+    return index >= 0;
+  }
+
+  /** The messages that stand for one another in the branches, oldest first, and this one among them. */
+  siblings({ id, parentId }) {
+    const known = this.#children.get(parentId) ?? [];
+    return known.includes(id) ? known : [...known, id];
+  }
+
+  /** What a message shows of the branches; an event leaves out those before it. */
+  #remember({ id, parent_id, sibling_ids }) {
+    const known = this.#children.get(parent_id) ?? [];
+    this.#children.set(parent_id, [...new Set([...(sibling_ids ?? known), id])]);
+  }
+
   /** Put older messages, oldest first, before those on screen. */
   prepend(wires, hasMore) {
+    wires.forEach((wire) => this.#remember(wire));
     const older = wires.filter((wire) => !this.find(wire.id)).map((wire) => new Message(wire));
     this.path = [...older, ...this.path];
     this.hasMore = hasMore;
@@ -120,7 +151,7 @@ export class Conversation {
 
   /** `response.created` names its message; should that be unknown here, the answer is still shown. */
   #placeholder(responseId, wire) {
-    if (!wire?.message_id) return undefined;
+    if (!wire?.message_id || !this.hasPlaceFor(wire)) return undefined;
     return this.add({
       id: wire.message_id,
       parent_id: wire.parent_id,
@@ -130,8 +161,12 @@ export class Conversation {
     });
   }
 
-  /** Replace the path, keeping the objects of messages that stay, and the text of those being written. */
-  #takeSnapshot({ messages, has_more }) {
+  /**
+   * Replace the path, keeping the objects of messages that stay, and the text of those being written.
+   * An answer of another branch may still be `active`.
+   */
+  #takeSnapshot({ messages, has_more }, active) {
+    messages.forEach((wire) => this.#remember(wire));
     const held = new Map(this.path.map((message) => [message.id, message]));
     this.path = messages.map((wire) => {
       const message = held.get(wire.id);
@@ -145,8 +180,8 @@ export class Conversation {
     this.hasMore = has_more ?? false;
     const kept = new Map(this.path.map((message) => [message.responseId, message]));
     for (const [id, run] of this.runs) {
-      const message = kept.get(id);
-      if (!message?.streaming) run.ended = true;
+      const goesOn = kept.has(id) ? kept.get(id).streaming : active.includes(id);
+      if (!goesOn) run.ended = true;
     }
   }
 }

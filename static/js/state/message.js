@@ -30,6 +30,9 @@ export class Message {
     this.timings = wire.timings ?? this.timings ?? null;
     this.reason = wire.status_details?.reason ?? this.reason ?? null;
     this.createdAt = wire.created_at ?? this.createdAt ?? 0;
+    this.settings = wire.settings ?? this.settings ?? null;
+    this.restarts = wire.restarts ?? this.restarts ?? 0;
+    this.model = wire.model ?? this.model ?? "";
     this.textLength = wire.text_length ?? this.textLength ?? null;
     if (wire.content?.length > 0 && !wire.content_omitted) this.text = contentText(wire.content);
     this.version += 1;

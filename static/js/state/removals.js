@@ -1,17 +1,33 @@
-/** Deleting a chat: hidden at once, deleted for good only when the time for an undo has run out. */
+/**
+ * Deleting a chat: hidden at once, deleted for good only when the time for an undo has run out. What was
+ * deleted stays deleted, even if the browser dies before that: the next page ends it.
+ */
 
 import { signal } from "@preact/signals";
 
-export const UNDO_MS = 5000;
+export const UNDO_MS = 10_000;
+
+const PREFIX = "parley.removed."; // session id to the moment at which it is deleted for good
 
 export class Removals {
   /** The sessions that are hidden, each with its timer. */
   #timers = signal(new Map());
+  #store;
   #remove;
 
-  /** @param {(sessionId: string) => void} remove deletes for good */
-  constructor(remove) {
+  /**
+   * @param {import("../connection/storage.js").Store} store
+   * @param {(sessionId: string) => void} remove deletes for good
+   */
+  constructor(store, remove) {
+    this.#store = store;
     this.#remove = remove;
+    for (const name of store.names(PREFIX)) this.#wait(name.slice(PREFIX.length), store.get(name));
+  }
+
+  /** The session that was removed last and can be had back, or null. */
+  get last() {
+    return [...this.#timers.value.keys()].at(-1) ?? null;
   }
 
   hides(sessionId) {
@@ -19,24 +35,44 @@ export class Removals {
   }
 
   start(sessionId) {
-    const timer = setTimeout(() => this.#finish(sessionId), UNDO_MS);
-    this.#timers.value = new Map(this.#timers.value).set(sessionId, timer);
+    const until = Date.now() + UNDO_MS;
+    this.#store.set(PREFIX + sessionId, until);
+    this.#wait(sessionId, until);
   }
 
   undo(sessionId) {
+    this.#store.remove(PREFIX + sessionId);
+    this.#show(sessionId);
+  }
+
+  /** The session is gone: there is nothing left to remember. */
+  gone(sessionId) {
+    this.undo(sessionId);
+  }
+
+  /** The page goes away, and nothing can be undone: `remove` each without waiting for an answer. */
+  finishAll(remove) {
+    for (const [sessionId, timer] of this.#timers.value) {
+      clearTimeout(timer);
+      remove(sessionId);
+    }
+  }
+
+  #wait(sessionId, until) {
+    const timer = setTimeout(() => this.#finish(sessionId), Math.max(0, until - Date.now()));
+    this.#timers.value = new Map(this.#timers.value).set(sessionId, timer);
+  }
+
+  /** Another tab may have had it back meanwhile. */
+  #finish(sessionId) {
+    this.#show(sessionId);
+    if (this.#store.get(PREFIX + sessionId) !== null) this.#remove(sessionId);
+  }
+
+  #show(sessionId) {
     const timers = new Map(this.#timers.value);
     clearTimeout(timers.get(sessionId));
     timers.delete(sessionId);
     this.#timers.value = timers;
-  }
-
-  /** The page goes away: what was deleted stays deleted. */
-  finishAll() {
-    for (const sessionId of this.#timers.value.keys()) this.#finish(sessionId);
-  }
-
-  #finish(sessionId) {
-    this.undo(sessionId);
-    this.#remove(sessionId);
   }
 }

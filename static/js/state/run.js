@@ -24,6 +24,8 @@ export class Run {
     this.last = 0;
     this.ended = false;
     this.resuming = false;
+    /** @type {{output_tokens: number, tokens_per_s: number} | null} while it is being written */
+    this.progress = null;
     /** @type {{reason: string, position: number, eta_ms?: number} | null} */
     this.queue = null;
     /** @type {{by: string, owner?: string, endsInMs?: number} | null} */
@@ -52,6 +54,10 @@ export class Run {
     switch (frame.type) {
       case "response.queued":
         this.queue = this.ended ? null : frame;
+        this.message.version += 1;
+        return "noted";
+      case "response.progress":
+        this.progress = this.ended ? null : frame;
         this.message.version += 1;
         return "noted";
       case "response.cancelling":
@@ -159,7 +165,7 @@ export class Run {
     });
     this.ended = true;
     this.resuming = false;
-    this.queue = this.stopping = null;
+    this.queue = this.stopping = this.progress = null;
     this.last = Math.max(this.last, frame.sequence_number);
     this.fence = frame.fence ?? this.fence;
     return message.incomplete ? "refetch" : "ended";

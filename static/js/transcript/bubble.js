@@ -4,7 +4,10 @@
  */
 
 import { endText, reasonText } from "../connection/protocol.js";
-import { actionRow } from "./actions.js";
+import { ActionRow } from "./actions.js";
+import { BranchSwitch } from "./branches.js";
+import { editForm } from "./edit.js";
+import { duration, rate } from "../widgets/figures.js";
 import { Markdown } from "./markdown.js";
 
 const QUEUE_TEXTS = {
@@ -15,27 +18,77 @@ const QUEUE_TEXTS = {
   takeover: "Another server process takes over",
 };
 
+/**
+ * @typedef {object} Deeds what a bubble calls for
+ * @property {import("./actions.js").Action[]} actions
+ * @property {(messageId: string, step: number) => void} switchTo shows the branch of that message
+ * @property {import("./edit.js").Edits} edits
+ * @property {(message: object, text: string) => boolean} sendEdit
+ */
+
 export class Question {
-  /** @param {import("./actions.js").Action[]} actions */
-  constructor({ key }, actions) {
+  #form = null;
+  #deeds;
+
+  /** @param {Deeds} deeds */
+  constructor({ key }, deeds) {
+    this.#deeds = deeds;
     this.element = make("article", "message question", { ariaLabel: "You said" });
     this.body = make("div", "bubble", { dir: "auto" });
     this.wait = make("span", "waiting", { textContent: "Not sent yet" });
     this.foot = make("footer", "foot");
-    this.foot.append(this.wait, actionRow(actions, "user", this));
+    this.branches = new BranchSwitch(deeds.switchTo);
+    this.row = new ActionRow(deeds.actions, "user", this);
+    this.foot.append(this.wait, this.branches.element, this.row.element);
     this.element.append(this.body, this.foot);
     this.element.dataset.key = key;
   }
 
-  draw(message) {
-    if (this.drawn === message.version) return false;
-    this.drawn = message.version;
+  /** @param {import("./actions.js").Place} place */
+  draw(place) {
+    const { message } = place;
+    const drawn = nameOf(place);
+    if (this.drawn === drawn) return false;
+    const isFirst = this.drawn === undefined;
+    this.drawn = drawn;
     this.message = message;
+    if (this.text !== message.text) this.body.textContent = message.text; // or a selection in it would go
     this.text = message.text;
-    this.body.textContent = message.text;
     this.element.classList.toggle("unsent", message.unsent === true);
     this.wait.hidden = message.unsent !== true;
+    this.branches.draw(place);
+    this.row.draw(place);
+    if (isFirst && !message.unsent && this.#deeds.edits.textOf(message.id) !== null) this.#open();
     return false;
+  }
+
+  /** Put a field in the place of the bubble. */
+  edit() {
+    this.#open();
+    const field = this.#form.querySelector("textarea");
+    field.focus();
+    field.setSelectionRange(field.value.length, field.value.length);
+  }
+
+  #open() {
+    if (this.#form) return;
+    const { edits, sendEdit } = this.#deeds;
+    const { message } = this;
+    const close = () => {
+      edits.drop(message.id);
+      this.#form.replaceWith(this.body);
+      this.#form = null;
+      this.element.classList.remove("editing");
+      this.row.focus("Edit");
+    };
+    this.#form = editForm({
+      text: edits.textOf(message.id) ?? message.text,
+      oninput: (text) => edits.keep(message.id, text),
+      onsend: (text) => sendEdit(message, text) && close(),
+      oncancel: close,
+    });
+    this.body.replaceWith(this.#form);
+    this.element.classList.add("editing");
   }
 }
 
@@ -45,8 +98,8 @@ export class Answer {
   text = ""; // what is painted
   #unfinished = false;
 
-  /** @param {import("./actions.js").Action[]} actions */
-  constructor({ key }, actions) {
+  /** @param {Deeds} deeds */
+  constructor({ key }, deeds) {
     this.element = make("article", "message answer", { ariaLabel: "Parley said" });
     this.note = make("p", "note");
     this.reasoning = make("details", "reasoning");
@@ -56,16 +109,23 @@ export class Answer {
     this.wait = make("p", "wait");
     this.facts = make("span", "facts");
     this.foot = make("footer", "foot");
-    this.foot.append(this.facts, actionRow(actions, "assistant", this));
+    this.branches = new BranchSwitch(deeds.switchTo);
+    this.row = new ActionRow(deeds.actions, "assistant", this);
+    this.foot.append(this.branches.element, this.facts, this.row.element);
     this.element.append(this.note, this.reasoning, this.body, this.wait, this.foot);
     this.element.dataset.key = key;
     this.markdown = new Markdown(this.body);
   }
 
-  /** @returns {boolean} whether another frame is needed to finish painting */
-  draw(message, run, now) {
-    if (this.drawn === message.version && !this.#unfinished) return false;
-    this.drawn = message.version;
+  /**
+   * @param {import("./actions.js").Place} place
+   * @returns {boolean} whether another frame is needed to finish painting
+   */
+  draw(place, run, now) {
+    const { message } = place;
+    const drawn = nameOf(place);
+    if (this.drawn === drawn && !this.#unfinished) return false;
+    this.drawn = drawn;
     this.message = message;
     const paced = this.pacer !== null && !this.pacer.idle;
     const whole = message.visibleText;
@@ -73,12 +133,13 @@ export class Answer {
     this.text = whole.slice(0, onBoundary(whole, shown));
     const final = !message.streaming && this.text.length === whole.length;
     this.markdown.update(this.text, final);
-    this.#dress(message, run, final);
+    this.#dress(place, run, final);
     this.#unfinished = this.text.length < whole.length;
     return this.#unfinished;
   }
 
-  #dress(message, run, final) {
+  #dress(place, run, final) {
+    const { message } = place;
     const stopping = run?.stopping ?? null;
     this.element.classList.toggle("streaming", !final && !stopping);
     this.element.ariaBusy = String(!final);
@@ -89,10 +150,15 @@ export class Answer {
     this.wait.hidden = final || (this.text !== "" && !stopping);
     this.wait.textContent = waitText(run, stopping);
     this.wait.classList.toggle("thinking", this.wait.textContent === "");
-    this.foot.hidden = !final;
-    if (final) this.facts.replaceChildren(...factNodes(message));
+    this.branches.draw(place);
+    this.row.element.hidden = !final;
+    this.facts.replaceChildren(...(final ? factNodes(message) : progressNodes(run)));
+    if (final) this.row.draw(place);
   }
 }
+
+/** Changes when something has to be drawn anew. */
+const nameOf = ({ message, isLast, siblings }) => `${message.version} ${isLast} ${siblings}`;
 
 function waitText(run, stopping) {
   if (stopping?.owner === "silent") {
@@ -111,8 +177,8 @@ function factNodes({ status, reason, timings, usage, durable }) {
   const chip = endText(status, reason);
   const words = [
     reasonText(reason),
-    timings?.tokens_per_s ? `${round(timings.tokens_per_s)} tokens/s` : "",
-    timings?.ttft_ms ? `first token ${seconds(timings.ttft_ms)}` : "",
+    timings?.tokens_per_s ? `${rate(timings.tokens_per_s)} tokens/s` : "",
+    timings?.ttft_ms ? `first token ${duration(timings.ttft_ms)}` : "",
     usage?.output_tokens ? `${usage.output_tokens.toLocaleString("en")} tokens` : "",
     durable ? "" : "not saved yet",
   ].filter(Boolean);
@@ -122,12 +188,20 @@ function factNodes({ status, reason, timings, usage, durable }) {
   return [make("span", `chip ${status}`, { textContent: chip }), line];
 }
 
+/** How fast it is being written. */
+function progressNodes(run) {
+  if (!run?.progress || run.stopping) return [];
+  const { tokens_per_s: perSecond, output_tokens: count } = run.progress;
+  const words = `${rate(perSecond)} tokens/s · ${count.toLocaleString("en")} tokens`;
+  return [make("span", "figures", { textContent: words })];
+}
+
 function detailText(timings, usage) {
   return [
     usage?.input_tokens ? `${usage.input_tokens} tokens read` : "",
     usage?.cached_tokens ? `${usage.cached_tokens} of them from the cache` : "",
-    timings?.queue_ms ? `queued ${seconds(timings.queue_ms)}` : "",
-    timings?.total_ms ? `${seconds(timings.total_ms)} in all` : "",
+    timings?.queue_ms ? `queued ${duration(timings.queue_ms)}` : "",
+    timings?.total_ms ? `${duration(timings.total_ms)} in all` : "",
   ]
     .filter(Boolean)
     .join(", ");
@@ -138,9 +212,6 @@ function onBoundary(text, length) {
   const code = text.charCodeAt(length - 1);
   return code >= 0xd800 && code < 0xdc00 && length < text.length ? length + 1 : length;
 }
-
-const round = (number) => (number < 10 ? number.toFixed(1) : Math.round(number).toLocaleString("en"));
-const seconds = (ms) => (ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`);
 
 function make(name, className, properties = {}) {
   const element = document.createElement(name);

@@ -33,7 +33,7 @@ async function copy(text, button) {
 }
 
 /** The clipboard exists on https and localhost only; elsewhere a selection does the same. */
-async function copyText(text) {
+export async function copyText(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
   const field = document.createElement("textarea");
   field.value = text;

@@ -31,6 +31,11 @@ export class Scroll {
     if (this.following) this.#scroller.scrollTop = this.#scroller.scrollHeight;
   }
 
+  /** The reader looks at something in the middle, whatever becomes of the end. */
+  stay() {
+    this.#follow(false);
+  }
+
   toLatest() {
     this.#follow(true);
     this.keep();

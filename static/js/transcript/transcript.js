@@ -4,6 +4,7 @@
  * block it lands in and nothing else.
  */
 
+import { shownMessages } from "../state/shown.js";
 import { Answer, Question } from "./bubble.js";
 import { serveCopyCode } from "./copy.js";
 import { Pacer } from "./pacer.js";
@@ -14,7 +15,8 @@ export class Transcript {
   #bubbles = new Map();
   #chat;
   #log;
-  #actions;
+  #deeds;
+  #switching = null; // to which branch, by which arrow
   #frame = 0;
   #shownId;
   #calm = matchMedia("(prefers-reduced-motion: reduce)");
@@ -24,12 +26,14 @@ export class Transcript {
    * @param {HTMLElement} scroller @param {HTMLElement} log holds the messages and nothing else
    * @param {object} page
    * @param {import("./actions.js").Action[]} page.actions what can be done with each message
+   * @param {import("./edit.js").Edits} page.edits
+   * @param {(message: object, text: string) => boolean} page.sendEdit
    * @param {() => void} page.onscroll the reader went up, or came back
    */
-  constructor(chat, scroller, log, { actions, onscroll }) {
+  constructor(chat, scroller, log, { onscroll, ...deeds }) {
     this.#chat = chat;
     this.#log = log;
-    this.#actions = actions;
+    this.#deeds = { ...deeds, switchTo: (messageId, step) => this.#switchTo(messageId, step) };
     this.scroll = new Scroll(scroller, log, onscroll);
     serveCopyCode(log);
   }
@@ -71,7 +75,7 @@ export class Transcript {
     this.#frame = 0;
     const id = this.#chat.currentId;
     if (id !== this.#shownId) this.#clear(id);
-    const messages = this.#items();
+    const messages = shownMessages(this.#chat.current?.path ?? [], this.#chat.sendsOf(id));
     const first = this.#log.firstElementChild?.dataset.key;
     const older = messages.findIndex((message) => message.key === first) > 0;
     if (older) this.scroll.holding(() => this.#drawAll(messages, now));
@@ -81,18 +85,30 @@ export class Transcript {
 
   #drawAll(messages, now) {
     this.#arrange(messages);
+    const { current } = this.#chat;
+    const last = messages.at(-1);
     for (const message of messages) {
-      const run = this.#chat.current?.runs.get(message.responseId);
-      if (this.#bubbles.get(message.key).draw(message, run, now)) this.changed();
+      const run = current?.runs.get(message.responseId);
+      const siblings = message.unsent ? [] : current.siblings(message);
+      const place = { message, siblings, isLast: message === last };
+      if (this.#bubbles.get(message.key).draw(place, run, now)) this.changed();
     }
+    this.#arrive();
   }
 
-  /** The messages of the path, then those on their way that have no place in it yet. */
-  #items() {
-    const path = this.#chat.current?.path ?? [];
-    const keys = new Set(path.map((message) => message.key));
-    const sends = this.#chat.sendsOf(this.#chat.currentId).filter((send) => !keys.has(send.key));
-    return [...path, ...sends.map(({ key, text }) => ({ key, text, role: "user", unsent: true, version: 0 }))];
+  #switchTo(messageId, step) {
+    this.#switching = { messageId, step };
+    this.scroll.stay();
+    this.#chat.switchTo(messageId);
+  }
+
+  /** The branch that was asked for is there: its arrow has the focus in place of the one that went. */
+  #arrive() {
+    const { messageId, step } = this.#switching ?? {};
+    const message = this.#chat.current?.find(messageId);
+    if (!message) return;
+    this.#switching = null;
+    this.#bubbles.get(message.key)?.branches.focus(step);
   }
 
   /** Put elements in the order of the messages; those that stay are not moved. */
@@ -114,7 +130,7 @@ export class Transcript {
 
   #add(message) {
     const Bubble = message.role === "user" ? Question : Answer;
-    const bubble = new Bubble(message, this.#actions);
+    const bubble = new Bubble(message, this.#deeds);
     this.#bubbles.set(message.key, bubble);
     return bubble;
   }

@@ -15,6 +15,13 @@ export const Stop = () => icon(html`<rect class="solid" x="5.5" y="5.5" width="9
 export const Down = () => icon(html`<path d="M10 4v11.5M5 10.8l5 4.9 5-4.9" />`);
 export const Pencil = () => icon(html`<path d="m4 16 .8-3.4L13 4.4l2.6 2.6-8.2 8.2L4 16Z" />`);
 export const Bin = () => icon(html`<path d="M4 5.8h12M8 5.5V4h4v1.5M5.6 6l.7 10h7.4l.7-10" />`);
+export const Pin = () => icon(html`<path d="M7 3.5h6M8 3.5v5L5.5 11.5h9L12 8.5v-5M10 11.5V17" />`);
+export const Link = () =>
+  icon(html`<path d="M8.5 11.5a3.2 3.2 0 0 0 4.6 0l2.5-2.5a3.2 3.2 0 0 0-4.6-4.6l-.9.9M11.5 8.5a3.2 3.2 0 0 0-4.6 0L4.4 11a3.2 3.2 0 0 0 4.6 4.6l.9-.9" />`);
+export const File = () => icon(html`<path d="M5 3.5h6.5L15 7v9.5H5ZM11 3.5V7.5h4" />`);
+export const Sliders = () =>
+  icon(html`<path d="M3.5 6.5h6M14 6.5h2.5M3.5 13.5h2.5M10.5 13.5h6" /><circle cx="11.8" cy="6.5" r="2" /><circle cx="8.2" cy="13.5" r="2" />`);
+export const Person = () => icon(html`<circle cx="10" cy="7" r="3" /><path d="M4 16.5c.8-3 3.1-4.5 6-4.5s5.2 1.5 6 4.5" />`);
 export const Sun = () =>
   icon(html`<circle cx="10" cy="10" r="3.2" /><path d="M10 2.8v1.6M10 15.6v1.6M2.8 10h1.6M15.6 10h1.6M4.9 4.9 6 6M14 14l1.1 1.1M15.1 4.9 14 6M6 14l-1.1 1.1" />`);
 export const Moon = () => icon(html`<path d="M15.8 11.9A6.4 6.4 0 0 1 8.1 4.2a6.4 6.4 0 1 0 7.7 7.7Z" />`);

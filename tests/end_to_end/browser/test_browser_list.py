@@ -38,7 +38,7 @@ async def test_the_focus_stays_in_the_list_after_a_rename_and_a_deletion(
         new_chat = page.get_by_role("button", name="New chat").first
         for title, heir in (("Renamed", second), ("Second", new_chat)):
             await open_menu(page, title)
-            await page.keyboard.press("ArrowDown")
+            await page.keyboard.press("End")
             await page.keyboard.press("Enter")
             await expect(heir).to_be_focused()
 

@@ -145,13 +145,35 @@ async def test_an_evicted_chat_stays_in_the_list_and_says_that_it_is_locked(
         await expect(page.get_by_role("heading", name="Evicted")).to_be_visible()
         path = f"/v1/admin/sessions/{session}/evict"
         await admin.post(path, {"reason": "spam", "lock": True})
-        banner = page.get_by_text("An administrator closed this chat. It said: spam")
-        await expect(banner).to_be_visible()
+        await expect(page.get_by_text("An administrator closed this chat: spam")).to_be_visible()
         await expect(page.locator(".toast")).to_have_count(0)
         await expect(page.get_by_role("link", name="Evicted")).to_be_visible()
-        await page.get_by_role("button", name="Reconnect").click()
+        await page.get_by_role("button", name="Open it again").click()
         await expect(page.locator(".refusal")).to_contain_text("An administrator locked this chat")
         assert page.url.endswith(session)
+
+
+async def test_an_eviction_ends_one_chat_and_not_the_tab(
+    context: BrowserContext, server: Server
+) -> None:
+    async with Http(server) as http, Http(server, admin_token(server)) as admin:
+        session = (await http.new_session(title="Evicted too"))["id"]
+        page = await context.new_page()
+        await page.goto(f"{server.url}/#{session}")
+        await expect(page.get_by_role("heading", name="Evicted too")).to_be_visible()
+        await admin.post(f"/v1/admin/sessions/{session}/evict", {"reason": "spam"})
+        closed = page.get_by_text("An administrator closed this chat: spam")
+        await expect(closed).to_be_visible()
+        await page.get_by_role("button", name="New chat").first.click()
+        await expect(closed).to_have_count(0)
+        await ask(page, oracle_word(1))
+        await expect(answers(page).last).to_contain_text(oracle_word(5).strip())
+        await page.get_by_role("button", name="Stop", exact=True).click()
+        await page.locator(f'nav a[href="#{session}"]').click()
+        await expect(closed).to_be_visible()
+        await ask(page, oracle_word(1))  # whoever goes on there has opened it again
+        await expect(answers(page).last).to_contain_text(oracle_word(5).strip())
+        await page.get_by_role("button", name="Stop", exact=True).click()
 
 
 async def test_a_first_message_that_no_model_reads_leaves_no_chat_behind(

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Pacer } from "../../static/js/transcript/pacer.js";
+import { Pacer } from "../../../static/js/transcript/pacer.js";
 
 const FRAME_MS = 16;
 

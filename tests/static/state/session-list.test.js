@@ -11,7 +11,7 @@ import {
   SESSION,
   session,
   watchingChat,
-} from "./frames.js";
+} from "../frames.js";
 
 test("the sidebar follows created, updated, activity and deleted", () => {
   const { chat, receive, changes } = newChat();

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { created, delta, done, inProgress, newRun, RESPONSE, snapshot } from "./frames.js";
+import { created, delta, done, inProgress, newRun, RESPONSE, snapshot } from "../frames.js";
 
 test("deltas in order make the text", () => {
   const { run, message } = newRun();

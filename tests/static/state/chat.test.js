@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Store } from "../../static/js/connection/storage.js";
+import { Store } from "../../../static/js/connection/storage.js";
 import {
   assistantMessage,
   created,
@@ -19,7 +19,7 @@ import {
   subscribed,
   userMessage,
   watchingChat,
-} from "./frames.js";
+} from "../frames.js";
 
 const textOf = (chat) => chat.current.path.at(-1).visibleText;
 
@@ -361,7 +361,10 @@ test("a message waiting for a session that is not on screen has that session wat
   receive(
     subscribed({ recovered: true }),
     messageEvent("message.created", 4, userMessage({ id: "msg_3", parent_id: "msg_2" })),
-    created({ response: { id: "resp_S", session_id: SESSION, message_id: "msg_4" }, idempotency_key: ask.idempotency_key }),
+    created({
+      response: { id: "resp_S", session_id: SESSION, message_id: "msg_4", parent_id: "msg_3" },
+      idempotency_key: ask.idempotency_key,
+    }),
   );
   assert.deepEqual(take().map(({ type, session_id }) => [type, session_id]), [
     ["session.unsubscribe", SESSION],
@@ -429,26 +432,6 @@ test("another chat is shown from memory and resumed where it was left", () => {
   ]);
 });
 
-test("a message with another parent starts a branch", () => {
-  const { chat, receive } = watchingChat();
-  receive(done(3, 0), messageEvent("message.created", 4, assistantMessage({ id: "msg_5" })));
-  assert.deepEqual(chat.current.path.map(({ id }) => id), ["msg_1", "msg_5"]);
-});
-
-test("continuing a message writes on in it", () => {
-  const { chat, receive } = watchingChat();
-  receive(delta(3, 0, "Once"), done(4, 4, { status: "incomplete", reason: "max_output_tokens" }));
-  const message_id = "msg_2";
-  receive(
-    messageEvent("message.updated", 4, { id: "msg_2", status: "in_progress", response_id: "resp_S" }),
-    created({ response: { id: "resp_S", session_id: SESSION, message_id }, idempotency_key: "k9" }),
-    delta(2, 4, " upon", { response_id: "resp_S" }),
-  );
-  assert.equal(textOf(chat), "Once upon");
-  assert.equal(chat.activity(), "running");
-});
-
-
 test("a stop that could not be taken is sent again, unless the answer ends first", () => {
   const { chat, receive, take, waits } = watchingChat();
   chat.stop({ length: 0, number: 2 });
@@ -476,6 +459,34 @@ test("an eviction is no deletion: the chat stays where it is", () => {
   assert.equal(chat.current.offset, 4);
   assert.equal(chat.sessions.size, 1);
   assert.deepEqual(changes.filter(({ kind }) => kind === "gone"), []);
+});
+
+test("an eviction closes its chat, which a new connection leaves alone until it is reopened", () => {
+  const { chat, receive, take } = watchingChat();
+  receive({ type: "session.evicted", session_id: SESSION, offset: 4, by: "admin", reason: "spam" });
+  assert.equal(chat.eviction, null);
+  chat.evicted();
+  assert.equal(chat.eviction.reason, "spam");
+  chat.connected();
+  assert.deepEqual(take(), []);
+  chat.open("ses_B");
+  assert.deepEqual(take().map(({ session_id }) => session_id), ["ses_B"]);
+  chat.open(SESSION);
+  assert.deepEqual(take("session.subscribe"), []);
+  chat.reopen();
+  assert.deepEqual(take().map(({ type, session_id }) => [type, session_id]), [["session.subscribe", SESSION]]);
+  assert.equal(chat.eviction, null);
+});
+
+test("an eviction among what was missed closes nothing", () => {
+  const { chat, receive } = watchingChat();
+  chat.connected();
+  receive(
+    subscribed({ recovered: true, offset: 4 }),
+    { type: "session.evicted", session_id: SESSION, offset: 4, by: "admin", reason: "spam" },
+  );
+  chat.evicted();
+  assert.equal(chat.eviction, null);
 });
 
 /** A new chat whose first message has been sent to the session made for it. */

@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Outbox } from "../../static/js/connection/outbox.js";
-import { Store } from "../../static/js/connection/storage.js";
+import { Outbox } from "../../../static/js/connection/outbox.js";
+import { Store } from "../../../static/js/connection/storage.js";
 
 const SESSION = "ses_A";
 
@@ -38,7 +38,7 @@ class FakeStorage {
 
 test("a message is stored before anything is sent, and found by the next page", () => {
   const storage = new FakeStorage();
-  const send = new Outbox(new Store(storage)).addSend("hello", SESSION);
+  const send = new Outbox(new Store(storage)).addSend({ input: "hello" }, SESSION);
   const [frame] = new Outbox(new Store(storage)).unanswered();
   assert.deepEqual(frame, {
     type: "response.create",
@@ -51,7 +51,7 @@ test("a message is stored before anything is sent, and found by the next page", 
 
 test("keys are what the protocol allows, and never the same", () => {
   const outbox = new Outbox(new Store(null));
-  const keys = Array.from({ length: 100 }, () => outbox.addSend("x", SESSION).key);
+  const keys = Array.from({ length: 100 }, () => outbox.addSend({ input: "x" }, SESSION).key);
   assert.equal(new Set(keys).size, 100);
   for (const key of keys) assert.match(key, /^[A-Za-z0-9_-]{1,64}$/);
 });
@@ -60,8 +60,8 @@ test("two tabs do not overwrite each other's messages", () => {
   const storage = new FakeStorage();
   const first = new Outbox(new Store(storage));
   const second = new Outbox(new Store(storage));
-  first.addSend("one", SESSION);
-  const { key } = second.addSend("two", SESSION);
+  first.addSend({ input: "one" }, SESSION);
+  const { key } = second.addSend({ input: "two" }, SESSION);
   second.removeSend(key);
   const left = new Outbox(new Store(storage)).unanswered();
   assert.deepEqual(left.map(({ input }) => input), ["one"]);
@@ -69,7 +69,7 @@ test("two tabs do not overwrite each other's messages", () => {
 
 test("a message of a new chat waits for its session", () => {
   const outbox = new Outbox(new Store(null));
-  const send = outbox.addSend("hello", null);
+  const send = outbox.addSend({ input: "hello" }, null);
   assert.deepEqual(outbox.unanswered(), [
     { type: "session.create", event_id: send.key, idempotency_key: send.sessionKey },
   ]);
@@ -79,7 +79,7 @@ test("a message of a new chat waits for its session", () => {
 
 test("a message stopped before its answer began is followed by its stop", () => {
   const outbox = new Outbox(new Store(null));
-  const send = outbox.addSend("hello", SESSION);
+  const send = outbox.addSend({ input: "hello" }, SESSION);
   outbox.updateSend(send, { stopped: true });
   const [, stop] = outbox.unanswered();
   assert.deepEqual(stop, { type: "stop", session_id: SESSION, idempotency_key: send.key });
@@ -119,7 +119,7 @@ test("a stop is answered by the end of what it stopped, and of nothing else", ()
 
 test("a full storage loses nothing while the page lives", () => {
   const outbox = new Outbox(new Store(new FakeStorage(10)));
-  outbox.addSend("a long message that does not fit", SESSION);
+  outbox.addSend({ input: "a long message that does not fit" }, SESSION);
   assert.equal(outbox.unanswered().length, 1);
 });
 

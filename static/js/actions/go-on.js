@@ -1,0 +1,9 @@
+/** Let the model go on with an answer that was stopped or cut short, in the same message. */
+
+/** @returns {import("../transcript/actions.js").Action} */
+export const goOn = (page) => ({
+  word: "Continue",
+  labels: { assistant: "Continue the answer" },
+  fits: ({ message, isLast }) => isLast && message.status === "interrupted",
+  act: ({ message }) => page.ask({ continue_of: message.id }),
+});

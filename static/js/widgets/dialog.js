@@ -1,0 +1,22 @@
+/** A modal dialog: the browser keeps the focus in it, closes it on Esc and gives the focus back. */
+
+import { useLayoutEffect, useRef } from "preact/hooks";
+
+import { html } from "./html.js";
+import { Close } from "./icons.js";
+
+/** @param {{title: string, kind?: string, onClose: () => void, children: any}} properties */
+export function Dialog({ title, kind = "", onClose, children }) {
+  const element = useRef(null);
+  useLayoutEffect(() => element.current.showModal(), []);
+  const onKeyDown = (event) => event.key === "Escape" && event.stopPropagation(); // it would also stop the answer
+  const onPointerDown = (event) => event.target === element.current && element.current.close(); // beside it
+  return html`<dialog class=${`dialog ${kind}`} ref=${element} aria-labelledby="dialog-title" onClose=${onClose}
+    onKeyDown=${onKeyDown} onPointerDown=${onPointerDown}>
+    <header>
+      <h2 id="dialog-title" tabindex="-1" autofocus>${title}</h2>
+      <button type="button" class="quiet" aria-label="Close" onClick=${() => element.current.close()}><${Close} /></button>
+    </header>
+    ${children}
+  </dialog>`;
+}
