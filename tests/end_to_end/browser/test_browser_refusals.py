@@ -157,10 +157,10 @@ async def test_an_eviction_ends_one_chat_and_not_the_tab(
     context: BrowserContext, server: Server
 ) -> None:
     async with Http(server) as http, Http(server, admin_token(server)) as admin:
-        session = (await http.new_session(title="Evicted too"))["id"]
+        session = (await http.new_session(title="Closed"))["id"]
         page = await context.new_page()
         await page.goto(f"{server.url}/#{session}")
-        await expect(page.get_by_role("heading", name="Evicted too")).to_be_visible()
+        await expect(page.get_by_role("heading", name="Closed")).to_be_visible()
         await admin.post(f"/v1/admin/sessions/{session}/evict", {"reason": "spam"})
         closed = page.get_by_text("An administrator closed this chat: spam")
         await expect(closed).to_be_visible()
