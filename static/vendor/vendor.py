@@ -23,7 +23,16 @@ HERE = Path(__file__).resolve().parent
 MANIFEST = HERE / "manifest.json"
 
 HIGHLIGHT_LANGUAGES = (
-    "bash c cpp css diff go java javascript json markdown python rust sql typescript xml yaml"
+    "bash c clojure cmake cpp csharp css dart diff dockerfile elixir erlang fortran fsharp go"
+    " graphql groovy haskell http ini java javascript json julia kotlin latex less lua makefile"
+    " markdown matlab nginx objectivec ocaml perl php powershell protobuf python r ruby rust scala"
+    " scss sql swift typescript vbnet xml yaml"
+).split()
+KATEX_FONTS = (
+    "AMS-Regular Caligraphic-Bold Caligraphic-Regular Fraktur-Bold Fraktur-Regular Main-Bold"
+    " Main-BoldItalic Main-Italic Main-Regular Math-BoldItalic Math-Italic SansSerif-Bold"
+    " SansSerif-Italic SansSerif-Regular Script-Regular Size1-Regular Size2-Regular Size3-Regular"
+    " Size4-Regular Typewriter-Regular"
 ).split()
 
 
@@ -78,6 +87,15 @@ PACKAGES = (
         "0.8.0",
         "0BSD",
         {"dist/idiomorph.esm.js": "idiomorph.js", "LICENSE": "LICENSE"},
+    ),
+    Package(
+        "katex",
+        "0.19.1",
+        "MIT",
+        {"dist/katex.min.js": "katex.js", "dist/katex.min.css": "katex.css", "LICENSE": "LICENSE"}
+        | {
+            f"dist/fonts/KaTeX_{name}.woff2": f"fonts/KaTeX_{name}.woff2" for name in KATEX_FONTS
+        },
     ),
     Package(
         "@highlightjs/cdn-assets",
