@@ -4,7 +4,7 @@ import { useSignal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 
 import * as api from "../connection/api.js";
-import { copyText } from "../transcript/copy.js";
+import { copyText } from "../widgets/copy.js";
 import { Dialog } from "../widgets/dialog.js";
 import { html } from "../widgets/html.js";
 

@@ -1,5 +1,6 @@
 /** The buttons below a message: one for each of the page's actions that fits it, the rarer ones in a menu. */
 
+import { wordButton } from "../widgets/copy.js";
 import { openMenu } from "../widgets/menu.js";
 
 /**
@@ -67,12 +68,3 @@ export class ActionRow {
 }
 
 const fits = (action, place) => action.fits?.(place) ?? true;
-
-export function wordButton(word, label) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.className = "word-button";
-  button.textContent = word;
-  button.ariaLabel = label;
-  return button;
-}

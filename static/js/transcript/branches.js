@@ -1,6 +1,6 @@
 /** ‹ 2/3 › below a message that stands beside others: the branches of the conversation, and the way between them. */
 
-import { wordButton } from "./actions.js";
+import { wordButton } from "../widgets/copy.js";
 
 export class BranchSwitch {
   element = document.createElement("span");

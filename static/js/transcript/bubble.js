@@ -4,11 +4,16 @@
  */
 
 import { endText, reasonText } from "../connection/protocol.js";
+import { codeFigure, highlightInView } from "../markdown/code.js";
+import { Markdown } from "../markdown/markdown.js";
 import { ActionRow } from "./actions.js";
 import { BranchSwitch } from "./branches.js";
 import { editForm } from "./edit.js";
+import { wordButton } from "../widgets/copy.js";
 import { duration, rate } from "../widgets/figures.js";
-import { Markdown } from "./markdown.js";
+
+
+const FENCES = /^(`{3,}|~{3,})([\w+#.-]*)[ \t]*\n([^]*?)^\1[ \t]*(?:\n|$)/gm;
 
 const QUEUE_TEXTS = {
   engine: "Waiting in line",
@@ -23,6 +28,7 @@ const QUEUE_TEXTS = {
  * @property {import("./actions.js").Action[]} actions
  * @property {(messageId: string, step: number) => void} switchTo shows the branch of that message
  * @property {import("./edit.js").Edits} edits
+ * @property {(run: object) => void} withdraw stops an answer that waits for its turn
  * @property {(message: object, text: string) => boolean} sendEdit
  */
 
@@ -52,7 +58,7 @@ export class Question {
     const isFirst = this.drawn === undefined;
     this.drawn = drawn;
     this.message = message;
-    if (this.text !== message.text) this.body.textContent = message.text; // or a selection in it would go
+    if (this.text !== message.text) this.#fill(message.text); // or a selection in it would go
     this.text = message.text;
     this.element.classList.toggle("unsent", message.unsent === true);
     this.wait.hidden = message.unsent !== true;
@@ -60,6 +66,19 @@ export class Question {
     this.row.draw(place);
     if (isFirst && !message.unsent && this.#deeds.edits.textOf(message.id) !== null) this.#open();
     return false;
+  }
+
+  /** What the user wrote is no Markdown, but for fenced code. */
+  #fill(text) {
+    const nodes = [];
+    let place = 0;
+    for (const { 0: fence, 2: language, 3: code, index } of text.matchAll(FENCES)) {
+      nodes.push(text.slice(place, index).replace(/\n$/, ""), codeFigure(language, code));
+      place = index + fence.length;
+    }
+    nodes.push(text.slice(place));
+    this.body.replaceChildren(...nodes.filter((piece) => piece !== ""));
+    for (const code of this.body.querySelectorAll("pre > code")) highlightInView(code);
   }
 
   /** Put a field in the place of the bubble. */
@@ -107,12 +126,14 @@ export class Answer {
     this.reasoning.append(make("summary", "", { textContent: "Thinking" }), this.reasoningBody);
     this.body = make("div", "prose");
     this.wait = make("p", "wait");
+    this.withdraw = wordButton("Withdraw", "Withdraw the question that waits");
+    this.withdraw.addEventListener("click", () => deeds.withdraw(this.run));
     this.facts = make("span", "facts");
     this.foot = make("footer", "foot");
     this.branches = new BranchSwitch(deeds.switchTo);
     this.row = new ActionRow(deeds.actions, "assistant", this);
     this.foot.append(this.branches.element, this.facts, this.row.element);
-    this.element.append(this.note, this.reasoning, this.body, this.wait, this.foot);
+    this.element.append(this.note, this.reasoning, this.body, this.wait, this.withdraw, this.foot);
     this.element.dataset.key = key;
     this.markdown = new Markdown(this.body);
   }
@@ -141,6 +162,8 @@ export class Answer {
   #dress(place, run, final) {
     const { message } = place;
     const stopping = run?.stopping ?? null;
+    this.run = run;
+    this.withdraw.hidden = final || stopping !== null || run?.queue?.reason !== "session";
     this.element.classList.toggle("streaming", !final && !stopping);
     this.element.ariaBusy = String(!final);
     this.note.hidden = message.omittedMessages === 0;

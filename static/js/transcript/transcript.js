@@ -4,9 +4,9 @@
  * block it lands in and nothing else.
  */
 
+import { serveCode } from "../markdown/code.js";
 import { shownMessages } from "../state/shown.js";
 import { Answer, Question } from "./bubble.js";
-import { serveCopyCode } from "./copy.js";
 import { Pacer } from "./pacer.js";
 import { Scroll } from "./scroll.js";
 
@@ -35,7 +35,7 @@ export class Transcript {
     this.#log = log;
     this.#deeds = { ...deeds, switchTo: (messageId, step) => this.#switchTo(messageId, step) };
     this.scroll = new Scroll(scroller, log, onscroll);
-    serveCopyCode(log);
+    serveCode(log);
   }
 
   /** Something about the conversation on screen changed. */

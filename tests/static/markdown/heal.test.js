@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { heal } from "../../../static/js/transcript/heal.js";
+import { heal } from "../../../static/js/markdown/heal.js";
 
 const CASES = [
   ["plain words", "plain words"],

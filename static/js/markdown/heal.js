@@ -4,6 +4,8 @@
  * help, because a lexer takes an unclosed one as code to the end.
  */
 
+import { hasOpenFormula, withoutFormulas } from "./math.js";
+
 const FENCE = /^ {0,3}(`{3,}|~{3,})/;
 const SETEXT = /\n[ \t]*(-+|=+)[ \t]*$/; // a list item or a rule about to come, not a heading
 const LINK = /!?\[([^\]\n]*)(\](\([^)\n]*)?)?$/; // a link without its end: show its text
@@ -13,6 +15,7 @@ const LONE_MARKERS = /(^|\s)(\*{1,3}|_{1,3}|~{2})$/; // opened, but nothing to e
 export function heal(text) {
   if (FENCE.test(text)) return text;
   const settled = text.replace(SETEXT, "");
+  if (hasOpenFormula(settled.replace(/(`+)[^`]+\1/g, ""))) return settled; // shown as its source until it ends
   const ticks = openTicks(settled);
   if (ticks) return settled.endsWith(ticks) ? settled.slice(0, -ticks.length) : settled + ticks;
   const linked = settled.replace(LINK, "$1").replace(LONE_MARKERS, "$1");
@@ -32,7 +35,7 @@ function openTicks(text) {
 /** The emphasis markers still open, in the order that closes them. */
 function openEmphasis(text) {
   const open = [];
-  const plain = text.replace(/(`+)[^`]+\1/g, "").replace(/\\[*_~]/g, "");
+  const plain = withoutFormulas(text.replace(/(`+)[^`]+\1/g, "")).replace(/\\[*_~]/g, "");
   for (const match of plain.matchAll(/\*\*|\*|~~|(?<![\p{L}\p{N}])_{1,2}|_{1,2}(?![\p{L}\p{N}])/gu)) {
     const [marker] = match;
     const before = plain[match.index - 1] ?? " ";

@@ -7,24 +7,20 @@
 import highlight from "../../vendor/highlightjs-cdn-assets-11.12.0/core.js";
 
 const LANGUAGES = new Set(
-  "bash c cpp css diff go java javascript json markdown python rust sql typescript xml yaml".split(" "),
+  (
+    "bash c clojure cmake cpp csharp css dart diff dockerfile elixir erlang fortran fsharp go graphql groovy " +
+    "haskell http ini java javascript json julia kotlin latex less lua makefile markdown matlab nginx objectivec " +
+    "ocaml perl php powershell protobuf python r ruby rust scala scss sql swift typescript vbnet xml yaml"
+  ).split(" "),
 );
 const ALIASES = {
-  "c++": "cpp",
-  golang: "go",
-  html: "xml",
-  js: "javascript",
-  jsx: "javascript",
-  md: "markdown",
-  py: "python",
-  python3: "python",
-  rs: "rust",
-  sh: "bash",
-  shell: "bash",
-  ts: "typescript",
-  tsx: "typescript",
-  yml: "yaml",
-  zsh: "bash",
+  ...{ "c++": "cpp", "c#": "csharp", "f#": "fsharp", cc: "cpp", h: "c", hpp: "cpp", cs: "csharp", fs: "fsharp" },
+  ...{ golang: "go", hs: "haskell", jl: "julia", kt: "kotlin", kts: "kotlin", pl: "perl", rb: "ruby", rs: "rust" },
+  ...{ html: "xml", svg: "xml", md: "markdown", tex: "latex", toml: "ini", yml: "yaml", jsonc: "json" },
+  ...{ js: "javascript", jsx: "javascript", mjs: "javascript", ts: "typescript", tsx: "typescript" },
+  ...{ py: "python", python3: "python", sh: "bash", shell: "bash", console: "bash", zsh: "bash", ps1: "powershell" },
+  ...{ docker: "dockerfile", make: "makefile", mk: "makefile", objc: "objectivec", proto: "protobuf", vb: "vbnet" },
+  ...{ clj: "clojure", ex: "elixir", exs: "elixir", erl: "erlang", f90: "fortran", ml: "ocaml", gql: "graphql" },
 };
 
 let last = Promise.resolve(); // answers keep the order of the questions

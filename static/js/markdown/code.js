@@ -1,25 +1,40 @@
 /**
- * Code blocks: a caption with the language and a Copy button, and colours. Colours come late and
+ * Code blocks: a caption with the language and what one does with the code, and colours. Colours come late and
  * from a worker that is loaded with the first block: only for finished blocks, only when in view.
  */
 
-import { copyCodeButton } from "./copy.js";
+import { copyFrom, wordButton } from "../widgets/copy.js";
 
-const WORKER_URL = "/static/js/transcript/highlight-worker.js";
+const WORKER_URL = "/static/js/markdown/highlight-worker.js";
 const LONGEST_HIGHLIGHT = 50_000; // characters; beyond it plain text is good enough
+const EXTENSIONS = {
+  ...{ bash: "sh", csharp: "cs", javascript: "js", julia: "jl", kotlin: "kt", markdown: "md", matlab: "m" },
+  ...{ python: "py", ruby: "rb", rust: "rs", typescript: "ts" },
+};
 
 /** Dress a bare `<pre><code class="language-x">` as a figure with a caption. */
 export function codeBlock(pre) {
   const code = pre.querySelector("code") ?? pre;
-  const language = /language-([\w+#.-]+)/.exec(code.className)?.[1] ?? "";
+  return codeFigure(/language-([\w+#.-]+)/.exec(code.className)?.[1] ?? "", code.textContent);
+}
+
+/** @param {string} language as it was written, or "" @param {string} text */
+export function codeFigure(language, text) {
   const plain = document.createElement("code");
-  plain.textContent = code.textContent;
+  plain.textContent = text;
   if (language) plain.dataset.language = language;
 
   const label = document.createElement("span");
   label.textContent = language || "text";
   const caption = document.createElement("figcaption");
-  caption.append(label, copyCodeButton());
+  const buttons = document.createElement("span");
+  buttons.className = "code-buttons";
+  buttons.append(
+    button("wrap-code", "Wrap", "Wrap long lines"),
+    button("save-code", "Save", "Save code as a file"),
+    button("copy-code", "Copy", "Copy code"),
+  );
+  caption.append(label, buttons);
 
   const scroller = document.createElement("pre");
   scroller.tabIndex = 0; // long lines scroll, by keyboard too
@@ -29,6 +44,35 @@ export function codeBlock(pre) {
   figure.dir = "ltr"; // whatever the text around it is
   figure.append(caption, scroller);
   return figure;
+}
+
+function button(className, word, label) {
+  const made = wordButton(word, label);
+  made.classList.add(className);
+  return made;
+}
+
+/** One listener serves all blocks of code in `root`: a patched block keeps old nodes for new ones. */
+export function serveCode(root) {
+  root.addEventListener("click", ({ target }) => {
+    const pressed = target.closest?.("figure.code .word-button");
+    const figure = pressed?.closest("figure.code");
+    const code = figure?.querySelector("code");
+    if (pressed?.matches(".copy-code")) copyFrom(pressed, code.textContent);
+    if (pressed?.matches(".save-code")) save(code);
+    if (pressed?.matches(".wrap-code")) pressed.ariaPressed = String(figure.classList.toggle("wrapped"));
+  });
+}
+
+function save(code) {
+  const { language = "" } = code.dataset;
+  const name = language.toLowerCase();
+  const extension = EXTENSIONS[name] ?? (/^[a-z]{1,5}$/.test(name) ? name : "txt");
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([code.textContent], { type: "text/plain" }));
+  link.download = `code.${extension}`;
+  link.click();
+  URL.revokeObjectURL(link.href);
 }
 
 /** Colour a finished block once it comes into view. */
