@@ -14,12 +14,12 @@ import { Store } from "./connection/storage.js";
 import { Banner } from "./state/banner.js";
 import { Chat } from "./state/chat.js";
 import { answerAgain, answerAgainWith } from "./actions/again.js";
+import { copyMessage } from "./actions/copy.js";
 import { showDetails } from "./actions/details.js";
 import { editMessage } from "./actions/edit.js";
 import { forkHere } from "./actions/fork.js";
 import { goOn } from "./actions/go-on.js";
 import { Removals, UNDO_MS } from "./state/removals.js";
-import { copyMessage } from "./transcript/copy.js";
 import { Edits } from "./transcript/edit.js";
 import { Transcript } from "./transcript/transcript.js";
 
@@ -53,7 +53,7 @@ export class Page {
   #loadingEarlier = false;
   /** What can be done with a message, in the order of the buttons below it. */
   #actions = [
-    copyMessage,
+    copyMessage(this),
     editMessage(this),
     answerAgain(this),
     goOn(this),
@@ -73,8 +73,8 @@ export class Page {
     });
     this.socket = new Socket({
       connect: Socket.to("/v1/ws"),
-      onopen: () => this.#connected(),
-      onframe: (frame) => this.chat.receive(frame),
+      onopen: () => {}, // the next frame says whose connection it is
+      onframe: (frame) => this.#received(frame),
       onstate: (state) => this.#socketChanged(state),
       onevicted: () => this.chat.evicted(),
       visible: () => !document.hidden,
@@ -89,6 +89,7 @@ export class Page {
 
   start() {
     addEventListener("hashchange", () => this.#showAddressed());
+    addEventListener("parley:said", ({ detail }) => (this.spoken.value = detail));
     addEventListener("online", () => this.socket.wake());
     addEventListener("pagehide", () => this.removals.finishAll(api.removeAtOnce));
     document.addEventListener("visibilitychange", () => this.#visibilityChanged());
@@ -101,6 +102,7 @@ export class Page {
     this.transcript = new Transcript(this.chat, scroller, log, {
       actions: this.#actions,
       edits: this.edits,
+      withdraw: (run) => this.chat.withdraw(run),
       sendEdit: (message, text) => this.sendEdit(message, text),
       onscroll: () => (this.away.value = this.transcript.scroll.away),
     });
@@ -120,16 +122,22 @@ export class Page {
     }
   }
 
-  /** @returns {boolean} whether the message is on its way */
-  say(text) {
-    if (text.trim() === "" || this.chat.activity() !== "idle") return false;
+  /**
+   * @param {string} text
+   * @param {{replaces?: boolean}} [how] whether it ends the answer that is being written; otherwise it waits for it
+   * @returns {boolean} whether the message is on its way
+   */
+  say(text, { replaces = false } = {}) {
+    const isBusy = this.chat.activity() !== "idle";
+    if (text.trim() === "" || (isBusy && this.chat.currentId === null)) return false;
     if (this.#tooLong(text)) {
       this.#refuse(this.#draftName, { code: "message_too_large" });
       return false;
     }
     this.setDraft("");
     if (this.chat.eviction) this.chat.reopen();
-    this.chat.say(text, this.chat.currentId === null ? (this.store.get(NEW_SETTINGS) ?? undefined) : undefined);
+    const settings = this.chat.currentId === null ? (this.store.get(NEW_SETTINGS) ?? undefined) : undefined;
+    this.chat.say(text, { settings, onBusy: isBusy ? (replaces ? "cancel" : "queue") : undefined });
     this.transcript.scroll.toLatest();
     return true;
   }
@@ -192,6 +200,40 @@ export class Page {
     if (this.chat.currentId === null) this.store.set(NEW_SETTINGS, settings);
     else this.chat.configure(this.chat.currentId, settings);
     this.toast("Saved. The next answer is made with these settings.");
+  }
+
+  /** What can be done now, apart from the messages. */
+  get commands() {
+    const id = this.chat.currentId;
+    const dialog = (kind, more) => () => (this.dialog.value = { kind, ...more });
+    const pinned = this.chat.sessions.get(id)?.session.pinned;
+    const ofChat = [
+      { label: pinned ? "Unpin this chat" : "Pin this chat", act: () => this.chat.pin(id, !pinned) },
+      { label: "Share this chat…", act: dialog("share", { sessionId: id }) },
+      { label: "Print this chat, or save it as PDF", act: () => this.print(id) },
+      { label: "Save this chat as Markdown", act: () => this.save(id, "md") },
+      { label: "Delete this chat", act: () => this.remove(id) },
+    ];
+    const all = [
+      { label: "New chat", keys: "Ctrl+Shift+O", act: () => this.show(null) },
+      { label: "Settings of this chat", keys: "Ctrl+,", act: dialog("settings") },
+      ...(this.chat.sessions.get(id) ? ofChat : []),
+      { label: "Keyboard shortcuts", keys: "Ctrl+/", act: dialog("shortcuts") },
+      { label: "Sign out", act: () => this.logOut({ everywhere: false }) },
+    ];
+    return all.map((command) => ({ key: command.label, ...command }));
+  }
+
+  /** The whole chat on paper, or as a PDF: what is not here yet is loaded first. */
+  async print(sessionId) {
+    this.show(sessionId);
+    await this.#tell(async () => {
+      while (this.chat.currentId === sessionId && !this.chat.current?.loaded) await nextFrame();
+      while (this.chat.current?.hasMore) await this.earlier();
+    });
+    this.transcript.drawNow();
+    await document.fonts.ready;
+    print();
   }
 
   logOut(where) {
@@ -307,7 +349,7 @@ export class Page {
         this.#refused(change);
         break;
       case "unchanged":
-        this.toast(`“${change.title || "New chat"}” could not be ${change.attempt}. Try again later.`);
+        this.toast(unchangedText(change));
         break;
       case "notice":
         this.toast(errorText(change.error));
@@ -317,7 +359,6 @@ export class Page {
         break;
       case "restored":
         this.#over("store_unavailable");
-        this.#meetUser();
         break;
       case "conversation":
         if (change.outcome === "replaced" && onScreen) this.transcript.replaced(change.run);
@@ -399,22 +440,32 @@ export class Page {
 
   // ---- connection ----
 
+  #received(frame) {
+    if (frame.type === "connection.ready" && !this.#meet(frame.user)) return;
+    this.chat.receive(frame);
+    if (frame.type === "connection.ready") this.#connected();
+  }
+
   #connected() {
     this.chat.connected();
     this.#loadSessions(null, "The list of chats could not be loaded. Reload the page.");
     api.listModels().then((models) => (this.models.value = models), () => {});
   }
 
-  /** On a shared machine nobody finds, or sends, what another user has typed. */
-  #meetUser() {
-    const { user } = this.chat.ready ?? {};
-    if (!user) return;
+  /**
+   * On a shared machine nobody finds, or sends, what another user has typed.
+   * @returns {boolean} whether it is who was here before
+   */
+  #meet(user) {
     const before = this.store.get(USER);
-    if (before !== null && before !== user.id) {
+    const isOther = before !== null && before !== user.id;
+    if (isOther) {
       this.#forgetUser();
-      location.reload();
+      this.socket.close();
+      location.reload(); // nothing of theirs stays in memory
     }
     this.store.set(USER, user.id);
+    return !isOther;
   }
 
   #forgetUser() {
@@ -504,4 +555,11 @@ export class Page {
   #loadDraft() {
     this.draft.value = this.store.get(this.#draftName) ?? "";
   }
+}
+
+const nextFrame = () => new Promise(requestAnimationFrame);
+
+function unchangedText({ title, attempt, error }) {
+  const what = `“${title || "New chat"}” could not be ${attempt}`;
+  return error.code === "invalid_field" ? `${what}: ${error.message}` : `${what}. Try again later.`;
 }

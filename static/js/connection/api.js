@@ -32,6 +32,12 @@ export function listSessions(cursor = null) {
   return get(`/v1/sessions?${query}`);
 }
 
+/** @returns {Promise<object[]>} sessions whose titles contain the words, the newest first */
+export async function searchSessions(words) {
+  const query = new URLSearchParams({ limit: "20", q: words.slice(0, 200) });
+  return (await get(`/v1/sessions?${query}`)).sessions;
+}
+
 /** @returns {Promise<{messages: object[], has_more: boolean}>} oldest first, before a message if one is named */
 export function listMessages(sessionId, before = null) {
   const query = new URLSearchParams({ limit: "50", ...(before && { before }) });

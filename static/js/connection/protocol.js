@@ -49,7 +49,7 @@ const ERROR_TEXTS = {
   revision_conflict: "Somebody else changed this chat. Try again.",
   rate_limited: "That was too fast. Send it again {wait}.",
   quota_exceeded: "Your quota is used up. Send it again {wait}.",
-  queue_full: "The server is busy. Send it again {wait}.",
+  queue_full: "Too many messages wait already. Send it again {wait}.",
   engine_unavailable: "The model is restarting. Send it again {wait}.",
   store_unavailable: "The server cannot save right now. Send it again {wait}.",
   draining: "The server is restarting. Send it again {wait}.",

@@ -3,11 +3,19 @@
 import { html } from "../widgets/html.js";
 import { Again } from "./again.js";
 import { Details } from "./details.js";
+import { Palette } from "./palette.js";
 import { ChatSettings } from "./settings.js";
 import { Share } from "./share.js";
 import { Shortcuts } from "./shortcuts.js";
 
-const KINDS = { again: Again, details: Details, settings: ChatSettings, share: Share, shortcuts: Shortcuts };
+const KINDS = {
+  again: Again,
+  details: Details,
+  palette: Palette,
+  settings: ChatSettings,
+  share: Share,
+  shortcuts: Shortcuts,
+};
 
 export function Dialogs({ page }) {
   const open = page.dialog.value;

@@ -13,7 +13,8 @@ export function ChatSettings({ page, onClose }) {
     page.saveSettings(settingsOf(form.current));
     onClose();
   };
-  return html`<${Dialog} title="Settings of this chat" kind="side" onClose=${onClose}>
+  const title = page.chat.currentId === null ? "Settings of new chats" : "Settings of this chat";
+  return html`<${Dialog} title=${title} kind="side" onClose=${onClose}>
     <form ref=${form} onSubmit=${save}>
       <${SettingsFields} settings=${page.settings} models=${page.models.value} withSystem />
       <div class="dialog-foot">

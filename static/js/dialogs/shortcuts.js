@@ -6,7 +6,9 @@ import { html } from "../widgets/html.js";
 const SHORTCUTS = [
   [["Enter"], "Send the message"],
   [["Shift", "Enter"], "Begin a new line"],
+  [["Ctrl", "Enter"], "Send in place of the answer that is being written"],
   [["Esc"], "Stop the answer"],
+  [["Ctrl", "K"], "Go to a chat, or do something"],
   [["Ctrl", "Shift", "O"], "New chat"],
   [["Ctrl", "Z"], "Undo a deletion"],
   [["Ctrl", ","], "Settings of the chat"],

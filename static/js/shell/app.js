@@ -37,7 +37,9 @@ export function App({ page }) {
   useShortcuts(page);
   if (page.signedOut.value) return html`<${SignedOut} page=${page} />`;
   const drawerOpen = isNarrow.value && page.drawerOpen.value;
+  const skip = () => document.querySelector(".scroller").focus();
   return html`<div class=${drawerOpen ? "app drawer-open" : "app"}>
+    <button type="button" class="skip" onClick=${skip}>Skip to the conversation</button>
     <${Sidebar} page=${page} inert=${isNarrow.value && !drawerOpen} />
     <div class="backdrop" onClick=${() => (page.drawerOpen.value = false)}></div>
     <main class="chat" inert=${drawerOpen}>
@@ -128,6 +130,7 @@ function shortcut(page, { ctrlKey, metaKey, shiftKey, altKey, code, key, target 
   if (!(ctrlKey || metaKey) || altKey) return undefined;
   if (shiftKey && code === "KeyO") return () => page.show(null) ?? true;
   if (shiftKey) return undefined;
+  if (code === "KeyK") return () => (page.dialog.value = { kind: "palette" });
   if (key === "/") return () => (page.dialog.value = { kind: "shortcuts" });
   if (key === ",") return () => (page.dialog.value = { kind: "settings" });
   const isTyping = target.value !== undefined && target.value !== ""; // the field has its own undo

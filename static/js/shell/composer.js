@@ -19,14 +19,14 @@ export function Composer({ page }) {
   }, [sessionId]);
   useEffect(() => grow(field.current), [page.draft.value]);
 
-  const send = () => {
-    if (page.say(field.current.value)) field.current.focus();
+  const send = (how) => {
+    if (page.say(field.current.value, how)) field.current.focus();
   };
   const onKeyDown = (event) => {
     const newline = event.shiftKey || event.isComposing || matchMedia("(pointer: coarse)").matches;
     if (event.key !== "Enter" || newline) return;
     event.preventDefault();
-    send();
+    send({ replaces: event.ctrlKey || event.metaKey });
   };
   return html`<form class="composer" onSubmit=${(event) => (event.preventDefault(), send())}>
     <${Closed} page=${page} />
@@ -40,14 +40,20 @@ export function Composer({ page }) {
   </form>`;
 }
 
+/** Send, and while an answer is being written Stop; a message that is sent then waits for its end. */
 function Action({ page, activity }) {
-  if (activity === "idle") {
-    return html`<button type="submit" class="action" aria-label="Send" title="Send (Enter)"
-      disabled=${page.draft.value.trim() === ""}><${Send} /></button>`;
-  }
+  const isIdle = activity === "idle";
+  const isEmpty = page.draft.value.trim() === "";
+  const title = isIdle ? "Send (Enter)" : "Send after this answer (Enter), or in its place (Ctrl+Enter)";
   const stopping = activity === "stopping";
-  return html`<button type="button" class="action stop" aria-label=${stopping ? "Stopping…" : "Stop"}
-    title=${stopping ? "Stopping…" : "Stop (Esc)"} disabled=${stopping} onClick=${() => page.stop()}><${Stop} /></button>`;
+  return html`
+    ${!isIdle &&
+    html`<button type="button" class="action stop" aria-label=${stopping ? "Stopping…" : "Stop"}
+      title=${stopping ? "Stopping…" : "Stop (Esc)"} disabled=${stopping} onClick=${() => page.stop()}><${Stop} /></button>`}
+    ${(isIdle || (!isEmpty && page.chat.currentId !== null)) &&
+    html`<button type="submit" class="action" aria-label=${isIdle ? "Send" : "Send after this answer"} title=${title}
+      disabled=${isEmpty}><${Send} /></button>`}
+  `;
 }
 
 /** An admin has closed the chat on screen: it is not watched until somebody wants to. */

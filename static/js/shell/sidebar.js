@@ -44,10 +44,7 @@ export function Sidebar({ page, inert }) {
           </ul>
         </section>`,
       )}
-      ${page.nextCursor.value &&
-      html`<button type="button" class="more-sessions" onClick=${() => page.moreSessions()}>
-        Older chats
-      </button>`}
+      ${page.nextCursor.value && html`<${Older} key=${page.nextCursor.value} page=${page} />`}
     </nav>
     <div class="sidebar-foot"><${Account} page=${page} /><${ThemeSwitch} store=${page.store} /></div>
   </aside>`;
@@ -77,12 +74,29 @@ function Row({ page, session, isCurrent, isActive, unseen }) {
   </li>`;
 }
 
+/** Older chats come by themselves when the end of the list comes into view. */
+function Older({ page }) {
+  const button = useRef(null);
+  useLayoutEffect(() => {
+    const watcher = new IntersectionObserver(([entry]) => entry.isIntersecting && page.moreSessions(), {
+      root: button.current.closest(".sessions"),
+      rootMargin: "300px",
+    });
+    watcher.observe(button.current);
+    return () => watcher.disconnect();
+  }, []);
+  return html`<button type="button" class="more-sessions" ref=${button} onClick=${() => page.moreSessions()}>
+    Older chats
+  </button>`;
+}
+
 function itemsOf(page, session, button) {
   const { id, pinned } = session;
   return [
     { label: "Rename", icon: Pencil, act: () => (page.renaming.value = id) },
     { label: pinned ? "Unpin" : "Pin", icon: Pin, act: () => page.chat.pin(id, !pinned) },
     { label: "Share…", icon: Link, act: () => (page.dialog.value = { kind: "share", sessionId: id }) },
+    { label: "Print or save as PDF", icon: File, act: () => page.print(id) },
     { label: "Save as Markdown", icon: File, act: () => page.save(id, "md") },
     { label: "Save as JSON", icon: File, act: () => page.save(id, "json") },
     { label: "Delete", icon: Bin, danger: true, act: () => (focusBeside(button), page.remove(id)) },

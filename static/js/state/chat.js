@@ -89,10 +89,12 @@ export class Chat {
 
   /**
    * Send a message to the session on screen, making that session first if it is a new chat.
-   * @param {string} text @param {object} [settings] of that session
+   * @param {string} text
+   * @param {{settings?: object, onBusy?: "queue" | "cancel"}} [how] `settings` of that session; `onBusy`: wait
+   *   for the answer that is being written, or end it
    */
-  say(text, settings) {
-    this.ask({ input: text }, settings);
+  say(text, { settings, onBusy } = {}) {
+    this.ask({ input: text, ...(onBusy && { on_busy: onBusy }) }, settings);
   }
 
   /**
@@ -129,6 +131,12 @@ export class Chat {
     const run = this.current?.activeRun;
     if (run) this.#stopRun(run, seen);
     else this.#stopSend(this.sendsOf(this.currentId)[0]);
+    this.#changed("conversation", this.currentId);
+  }
+
+  /** Stop an answer that waits for its turn: its question stays without one. */
+  withdraw(run) {
+    this.#stopRun(run, null);
     this.#changed("conversation", this.currentId);
   }
 
@@ -429,14 +437,14 @@ export class Chat {
   }
 
   /** A change or a deletion was refused for good: the list says again what the server says. */
-  #takeBack({ type, session_id: id, title }, { code }) {
-    if (code === "session_not_found") return this.#gone(id); // somebody was faster
+  #takeBack({ type, session_id: id, title }, error) {
+    if (error.code === "session_not_found") return this.#gone(id); // somebody was faster
     const isRename = title !== undefined;
     const attempt = type === "session.delete" ? "deleted" : isRename ? "renamed" : "changed";
     if (attempt === "deleted") this.sessions.mark(id, { removed: false });
     if (attempt === "renamed") this.sessions.unname(id);
     const session = this.sessions.get(id)?.session;
-    if (session) this.#changed("unchanged", id, { title: session.title, attempt });
+    if (session) this.#changed("unchanged", id, { title: session.title, attempt, error });
   }
 
   // ---- helpers ----
@@ -515,11 +523,11 @@ export class Chat {
     const answer = conversation.path.at(-1);
     const question = answer?.role === "user" ? answer : conversation.path.at(-2);
     if (question?.role !== "user" || (answer !== question && !answer.streaming)) return;
-    const send = this.sendsOf(conversation.id).find(({ text }) => text !== "");
-    if (!send || conversation.path.some((message) => message.key === send.key)) return;
-    const sameText = question.text === send.text;
-    const omitted = question.text === "" && question.textLength === send.text.length;
-    if (!sameText && !omitted) return;
+    const bound = new Set(conversation.path.map(({ key }) => key));
+    const isMeant = ({ key, text }) =>
+      !bound.has(key) && (text === question.text || (question.text === "" && question.textLength === text.length));
+    const send = this.sendsOf(conversation.id).find((one) => one.text !== "" && isMeant(one));
+    if (!send) return;
     question.text = send.text;
     question.key = send.key;
   }

@@ -144,9 +144,9 @@ export class Conversation {
     return run;
   }
 
-  /** The response being written or waiting, if any: the newest one that has not ended. */
+  /** The response being written, or the first one that waits: the oldest one that has not ended. */
   get activeRun() {
-    return [...this.runs.values()].reverse().find((run) => !run.ended) ?? null;
+    return [...this.runs.values()].find((run) => !run.ended) ?? null;
   }
 
   /** `response.created` names its message; should that be unknown here, the answer is still shown. */

@@ -63,9 +63,8 @@ async def test_a_chat_deleted_elsewhere_while_disconnected_leaves_a_long_list(
         await page.route_web_socket(re.compile("/v1/ws$"), route)
         await page.goto(server.url)
         titles = page.locator("nav .title")
-        await expect(titles).to_have_count(50)
-        await page.get_by_role("button", name="Older chats").click()
-        await expect(titles).to_have_count(60)
+        await titles.last.scroll_into_view_if_needed()
+        await expect(titles).to_have_count(60)  # they come by themselves
         is_down = True
         await sockets[-1].close(code=1012)
         await expect(page.get_by_text("Reconnecting…")).to_be_visible()
