@@ -40,7 +40,7 @@ export function openMenu(event, items, heading = "") {
     })}`,
     box,
   );
-  document.body.append(box);
+  (button.closest("main, aside") ?? document.body).append(box); // in a landmark, as its button is
   button.popoverTargetElement = box;
   button.ariaExpanded = "true";
   box.addEventListener("keydown", moveInMenu);
