@@ -1,7 +1,11 @@
 """The chat page, the admin page, and their files."""
 
+import asyncio
+import gzip
 import re
+from pathlib import Path
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
@@ -9,6 +13,7 @@ from starlette.types import Scope
 
 from server.api.rest.operation import Access, ApiContext, Call, Operation
 
+COMPRESSIBLE = (".js", ".css", ".svg")
 VERSIONED = re.compile(r"vendor/[^/]*[0-9]")  # such a folder's name changes with its files
 
 
@@ -46,12 +51,52 @@ class Pages:
 
 
 class Static(StaticFiles):
-    """The page's files: vendored ones may be kept for ever, our own are asked for each time."""
+    """The page's files: vendored ones may be kept for ever, our own are asked for each time.
+
+    What is text is sent compressed to those who take that. It is compressed once and then held,
+    beside the loop: a middleware would do it for each request, while answers wait.
+    """
+
+    def __init__(self, *, directory: Path) -> None:
+        super().__init__(directory=directory)
+        self._compressed: dict[str, tuple[str, bytes]] = {}  # path -> etag of the file, its gzip
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         if scope["method"] not in ("GET", "HEAD"):
             raise HTTPException(405, headers={"Allow": "GET, HEAD"})
-        answer = await super().get_response(path, scope)
+        headers = Headers(scope=scope)
+        takes_gzip = "gzip" in headers.get("accept-encoding", "").lower()
+        if takes_gzip and path.endswith(COMPRESSIBLE):
+            answer = await self._smaller(path, scope, headers.get("if-none-match", ""))
+        else:
+            answer = await super().get_response(path, scope)
+        if path.endswith(COMPRESSIBLE):
+            answer.headers["Vary"] = "Accept-Encoding"
         immutable = VERSIONED.match(path) is not None
         answer.headers["Cache-Control"] = "max-age=31536000, immutable" if immutable else "no-cache"
         return answer
+
+    async def _smaller(self, path: str, scope: Scope, known: str) -> Response:
+        """The file in gzip, or 304 where this form of it is `known`."""
+        plain = [(name, value) for name, value in scope["headers"] if name != b"if-none-match"]
+        answer = await super().get_response(path, {**scope, "headers": plain})
+        if not isinstance(answer, FileResponse):
+            return answer
+        file_tag = answer.headers["etag"]
+        held = self._compressed.get(path)
+        if held is None or held[0] != file_tag:
+            held = (file_tag, await asyncio.to_thread(_compressed, Path(answer.path)))
+            self._compressed[path] = held
+        headers = {
+            "ETag": file_tag[:-1] + '-gzip"',
+            "Last-Modified": answer.headers["last-modified"],
+            "Content-Encoding": "gzip",
+        }
+        if headers["ETag"] in known:
+            del headers["Content-Encoding"]
+            return Response(status_code=304, headers=headers)
+        return Response(held[1], headers=headers, media_type=answer.media_type)
+
+
+def _compressed(path: Path) -> bytes:
+    return gzip.compress(path.read_bytes(), 9, mtime=0)
