@@ -2,6 +2,8 @@
 
 from starlette.routing import Route
 
+from server.api.account.credentials import CredentialOperations
+from server.api.account.presets import PresetOperations
 from server.api.admin.actions import Admin
 from server.api.admin.adapters import AdminAdapterOperations
 from server.api.admin.sessions import AdminSessionOperations
@@ -9,7 +11,6 @@ from server.api.admin.users import AdminUserOperations
 from server.api.admin.workers import AdminReplicaOperations
 from server.api.login.operations import LoginOperations
 from server.api.rest.copies import CopyOperations
-from server.api.rest.credentials import CredentialOperations
 from server.api.rest.messages import MessageOperations
 from server.api.rest.openapi import openapi
 from server.api.rest.operation import ApiContext, Operation, routes_of
@@ -29,6 +30,7 @@ def operations(context: ApiContext) -> list[Operation]:
         *LoginOperations(context).operations(),
         *Ops(context, lambda: openapi(listed)).operations(),
         *CredentialOperations(context).operations(),
+        *PresetOperations(context).operations(),
         *SessionOperations(context).operations(),
         *MessageOperations(context).operations(),
         *ResponseOperations(context).operations(),

@@ -135,6 +135,7 @@ class Users:
             ("UNLINK", self._keys.user_tokens(uid)),
             ("UNLINK", self._keys.user_login_codes(uid)),
             ("UNLINK", self._keys.user_slots(uid)),
+            ("UNLINK", self._keys.user_presets(uid)),
             *(("UNLINK", self._keys.user_tokens_used(uid, day)) for day in days_kept()),
             ("ZREM", self._keys.users, uid),
         )

@@ -120,6 +120,10 @@ class Keys:
         """Zset: digest of a login code by when it expires; as long as the newest of them."""
         return f"{self.prefix}u:{{{uid}}}:lc"
 
+    def user_presets(self, uid: str) -> str:
+        """Hash: name of a preset to its settings as JSON; "" to the name of the default one."""
+        return f"{self.prefix}u:{{{uid}}}:ps"
+
     def all_sessions(self, session_id: str) -> str:
         """This session's shard of all sessions."""
         return self.sessions_shard(shard_of(session_id))

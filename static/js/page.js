@@ -42,6 +42,8 @@ export class Page {
   signedOut = signal(false);
   /** @type {import("@preact/signals").Signal<{id: string}[]>} the first one answers by default */
   models = signal([]);
+  /** @type {import("@preact/signals").Signal<{presets: object[], default: string | null}>} the user's */
+  presets = signal({ presets: [], default: null });
   /** @type {import("@preact/signals").Signal<{kind: string} | null>} */
   dialog = signal(null);
   renaming = signal(null);
@@ -136,7 +138,7 @@ export class Page {
     }
     this.setDraft("");
     if (this.chat.eviction) this.chat.reopen();
-    const settings = this.chat.currentId === null ? (this.store.get(NEW_SETTINGS) ?? undefined) : undefined;
+    const settings = this.chat.currentId === null ? this.settings : undefined;
     this.chat.say(text, { settings, onBusy: isBusy ? (replaces ? "cancel" : "queue") : undefined });
     this.transcript.scroll.toLatest();
     return true;
@@ -192,8 +194,28 @@ export class Page {
   /** The settings of the chat on screen; a new one will begin with them. */
   get settings() {
     const { currentId, sessions } = this.chat;
-    if (currentId === null) return this.store.get(NEW_SETTINGS) ?? {};
+    if (currentId === null) return this.store.get(NEW_SETTINGS) ?? this.#defaultSettings;
     return sessions.get(currentId)?.session.settings ?? {};
+  }
+
+  get #defaultSettings() {
+    const { presets, default: name } = this.presets.value;
+    return presets.find((preset) => preset.name === name)?.settings ?? {};
+  }
+
+  savePreset(preset) {
+    return this.#tell(async () => {
+      this.presets.value = await api.putPreset(preset);
+      if (preset.default) this.store.remove(NEW_SETTINGS); // it is what new chats begin with
+      this.toast(`Saved as “${preset.name}”`);
+    });
+  }
+
+  deletePreset(name) {
+    return this.#tell(async () => {
+      await api.deletePreset(name);
+      this.presets.value = await api.listPresets();
+    });
   }
 
   saveSettings(settings) {
@@ -449,6 +471,7 @@ export class Page {
   #connected() {
     this.chat.connected();
     this.#loadSessions(null, "The list of chats could not be loaded. Reload the page.");
+    api.listPresets().then((presets) => (this.presets.value = presets), () => {});
     api.listModels().then((models) => (this.models.value = models), () => {});
   }
 

@@ -70,6 +70,20 @@ export function importSession(file) {
   return ask("POST", `/v1/sessions/import`, { body: file });
 }
 
+/** @returns {Promise<{presets: {name: string, settings: object}[], default: string | null}>} */
+export function listPresets() {
+  return get("/v1/presets");
+}
+
+/** @param {{name: string, settings: object, default: boolean}} preset @returns what `listPresets` does */
+export function putPreset(preset) {
+  return ask("PUT", "/v1/presets", { body: JSON.stringify(preset) });
+}
+
+export function deletePreset(name) {
+  return ask("DELETE", `/v1/presets?${new URLSearchParams({ name })}`);
+}
+
 /** The address of a file. @param {"md" | "json"} format */
 export function exportPath(sessionId, format) {
   return `${sessionPath(sessionId)}/export?format=${format}`;

@@ -1,4 +1,7 @@
-/** The fields of the settings that an answer is made with; an empty one leaves the default. */
+/**
+ * The fields of the settings that an answer is made with; an empty one leaves the default. What is typed stays,
+ * whatever else changes on the page: only another `key` of the form fills it anew.
+ */
 
 import { html } from "../widgets/html.js";
 
@@ -37,7 +40,7 @@ export function SettingsFields({ settings, models, withSystem = false }) {
       </select></label>`}
     ${withSystem &&
     html`<label class="field-row tall"><span>Instructions<small>what the model is told before the chat</small></span>
-      <textarea name="system" rows="5" dir="auto" maxlength="32768">${settings.system ?? ""}</textarea></label>`}
+      <textarea name="system" rows="5" dir="auto" maxlength="32768" defaultValue=${settings.system ?? ""}></textarea></label>`}
     ${rows.filter(([{ rare }]) => !rare).map(([, row]) => row)}
     <details class="more-settings" open=${isRareSet}>
       <summary>More</summary>
@@ -50,11 +53,11 @@ function Field({ setting, value }) {
   const words = html`<span>${label}${hint && html`<small>${hint}</small>`}</span>`;
   if (step === undefined) {
     return html`<label class="field-row">${words}
-      <textarea name=${name} rows="2">${(value ?? []).join("\n")}</textarea></label>`;
+      <textarea name=${name} rows="2" defaultValue=${(value ?? []).join("\n")}></textarea></label>`;
   }
   return html`<label class="field-row">${words}
     <input type="number" name=${name} min=${min} max=${max} step=${step === 1 ? 1 : "any"} placeholder="default"
-      inputmode="decimal" value=${value ?? ""} /></label>`;
+      inputmode="decimal" defaultValue=${value ?? ""} /></label>`;
 }
 
 /** What a form says, without what was left empty. @param {HTMLFormElement} form */

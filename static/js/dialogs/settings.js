@@ -1,5 +1,6 @@
-/** The settings of the chat: for all its answers from now on, in all tabs. */
+/** The settings of the chat, for all its answers from now on and in all tabs; and settings under names. */
 
+import { useSignal } from "@preact/signals";
 import { useRef } from "preact/hooks";
 
 import { Dialog } from "../widgets/dialog.js";
@@ -8,19 +9,60 @@ import { SettingsFields, settingsOf } from "./settings-form.js";
 
 export function ChatSettings({ page, onClose }) {
   const form = useRef(null);
+  const chosen = useSignal(""); // the name of the preset that the form shows
+  const isNaming = useSignal(false);
+  const { presets } = page.presets.value;
+  const name = chosen.value;
+  const settings = presets.find((one) => one.name === name)?.settings ?? page.settings;
   const save = (event) => {
     event.preventDefault();
     page.saveSettings(settingsOf(form.current));
     onClose();
   };
-  const title = page.chat.currentId === null ? "Settings of new chats" : "Settings of this chat";
-  return html`<${Dialog} title=${title} kind="side" onClose=${onClose}>
-    <form ref=${form} onSubmit=${save}>
-      <${SettingsFields} settings=${page.settings} models=${page.models.value} withSystem />
+  const isNew = page.chat.currentId === null;
+  return html`<${Dialog} title=${isNew ? "Settings of new chats" : "Settings of this chat"} kind="side" onClose=${onClose}>
+    ${presets.length > 0 &&
+    html`<label class="field-row"><span>Preset</span>
+      <select onChange=${({ currentTarget }) => (chosen.value = currentTarget.value)}>
+        <option value="">as they are</option>
+        ${presets.map((one) => html`<option value=${one.name} selected=${one.name === name}>${one.name}</option>`)}
+      </select></label>`}
+    <form ref=${form} key=${name + JSON.stringify(settings)} onSubmit=${save}>
+      <${SettingsFields} settings=${settings} models=${page.models.value} withSystem />
       <div class="dialog-foot">
         <button type="button" class="plain" onClick=${() => page.saveSettings({}) || onClose()}>Back to the defaults</button>
         <button type="submit" class="primary">Save</button>
       </div>
     </form>
+    ${isNaming.value
+      ? html`<${Naming} page=${page} form=${form} name=${name} onEnd=${() => (isNaming.value = false)} />`
+      : html`<button type="button" class="plain" onClick=${() => (isNaming.value = true)}>Save as a preset…</button>`}
+    ${name &&
+    html`<button type="button" class="plain danger" onClick=${() => {
+      page.deletePreset(name);
+      chosen.value = "";
+    }}>Delete “${name}”</button>`}
   <//>`;
+}
+
+/** Give what the form says a name, and perhaps begin new chats with it. */
+function Naming({ page, form, name, onEnd }) {
+  const isDefault = name !== "" && page.presets.value.default === name;
+  const keep = (event) => {
+    event.preventDefault();
+    if (!form.current.reportValidity()) return;
+    const { name: field, isDefault: box } = event.currentTarget.elements;
+    page.savePreset({ name: field.value.trim(), settings: settingsOf(form.current), default: box.checked });
+    onEnd();
+  };
+  return html`<form class="naming" onSubmit=${keep}>
+    <label class="field-row"><span>Name</span>
+      <input name="name" type="text" required maxlength="60" pattern=".*\\S.*" autofocus defaultValue=${name} /></label>
+    <label class="check"><input name="isDefault" type="checkbox" defaultChecked=${isDefault} />
+      New chats begin with it</label>
+    <div class="dialog-foot">
+      <button type="button" class="plain" onClick=${onEnd}>Cancel</button>
+      <button type="submit" class="primary">Save preset</button>
+    </div>
+  </form>`;
 }

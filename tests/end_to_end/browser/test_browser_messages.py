@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, expect
 
-from tests.end_to_end.browser.test_browser import answers, ask, login_url
+from tests.end_to_end.browser.test_browser import answers, ask, login_url, signed_in
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixtures
 from tests.end_to_end.browser.test_browser import context as context
 from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
 from tests.end_to_end.clients.http_client import Http
+from tests.end_to_end.clients.operators import for_new_user
 from tests.end_to_end.site.harness import Server
 from tests.helpers.tiny_model import oracle_answer, oracle_word
 
@@ -251,7 +252,7 @@ async def test_the_settings_of_a_chat_are_kept_and_those_of_a_new_one_begin_with
     await dialog.get_by_label("Longest answer").fill("8")
     await dialog.get_by_label("Temperature").fill("0")
     await dialog.get_by_label("Instructions").fill("Count.")
-    await dialog.get_by_role("button", name="Save").click()
+    await dialog.get_by_role("button", name="Save", exact=True).click()
     await asked(page)
     session = page.url.partition("#")[2]
     given = {"max_output_tokens": 8, "temperature": 0, "system": "Count."}
@@ -259,13 +260,49 @@ async def test_the_settings_of_a_chat_are_kept_and_those_of_a_new_one_begin_with
     await page.keyboard.press("Control+,")
     await expect(dialog.get_by_label("Instructions")).to_have_value("Count.")
     await dialog.get_by_label("Longest answer").fill("0")
-    await dialog.get_by_role("button", name="Save").click()
+    await dialog.get_by_role("button", name="Save", exact=True).click()
     await expect(dialog).to_be_visible()  # the field says what it takes
     await dialog.get_by_label("Longest answer").fill("10")
-    await dialog.get_by_role("button", name="Save").click()
+    await dialog.get_by_role("button", name="Save", exact=True).click()
     await expect(dialog).to_have_count(0)
     await asked(page, 40)
     assert text_of(messages_of(server, session)[-1]) == oracle_answer(40, 10)
+
+
+async def test_a_preset_is_kept_by_the_server_and_begins_new_chats(
+    browser: Browser, server: Server
+) -> None:
+    server = await for_new_user(server)
+    dialog_name = "Settings of new chats"
+    async with signed_in(browser, server) as context:
+        page = await context.new_page()
+        await page.goto(server.url)
+        await page.get_by_role("button", name="Settings of this chat").click()
+        dialog = page.get_by_role("dialog", name=dialog_name)
+        await dialog.get_by_label("Longest answer").fill("8")
+        await dialog.get_by_label("Temperature").fill("0")
+        await dialog.get_by_role("button", name="Save as a preset…").click()
+        await dialog.get_by_label("Name").fill("Brief")
+        await dialog.get_by_label("New chats begin with it").check()
+        await dialog.get_by_role("button", name="Save preset").click()
+        await expect(page.get_by_text("Saved as “Brief”")).to_be_visible()
+    async with signed_in(browser, server) as elsewhere:  # another browser of theirs
+        page = await elsewhere.new_page()
+        await page.goto(server.url)
+        await expect(page.locator(".chips button").first).to_be_visible()
+        await page.get_by_role("button", name="Settings of this chat").click()
+        dialog = page.get_by_role("dialog", name=dialog_name)
+        await expect(dialog.get_by_label("Longest answer")).to_have_value("8")
+        await page.keyboard.press("Escape")
+        await asked(page)
+        await expect_text(page, oracle_answer(3, 8))
+        await page.keyboard.press("Control+,")
+        dialog = page.get_by_role("dialog", name="Settings of this chat")
+        await dialog.get_by_label("Longest answer").fill("20")
+        await dialog.get_by_label("Preset").select_option("Brief")
+        await expect(dialog.get_by_label("Longest answer")).to_have_value("8")
+        await dialog.get_by_role("button", name="Delete “Brief”").click()
+        await expect(dialog.get_by_label("Preset")).to_have_count(0)
 
 
 async def test_a_new_chat_begins_with_the_messages_up_to_an_answer(

@@ -146,6 +146,36 @@ async def test_one_message_is_read_whole(server: Server, http: Http) -> None:
         assert code_of(await http.get(f"{path}/{unknown}")) == (404, "message_not_found")
 
 
+async def test_presets_are_checked_like_settings_and_are_their_users_own(server: Server) -> None:
+    server = await for_new_user(server)
+    async with Http(server) as http:
+        for body, param in (
+            ({"name": " ", "settings": {}}, "name"),
+            ({"name": "x" * 61, "settings": {}}, "name"),
+            ({"name": "a\nb", "settings": {}}, "name"),
+            ({"name": "hot", "settings": {"temperature": 9}}, "settings.temperature"),
+            ({"name": "hot", "settings": {"heat": 1}}, "settings"),
+            ({"name": "hot"}, "settings"),
+        ):
+            answer = await http.ask("PUT", "/v1/presets", json=body)
+            assert code_of(answer) == (400, "invalid_field"), body
+            assert answer.json()["error"]["param"].startswith(param)
+        name = "hot/cold & “more”"
+        hot = {"name": name, "settings": {"temperature": 1.5}, "default": True}
+        put = await http.ask("PUT", "/v1/presets", json=hot)
+        assert put.json() == (await http.get("/v1/presets")).json()
+        assert put.json() == {
+            "presets": [{"name": name, "settings": {"temperature": 1.5}}],
+            "default": name,
+        }
+        async with Http(server, admin_token(server)) as other:
+            assert (await other.get("/v1/presets")).json()["presets"] == []
+        for status in (204, 404):
+            answer = await http.ask("DELETE", "/v1/presets", params={"name": name})
+            assert answer.status_code == status
+        assert (await http.get("/v1/presets")).json() == {"presets": [], "default": None}
+
+
 async def test_logging_out_ends_one_cookie_or_all_of_them_and_no_token(
     server: Server, http: Http
 ) -> None:
