@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from playwright.async_api import Browser, BrowserContext, Page, expect
 
 from tests.end_to_end.browser.test_browser import answers, signed_in
@@ -125,6 +126,7 @@ async def tab_to(page: Page, name: str) -> None:
     raise AssertionError(f"the keyboard does not reach {name}")
 
 
+@pytest.mark.slow
 async def test_the_whole_of_a_long_chat_is_printed(browser: Browser, server: Server) -> None:
     server = await for_new_user(server)
     messages = []

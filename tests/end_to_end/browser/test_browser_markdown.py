@@ -102,24 +102,23 @@ async def test_a_growing_text_becomes_what_the_whole_text_becomes(page: Page) ->
         assert await becomes_the_whole(page, text, cuts) is True, text
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        long_table(60),
-        long_list(60),
-        long_list(60, "1."),
-        long_list(30) + "\n" + long_list(30),
-        long_list(30) + "  - inner\n  - inner\n" + long_list(30),
-        long_list(40) + "* another list\n* begins\n",
-        long_table(40) + "\nWords after it.\n\n" + long_list(20),
-        long_list(40) + "\nWords after it.\n",
-    ],
-    ids=["table", "list", "numbers", "apart", "nested", "other-mark", "table-words", "list-words"],
-)
-async def test_a_long_block_becomes_what_it_becomes_as_a_whole(page: Page, text: str) -> None:
-    for size in (1, 7, 50):
-        cuts = list(range(size, len(text), size))
-        assert await becomes_the_whole(page, text, cuts) is True
+LONG = {
+    "table": long_table(60),
+    "list": long_list(60),
+    "numbers": long_list(60, "1."),
+    "apart": long_list(30) + "\n" + long_list(30),
+    "nested": long_list(30) + "  - inner\n  - inner\n" + long_list(30),
+    "another list": long_list(40) + "* another list\n* begins\n",
+    "a table, then words": long_table(40) + "\nWords after it.\n\n" + long_list(20),
+    "a list, then words": long_list(40) + "\nWords after it.\n",
+}
+
+
+async def test_a_long_block_becomes_what_it_becomes_as_a_whole(page: Page) -> None:
+    for name, text in LONG.items():
+        for size in (1, 7, 50):
+            cuts = list(range(size, len(text), size))
+            assert await becomes_the_whole(page, text, cuts) is True, name
 
 
 @pytest.mark.parametrize("text", [long_table(800), long_list(800)], ids=["table", "list"])

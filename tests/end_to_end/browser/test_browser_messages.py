@@ -23,6 +23,7 @@ async def tabs(context: BrowserContext, server: Server, session: str, count: int
     pages = [await context.new_page() for _ in range(count)]
     for page in pages:
         await page.goto(f"{server.url}/#{session}")
+    await pages[0].bring_to_front()  # a click in a tab that is not seen takes two seconds
     return pages
 
 
@@ -305,6 +306,7 @@ async def test_a_preset_is_kept_by_the_server_and_begins_new_chats(
         await expect(dialog.get_by_label("Preset")).to_have_count(0)
 
 
+@pytest.mark.slow
 async def test_a_new_chat_begins_with_the_messages_up_to_an_answer(
     context: BrowserContext, server: Server
 ) -> None:
@@ -348,6 +350,7 @@ async def test_a_chat_is_pinned_and_unpinned(chat: tuple[Page, str], server: Ser
     await expect(pinned).to_have_count(0)
 
 
+@pytest.mark.slow
 async def test_a_share_link_shows_the_chat_to_strangers_until_it_is_ended(
     chat: tuple[Page, str], browser: Browser
 ) -> None:
@@ -366,6 +369,7 @@ async def test_a_share_link_shows_the_chat_to_strangers_until_it_is_ended(
     await stranger.context.close()
 
 
+@pytest.mark.slow
 async def test_a_saved_chat_can_be_imported(
     chat: tuple[Page, str], server: Server, tmp_path: Path
 ) -> None:
@@ -385,6 +389,7 @@ async def test_a_saved_chat_can_be_imported(
     await expect_text(page, oracle_answer(3, 8))
 
 
+@pytest.mark.slow
 async def test_a_file_that_is_no_chat_is_refused_in_words(
     browser: Browser, server: Server, tmp_path: Path
 ) -> None:

@@ -1,5 +1,6 @@
 """Messages sent while an answer is being written, in real Chromium: they wait, or replace it."""
 
+import pytest
 from playwright.async_api import BrowserContext, Page, expect
 
 from tests.end_to_end.browser.test_browser import answers, ask
@@ -84,6 +85,7 @@ async def test_ctrl_enter_sends_in_place_of_the_answer(
     assert oracle_answer(500, 400).startswith(text)
 
 
+@pytest.mark.slow
 async def test_a_fifth_message_that_would_wait_comes_back(
     context: BrowserContext, server: Server
 ) -> None:
