@@ -162,17 +162,27 @@ class ResponseCreator:
         budget: Budget | None,
         trace: AnswerTrace | None,
     ) -> tuple[str, bool]:
-        """Try until the store takes it; `on_busy: cancel` ends what is in the way."""
+        """Try until the store takes it; `on_busy: cancel` ends what is in the way.
+
+        That is the answer that was active: those that wait in the session keep their places, and
+        the new one comes after them.
+        """
         settings = await self._settings(session, frame)
+        waits = frame.on_busy == "queue"
+        superseded: str | None = None
         for tries_left in reversed(range(MAX_TRIES)):
             try:
                 target = await self._targets.of(uid, session, frame)
                 return await self._begin_once(
-                    uid, session, frame, settings, target, asker, budget, trace
+                    uid, session, frame, settings, target, asker, budget, trace, waits=waits
                 )
             except ResponseInProgress as busy:
                 if frame.on_busy != "cancel" or not tries_left:
                     raise
+                waits = superseded not in (None, busy.response_id)  # the next one has had its turn
+                if waits:
+                    continue
+                superseded = busy.response_id
                 await self._runs.supersede(uid, busy.response_id)
                 session = await self._store.sessions.get(uid, session.id)
             except MessageChanged:
@@ -190,6 +200,8 @@ class ResponseCreator:
         asker: Subscription,
         budget: Budget | None,
         trace: AnswerTrace | None,
+        *,
+        waits: bool,
     ) -> tuple[str, bool]:
         prompt = await self._prompts.build(
             uid, session.id, target.leaf, target.text, settings, target.base
@@ -204,7 +216,7 @@ class ResponseCreator:
         run = None
         try:
             run, begun = await self._store_beginning(
-                uid, session, frame, settings, target, response_id, trace
+                uid, session, frame, settings, target, response_id, trace, waits=waits
             )
         finally:
             if run is None and self._limit is not None:
@@ -272,6 +284,8 @@ class ResponseCreator:
         target: ReplyTarget,
         response_id: str,
         trace: AnswerTrace | None,
+        *,
+        waits: bool,
     ) -> tuple[Run | None, BegunResponse]:
         """The run that the store has begun, or None and what the same key began before."""
         model = self._chosen(settings)  # which may have been unloaded meanwhile
@@ -309,7 +323,7 @@ class ResponseCreator:
                 assistant_message=answer,
                 parent_id=_parent_argument(frame, question),
                 continues=target.version,
-                on_busy="queue" if frame.on_busy == "queue" else "reject",
+                on_busy="queue" if waits else "reject",
                 created_event=created.data,
                 model=model.name,
                 settings=settings,

@@ -52,12 +52,19 @@ class PresetBook:
         commands: list[Command] = [("HSET", key, name, orjson.dumps(dict(settings)))]
         if is_default:
             commands.append(("HSET", key, _DEFAULT, name))
-        elif known.default == name:
-            commands.append(("HDEL", key, _DEFAULT))
         await self._client.calls(*commands)
+        if not is_default:
+            await self._forget_default(uid, name)
 
     async def remove(self, uid: str, name: str) -> bool:
         """False: there is none of this name."""
-        return bool(name) and bool(
-            await self._client.call("HDEL", self._keys.user_presets(uid), name)
-        )
+        if not name:
+            return False
+        await self._forget_default(uid, name)
+        return bool(await self._client.call("HDEL", self._keys.user_presets(uid), name))
+
+    async def _forget_default(self, uid: str, name: str) -> None:
+        """No preset is the default, if that one was; another one of its name is not, either."""
+        key = self._keys.user_presets(uid)
+        if await self._client.call("HGET", key, _DEFAULT) == name.encode():
+            await self._client.call("HDEL", key, _DEFAULT)

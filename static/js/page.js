@@ -52,7 +52,8 @@ export class Page {
   refusals = signal(new Map());
   nextCursor = signal(null); // of the list of sessions
   draft = signal("");
-  #loadingEarlier = false;
+  /** @type {Promise<boolean> | null} */
+  #loadingEarlier = null;
   /** What can be done with a message, in the order of the buttons below it. */
   #actions = [
     copyMessage(this),
@@ -93,7 +94,7 @@ export class Page {
     addEventListener("hashchange", () => this.#showAddressed());
     addEventListener("parley:said", ({ detail }) => (this.spoken.value = detail));
     addEventListener("online", () => this.socket.wake());
-    addEventListener("pagehide", () => this.removals.finishAll(api.removeAtOnce));
+    addEventListener("pagehide", () => this.removals.pending.forEach(api.removeAtOnce));
     document.addEventListener("visibilitychange", () => this.#visibilityChanged());
     this.#showAddressed();
     this.socket.open();
@@ -145,8 +146,9 @@ export class Page {
   }
 
   /** Another answer, or the rest of one; what is being written gives way to it. */
-  ask(wish) {
-    this.chat.ask({ ...wish, on_busy: "cancel" });
+  ask(wish, more) {
+    if (this.chat.eviction) this.chat.reopen();
+    this.chat.ask({ ...wish, on_busy: "cancel" }, more);
     this.transcript.scroll.toLatest();
   }
 
@@ -157,7 +159,7 @@ export class Page {
       this.toast(errorText({ code: "message_too_large" }));
       return false;
     }
-    this.ask({ input: text, parent_id: message.parentId });
+    this.ask({ input: text, parent_id: message.parentId }, { editOf: message.id });
     return true;
   }
 
@@ -218,9 +220,10 @@ export class Page {
     });
   }
 
-  saveSettings(settings) {
-    if (this.chat.currentId === null) this.store.set(NEW_SETTINGS, settings);
-    else this.chat.configure(this.chat.currentId, settings);
+  /** @param {object} settings all of them @param {string | null} sessionId null: of new chats */
+  saveSettings(settings, sessionId) {
+    if (sessionId === null) this.store.set(NEW_SETTINGS, settings);
+    else this.chat.configure(sessionId, settings);
     this.toast("Saved. The next answer is made with these settings.");
   }
 
@@ -249,10 +252,12 @@ export class Page {
   /** The whole chat on paper, or as a PDF: what is not here yet is loaded first. */
   async print(sessionId) {
     this.show(sessionId);
-    await this.#tell(async () => {
-      while (this.chat.currentId === sessionId && !this.chat.current?.loaded) await nextFrame();
-      while (this.chat.current?.hasMore) await this.earlier();
-    });
+    this.#showAddressed(); // the event that the address has changed comes later
+    while (this.chat.current?.hasMore !== false || !this.chat.current.loaded) {
+      if (this.chat.currentId !== sessionId) return; // the user went on
+      if (this.chat.current.loaded && !(await this.earlier())) return;
+      await nextFrame();
+    }
     this.transcript.drawNow();
     await document.fonts.ready;
     print();
@@ -260,6 +265,7 @@ export class Page {
 
   logOut(where) {
     return this.#tell(async () => {
+      await Promise.all(this.removals.pending.map(api.removeSession)); // while we may
       await api.logOut(where);
       this.socket.close();
       this.#forgetUser();
@@ -310,15 +316,16 @@ export class Page {
     return true;
   }
 
-  async earlier() {
+  /** @returns {Promise<boolean>} whether they are here now */
+  earlier() {
     const conversation = this.chat.current;
-    if (!conversation?.hasMore || this.#loadingEarlier) return;
-    this.#loadingEarlier = true;
-    await this.#load("Earlier messages could not be loaded. Try again.", async () => {
-      const page = await api.listMessages(conversation.id, conversation.path[0]?.id);
-      this.chat.earlier(conversation.id, page.messages, page.has_more);
-    });
-    this.#loadingEarlier = false;
+    if (!conversation?.hasMore) return Promise.resolve(true);
+    this.#loadingEarlier ??= this.#load("Earlier messages could not be loaded. Try again.", async () => {
+      const before = conversation.path[0]?.id;
+      const page = await api.listMessages(conversation.id, before);
+      this.chat.earlier(conversation.id, page.messages, page.has_more, before);
+    }).finally(() => (this.#loadingEarlier = null));
+    return this.#loadingEarlier;
   }
 
   moreSessions() {
@@ -350,6 +357,7 @@ export class Page {
   /** What to say of a request over HTTP that failed. */
   refusalText(error) {
     if (error instanceof api.Refused) return errorText(error.error);
+    if (error instanceof api.SignedOut) return errorText({ code: "token_invalid" });
     return "The server cannot be reached. Try again.";
   }
 
@@ -371,6 +379,7 @@ export class Page {
         this.#refused(change);
         break;
       case "unchanged":
+        if (change.attempt === "deleted") this.removals.gone(change.sessionId);
         this.toast(unchangedText(change));
         break;
       case "notice":
@@ -417,7 +426,8 @@ export class Page {
 
   /** Nothing that was typed is lost: a refused message goes back to where it was written. */
   #refused({ send, error }) {
-    if (send.text === "") return this.toast(errorText(error)); // nothing was typed
+    if (send.editOf) this.edits.keep(send.editOf, send.text); // its question is being edited again
+    if (send.text === "" || send.editOf) return this.toast(errorText(error));
     const lost = send.sessionId === null || error.code === "session_not_found";
     const name = lost ? NEW_DRAFT : DRAFT_PREFIX + send.sessionId;
     this.#putBefore(name, send.text);
@@ -480,7 +490,7 @@ export class Page {
    * @returns {boolean} whether it is who was here before
    */
   #meet(user) {
-    const before = this.store.get(USER);
+    const before = this.chat.ready?.user.id ?? this.store.get(USER); // of this page, or of one before it
     const isOther = before !== null && before !== user.id;
     if (isOther) {
       this.#forgetUser();
@@ -555,9 +565,11 @@ export class Page {
     try {
       await read();
       this.socket.reachable();
+      return true;
     } catch (error) {
       if (error instanceof api.SignedOut) this.#signOut();
       else this.toast(problem);
+      return false;
     }
   }
 

@@ -78,7 +78,9 @@ class Static(StaticFiles):
 
     async def _smaller(self, path: str, scope: Scope, known: str) -> Response:
         """The file in gzip, or 304 where this form of it is `known`."""
-        plain = [(name, value) for name, value in scope["headers"] if name != b"if-none-match"]
+        # The tags decide: a file that has changed may have an older date.
+        ours = (b"if-none-match", b"if-modified-since")
+        plain = [(name, value) for name, value in scope["headers"] if name not in ours]
         answer = await super().get_response(path, {**scope, "headers": plain})
         if not isinstance(answer, FileResponse):
             return answer

@@ -94,6 +94,13 @@ export function removeAtOnce(sessionId) {
   fetch(sessionPath(sessionId), { method: "DELETE", keepalive: true }).catch(() => {});
 }
 
+/** Delete a session; one that is gone already is deleted. */
+export function removeSession(sessionId) {
+  return ask("DELETE", sessionPath(sessionId)).catch((error) => {
+    if (!(error instanceof Refused) || error.status !== 404) throw error;
+  });
+}
+
 /** End the login of this browser, or of all the user's browsers. */
 export function logOut({ everywhere }) {
   return ask("POST", `/v1/logout?everywhere=${everywhere}`);

@@ -18,6 +18,8 @@ const PREFIX = "parley.unsent."; // one item per message: two tabs never overwri
  * @property {string} text of the question, "" where one that is stored is answered again
  * @property {object} [wish] what its `response.create` says; pages of an older version stored the text alone
  * @property {object} [settings] of the session that is to be made for it
+ * @property {string} [editOf] the message in whose place it stands
+ * @property {number} [at] when it was sent first
  * @property {boolean} stopped the user pressed Stop before `response.created`
  */
 
@@ -26,21 +28,24 @@ export class Outbox {
   sends = new Map();
   /** @type {Map<string, object>} other unanswered frames, by event id */
   #frames = new Map();
+  /** @type {Map<string, number>} when each of them was sent first, by event id */
+  #since = new Map();
+  #last = 0;
   #store;
 
   /** @param {import("./storage.js").Store} store holds what an earlier life of the page left unsent */
   constructor(store) {
     this.#store = store;
-    for (const name of store.names(PREFIX)) {
-      const send = store.get(name);
-      if (send?.key) this.sends.set(send.key, send);
-    }
+    const stored = store.names(PREFIX).map((name) => store.get(name)).filter((send) => send?.key);
+    stored.sort((one, other) => (one.at ?? 0) - (other.at ?? 0));
+    for (const send of stored) this.sends.set(send.key, send);
   }
 
   /** Store a message; the caller sends its frames afterwards. @returns {Send} */
-  addSend(wish, sessionId, settings = undefined) {
+  addSend(wish, sessionId, more = {}) {
     const sessionKey = sessionId === null ? newKey() : null;
-    const send = { key: newKey(), sessionId, sessionKey, text: wish.input ?? "", wish, settings, stopped: false };
+    const text = wish.input ?? "";
+    const send = { key: newKey(), sessionId, sessionKey, text, wish, ...more, stopped: false, at: this.#now() };
     this.sends.set(send.key, send);
     this.#store.set(PREFIX + send.key, send);
     return send;
@@ -84,6 +89,7 @@ export class Outbox {
   /** Keep a frame that was answered with "not now". */
   keep(frame) {
     this.#frames.set(frame.event_id, frame);
+    if (!this.#since.has(frame.event_id)) this.#since.set(frame.event_id, this.#now());
   }
 
   /** Whether a frame still waits for its answer. */
@@ -107,8 +113,15 @@ export class Outbox {
 
   /** Everything a new connection must send again, in the order it was first sent. */
   unanswered() {
-    const sends = [...this.sends.values()].flatMap((send) => this.framesOf(send));
-    return [...sends, ...this.#frames.values()];
+    const sends = [...this.sends.values()].map((send) => ({ at: send.at ?? 0, frames: this.framesOf(send) }));
+    const others = [...this.#frames].map(([id, frame]) => ({ at: this.#since.get(id), frames: [frame] }));
+    return [...sends, ...others].sort((one, other) => one.at - other.at).flatMap(({ frames }) => frames);
+  }
+
+  /** Milliseconds, and never the same twice. */
+  #now() {
+    this.#last = Math.max(this.#last + 1, Date.now());
+    return this.#last;
   }
 }
 
@@ -119,7 +132,7 @@ function answers(frame, kept) {
     case "response.done":
       return kept.type === "stop" && kept.response_id === (frame.response_id ?? frame.response?.id);
     case "session.updated":
-      return kept.session_id === sessionId && saysAll(frame.session, kept);
+      return kept.type === "session.update" && kept.session_id === sessionId && saysAll(frame.session, kept);
     case "session.deleted":
       return kept.session_id === sessionId;
     default:
@@ -127,9 +140,10 @@ function answers(frame, kept) {
   }
 }
 
-/** Whether a session has all that an update asks for; what it says of branches cannot be told. */
-function saysAll(session, { title = session.title, pinned = session.pinned, branch, settings }) {
-  return title === session.title && pinned === session.pinned && !branch && !settings;
+/** Whether a session has all that an update asks for. */
+function saysAll(session, { title = session.title, pinned = session.pinned, settings = session.settings }) {
+  const sorted = (object = {}) => JSON.stringify(Object.entries(object).sort());
+  return title === session.title && pinned === session.pinned && sorted(settings) === sorted(session.settings);
 }
 
 const fieldsOf = ({ event_id: _, ...fields }) => String(Object.keys(fields));

@@ -11,7 +11,7 @@ export function Again({ page, message, onClose }) {
   const ask = (event) => {
     event.preventDefault();
     onClose();
-    page.ask({ regenerate_of: message.id, settings: settingsOf(form.current) });
+    page.ask({ regenerate_of: message.id, settings: { seed: null, ...settingsOf(form.current) } });
   };
   const { seed: _, ...settings } = message.settings ?? page.settings; // the same one gives the same answer
   return html`<${Dialog} title="Again with other settings" kind="side" onClose=${onClose}>

@@ -65,9 +65,10 @@ export function Palette({ page, onClose }) {
 function entriesOf(page, words, found) {
   const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
   const fits = ({ label }) => wanted.every((word) => label.toLowerCase().includes(word));
-  const held = page.chat.sessions.sorted.filter(({ session }) => !page.removals.hides(session.id));
-  const sessions = new Map([...held.map(({ session }) => session), ...found].map((session) => [session.id, session]));
-  const chats = [...sessions.values()].map((session) => ({
+  const held = page.chat.sessions.sorted.map(({ session }) => session);
+  const sessions = new Map([...held, ...found].map((session) => [session.id, session]));
+  const shown = [...sessions.values()].filter(({ id }) => !page.removals.hides(id));
+  const chats = shown.map((session) => ({
     key: session.id,
     label: session.title || "New chat",
     act: () => page.show(session.id),

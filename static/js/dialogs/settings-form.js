@@ -60,10 +60,14 @@ function Field({ setting, value }) {
       inputmode="decimal" defaultValue=${value ?? ""} /></label>`;
 }
 
-/** What a form says, without what was left empty. @param {HTMLFormElement} form */
-export function settingsOf(form) {
+/**
+ * What a form says, without what was left empty; of `others`, what has no field in it.
+ * @param {HTMLFormElement} form @param {object} [others]
+ */
+export function settingsOf(form, others = {}) {
   const given = new FormData(form);
-  const settings = {};
+  const fields = new Set([...form.elements].map(({ name }) => name));
+  const settings = Object.fromEntries(Object.entries(others).filter(([name]) => !fields.has(name)));
   for (const name of ["model", "system"]) {
     const text = given.get(name);
     if (text?.trim()) settings[name] = text;

@@ -1,7 +1,7 @@
 /** The settings of the chat, for all its answers from now on and in all tabs; and settings under names. */
 
 import { useSignal } from "@preact/signals";
-import { useRef } from "preact/hooks";
+import { useEffect, useRef } from "preact/hooks";
 
 import { Dialog } from "../widgets/dialog.js";
 import { html } from "../widgets/html.js";
@@ -9,17 +9,28 @@ import { SettingsFields, settingsOf } from "./settings-form.js";
 
 export function ChatSettings({ page, onClose }) {
   const form = useRef(null);
+  const sessionId = useRef(page.chat.currentId).current; // whatever is on screen when it is saved
+  const isNew = sessionId === null;
+  const own = useSignal(page.settings);
   const chosen = useSignal(""); // the name of the preset that the form shows
   const isNaming = useSignal(false);
+  const isTouched = useRef(false);
   const { presets } = page.presets.value;
+  useEffect(() => {
+    if (isNew && !isTouched.current) own.value = page.settings; // the default preset may come late
+  }, [presets]);
   const name = chosen.value;
-  const settings = presets.find((one) => one.name === name)?.settings ?? page.settings;
+  const settings = presets.find((one) => one.name === name)?.settings ?? own.value;
   const save = (event) => {
     event.preventDefault();
-    page.saveSettings(settingsOf(form.current));
+    page.saveSettings(settingsOf(form.current, settings), sessionId);
     onClose();
   };
-  const isNew = page.chat.currentId === null;
+  const forget = () => {
+    page.saveSettings({}, sessionId);
+    onClose();
+  };
+  const isKnown = isNew || page.chat.sessions.get(sessionId) !== undefined;
   return html`<${Dialog} title=${isNew ? "Settings of new chats" : "Settings of this chat"} kind="side" onClose=${onClose}>
     ${presets.length > 0 &&
     html`<label class="field-row"><span>Preset</span>
@@ -27,11 +38,11 @@ export function ChatSettings({ page, onClose }) {
         <option value="">as they are</option>
         ${presets.map((one) => html`<option value=${one.name} selected=${one.name === name}>${one.name}</option>`)}
       </select></label>`}
-    <form ref=${form} key=${name + JSON.stringify(settings)} onSubmit=${save}>
+    <form ref=${form} key=${name + JSON.stringify(settings)} onSubmit=${save} onInput=${() => (isTouched.current = true)}>
       <${SettingsFields} settings=${settings} models=${page.models.value} withSystem />
       <div class="dialog-foot">
-        <button type="button" class="plain" onClick=${() => page.saveSettings({}) || onClose()}>Back to the defaults</button>
-        <button type="submit" class="primary">Save</button>
+        <button type="button" class="plain" disabled=${!isKnown} onClick=${forget}>Back to the defaults</button>
+        <button type="submit" class="primary" disabled=${!isKnown}>Save</button>
       </div>
     </form>
     ${isNaming.value

@@ -61,6 +61,7 @@ export class Markdown {
   #element;
   #frozen = ""; // the text of the blocks before the tail
   #tail = node("div", "tail");
+  #whole = null; // the text, once it was final
   /** @type {GrowingBlock | null} the tail, where it is a long table or list */
   #long = null;
 
@@ -70,9 +71,15 @@ export class Markdown {
     element.replaceChildren(this.#tail);
   }
 
-  /** Draw `text`. Unless `final`, its last block may still grow and stays open. */
+  /**
+   * Draw `text`. Unless `final`, its last block may still grow and stays open. A text that was final and goes on
+   * all the same is drawn anew: its end may be in the middle of a block.
+   */
   update(text, final) {
     const clean = text.replace(/\r\n?/g, "\n");
+    if (final && clean === this.#whole) return;
+    if (this.#whole !== null) this.#restart();
+    if (final) this.#whole = clean;
     if (!clean.startsWith(this.#frozen)) this.#restart();
     const rest = clean.slice(this.#frozen.length);
     const open = final ? rest : rest.replace(MARK_TO_COME, "");
@@ -88,7 +95,7 @@ export class Markdown {
 
   #restart() {
     this.#frozen = "";
-    this.#long = null;
+    this.#long = this.#whole = null;
     this.#tail.replaceChildren();
     this.#element.replaceChildren(this.#tail);
   }

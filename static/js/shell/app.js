@@ -127,7 +127,7 @@ function Pill({ page }) {
 
 /** What a key combination does; an act that returns nothing leaves the keys to the browser. */
 function shortcut(page, { ctrlKey, metaKey, shiftKey, altKey, code, key, target }) {
-  if (!(ctrlKey || metaKey) || altKey) return undefined;
+  if (!(ctrlKey || metaKey) || altKey || page.dialog.value) return undefined;
   if (shiftKey && code === "KeyO") return () => page.show(null) ?? true;
   if (shiftKey) return undefined;
   if (code === "KeyK") return () => (page.dialog.value = { kind: "palette" });

@@ -94,23 +94,26 @@ export class Chat {
    *   for the answer that is being written, or end it
    */
   say(text, { settings, onBusy } = {}) {
-    this.ask({ input: text, ...(onBusy && { on_busy: onBusy }) }, settings);
+    this.ask({ input: text, ...(onBusy && { on_busy: onBusy }) }, { settings });
   }
 
   /**
    * Ask for an answer in the session on screen.
    * @param {object} wish what a `response.create` says beyond its names: `input`, with `parent_id` for a
    *   message that is edited, or `regenerate_of`, or `continue_of`; and `settings`, `on_busy`
+   * @param {{settings?: object, editOf?: string}} [more] settings of the session to be made, or the
+   *   message that is edited
    */
-  ask(wish, settings) {
-    const send = this.outbox.addSend(wish, this.currentId, settings);
+  ask(wish, { settings, editOf } = {}) {
+    const send = this.outbox.addSend(wish, this.currentId, { settings, editOf });
     this.outbox.framesOf(send).forEach(this.#send);
     this.#changed("conversation", this.currentId);
   }
 
   /** Show the branch of the session on screen that goes through this message, in all tabs. */
   switchTo(messageId) {
-    this.#sendKept({ type: "session.update", session_id: this.currentId, branch: messageId });
+    // Not kept for another connection: who knows what is on screen by then.
+    this.#send({ type: "session.update", session_id: this.currentId, branch: messageId });
   }
 
   /** For all answers of the session from now on. */
@@ -197,9 +200,9 @@ export class Chat {
     this.#changed("sessions");
   }
 
-  /** A page of `GET /v1/sessions/{id}/messages` before the oldest message held. */
-  earlier(sessionId, messages, hasMore) {
-    this.conversations.get(sessionId)?.prepend(messages, hasMore);
+  /** A page of `GET /v1/sessions/{id}/messages` before the message `before`, the oldest one held then. */
+  earlier(sessionId, messages, hasMore, before) {
+    this.conversations.get(sessionId)?.prepend(messages, hasMore, before);
     this.#changed("conversation", sessionId);
   }
 
@@ -366,7 +369,7 @@ export class Chat {
     if (!id) return; // an early stop was heard; its send already shows it
     const named = this.conversations.get(frame.response?.session_id);
     for (const conversation of named ? [named] : this.conversations.values()) {
-      const run = conversation.state === "away" ? undefined : conversation.run(id, frame.response);
+      const run = conversation.state === "away" ? undefined : conversation.run(id);
       if (run) return this.#follow(conversation, run, frame);
     }
     this.stats.dropped += 1;

@@ -111,8 +111,9 @@ export class Conversation {
     this.#children.set(parent_id, [...new Set([...(sibling_ids ?? known), id])]);
   }
 
-  /** Put older messages, oldest first, before those on screen. */
-  prepend(wires, hasMore) {
+  /** Put older messages, oldest first, before those on screen, unless another branch is shown by now. */
+  prepend(wires, hasMore, before) {
+    if (before !== undefined && this.path[0]?.id !== before) return;
     wires.forEach((wire) => this.#remember(wire));
     const older = wires.filter((wire) => !this.find(wire.id)).map((wire) => new Message(wire));
     this.path = [...older, ...this.path];
@@ -167,7 +168,8 @@ export class Conversation {
    */
   #takeSnapshot({ messages, has_more }, active) {
     messages.forEach((wire) => this.#remember(wire));
-    const held = new Map(this.path.map((message) => [message.id, message]));
+    const written = [...this.runs.values()].map(({ message }) => message); // some in other branches
+    const held = new Map([...written, ...this.path].map((message) => [message.id, message]));
     this.path = messages.map((wire) => {
       const message = held.get(wire.id);
       if (!message) return new Message(wire);
@@ -182,6 +184,14 @@ export class Conversation {
     for (const [id, run] of this.runs) {
       const goesOn = kept.has(id) ? kept.get(id).streaming : active.includes(id);
       if (!goesOn) run.ended = true;
+      else if (kept.has(id)) run.message = kept.get(id);
     }
+    for (const id of active) if (!kept.has(id) && !this.runs.has(id)) this.#followElsewhere(id);
+  }
+
+  /** An answer of another branch, of which only the end will be seen: so much that it can be stopped. */
+  #followElsewhere(responseId) {
+    const message = new Message({ id: `of:${responseId}`, role: "assistant", status: "in_progress" });
+    this.runs.set(responseId, new Run(responseId, message));
   }
 }

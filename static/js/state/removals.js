@@ -12,6 +12,7 @@ const PREFIX = "parley.removed."; // session id to the moment at which it is del
 export class Removals {
   /** The sessions that are hidden, each with its timer. */
   #timers = signal(new Map());
+  #own = new Set(); // another tab's removals are its own to finish, while it is there
   #store;
   #remove;
 
@@ -36,6 +37,7 @@ export class Removals {
 
   start(sessionId) {
     const until = Date.now() + UNDO_MS;
+    this.#own.add(sessionId);
     this.#store.set(PREFIX + sessionId, until);
     this.#wait(sessionId, until);
   }
@@ -50,12 +52,9 @@ export class Removals {
     this.undo(sessionId);
   }
 
-  /** The page goes away, and nothing can be undone: `remove` each without waiting for an answer. */
-  finishAll(remove) {
-    for (const [sessionId, timer] of this.#timers.value) {
-      clearTimeout(timer);
-      remove(sessionId);
-    }
+  /** Those that were removed on this page, and that nobody has had back elsewhere. */
+  get pending() {
+    return [...this.#own].filter((sessionId) => this.hides(sessionId) && this.#isWished(sessionId));
   }
 
   #wait(sessionId, until) {
@@ -66,7 +65,11 @@ export class Removals {
   /** Another tab may have had it back meanwhile. */
   #finish(sessionId) {
     this.#show(sessionId);
-    if (this.#store.get(PREFIX + sessionId) !== null) this.#remove(sessionId);
+    if (this.#isWished(sessionId)) this.#remove(sessionId);
+  }
+
+  #isWished(sessionId) {
+    return this.#store.get(PREFIX + sessionId) !== null;
   }
 
   #show(sessionId) {

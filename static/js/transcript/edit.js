@@ -61,7 +61,7 @@ export function editForm({ text, oninput, onsend, oncancel }) {
     form.requestSubmit(send);
   });
   form.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape") return;
+    if (event.key !== "Escape" || event.isComposing) return;
     event.stopPropagation(); // it would also stop the answer
     oncancel();
   });

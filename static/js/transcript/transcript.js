@@ -108,7 +108,9 @@ export class Transcript {
     const message = this.#chat.current?.find(messageId);
     if (!message) return;
     this.#switching = null;
-    this.#bubbles.get(message.key)?.branches.focus(step);
+    const { activeElement } = document;
+    const isFree = activeElement === document.body || this.#log.contains(activeElement);
+    if (isFree) this.#bubbles.get(message.key)?.branches.focus(step);
   }
 
   /** Put elements in the order of the messages; those that stay are not moved. */
@@ -139,6 +141,7 @@ export class Transcript {
     // A new chat that becomes a session keeps its one bubble: only a change of conversation clears.
     const continues = this.#shownId === null && this.#chat.sendsOf(id).length > 0;
     this.#shownId = id;
+    this.#switching = null;
     if (continues) return;
     this.#log.replaceChildren();
     this.#bubbles.clear();

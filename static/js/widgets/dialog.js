@@ -10,7 +10,11 @@ export function Dialog({ title, kind = "", onClose, children }) {
   const element = useRef(null);
   useLayoutEffect(() => element.current.showModal(), []);
   const onKeyDown = (event) => event.key === "Escape" && event.stopPropagation(); // it would also stop the answer
-  const onPointerDown = (event) => event.target === element.current && element.current.close(); // beside it
+  const onPointerDown = ({ target, clientX, clientY }) => {
+    const { left, right, top, bottom } = element.current.getBoundingClientRect();
+    const isInside = clientX >= left && clientX <= right && clientY >= top && clientY <= bottom;
+    if (target === element.current && !isInside) element.current.close();
+  };
   return html`<dialog class=${`dialog ${kind}`} ref=${element} aria-labelledby="dialog-title" onClose=${onClose}
     onKeyDown=${onKeyDown} onPointerDown=${onPointerDown}>
     <header>

@@ -102,6 +102,23 @@ async def test_a_growing_text_becomes_what_the_whole_text_becomes(page: Page) ->
         assert await becomes_the_whole(page, text, cuts) is True, text
 
 
+async def test_a_text_that_goes_on_after_its_end_goes_on_in_its_last_block(page: Page) -> None:
+    same = await page.evaluate(
+        f"""async ([text, cuts]) => {{
+            const {{ Markdown }} = await import("/static/js/markdown/markdown.js");
+            const body = document.createElement("div");
+            const markdown = new Markdown(body);
+            for (const cut of cuts) markdown.update(text.slice(0, cut), true);
+            markdown.update(text, true);
+            const whole = await ({STREAM})(text, []);
+            for (const one of [body, whole]) one.querySelector(".tail:empty").remove();
+            return body.innerHTML === whole.innerHTML;
+        }}""",
+        ["Code:\n\n```py\nprint(1)\nprint(2)\n```\n\nand words\n", [16, 24, 50]],
+    )
+    assert same is True
+
+
 LONG = {
     "table": long_table(60),
     "list": long_list(60),

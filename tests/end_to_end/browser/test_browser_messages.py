@@ -357,6 +357,7 @@ async def test_a_share_link_shows_the_chat_to_strangers_until_it_is_ended(
     page, session = chat
     await row_menu(page, session, "Share…")
     dialog = page.get_by_role("dialog", name="Share this chat")
+    await dialog.get_by_role("button", name="Make the link").click()
     link = await dialog.get_by_label("Link").input_value()
     stranger = await (await browser.new_context()).new_page()
     answer = await stranger.goto(link)

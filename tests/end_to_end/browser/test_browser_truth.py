@@ -158,6 +158,23 @@ async def test_signing_out_ends_this_login_and_leaves_nothing_behind(
         await page.context.close()
 
 
+async def test_a_chat_deleted_before_signing_out_stays_deleted(
+    browser: Browser, server: Server
+) -> None:
+    server = await for_new_user(server)
+    async with Http(server) as http:
+        doomed = (await http.new_session(title="Doomed"))["id"]
+        context = await browser.new_context()
+        page = await context.new_page()
+        await page.goto(login_url(server))
+        await page.get_by_role("button", name="Log in").click()
+        await expect(page.get_by_role("link", name="Doomed")).to_be_visible()
+        await delete(page, "Doomed")
+        await sign_out(page, "Sign out")
+        assert (await http.get(f"/v1/sessions/{doomed}")).status_code == 404
+        await context.close()
+
+
 async def test_signing_out_everywhere_ends_every_login(browser: Browser, server: Server) -> None:
     server = await for_new_user(server)
     pages = []

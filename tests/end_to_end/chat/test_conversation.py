@@ -256,6 +256,25 @@ async def test_a_second_message_while_one_is_answered_is_refused_or_waits_or_rep
         assert (await client.done(third)).final == oracle_answer(80, 100)
 
 
+async def test_a_message_in_place_of_an_answer_comes_after_those_that_wait(server: Server) -> None:
+    async with Client(server) as client:
+        session = await client.new_session()
+        greedy = {"temperature": 0, "max_output_tokens": 20}
+        long = {"temperature": 0, "max_output_tokens": 2000}
+        first = await client.ask(session, oracle_word(0), settings=long)
+        await client.deltas(first, 1)
+        waiting = [
+            await client.ask(session, oracle_word(n), settings=greedy, on_busy="queue")
+            for n in (50, 60, 70)
+        ]
+        last = await client.ask(session, oracle_word(80), settings=greedy, on_busy="cancel")
+        ended = (await client.done(first)).done
+        assert ended is not None
+        assert ended["response"]["status_details"]["reason"] == "superseded"
+        for response, word in zip([*waiting, last], (50, 60, 70, 80), strict=True):
+            assert (await client.done(response)).final == oracle_answer(word, 20)
+
+
 async def test_a_session_takes_its_title_from_the_first_message(server: Server) -> None:
     async with Client(server) as client, Client(server) as sidebar:
         session = await client.new_session()

@@ -140,7 +140,7 @@ async def cut_twice(process: Process, proxy: FaultProxy) -> str:
     return printed.decode() + await interrupt_after(process, 700)
 
 
-@pytest.mark.slow  # the next ones lose the network, and the connection with it
+@pytest.mark.slow  # that of JavaScript loses the network below, and the connection with it
 async def test_the_python_client_goes_on_after_a_lost_connection(
     server: Server, tmp_path: Path
 ) -> None:
@@ -206,6 +206,7 @@ async def cut_off(process: Process, proxy: FaultProxy) -> str:
     return printed.decode() + await finish(process, PATIENCE)
 
 
+@pytest.mark.slow  # the JavaScript client has the same rule
 async def test_the_python_client_is_back_one_try_after_the_network(
     server: Server, tmp_path: Path
 ) -> None:

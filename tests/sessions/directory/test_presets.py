@@ -33,6 +33,9 @@ async def test_one_at_most_is_the_default(book: PresetBook) -> None:
     await book.put("alice", "b", {}, is_default=True)
     assert await book.remove("alice", "b") is True
     assert await book.of_user("alice") == PresetList({"a": {}}, None)
+    await book.put("alice", "b", {})  # another one of that name
+    assert (await book.of_user("alice")).default is None
+    assert await book.remove("alice", "b") is True
     assert await book.remove("alice", "b") is False
     assert await book.remove("alice", "") is False
 

@@ -129,3 +129,34 @@ test("unreadable stored values are ignored", () => {
   storage.setItem("parley.unsent.y", "7");
   assert.deepEqual(new Outbox(new Store(storage)).unanswered(), []);
 });
+
+test("what was sent first is sent again first, whatever it is, also after a reload", () => {
+  const store = new Store(null);
+  const outbox = new Outbox(store);
+  const texts = ["one", "two", "three"];
+  outbox.addSend({ input: "zero" }, SESSION);
+  outbox.addFrame({ type: "session.update", session_id: SESSION, settings: { temperature: 0 } });
+  for (const text of texts) outbox.addSend({ input: text }, SESSION);
+  const kinds = outbox.unanswered().map(({ input, settings }) => input ?? settings);
+  assert.deepEqual(kinds, ["zero", { temperature: 0 }, ...texts]);
+  const later = new Outbox(store).unanswered().map(({ input }) => input);
+  assert.deepEqual(later, ["zero", ...texts]);
+});
+
+test("a change of the session answers no deletion of it", () => {
+  const outbox = new Outbox(new Store(null));
+  const deletion = outbox.addFrame({ type: "session.delete", session_id: SESSION });
+  outbox.settle({ type: "session.updated", session: { id: SESSION, title: "A", settings: {} } });
+  assert.equal(outbox.keeps(deletion), true);
+});
+
+test("settings are answered by the session that has them, in whatever order", () => {
+  const outbox = new Outbox(new Store(null));
+  const settings = { temperature: 0, seed: 7 };
+  const update = outbox.addFrame({ type: "session.update", session_id: SESSION, settings });
+  const says = (settings) => outbox.settle({ type: "session.updated", session: { id: SESSION, settings } });
+  says({ temperature: 0 });
+  assert.equal(outbox.keeps(update), true);
+  says({ seed: 7, temperature: 0 });
+  assert.equal(outbox.keeps(update), false);
+});

@@ -195,3 +195,47 @@ test("a question that goes on after a message follows those before it", () => {
   const shown = shownMessages(chat.current.path, chat.sendsOf(SESSION));
   assert.deepEqual(shown.map(({ text }) => text), ["2+2?", "Four.", "And 3+3?"]);
 });
+
+test("an answer goes on in its message after its branch was left and is shown again", () => {
+  const { chat, receive } = watchingChat();
+  const other = assistantMessage({ id: "msg_9", status: "completed", response_id: "resp_Q" });
+  const snapshotOf = (offset, ...messages) =>
+    subscribed({
+      offset,
+      snapshot: { session: session({ head: messages.at(-1).id }), messages, has_more: false },
+      active_responses: [RESPONSE],
+    });
+  receive(delta(3, 0, "Half"), headMoves(4, "msg_9"), snapshotOf(4, userMessage(), other), snapshot(3, "Half"));
+  receive(headMoves(5, "msg_2"), snapshotOf(5, userMessage(), assistantMessage()), snapshot(3, "Half"));
+  receive(delta(4, 4, " an answer"));
+  assert.equal(textOf(chat), "Half an answer");
+  assert.equal(chat.current.activeRun.message, chat.current.path.at(-1));
+});
+
+test("a page that opens while another branch is written shows its own, and can stop the other", () => {
+  const { chat, receive, take } = watchingChat();
+  chat.open("ses_B");
+  take();
+  const mine = assistantMessage({ id: "msg_9", status: "completed", response_id: "resp_Q" });
+  receive({
+    ...subscribed({ offset: 4, active_responses: ["resp_B"] }),
+    session_id: "ses_B",
+    snapshot: { session: { ...session(), id: "ses_B", head: "msg_9" }, messages: [userMessage(), mine], has_more: false },
+  });
+  receive({ ...snapshot(9, "Elsewhere"), response_id: "resp_B" });
+  assert.equal(chat.activity(), "running");
+  chat.stop(null);
+  assert.equal(take("stop")[0].response_id, "resp_B");
+  const response = { id: "resp_B", session_id: "ses_B", message_id: "msg_5", parent_id: "msg_1" };
+  receive(done(10, 9, { response: { ...response, status: "cancelled", text_length: 9 } }));
+  assert.deepEqual(idsOf(chat), ["msg_1", "msg_9"]);
+  assert.equal(chat.activity(), "idle");
+});
+
+test("older messages that come after a switch are those of another branch", () => {
+  const { chat } = answeredChat();
+  chat.earlier(SESSION, [userMessage({ id: "msg_0" })], false, "msg_7");
+  assert.deepEqual(idsOf(chat), ["msg_1", "msg_2"]);
+  chat.earlier(SESSION, [userMessage({ id: "msg_0" })], false, "msg_1");
+  assert.deepEqual(idsOf(chat), ["msg_0", "msg_1", "msg_2"]);
+});
