@@ -121,6 +121,7 @@ async def test_wait_for_around_a_stream_is_a_type_error_whatever_the_engine() ->
     waiting.close()
 
 
+@pytest.mark.slow
 def test_timeout_around_the_loop_aborts_and_frees_every_block(model: Path) -> None:
     arguments = ("--model", model, "--seconds", 0.5, "--pace", 20)
     printed = finish(EXAMPLES / "timeout.py", *arguments)

@@ -280,7 +280,7 @@ def engine(folder: Path) -> Iterator[AsyncLLM]:
 
 
 @pytest.mark.parametrize(
-    "num_aborts", [200, pytest.param(NUM_ABORTS, marks=pytest.mark.slow)], ids=["short", "long"]
+    "num_aborts", [100, pytest.param(NUM_ABORTS, marks=pytest.mark.slow)], ids=["short", "long"]
 )
 async def test_aborts_through_the_client_return_at_once(
     engine: AsyncLLM, adapters: list[LoRARequest], num_aborts: int

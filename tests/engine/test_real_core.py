@@ -392,6 +392,7 @@ async def test_answers_go_on_bit_for_bit_in_the_next_core(tmp_path: Path) -> Non
         assert before == after
 
 
+@pytest.mark.slow
 async def test_logprobs_of_prompts_outlive_the_core_that_reads_them(tmp_path: Path) -> None:
     model = build_tiny_model(tmp_path)
     arguments = AsyncEngineArgs(str(model), threads=1, max_num_batched_tokens=2)

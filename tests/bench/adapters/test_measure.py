@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+
 from bench.adapters.__main__ import make_adapters, measure
 from engine import LLM
 from tests.helpers.tiny_model import build_tiny_model
 
 
+@pytest.mark.slow
 def test_each_way_of_asking_has_a_rate_and_what_it_costs_of_answers_without(tmp_path: Path) -> None:
     model = build_tiny_model(tmp_path / "model")
     adapters = make_adapters(model, tmp_path)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from bench.embeddings.__main__ import make_texts, measure
 from engine import LLM
 
@@ -14,6 +16,7 @@ def test_texts_are_as_many_and_as_long_as_asked_for_and_the_same_each_time(
     assert texts == make_texts(checkpoint_folder, 5, 7)
 
 
+@pytest.mark.slow
 def test_rates_are_beside_what_an_embedding_costs_of_a_prefill(checkpoint_folder: Path) -> None:
     texts = make_texts(checkpoint_folder, 3, 20)
     with LLM(str(checkpoint_folder), threads=1, num_gpu_blocks_override=50) as llm:

@@ -70,6 +70,7 @@ async def test_an_answer_made_again_is_another_version_and_both_tabs_switch(
     second = messages_of(server, session)[-1]["id"]
     assert first != second
 
+    await two.bring_to_front()
     await two.get_by_role("button", name="Previous version").click()
     for page in (one, two):
         await expect(version(page, 1, 2)).to_be_visible()
@@ -77,6 +78,7 @@ async def test_an_answer_made_again_is_another_version_and_both_tabs_switch(
     await expect(two.get_by_role("button", name="Previous version")).to_be_focused()
     assert messages_of(server, session)[-1]["id"] == first
 
+    await one.bring_to_front()
     await asked(one, 50)
     for page in (one, two):
         await expect_text(page, oracle_answer(50, 8))
@@ -88,6 +90,7 @@ async def test_an_answer_made_again_is_another_version_and_both_tabs_switch(
     await one.get_by_role("button", name="Next version").click()
     await expect(version(two, 2, 2)).to_be_visible()
     await expect(answers(two)).to_have_count(2)
+    await two.bring_to_front()
     await two.get_by_role("button", name="Previous version").click()
     await expect(answers(one)).to_have_count(4)
     await expect_text(one, oracle_answer(50, 8))
@@ -137,6 +140,7 @@ async def test_an_edited_question_keeps_what_is_typed_and_makes_a_branch(
         await expect_text(page, oracle_answer(70, 8))
     await expect(field).to_have_count(0)
     assert messages_of(server, session)[0]["parent_id"] is None
+    await two.bring_to_front()
     await two.get_by_role("button", name="Previous version").click()
     for page in (one, two):
         await expect_text(page, oracle_answer(3, 8))

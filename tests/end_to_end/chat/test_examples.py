@@ -116,6 +116,7 @@ async def test_the_javascript_client_says_in_one_line_what_it_lacks(server: Serv
     assert refused == "closed: 4401 token_invalid"
 
 
+@pytest.mark.slow
 async def test_the_timeout_of_its_own_command_comes_before_the_end() -> None:
     command = shlex.split(TIMEOUT_COMMAND)
     printed = await finish(await start(sys.executable, *command[1:], cwd=ROOT))

@@ -128,6 +128,7 @@ async def test_a_start_that_hangs_leaves_nothing_when_the_supervisor_is_killed(
     await asyncio.to_thread(wait_for, lambda: not any(map(is_running, family)))
 
 
+@pytest.mark.slow
 async def test_a_worker_that_never_serves_is_reported_in_one_line(
     starting: Callable[..., Server],
 ) -> None:

@@ -164,7 +164,7 @@ async def test_a_kept_request_is_aborted_while_the_engine_sleeps(supervised: Sup
     await engine.wake_up()
 
 
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("level", [pytest.param(1, marks=pytest.mark.slow), 2])
 async def test_the_core_after_one_that_was_killed_asleep_is_awake(
     supervised: Supervised, level: int
 ) -> None:
@@ -265,6 +265,7 @@ async def test_an_owned_engine_shuts_down_asleep_and_while_it_wakes_up(
 # ---- the engine that falls asleep by itself
 
 
+@pytest.mark.slow
 async def test_the_core_dies_while_it_wakes_up_for_a_request_and_the_next_one_answers(
     tmp_path: Path,
 ) -> None:

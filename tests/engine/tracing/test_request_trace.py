@@ -258,6 +258,7 @@ async def test_an_engine_of_its_own_sends_spans_until_it_is_shut_down(
     assert (span.parent_id, span.attributes["gen_ai.usage.output_tokens"]) == (SPAN, 20)
 
 
+@pytest.mark.slow  # tests/end_to_end/chat/test_tracing.py has the same of a whole server
 async def test_a_request_whose_core_is_killed_stays_one_span(
     oracle: Path, collector: Collector, tracing: Tracing
 ) -> None:

@@ -289,6 +289,7 @@ async def test_sleep_amid_a_prompt_changes_no_embedding_unless_it_ends_it(
     assert engine.get_num_unfinished_requests() == 0
 
 
+@pytest.mark.slow
 async def test_embeddings_equal_transformers_also_after_the_core_was_killed(
     folder: Path, supervised: Supervised
 ) -> None:

@@ -376,7 +376,9 @@ async def test_a_reader_that_leaves_ends_its_search(
     assert len((await search(engine, [1], beam_width=1, max_tokens=1)).outputs) == 1
 
 
-@pytest.mark.parametrize(("number", "is_noticed"), [(9, False), (2, True)])
+@pytest.mark.parametrize(
+    ("number", "is_noticed"), [(9, False), pytest.param(2, True, marks=pytest.mark.slow)]
+)
 async def test_a_search_goes_on_in_the_next_core(
     number: int, is_noticed: bool, supervised: Supervised, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -175,6 +175,7 @@ def test_a_core_with_a_bad_name_does_not_start(tmp_path: Path) -> None:
         AsyncLLM.from_engine_args(AsyncEngineArgs(str(folder), logits_processors=["nowhere:X"]))
 
 
+@pytest.mark.slow
 async def test_answers_go_on_in_the_next_core(tmp_path: Path) -> None:
     folder = build_tiny_model(tmp_path)
     classes: list[type] = [Bias, Follow, Faulty]
