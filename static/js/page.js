@@ -1,6 +1,6 @@
 /**
  * The page's one controller: it owns the chat, the socket and the transcript, turns what the user does
- * into commands, and holds as signals what only the page knows (toasts, drawer, draft). Components
+ * into commands, and holds as signals what only the page knows (toasts, drawer, dialog). Components
  * read it and call it; they hold no state of their own worth losing.
  */
 
@@ -19,14 +19,13 @@ import { showDetails } from "./actions/details.js";
 import { editMessage } from "./actions/edit.js";
 import { forkHere } from "./actions/fork.js";
 import { goOn } from "./actions/go-on.js";
+import { Drafts } from "./state/drafts.js";
 import { Removals, UNDO_MS } from "./state/removals.js";
+import { Settings } from "./state/settings.js";
 import { Edits } from "./transcript/edit.js";
 import { Transcript } from "./transcript/transcript.js";
 
-const DRAFT_PREFIX = "parley.draft.";
-const NEW_DRAFT = DRAFT_PREFIX + "new"; // of the new chat
 const INPUT_BYTES = 128 * 1024; // the server refuses a longer question
-const NEW_SETTINGS = "parley.settings.new"; // of the new chat
 const USER = "parley.user"; // whose drafts and messages the browser keeps
 const THEME = "parley.theme";
 const NO_CHAT = "That file is not a chat that was saved here as JSON.";
@@ -40,18 +39,11 @@ export class Page {
   spoken = signal("");
   drawerOpen = signal(false);
   signedOut = signal(false);
-  /** @type {import("@preact/signals").Signal<{id: string}[]>} the first one answers by default */
-  models = signal([]);
-  /** @type {import("@preact/signals").Signal<{presets: object[], default: string | null}>} the user's */
-  presets = signal({ presets: [], default: null });
   /** @type {import("@preact/signals").Signal<{kind: string} | null>} */
   dialog = signal(null);
   renaming = signal(null);
   away = signal(false); // the reader scrolled up
-  /** @type {import("@preact/signals").Signal<Map<string, {error: object, until: number}>>} by draft */
-  refusals = signal(new Map());
   nextCursor = signal(null); // of the list of sessions
-  draft = signal("");
   /** @type {Promise<boolean> | null} */
   #loadingEarlier = null;
   /** What can be done with a message, in the order of the buttons below it. */
@@ -85,8 +77,10 @@ export class Page {
     this.banner = new Banner(() => this.#checkSignedIn());
     this.removals = new Removals(this.store, (sessionId) => {
       this.chat.remove(sessionId);
-      this.store.remove(DRAFT_PREFIX + sessionId);
+      this.drafts.take(sessionId);
     });
+    this.drafts = new Drafts(this.store, this.chat);
+    this.settings = new Settings(this.store, this.chat);
     this.edits = new Edits(this.store);
   }
 
@@ -134,12 +128,12 @@ export class Page {
     const isBusy = this.chat.activity() !== "idle";
     if (text.trim() === "" || (isBusy && this.chat.currentId === null)) return false;
     if (this.#tooLong(text)) {
-      this.#refuse(this.#draftName, { code: "message_too_large" });
+      this.drafts.refuse(this.chat.currentId, { code: "message_too_large" });
       return false;
     }
-    this.setDraft("");
+    this.drafts.set("");
     if (this.chat.eviction) this.chat.reopen();
-    const settings = this.chat.currentId === null ? this.settings : undefined;
+    const settings = this.chat.currentId === null ? this.settings.current : undefined;
     this.chat.say(text, { settings, onBusy: isBusy ? (replaces ? "cancel" : "queue") : undefined });
     this.transcript.scroll.toLatest();
     return true;
@@ -193,37 +187,20 @@ export class Page {
     });
   }
 
-  /** The settings of the chat on screen; a new one will begin with them. */
-  get settings() {
-    const { currentId, sessions } = this.chat;
-    if (currentId === null) return this.store.get(NEW_SETTINGS) ?? this.#defaultSettings;
-    return sessions.get(currentId)?.session.settings ?? {};
-  }
-
-  get #defaultSettings() {
-    const { presets, default: name } = this.presets.value;
-    return presets.find((preset) => preset.name === name)?.settings ?? {};
-  }
-
   savePreset(preset) {
     return this.#tell(async () => {
-      this.presets.value = await api.putPreset(preset);
-      if (preset.default) this.store.remove(NEW_SETTINGS); // it is what new chats begin with
+      await this.settings.putPreset(preset);
       this.toast(`Saved as “${preset.name}”`);
     });
   }
 
   deletePreset(name) {
-    return this.#tell(async () => {
-      await api.deletePreset(name);
-      this.presets.value = await api.listPresets();
-    });
+    return this.#tell(() => this.settings.deletePreset(name));
   }
 
   /** @param {object} settings all of them @param {string | null} sessionId null: of new chats */
   saveSettings(settings, sessionId) {
-    if (sessionId === null) this.store.set(NEW_SETTINGS, settings);
-    else this.chat.configure(sessionId, settings);
+    this.settings.save(settings, sessionId);
     this.toast("Saved. The next answer is made with these settings.");
   }
 
@@ -279,13 +256,6 @@ export class Page {
     const run = this.chat.current?.activeRun;
     this.chat.stop(run ? this.transcript.freeze(run) : null);
     this.transcript.drawNow();
-  }
-
-  setDraft(text) {
-    this.draft.value = text;
-    if (text !== "") return this.store.set(this.#draftName, text);
-    this.store.remove(this.#draftName);
-    this.#refuse(this.#draftName, null);
   }
 
   rename(sessionId, title) {
@@ -347,13 +317,6 @@ export class Page {
     this.toasts.value = this.toasts.value.filter((other) => other !== toast);
   }
 
-  /** Why the message in the composer did not go out, or could not. */
-  get refusal() {
-    const locked = this.chat.sessions.get(this.chat.currentId)?.session.locked;
-    const closed = locked ? { error: { code: "session_locked" }, until: 0 } : null;
-    return this.refusals.value.get(this.#draftName) ?? closed;
-  }
-
   /** What to say of a request over HTTP that failed. */
   refusalText(error) {
     if (error instanceof api.Refused) return errorText(error.error);
@@ -386,10 +349,10 @@ export class Page {
         this.toast(errorText(change.error));
         break;
       case "ended":
-        this.#over("response_in_progress", change.sessionId);
+        this.drafts.over("response_in_progress", change.sessionId);
         break;
       case "restored":
-        this.#over("store_unavailable");
+        this.drafts.over("store_unavailable");
         break;
       case "conversation":
         if (change.outcome === "replaced" && onScreen) this.transcript.replaced(change.run);
@@ -412,13 +375,11 @@ export class Page {
 
   #gone({ sessionId, wasOnScreen, isRefused, reason, isUnknown }) {
     this.removals.gone(sessionId);
-    const draft = this.store.get(DRAFT_PREFIX + sessionId);
-    this.store.remove(DRAFT_PREFIX + sessionId);
-    this.#refuse(DRAFT_PREFIX + sessionId, null);
-    if (draft && (wasOnScreen || isRefused)) this.#putBefore(NEW_DRAFT, draft); // it goes on in the new chat
+    const draft = this.drafts.take(sessionId);
+    if (draft && (wasOnScreen || isRefused)) this.drafts.putBefore(null, draft); // it goes on in the new chat
     if (!wasOnScreen) return;
     history.replaceState(null, "", location.pathname);
-    this.#loadDraft();
+    this.drafts.load();
     if (isRefused) return; // its one message comes back, and says why
     const what = isUnknown ? "There is no such chat" : "This chat was deleted";
     this.toast(reason ? `${what}: ${reason}` : what);
@@ -429,32 +390,10 @@ export class Page {
     if (send.editOf) this.edits.keep(send.editOf, send.text); // its question is being edited again
     if (send.text === "" || send.editOf) return this.toast(errorText(error));
     const lost = send.sessionId === null || error.code === "session_not_found";
-    const name = lost ? NEW_DRAFT : DRAFT_PREFIX + send.sessionId;
-    this.#putBefore(name, send.text);
-    this.#refuse(name, error);
-    if (name === this.#draftName) this.#loadDraft();
-    else this.#pointTo(lost ? null : send.sessionId, errorText(error));
-  }
-
-  /** Put a text before what is typed in a draft already. */
-  #putBefore(name, text) {
-    this.store.set(name, [text, this.store.get(name)].filter(Boolean).join("\n\n"));
-  }
-
-  /** Say beside a draft why it was refused, or with null that it no longer is. */
-  #refuse(name, error) {
-    const refusals = new Map(this.refusals.value);
-    refusals.delete(name);
-    if (error) refusals.set(name, { error, until: Date.now() + (error.retry_after_ms ?? 0) });
-    this.refusals.value = refusals;
-  }
-
-  /** What was in the way of some drafts no longer is. */
-  #over(code, sessionId = null) {
-    for (const [name, { error }] of this.refusals.value) {
-      const isMeant = sessionId === null || name === DRAFT_PREFIX + sessionId;
-      if (isMeant && error.code === code) this.#refuse(name, null);
-    }
+    const sessionId = lost ? null : send.sessionId;
+    this.drafts.putBefore(sessionId, send.text);
+    this.drafts.refuse(sessionId, error);
+    if (sessionId !== this.chat.currentId) this.#pointTo(sessionId, errorText(error));
   }
 
   /** Say something of a chat that is not on screen, and lead there. */
@@ -481,8 +420,7 @@ export class Page {
   #connected() {
     this.chat.connected();
     this.#loadSessions(null, "The list of chats could not be loaded. Reload the page.");
-    api.listPresets().then((presets) => (this.presets.value = presets), () => {});
-    api.listModels().then((models) => (this.models.value = models), () => {});
+    this.settings.load();
   }
 
   /**
@@ -573,22 +511,14 @@ export class Page {
     }
   }
 
-  // ---- the address and the drafts ----
+  // ---- the address ----
 
   #showAddressed() {
     const sessionId = /^#(ses_[\w-]+)$/.exec(location.hash)?.[1] ?? null;
     this.renaming.value = null;
     this.chat.open(sessionId);
-    this.#loadDraft();
+    this.drafts.load();
     this.tick.value += 1;
-  }
-
-  get #draftName() {
-    return this.chat.currentId === null ? NEW_DRAFT : DRAFT_PREFIX + this.chat.currentId;
-  }
-
-  #loadDraft() {
-    this.draft.value = this.store.get(this.#draftName) ?? "";
   }
 }
 

@@ -13,10 +13,10 @@ export function Again({ page, message, onClose }) {
     onClose();
     page.ask({ regenerate_of: message.id, settings: { seed: null, ...settingsOf(form.current) } });
   };
-  const { seed: _, ...settings } = message.settings ?? page.settings; // the same one gives the same answer
+  const { seed: _, ...settings } = message.settings ?? page.settings.current; // the same one gives the same answer
   return html`<${Dialog} title="Again with other settings" kind="side" onClose=${onClose}>
     <form ref=${form} onSubmit=${ask}>
-      <${SettingsFields} settings=${settings} models=${page.models.value} />
+      <${SettingsFields} settings=${settings} models=${page.settings.models.value} />
       <div class="dialog-foot"><button type="submit" class="primary">Answer again</button></div>
     </form>
   <//>`;

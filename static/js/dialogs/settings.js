@@ -11,13 +11,13 @@ export function ChatSettings({ page, onClose }) {
   const form = useRef(null);
   const sessionId = useRef(page.chat.currentId).current; // whatever is on screen when it is saved
   const isNew = sessionId === null;
-  const own = useSignal(page.settings);
+  const own = useSignal(page.settings.current);
   const chosen = useSignal(""); // the name of the preset that the form shows
   const isNaming = useSignal(false);
   const isTouched = useRef(false);
-  const { presets } = page.presets.value;
+  const { presets } = page.settings.presets.value;
   useEffect(() => {
-    if (isNew && !isTouched.current) own.value = page.settings; // the default preset may come late
+    if (isNew && !isTouched.current) own.value = page.settings.current; // the default preset may come late
   }, [presets]);
   const name = chosen.value;
   const settings = presets.find((one) => one.name === name)?.settings ?? own.value;
@@ -39,7 +39,7 @@ export function ChatSettings({ page, onClose }) {
         ${presets.map((one) => html`<option value=${one.name} selected=${one.name === name}>${one.name}</option>`)}
       </select></label>`}
     <form ref=${form} key=${name + JSON.stringify(settings)} onSubmit=${save} onInput=${() => (isTouched.current = true)}>
-      <${SettingsFields} settings=${settings} models=${page.models.value} withSystem />
+      <${SettingsFields} settings=${settings} models=${page.settings.models.value} withSystem />
       <div class="dialog-foot">
         <button type="button" class="plain" disabled=${!isKnown} onClick=${forget}>Back to the defaults</button>
         <button type="submit" class="primary" disabled=${!isKnown}>Save</button>
@@ -58,7 +58,7 @@ export function ChatSettings({ page, onClose }) {
 
 /** Give what the form says a name, and perhaps begin new chats with it. */
 function Naming({ page, form, name, onEnd }) {
-  const isDefault = name !== "" && page.presets.value.default === name;
+  const isDefault = name !== "" && page.settings.presets.value.default === name;
   const keep = (event) => {
     event.preventDefault();
     if (!form.current.reportValidity()) return;

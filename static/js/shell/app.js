@@ -61,7 +61,7 @@ export function App({ page }) {
 function Header({ page }) {
   page.tick.value;
   const { chat } = page;
-  const model = page.settings.model ?? page.models.value[0]?.id;
+  const model = page.settings.modelName;
   const title = chat.sessions.get(chat.currentId)?.session.title || "New chat";
   useEffect(() => {
     document.title = chat.currentId === null ? "Parley" : `${title} · Parley`;
@@ -105,7 +105,7 @@ function EmptyState({ page }) {
   const waiting = chat.currentId !== null && !chat.current?.loaded;
   const empty = (chat.current?.path.length ?? 0) === 0 && chat.sendsOf(chat.currentId).length === 0;
   if (waiting || !empty) return null;
-  const model = page.models.value[0]?.id;
+  const model = page.settings.models.value[0]?.id;
   const suggestions = model?.toLowerCase().includes("demo") ? DEMO_SUGGESTIONS : SUGGESTIONS;
   return html`<section class="empty">
     <${Mark} />

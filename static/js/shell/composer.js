@@ -17,7 +17,7 @@ export function Composer({ page }) {
   useEffect(() => {
     if (matchMedia("(hover: hover)").matches) field.current.focus(); // on a phone it would open the keyboard
   }, [sessionId]);
-  useEffect(() => grow(field.current), [page.draft.value]);
+  useEffect(() => grow(field.current), [page.drafts.text.value]);
 
   const send = (how) => {
     if (page.say(field.current.value, how)) field.current.focus();
@@ -30,10 +30,10 @@ export function Composer({ page }) {
   };
   return html`<form class="composer" onSubmit=${(event) => (event.preventDefault(), send())}>
     <${Closed} page=${page} />
-    <${Refusal} refusal=${page.refusal} />
+    <${Refusal} refusal=${page.drafts.refusal} />
     <div class="field">
       <textarea ref=${field} rows="1" dir="auto" aria-label="Message" placeholder="Message Parley"
-        value=${page.draft.value} onInput=${(event) => page.setDraft(event.currentTarget.value)}
+        value=${page.drafts.text.value} onInput=${(event) => page.drafts.set(event.currentTarget.value)}
         onKeyDown=${onKeyDown}></textarea>
       <${Action} page=${page} activity=${activity} />
     </div>
@@ -43,7 +43,7 @@ export function Composer({ page }) {
 /** Send, and while an answer is being written Stop; a message that is sent then waits for its end. */
 function Action({ page, activity }) {
   const isIdle = activity === "idle";
-  const isEmpty = page.draft.value.trim() === "";
+  const isEmpty = page.drafts.text.value.trim() === "";
   const title = isIdle ? "Send (Enter)" : "Send after this answer (Enter), or in its place (Ctrl+Enter)";
   const stopping = activity === "stopping";
   return html`

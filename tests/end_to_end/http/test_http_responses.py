@@ -47,6 +47,7 @@ async def test_a_followed_response_has_the_frames_of_the_websocket(
     assert set(kinds[1:-1]) <= {
         "response.queued",
         "response.in_progress",
+        "response.progress",
         "response.output_text.delta",
     }
     numbered = [event for event in stream.events if event.id is not None]
