@@ -351,7 +351,8 @@ async def test_a_chat_is_pinned_and_unpinned(chat: tuple[Page, str], server: Ser
     await expect(pinned.locator(f'a[href="#{session}"]')).to_be_visible()
     assert server.get_json(f"/v1/sessions/{session}")["pinned"] is True
     await row_menu(page, session, "Unpin")
-    await expect(pinned).to_have_count(0)
+    await expect(pinned.locator(f'a[href="#{session}"]')).to_have_count(0)
+    assert server.get_json(f"/v1/sessions/{session}")["pinned"] is False
 
 
 @pytest.mark.slow
