@@ -204,28 +204,6 @@ export class Page {
     this.toast("Saved. The next answer is made with these settings.");
   }
 
-  /** What can be done now, apart from the messages. */
-  get commands() {
-    const id = this.chat.currentId;
-    const dialog = (kind, more) => () => (this.dialog.value = { kind, ...more });
-    const pinned = this.chat.sessions.get(id)?.session.pinned;
-    const ofChat = [
-      { label: pinned ? "Unpin this chat" : "Pin this chat", act: () => this.chat.pin(id, !pinned) },
-      { label: "Share this chat…", act: dialog("share", { sessionId: id }) },
-      { label: "Print this chat, or save it as PDF", act: () => this.print(id) },
-      { label: "Save this chat as Markdown", act: () => this.save(id, "md") },
-      { label: "Delete this chat", act: () => this.remove(id) },
-    ];
-    const all = [
-      { label: "New chat", keys: "Ctrl+Shift+O", act: () => this.show(null) },
-      { label: "Settings of this chat", keys: "Ctrl+,", act: dialog("settings") },
-      ...(this.chat.sessions.get(id) ? ofChat : []),
-      { label: "Keyboard shortcuts", keys: "Ctrl+/", act: dialog("shortcuts") },
-      { label: "Sign out", act: () => this.logOut({ everywhere: false }) },
-    ];
-    return all.map((command) => ({ key: command.label, ...command }));
-  }
-
   /** The whole chat on paper, or as a PDF: what is not here yet is loaded first. */
   async print(sessionId) {
     this.show(sessionId);
@@ -271,7 +249,7 @@ export class Page {
     this.removals.start(sessionId);
     if (wasOnScreen) this.show(null);
     const undo = () => {
-      this.removals.undo(sessionId);
+      this.removals.forget(sessionId);
       if (wasOnScreen) this.show(sessionId);
     };
     this.toast("Chat deleted", { label: "Undo", run: undo, isUndo: true });
@@ -342,7 +320,7 @@ export class Page {
         this.#refused(change);
         break;
       case "unchanged":
-        if (change.attempt === "deleted") this.removals.gone(change.sessionId);
+        if (change.attempt === "deleted") this.removals.forget(change.sessionId);
         this.toast(unchangedText(change));
         break;
       case "notice":
@@ -374,7 +352,7 @@ export class Page {
   }
 
   #gone({ sessionId, wasOnScreen, isRefused, reason, isUnknown }) {
-    this.removals.gone(sessionId);
+    this.removals.forget(sessionId);
     const draft = this.drafts.take(sessionId);
     if (draft && (wasOnScreen || isRefused)) this.drafts.putBefore(null, draft); // it goes on in the new chat
     if (!wasOnScreen) return;

@@ -28,8 +28,8 @@ export class Outbox {
   sends = new Map();
   /** @type {Map<string, object>} other unanswered frames, by event id */
   #frames = new Map();
-  /** @type {Map<string, number>} when each of them was sent first, by event id */
-  #since = new Map();
+  /** @type {WeakMap<object, number>} when each of them was sent first */
+  #since = new WeakMap();
   #last = 0;
   #store;
 
@@ -89,7 +89,7 @@ export class Outbox {
   /** Keep a frame that was answered with "not now". */
   keep(frame) {
     this.#frames.set(frame.event_id, frame);
-    if (!this.#since.has(frame.event_id)) this.#since.set(frame.event_id, this.#now());
+    if (!this.#since.has(frame)) this.#since.set(frame, this.#now());
   }
 
   /** Whether a frame still waits for its answer. */
@@ -114,7 +114,7 @@ export class Outbox {
   /** Everything a new connection must send again, in the order it was first sent. */
   unanswered() {
     const sends = [...this.sends.values()].map((send) => ({ at: send.at ?? 0, frames: this.framesOf(send) }));
-    const others = [...this.#frames].map(([id, frame]) => ({ at: this.#since.get(id), frames: [frame] }));
+    const others = [...this.#frames.values()].map((frame) => ({ at: this.#since.get(frame), frames: [frame] }));
     return [...sends, ...others].sort((one, other) => one.at - other.at).flatMap(({ frames }) => frames);
   }
 

@@ -3,6 +3,7 @@
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 
+import { chatActions } from "../actions/on-chats.js";
 import * as api from "../connection/api.js";
 import { Dialog } from "../widgets/dialog.js";
 import { html } from "../widgets/html.js";
@@ -61,6 +62,20 @@ export function Palette({ page, onClose }) {
   <//>`;
 }
 
+/** What can be done now, apart from the messages. */
+function commandsOf(page) {
+  const session = page.chat.sessions.get(page.chat.currentId)?.session;
+  const ofChat = session ? chatActions(page, session) : [];
+  const all = [
+    { label: "New chat", keys: "Ctrl+Shift+O", act: () => page.show(null) },
+    { label: "Settings", keys: "Ctrl+,", act: () => (page.dialog.value = { kind: "settings" }) },
+    ...ofChat.map(({ label, act }) => ({ label: `This chat: ${label}`, act })),
+    { label: "Keyboard shortcuts", keys: "Ctrl+/", act: () => (page.dialog.value = { kind: "shortcuts" }) },
+    { label: "Sign out", act: () => page.logOut({ everywhere: false }) },
+  ];
+  return all.map((command) => ({ key: command.label, ...command }));
+}
+
 /** What fits the words: actions first, then chats, the newest first. */
 function entriesOf(page, words, found) {
   const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
@@ -73,5 +88,5 @@ function entriesOf(page, words, found) {
     label: session.title || "New chat",
     act: () => page.show(session.id),
   }));
-  return [...page.commands.filter(fits), ...chats.filter(fits).slice(0, MOST_CHATS)];
+  return [...commandsOf(page).filter(fits), ...chats.filter(fits).slice(0, MOST_CHATS)];
 }

@@ -1,6 +1,6 @@
 /**
- * The fields of the settings that an answer is made with; an empty one leaves the default. What is typed stays,
- * whatever else changes on the page: only another `key` of the form fills it anew.
+ * The fields of the settings that an answer is made with; an empty one leaves the default. What is typed stays
+ * when something else on the page changes: only another `key` of the form fills it anew.
  */
 
 import { html } from "../widgets/html.js";
@@ -39,7 +39,7 @@ export function SettingsFields({ settings, models, withSystem = false }) {
         ${models.slice(1).map(({ id }) => html`<option value=${id} selected=${settings.model === id}>${id}</option>`)}
       </select></label>`}
     ${withSystem &&
-    html`<label class="field-row tall"><span>Instructions<small>what the model is told before the chat</small></span>
+    html`<label class="field-row tall"><span>Instructions<small>what the model reads before the chat</small></span>
       <textarea name="system" rows="5" dir="auto" maxlength="32768" defaultValue=${settings.system ?? ""}></textarea></label>`}
     ${rows.filter(([{ rare }]) => !rare).map(([, row]) => row)}
     <details class="more-settings" open=${isRareSet}>

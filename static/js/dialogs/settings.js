@@ -9,7 +9,7 @@ import { SettingsFields, settingsOf } from "./settings-form.js";
 
 export function ChatSettings({ page, onClose }) {
   const form = useRef(null);
-  const sessionId = useRef(page.chat.currentId).current; // whatever is on screen when it is saved
+  const sessionId = useRef(page.chat.currentId).current; // another one may be on screen when it is saved
   const isNew = sessionId === null;
   const own = useSignal(page.settings.current);
   const chosen = useSignal(""); // the name of the preset that the form shows

@@ -28,8 +28,8 @@ export function Share({ page, sessionId, onClose }) {
     onClose();
   });
   return html`<${Dialog} title="Share this chat" onClose=${onClose}>
-    <p>Whoever has the link can read this chat as it is when you make the link, and nothing that comes later. Make it
-      again to show more: the address stays.</p>
+    <p>Everybody who has the link can read this chat as it is when you make the link, and nothing that comes later.
+      Make it again to show more: the address stays.</p>
     ${link.value
       ? html`<div class="link-row">
             <input readonly aria-label="Link" value=${link.value} onFocus=${(event) => event.currentTarget.select()} />

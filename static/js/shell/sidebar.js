@@ -2,8 +2,9 @@
 
 import { useLayoutEffect, useRef } from "preact/hooks";
 
+import { chatActions } from "../actions/on-chats.js";
 import { html } from "../widgets/html.js";
-import { Bin, Close, File, Link, Mark, More, Pencil, Pin, Plus } from "../widgets/icons.js";
+import { Close, Mark, More, Pencil, Plus } from "../widgets/icons.js";
 import { closeMenu, openMenu } from "../widgets/menu.js";
 import { ThemeSwitch } from "../widgets/theme.js";
 import { Account } from "./account.js";
@@ -90,20 +91,14 @@ function Older({ page }) {
   </button>`;
 }
 
+/** The row of a chat that is deleted takes the focus with it: another one has it before. */
 function itemsOf(page, session, button) {
-  const { id, pinned } = session;
-  return [
-    { label: "Rename", icon: Pencil, act: () => (page.renaming.value = id) },
-    { label: pinned ? "Unpin" : "Pin", icon: Pin, act: () => page.chat.pin(id, !pinned) },
-    { label: "Share…", icon: Link, act: () => (page.dialog.value = { kind: "share", sessionId: id }) },
-    { label: "Print or save as PDF", icon: File, act: () => page.print(id) },
-    { label: "Save as Markdown", icon: File, act: () => page.save(id, "md") },
-    { label: "Save as JSON", icon: File, act: () => page.save(id, "json") },
-    { label: "Delete", icon: Bin, danger: true, act: () => (focusBeside(button), page.remove(id)) },
-  ];
+  const keepFocus = ({ danger, act, ...item }) => ({ ...item, danger, act: danger ? () => (focusBeside(button), act()) : act });
+  const rename = { label: "Rename", icon: Pencil, act: () => (page.renaming.value = session.id) };
+  return [rename, ...chatActions(page, session).map(keepFocus)];
 }
 
-/** The field holds what is typed in it, whatever the server says of the name meanwhile. */
+/** The field holds what is typed in it, also when the server names the chat meanwhile. */
 function RenameField({ page, session }) {
   const field = useRef(null);
   useLayoutEffect(() => field.current.select(), []);

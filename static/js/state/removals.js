@@ -26,11 +26,6 @@ export class Removals {
     for (const name of store.names(PREFIX)) this.#wait(name.slice(PREFIX.length), store.get(name));
   }
 
-  /** The session that was removed last and can be had back, or null. */
-  get last() {
-    return [...this.#timers.value.keys()].at(-1) ?? null;
-  }
-
   hides(sessionId) {
     return this.#timers.value.has(sessionId);
   }
@@ -42,14 +37,10 @@ export class Removals {
     this.#wait(sessionId, until);
   }
 
-  undo(sessionId) {
+  /** It is not to be removed any more: its user wants it back, or it is gone. */
+  forget(sessionId) {
     this.#store.remove(PREFIX + sessionId);
     this.#show(sessionId);
-  }
-
-  /** The session is gone: there is nothing left to remember. */
-  gone(sessionId) {
-    this.undo(sessionId);
   }
 
   /** Those that were removed on this page, and that nobody has had back elsewhere. */

@@ -31,7 +31,7 @@ export class Scroll {
     if (this.following) this.#scroller.scrollTop = this.#scroller.scrollHeight;
   }
 
-  /** The reader looks at something in the middle, whatever becomes of the end. */
+  /** The reader looks at something in the middle: the end may grow out of sight. */
   stay() {
     this.#follow(false);
   }

@@ -1,8 +1,9 @@
 """The page in real Chromium against the real server: ask, watch, stop, reload, second tab."""
 
+import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -102,6 +103,13 @@ async def ask(page: Page, text: str) -> None:
 
 def answers(page: Page) -> Any:
     return page.get_by_role("log").get_by_role("article")
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Ask again and again, where nothing tells of it; each answer takes its time."""
+    async with asyncio.timeout(PATIENCE):
+        while not await condition():
+            pass
 
 
 async def test_the_whole_journey_ask_stop_reload_second_tab(

@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, expect
 
-from tests.end_to_end.browser.test_browser import answers, signed_in
+from tests.end_to_end.browser.test_browser import answers, signed_in, until
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixtures
 from tests.end_to_end.browser.test_browser import context as context
 from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
@@ -36,7 +36,7 @@ async def test_the_palette_goes_to_chats_that_the_list_has_not_loaded_and_does_t
         await expect(page.get_by_role("heading", name="The oldest tide")).to_be_visible()
         await page.keyboard.press("Control+k")
         await field.fill("pin chat")
-        await expect(page.get_by_role("option").first).to_have_text("Pin this chat")
+        await expect(page.get_by_role("option").first).to_have_text("This chat: Pin")
         await page.keyboard.press("Enter")
         await expect(page.get_by_role("heading", name="Pinned")).to_be_visible()
         await page.keyboard.press("Control+k")
@@ -156,8 +156,7 @@ async def test_the_whole_of_a_long_chat_is_printed(browser: Browser, server: Ser
         await page.keyboard.type("print")
         await page.keyboard.press("Enter")
         await expect(answers(page)).to_have_count(240)
-        while not await page.evaluate("globalThis.printed"):
-            pass  # it waits for the fonts
+        await until(lambda: page.evaluate("globalThis.printed"))  # it waits for the fonts
         pdf = await page.pdf()
         assert len(re.findall(rb"/Type\s*/Page\b", pdf)) > 20
         await expect(page.get_by_role("button", name="New chat").first).to_be_visible()

@@ -3,7 +3,7 @@
 import pytest
 from playwright.async_api import BrowserContext, Page, expect
 
-from tests.end_to_end.browser.test_browser import answers, ask
+from tests.end_to_end.browser.test_browser import answers, ask, until
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixtures
 from tests.end_to_end.browser.test_browser import context as context
 from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
@@ -62,8 +62,11 @@ async def test_a_message_that_waits_is_withdrawn_and_the_answer_goes_on(
         await expect(page.get_by_text(WAITS)).to_have_count(0)
     shown = len(await answers(one).nth(1).inner_text())
     await expect(one.get_by_role("button", name="Stop", exact=True)).to_be_enabled()
-    while len(await answers(one).nth(1).inner_text()) <= shown:
-        pass  # it is still being written
+
+    async def has_grown() -> bool:
+        return len(await answers(one).nth(1).inner_text()) > shown
+
+    await until(has_grown)
     await stop(one)
     await expect(answers(one).nth(1)).to_contain_text("Stopped")
 

@@ -171,7 +171,7 @@ async def test_an_eviction_ends_one_chat_and_not_the_tab(
         await page.get_by_role("button", name="Stop", exact=True).click()
         await page.locator(f'nav a[href="#{session}"]').click()
         await expect(closed).to_be_visible()
-        await ask(page, oracle_word(1))  # whoever goes on there has opened it again
+        await ask(page, oracle_word(1))  # to go on there opens it again
         await expect(answers(page).last).to_contain_text(oracle_word(5).strip())
         await page.get_by_role("button", name="Stop", exact=True).click()
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, expect
 
-from tests.end_to_end.browser.test_browser import answers, ask, login_url, signed_in
+from tests.end_to_end.browser.test_browser import answers, ask, login_url, signed_in, until
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixtures
 from tests.end_to_end.browser.test_browser import context as context
 from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
@@ -68,8 +68,14 @@ async def test_a_deleted_chat_stays_deleted(
         await again.goto(server.url)
         await expect(again.get_by_role("link", name="Kept")).to_be_visible()
         await expect(again.get_by_role("link", name="Doomed")).to_have_count(0)
-        while (await http.get(f"/v1/sessions/{doomed}")).status_code != 404:
-            pass  # the browser may send it a moment after the page has gone
+        await until(gone(http, doomed))  # the browser may send it a moment after the page has gone
+
+
+def gone(http: Http, session: str) -> Callable[[], Awaitable[bool]]:
+    async def is_gone() -> bool:
+        return (await http.get(f"/v1/sessions/{session}")).status_code == 404
+
+    return is_gone
 
 
 async def delete(page: Page, title: str) -> None:
@@ -100,8 +106,7 @@ async def test_a_browser_that_dies_leaves_the_deletion_to_the_next_page(
         await expect(again.get_by_role("textbox", name="Message")).to_be_enabled()
         await expect(again.get_by_role("link", name="Doomed")).to_have_count(0)
         await again.clock.fast_forward(11_000)
-        while (await http.get(f"/v1/sessions/{doomed}")).status_code != 404:
-            pass  # the page has just asked for it
+        await until(gone(http, doomed))
 
 
 async def test_a_deletion_is_undone_by_the_keyboard(browser: Browser, server: Server) -> None:
@@ -141,7 +146,7 @@ async def sign_out(page: Page, item: str) -> None:
     await expect(page.get_by_text("You are not signed in")).to_be_visible()
 
 
-async def test_signing_out_ends_this_login_and_leaves_nothing_behind(
+async def test_signing_out_ends_this_login_and_leaves_nothing_in_the_browser(
     browser: Browser, server: Server
 ) -> None:
     here, elsewhere = [await log_in_by_link(browser, server) for _ in range(2)]

@@ -177,10 +177,11 @@ async def come_back(
 
 async def deltas_or_end(client: Client, response: str, count: int) -> Answer:
     """Where the machine is busy, an answer comes in fewer deltas than it has tokens."""
-    return await client.wait(  # type: ignore[no-any-return]  # what the lambda returns
+    answer: Answer = await client.wait(
         lambda: (a := client.answers.get(response)) and (a.num_deltas >= count or a.done) and a,
         f"{count} deltas, or the end",
     )
+    return answer
 
 
 def sent_to(client: Client, session: str, *kinds: str) -> list[Frame]:

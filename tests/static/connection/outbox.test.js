@@ -130,7 +130,7 @@ test("unreadable stored values are ignored", () => {
   assert.deepEqual(new Outbox(new Store(storage)).unanswered(), []);
 });
 
-test("what was sent first is sent again first, whatever it is, also after a reload", () => {
+test("messages and changes are sent again in the order of their first time, also after a reload", () => {
   const store = new Store(null);
   const outbox = new Outbox(store);
   const texts = ["one", "two", "three"];
@@ -150,7 +150,7 @@ test("a change of the session answers no deletion of it", () => {
   assert.equal(outbox.keeps(deletion), true);
 });
 
-test("settings are answered by the session that has them, in whatever order", () => {
+test("settings are answered by the session that has them, in any order", () => {
   const outbox = new Outbox(new Store(null));
   const settings = { temperature: 0, seed: 7 };
   const update = outbox.addFrame({ type: "session.update", session_id: SESSION, settings });
