@@ -50,6 +50,7 @@ async def choose(page: Page, title: str, item: str) -> None:
     await page.get_by_role("menuitem", name=item).click()
 
 
+@pytest.mark.slow
 async def test_a_rename_and_a_deletion_while_redis_is_away_are_done_when_it_is_back(
     browser: Browser, narrow: Server
 ) -> None:

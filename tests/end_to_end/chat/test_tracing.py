@@ -267,6 +267,7 @@ async def test_a_killed_core_is_no_gap_in_the_trace(traced: Server, collector: C
     check_engine(collector, request, "queue", "prefill", "decode")
 
 
+@pytest.mark.slow
 async def test_a_collector_that_is_away_delays_no_answer_and_is_told_of_once(
     new_server: Callable[..., Server],
 ) -> None:

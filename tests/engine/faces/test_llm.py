@@ -254,6 +254,7 @@ def test_parameters_are_copied(llm: LLM) -> None:
     assert msgspec.structs.asdict(params) == before
 
 
+@pytest.mark.slow
 def test_each_prompt_may_have_an_adapter_of_its_own(tmp_path: Path) -> None:
     model = build_tiny_model(tmp_path / "model")
     adapter = build_adapter(tmp_path / "adapter", model)

@@ -243,6 +243,7 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_oracle_model(tmp_path_factory.mktemp("oracle"), vocab=2000, max_positions=2048)
 
 
+@pytest.mark.slow
 async def test_an_engine_of_its_own_sends_spans_until_it_is_shut_down(
     oracle: Path, collector: Collector
 ) -> None:

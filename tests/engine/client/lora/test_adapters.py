@@ -270,6 +270,7 @@ async def test_answers_equal_merged_weights_also_after_the_core_was_killed(
     supervised.close()
 
 
+@pytest.mark.slow
 async def test_embeddings_with_an_adapter_equal_merged_weights(tmp_path: Path) -> None:
     folder = build_tiny_model(tmp_path / "model")
     adapter = build_adapter(tmp_path / "adapter", folder)

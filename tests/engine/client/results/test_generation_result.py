@@ -241,6 +241,7 @@ async def test_another_event_loop_aborts(free: LLM) -> None:
     assert oracle_answer(FIRST, 1900).startswith(answer.text)
 
 
+@pytest.mark.slow
 def test_a_shutdown_raises_in_a_reader_and_in_later_ones(llm: LLM) -> None:
     other = LLM.from_engine_args(
         AsyncEngineArgs(llm.model_config.model, num_gpu_blocks_override=300, threads=1)

@@ -440,6 +440,7 @@ async def test_sleep_ends_a_search_with_its_best_beams(
     await engine.wake_up()
 
 
+@pytest.mark.slow
 async def test_an_abort_while_there_is_no_core_ends_a_search_at_once(
     supervised: Supervised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
