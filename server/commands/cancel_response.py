@@ -26,8 +26,15 @@ from server.protocol.store_errors import translate_store_errors
 from server.runs.run import Run
 from server.runs.stop import Stop, StoredStop, cancel_command
 from sessions.background import Background
-from sessions.model.errors import ResponseNotFound, RunEnded, SessionNotFound, StoreUnavailable
+from sessions.model.errors import (
+    ItemNotFound,
+    ResponseNotFound,
+    RunEnded,
+    SessionNotFound,
+    StoreUnavailable,
+)
 from sessions.model.ids import check_response_id, check_session_id, session_of
+from sessions.model.queue import QUEUED, REMOVED, derived_item_id
 
 logger = structlog.get_logger("server")
 
@@ -182,9 +189,7 @@ class Canceller:
     async def _cancel_early(self, frame: CancelResponse) -> list[str]:
         """Stop by key: the response may not exist yet, then the wish waits for it."""
         assert frame.session_id is not None and frame.idempotency_key is not None
-        known = await self._store.responses.cancel_early(
-            self._uid, frame.session_id, frame.idempotency_key
-        )
+        known = await self._known_early(frame.session_id, frame.idempotency_key)
         if known is not None:
             return [known]
         self._connection.outbox.put_reply(
@@ -198,6 +203,18 @@ class Canceller:
             frame.event_id,
         )
         return []
+
+    async def _known_early(self, session_id: str, idempotency_key: str) -> str | None:
+        """The response of that key; None if there is none, and will be none: it was withdrawn."""
+        cancel_early = self._store.responses.cancel_early
+        known = await cancel_early(self._uid, session_id, idempotency_key)
+        if known == QUEUED:
+            item_id = derived_item_id(session_id, idempotency_key)
+            try:
+                await self._store.queues.remove(self._uid, session_id, item_id)
+            except ItemNotFound:  # it has begun, or was withdrawn, at this very moment
+                known = await cancel_early(self._uid, session_id, idempotency_key)
+        return None if known in (QUEUED, REMOVED) else known
 
     async def _cancel_one(self, response_id: str, frame: CancelResponse, asked: int) -> None:
         is_first = response_id not in self._followed  # the others need not tell the end again

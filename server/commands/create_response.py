@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import msgspec
@@ -34,12 +35,14 @@ from server.live.subscription import Subscription
 from server.protocol.client_frames import CreateResponse
 from server.protocol.encoding import of_stored
 from server.protocol.errors import ApiError
-from server.protocol.objects import MessageObject, ResponseObject, SettingsObject
+from server.protocol.objects import MessageObject, QueueObject, ResponseObject, SettingsObject
 from server.protocol.server_frames import (
     CreatedEntry,
     MessageCreated,
     MessageUpdated,
+    QueueUpdated,
     RateLimitsUpdated,
+    SessionEntry,
 )
 from server.protocol.store_errors import translated
 from server.protocol.titles import TITLE_CHARACTERS, clean_title
@@ -54,7 +57,8 @@ from sessions.model.errors import (
     SessionError,
 )
 from sessions.model.events import ObjectEvent
-from sessions.model.ids import new_response_id
+from sessions.model.ids import is_response_id, new_response_id
+from sessions.model.queue import TakenInput
 from sessions.model.quotas import Budget
 from sessions.model.records import UNSET, Message, Session, Unset
 from sessions.model.replies import BegunResponse
@@ -64,6 +68,21 @@ logger = structlog.get_logger("server")
 
 MAX_TRIES = 4  # each means that something else began or ended in the session meanwhile
 ENGINE_GRACE_SECONDS = 2.0  # for a worker that has just started to join the core
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What is asked, by whom, and who hears of it."""
+
+    uid: str
+    frame: CreateResponse
+    asker: Subscription | None
+    taken: TakenInput | None  # of the session's queue, where it has waited
+    trace: AnswerTrace | None
+
+    @property
+    def body_hash(self) -> str:
+        return _body_hash(self.frame) if self.taken is None else self.taken.items[0].body_hash
 
 
 class ResponseCreator:
@@ -102,26 +121,30 @@ class ResponseCreator:
         self,
         uid: str,
         frame: CreateResponse,
-        asker: Subscription,
+        asker: Subscription | None = None,
         request: HTTPConnection | None = None,
+        *,
+        taken: TakenInput | None = None,
     ) -> tuple[str, bool]:
         """Begin an answer, or find the one that this key began before: its id, and True then.
 
         The viewers' frames go through the hub, the asker's with its `event_id`. Cancelling the
         caller does not cancel this: what the store has begun must also be produced. `request` is
-        the one over HTTP by which the frame came, which may name the asker's span. Raises
-        `ApiError` and the store's errors; then nothing was stored, but for a `StoreUnavailable`.
+        the one over HTTP by which the frame came, which may name the asker's span. `taken`: the
+        question leaves the session's queue; nobody asks any more. Raises `ApiError` and the store's
+        errors; then nothing was stored, but for a `StoreUnavailable`.
         """
         if self._tracing is None:
-            return await self._runs.see_through(self._create(uid, frame, asker, None))
+            return await self._runs.see_through(
+                self._create(_Wish(uid, frame, asker, taken, trace=None))
+            )
         trace = self._tracing.begin(frame.session_id, frame.traceparent, frame.tracestate, request)
-        return await self._runs.see_through(self._create_traced(uid, frame, asker, trace))
+        wish = _Wish(uid, frame, asker, taken, trace)
+        return await self._runs.see_through(self._create_traced(wish, trace))
 
-    async def _create_traced(
-        self, uid: str, frame: CreateResponse, asker: Subscription, trace: AnswerTrace
-    ) -> tuple[str, bool]:
+    async def _create_traced(self, wish: _Wish, trace: AnswerTrace) -> tuple[str, bool]:
         try:
-            response_id, replayed = await self._create(uid, frame, asker, trace)
+            response_id, replayed = await self._create(wish)
         except Exception as error:
             trace.refuse(_code(error))
             raise
@@ -129,53 +152,48 @@ class ResponseCreator:
             trace.replay(response_id)
         return response_id, replayed
 
-    async def _create(
-        self, uid: str, frame: CreateResponse, asker: Subscription, trace: AnswerTrace | None
-    ) -> tuple[str, bool]:
+    async def _create(self, wish: _Wish) -> tuple[str, bool]:
+        uid, frame, trace = wish.uid, wish.frame, wish.trace
         session, known = await asyncio.gather(
             self._store.sessions.get(uid, frame.session_id),
             self._store.responses.known(uid, frame.session_id, frame.idempotency_key),
         )
         if known is not None:  # before any other refusal: a repeat must find what it began
             response_id, body_hash = known
-            if body_hash != _body_hash(frame):
+            if body_hash != wish.body_hash:
                 raise IdempotencyKeyReused(response_id)
-            return response_id, True
+            if is_response_id(response_id):
+                return response_id, True
+            if wish.taken is None:  # the key is that of something in the queue
+                raise IdempotencyKeyReused(response_id)
         budget = await self._check_admission(uid)
         if trace is not None:
             trace.passed("admission")
         self._num_beginning += 1
         try:
-            begun = await self._begin(uid, session, frame, asker, budget, trace)
+            begun = await self._begin(wish, session, budget)
         finally:
             self._num_beginning -= 1
-        if budget is not None and not begun[1]:
-            asker.outbox.put(RateLimitsUpdated(rate_limits=[budget_entry(budget)]))
+        if budget is not None and not begun[1] and wish.asker is not None:
+            wish.asker.outbox.put(RateLimitsUpdated(rate_limits=[budget_entry(budget)]))
         return begun
 
     async def _begin(
-        self,
-        uid: str,
-        session: Session,
-        frame: CreateResponse,
-        asker: Subscription,
-        budget: Budget | None,
-        trace: AnswerTrace | None,
+        self, wish: _Wish, session: Session, budget: Budget | None
     ) -> tuple[str, bool]:
         """Try until the store takes it; `on_busy: cancel` ends what is in the way.
 
         That is the answer that was active: those that wait in the session keep their places, and
         the new one comes after them.
         """
+        uid, frame = wish.uid, wish.frame
         settings = await self._settings(session, frame)
         waits = frame.on_busy == "queue"
         superseded: str | None = None
         for tries_left in reversed(range(MAX_TRIES)):
             try:
                 target = await self._targets.of(uid, session, frame)
-                return await self._begin_once(
-                    uid, session, frame, settings, target, asker, budget, trace, waits=waits
-                )
+                return await self._begin_once(wish, session, settings, target, budget, waits=waits)
             except ResponseInProgress as busy:
                 if frame.on_busy != "cancel" or not tries_left:
                     raise
@@ -192,17 +210,15 @@ class ResponseCreator:
 
     async def _begin_once(
         self,
-        uid: str,
+        wish: _Wish,
         session: Session,
-        frame: CreateResponse,
         settings: dict[str, Any],
         target: ReplyTarget,
-        asker: Subscription,
         budget: Budget | None,
-        trace: AnswerTrace | None,
         *,
         waits: bool,
     ) -> tuple[str, bool]:
+        uid, frame, trace = wish.uid, wish.frame, wish.trace
         prompt = await self._prompts.build(
             uid, session.id, target.leaf, target.text, settings, target.base
         )
@@ -216,7 +232,7 @@ class ResponseCreator:
         run = None
         try:
             run, begun = await self._store_beginning(
-                uid, session, frame, settings, target, response_id, trace, waits=waits
+                wish, session, settings, target, response_id, waits=waits
             )
         finally:
             if run is None and self._limit is not None:
@@ -232,9 +248,9 @@ class ResponseCreator:
             run.set_prompt(prompt)  # otherwise the history moved on: built when its turn comes
         run.tokens_left = None if budget is None else budget.remaining
         self._runs.add(run)
-        self._announce(run, begun, target, frame, asker)
-        if self._limit is not None:
-            asker.outbox.put(RateLimitsUpdated(rate_limits=[self._limit.entry(remaining)]))
+        self._announce(run, begun, target, wish)
+        if self._limit is not None and wish.asker is not None:
+            wish.asker.outbox.put(RateLimitsUpdated(rate_limits=[self._limit.entry(remaining)]))
         self._runs.start(run, begun)
         if begun.title_empty and frame.input is not None:
             self._runs.spawn(self._set_title(uid, session.id, frame.text))
@@ -277,17 +293,16 @@ class ResponseCreator:
 
     async def _store_beginning(
         self,
-        uid: str,
+        wish: _Wish,
         session: Session,
-        frame: CreateResponse,
         settings: dict[str, Any],
         target: ReplyTarget,
         response_id: str,
-        trace: AnswerTrace | None,
         *,
         waits: bool,
     ) -> tuple[Run | None, BegunResponse]:
         """The run that the store has begun, or None and what the same key began before."""
+        uid, frame, trace = wish.uid, wish.frame, wish.trace
         model = self._chosen(settings)  # which may have been unloaded meanwhile
         now_ms = time.time_ns() // 1_000_000
         new_question = target.new_question(now_ms)
@@ -316,7 +331,7 @@ class ResponseCreator:
                 uid,
                 session.id,
                 idempotency_key=frame.idempotency_key,
-                body_hash=_body_hash(frame),
+                body_hash=wish.body_hash,
                 owner=self._replica,
                 response_id=response_id,
                 user_message=new_question,
@@ -329,6 +344,7 @@ class ResponseCreator:
                 settings=settings,
                 seed=settings["seed"],
                 fields=None if trace is None else trace.headers,
+                taken=wish.taken,
             )
         finally:
             if begun is None or begun.replayed:
@@ -348,18 +364,11 @@ class ResponseCreator:
         run.user_message = question.with_parent(begun.parent_id) if new_question else question
         return run, begun
 
-    def _announce(
-        self,
-        run: Run,
-        begun: BegunResponse,
-        target: ReplyTarget,
-        frame: CreateResponse,
-        asker: Subscription,
-    ) -> None:
+    def _announce(self, run: Run, begun: BegunResponse, target: ReplyTarget, wish: _Wish) -> None:
         """The messages that are new or written on, response.created, and the sidebars' dot."""
         kind = MessageUpdated if target.version else MessageCreated
         messages = [run.message] if target.question else [run.user_message, run.message]
-        entries = [
+        entries: list[SessionEntry] = [
             kind(
                 session_id=run.session_id,
                 offset=offset,
@@ -367,7 +376,15 @@ class ResponseCreator:
             )
             for offset, message in enumerate(messages, begun.offset - len(messages) + 1)
         ]
-        self._hub.publish_begun(run, entries, asker, frame.event_id)
+        if wish.taken is not None:
+            left = replace(wish.taken.rest, revision=wish.taken.queue.revision + 1)
+            queue = QueueUpdated(
+                session_id=run.session_id,
+                offset=begun.offset - len(messages),
+                queue=of_stored(QueueObject, left.wire(whole=False)),
+            )
+            entries = [queue, *entries]
+        self._hub.publish_begun(run, entries, wish.asker, wish.frame.event_id)
         logger.info("response created", session_id=run.session_id, response_id=run.response_id)
 
     async def _set_title(self, uid: str, session_id: str, text: str) -> None:

@@ -8,6 +8,7 @@ from server.access.identities import Identities
 from server.access.rates import ConnectionCounter
 from server.commands.adapters import Adapters
 from server.commands.create_response import ResponseCreator
+from server.commands.queue.queue_changes import QueueChanges
 from server.config.limits import Limits
 from server.engines.client import EngineClient, ServedModel
 from server.live.health import Health
@@ -28,6 +29,7 @@ class Services:
     hub: Hub
     runs: Runs
     creator: ResponseCreator
+    queue_changes: QueueChanges
     peers: Peers
     takeover: Takeover
     health: Health

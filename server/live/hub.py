@@ -220,16 +220,18 @@ class Hub:
         self,
         run: BegunRun,
         messages: Sequence[SessionEntry],
-        asker: Subscription,
+        asker: Subscription | None,
         event_id: str | None,
     ) -> None:
         """What an answer begins with: its messages, `response.created`, and the sidebars' dot.
 
-        The asker's `response.created` has the `event_id` of the frame that asked.
+        The asker's `response.created` has the `event_id` of the frame that asked. What has waited
+        in the queue has no asker any more.
         """
         for entry in messages:
             self.publish_session(entry)
-        asker.put_created(run.response_id, run.fence, run.events[0], event_id)
+        if asker is not None:
+            asker.put_created(run.response_id, run.fence, run.events[0], event_id)
         self.publish_events(run.response_id, run.fence, 1, run.events[:1])
         self.show_activity(run.uid, run.session_id, active=True)
 

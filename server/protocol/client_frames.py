@@ -77,6 +77,11 @@ class InputText(Struct, frozen=True):
     text: str
 
 
+def text_of(given: str | list[InputText] | None) -> str:
+    """An `input` as one string."""
+    return "".join(part.text for part in given) if isinstance(given, list) else given or ""
+
+
 class LogPosition(Struct, frozen=True):
     epoch: Text
     offset: Count
@@ -142,9 +147,7 @@ class CreateResponse(Frame, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """The new message as one string; empty without `input`."""
-        if isinstance(self.input, list):
-            return "".join(part.text for part in self.input)
-        return self.input or ""
+        return text_of(self.input)
 
 
 class CancelResponse(Frame, frozen=True, kw_only=True):
@@ -155,6 +158,55 @@ class CancelResponse(Frame, frozen=True, kw_only=True):
     idempotency_key: IdempotencyKey | None = None
     seen_sequence_number: Count | None = None
     reason: Annotated[str, Meta(max_length=200)] | None = None
+
+
+class QueuedInputFrame(Frame, frozen=True, kw_only=True):
+    """Something to be asked, kept by the server until its turn comes."""
+
+    idempotency_key: IdempotencyKey
+    input: str | list[InputText]
+    settings: Settings = Settings()
+
+    @property
+    def text(self) -> str:
+        """The words as one string."""
+        return text_of(self.input)
+
+
+class AddToQueue(QueuedInputFrame, frozen=True, kw_only=True):
+    session_id: str
+    place: Count | None = None  # None: the last
+
+
+class SteerResponse(QueuedInputFrame, frozen=True, kw_only=True):
+    """Words for the answer that is being written; the name is that of OpenAI's event."""
+
+    previous_response_id: str
+
+
+class UpdateQueue(Frame, frozen=True, kw_only=True):
+    session_id: str
+    item_id: str
+    input: str | list[InputText] | None = None
+    settings: Settings | None = None
+    place: Count | None = None
+
+    @property
+    def text(self) -> str:
+        """The new words as one string; empty without `input`."""
+        return text_of(self.input)
+
+
+class RemoveFromQueue(Frame, frozen=True, kw_only=True):
+    session_id: str
+    item_id: str
+
+
+class SendFromQueue(Frame, frozen=True, kw_only=True):
+    """Ask that item now; without one, a queue that is paused goes on."""
+
+    session_id: str
+    item_id: str | None = None
 
 
 class ResumeResponse(Frame, frozen=True, kw_only=True):
@@ -180,9 +232,15 @@ ClientFrame = (
     | CreateResponse
     | CancelResponse
     | ResumeResponse
+    | AddToQueue
+    | UpdateQueue
+    | RemoveFromQueue
+    | SendFromQueue
+    | SteerResponse
     | ClientState
     | Ping
 )
+QueueFrame = AddToQueue | UpdateQueue | RemoveFromQueue | SendFromQueue | SteerResponse
 
 TYPES: dict[str, type[Frame]] = {
     "session.create": CreateSession,
@@ -194,9 +252,15 @@ TYPES: dict[str, type[Frame]] = {
     "response.cancel": CancelResponse,
     "stop": CancelResponse,
     "response.resume": ResumeResponse,
+    "response.steer": SteerResponse,
+    "queue.add": AddToQueue,
+    "queue.update": UpdateQueue,
+    "queue.remove": RemoveFromQueue,
+    "queue.send": SendFromQueue,
     "client.state": ClientState,
     "ping": Ping,
 }
+KEYED = frozenset((CreateSession, CreateResponse, AddToQueue, SteerResponse))
 # What a response answers: each frame has exactly one of these.
 PURPOSES = ("input", "regenerate_of", "continue_of")
 
@@ -246,7 +310,7 @@ def convert(body: dict[str, Any]) -> ClientFrame:
     if kind is None:
         shown = json.dumps(name)[:MAX_ECHO_CHARACTERS] if "type" in body else "missing"
         raise ApiError("unknown_type", f"unknown frame type: {shown}", param="type")
-    if kind in (CreateSession, CreateResponse) and body.get("idempotency_key") is None:
+    if kind in KEYED and body.get("idempotency_key") is None:
         raise ApiError(
             "idempotency_key_required", f"{name} needs an idempotency_key", param="idempotency_key"
         )
@@ -254,6 +318,8 @@ def convert(body: dict[str, Any]) -> ClientFrame:
     check_system(getattr(frame, "settings", None))
     if isinstance(frame, CreateResponse):
         check_purpose(frame)
+    elif isinstance(frame, QueuedInputFrame | UpdateQueue) and frame.input is not None:
+        _check_input(frame.text)
     return frame  # type: ignore[no-any-return]  # one of TYPES' values
 
 

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from server.protocol.encoding import of_stored
-from server.protocol.objects import MessageObject
+from server.protocol.objects import MessageObject, QueueObject
 from server.protocol.server_frames import (
     MessageCreated,
     MessageUpdated,
+    QueueUpdated,
     SessionCreated,
     SessionDeleted,
     SessionEntry,
@@ -25,6 +26,7 @@ SessionFrame = SessionEntry | SessionCreated | Mapping[str, Any]
 _SESSION_KINDS: dict[str, type[SessionEntry]] = {
     "message.created": MessageCreated,
     "message.updated": MessageUpdated,
+    "queue.updated": QueueUpdated,
     "session.evicted": SessionEvicted,
     "session.deleted": SessionDeleted,
 }
@@ -50,5 +52,7 @@ def published_event_frame(session_id: str, offset: int, data: Mapping[str, Any])
     entry = {**data, "session_id": session_id, "offset": offset}
     if "message" in data:
         entry["message"] = of_stored(MessageObject, data["message"])
+    if "queue" in data:
+        entry["queue"] = of_stored(QueueObject, data["queue"])
     kind = _SESSION_KINDS.get(data["type"])
     return entry if kind is None else of_stored(kind, entry)

@@ -24,6 +24,7 @@ CODES: dict[str, tuple[str, int]] = {
     "session_not_found": ("not_found_error", 404),
     "message_not_found": ("not_found_error", 404),
     "response_not_found": ("not_found_error", 404),
+    "item_not_found": ("not_found_error", 404),
     "model_not_found": ("not_found_error", 404),
     "response_in_progress": ("conflict_error", 409),
     "idempotency_key_reused": ("conflict_error", 409),

@@ -12,7 +12,7 @@ from server.protocol.encoding import Part
 from server.protocol.errors import CODES
 
 # `Unset` fields may be missing; those with None are there and say null.
-Id = Annotated[str, Meta(pattern=r"^(ses|msg|conn)_[A-Za-z0-9_-]{22}$")]
+Id = Annotated[str, Meta(pattern=r"^(ses|msg|conn|item)_[A-Za-z0-9_-]{22}$")]
 ResponseId = Annotated[str, Meta(pattern=r"^resp_[A-Za-z0-9_-]{33}$")]
 Count = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 Number = Annotated[int, Meta(ge=1, le=MAX_INTEGER)]
@@ -28,6 +28,7 @@ Reason = Literal[
     "client_cancelled",
     "admin_cancelled",
     "superseded",
+    "steered",
     "no_viewers",
     "session_deleted",
     "max_output_tokens",
@@ -190,6 +191,42 @@ class RateLimit(Part, frozen=True, kw_only=True):
     limit: Count
     remaining: Count
     reset_seconds: Annotated[float, Meta(ge=0)]
+
+
+class QueueItemError(Part, frozen=True, kw_only=True):
+    """Why it could not be asked; the rest of the queue waits until it is changed or withdrawn."""
+
+    code: str
+    message: str
+
+
+class QueueItem(Part, frozen=True, kw_only=True):
+    """Something to be asked. `input` is missing where `content_omitted` is true."""
+
+    id: Id
+    idempotency_key: str
+    input: str | UnsetType = UNSET
+    content_omitted: Literal[True] | UnsetType = UNSET
+    settings: SettingsObject
+    created_at: Milliseconds
+    now: Literal[True] | UnsetType = UNSET
+    steers: ResponseId | UnsetType = UNSET
+    error: QueueItemError | UnsetType = UNSET
+
+
+class QueueObject(Part, frozen=True, kw_only=True):
+    """What waits in a session, in order. `revision` grows with each change."""
+
+    revision: Count
+    paused: bool
+    items: list[QueueItem]
+
+
+class Steer(Part, frozen=True, kw_only=True):
+    """Words that end an answer, which goes on with them."""
+
+    id: Id
+    previous_response_id: ResponseId
 
 
 class ErrorObject(Part, frozen=True, kw_only=True):

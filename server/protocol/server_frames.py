@@ -21,12 +21,14 @@ from server.protocol.objects import (
     MessageObject,
     Milliseconds,
     Number,
+    QueueObject,
     Rate,
     RateLimit,
     ResponseId,
     ResponseObject,
     SessionObject,
     Snapshot,
+    Steer,
     TokenLogprob,
     UserInfo,
 )
@@ -150,6 +152,7 @@ class SessionSubscribed(Reply, frozen=True, kw_only=True, tag="session.subscribe
     active_responses: list[ResponseId]
     viewers: Count
     snapshot: Snapshot | UnsetType = UNSET
+    queue: QueueObject | UnsetType = UNSET
 
 
 class SessionUnsubscribed(Reply, frozen=True, kw_only=True, tag="session.unsubscribed"):
@@ -176,6 +179,32 @@ class MessageUpdated(SessionEntry, frozen=True, kw_only=True, tag="message.updat
     """A message goes on, or is finished."""
 
     message: MessageObject
+
+
+class QueueUpdated(SessionEntry, frozen=True, kw_only=True, tag="queue.updated"):
+    """What waits in the session, as it is now."""
+
+    queue: QueueObject
+
+
+InputStatus = Literal["waiting", "begun", "removed"]
+
+
+class QueueAccepted(Reply, frozen=True, kw_only=True, tag="queue.accepted"):
+    """Answers a `queue.*` frame: what has become of the item, a repeat's too."""
+
+    session_id: Id
+    item_id: Id | UnsetType = UNSET
+    status: InputStatus
+    response_id: ResponseId | UnsetType = UNSET
+
+
+class SteerAccepted(Reply, frozen=True, kw_only=True, tag="response.steer.accepted"):
+    """Answers `response.steer`: the words are kept, and will be asked."""
+
+    steer: Steer
+    status: InputStatus
+    response_id: ResponseId | UnsetType = UNSET
 
 
 class CreatedEntry(ServerFrame, frozen=True, kw_only=True, tag="response.created"):
@@ -332,6 +361,9 @@ FRAMES: tuple[type[ServerFrame], ...] = (
     SessionActivity,
     MessageCreated,
     MessageUpdated,
+    QueueUpdated,
+    QueueAccepted,
+    SteerAccepted,
     ResponseCreated,
     ResponseQueued,
     ResponseProgress,

@@ -10,6 +10,7 @@ _CODES: dict[type[Exception], tuple[str, str, str | None]] = {
     errors.SessionNotFound: ("session_not_found", "no such session", "session_id"),
     errors.MessageNotFound: ("message_not_found", "no such message", None),
     errors.ResponseNotFound: ("response_not_found", "no such response", "response_id"),
+    errors.ItemNotFound: ("item_not_found", "nothing of that id waits there", "item_id"),
     errors.ShareNotFound: ("not_found", "there is nothing at this address", None),
     errors.UserNotFound: ("not_found", "no such user", None),
     errors.UserGone: ("forbidden", "an admin has disabled or removed this user", None),

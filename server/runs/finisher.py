@@ -22,7 +22,7 @@ from server.protocol.objects import MessageObject
 from server.protocol.server_frames import DoneEntry, MessageUpdated
 from server.runs.log_writer import LogWriter, lose
 from server.runs.run import Run
-from server.runs.state import STATUS_TO_MESSAGE_STATUS, End
+from server.runs.state import STATUS_TO_MESSAGE_STATUS, End, pauses_queue
 from server.runs.stop import Stop, cancel_command
 from server.telemetry.metrics import Metrics
 from sessions.model.errors import (
@@ -161,6 +161,7 @@ class Finisher:
             fields={name: at for name, at in run.timeline.at.items() if name in OWN_MOMENTS},
             seen=None if stop is None else stop.seen,
             published_end=whole,
+            pauses_queue=pauses_queue(end),
         )
 
     def _publish_done(self, ending: _Ending, *, durable: bool) -> None:

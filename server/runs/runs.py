@@ -20,6 +20,7 @@ from server.generation.queue_estimate import QueueEstimate
 from server.live.hub import Hub
 from server.live.retries import until_done
 from server.protocol.errors import ApiError
+from server.protocol.objects import Reason
 from server.protocol.server_frames import QueueReason, ResponseQueued
 from server.runs.active_limit import ActiveLimit
 from server.runs.finisher import Finisher
@@ -80,6 +81,7 @@ class Runs:
         self._producers: dict[str, Producer] = {}  # of the same answers
         self._background = Background(ApiError, EngineError)
         self.draining = False
+        self.on_queue: Callable[[str], None] = lambda session_id: None  # has something that waits
 
     @property
     def num_active(self) -> int:
@@ -157,7 +159,7 @@ class Runs:
             run.done.set()
         finally:
             self._forget(run)
-        await self._promote_next(finished)
+        await self._promote_next(run.session_id, finished)
 
     async def finish(self, run: Run, end: End) -> None:
         """End a run that was taken over: it produces nothing more, only its end is missing."""
@@ -172,7 +174,7 @@ class Runs:
         )
         finished = await finisher.finish(end)
         self._tell_ended(run)
-        await self._promote_next(finished)
+        await self._promote_next(run.session_id, finished)
 
     def _producer(self, run: Run) -> Producer:
         return Producer(
@@ -209,9 +211,13 @@ class Runs:
             self._limit.free(run.uid, run.response_id)
         self._hub.show_activity(run.uid, run.session_id, active=False, status=run.status)
 
-    async def _promote_next(self, finished: Finished | None) -> None:
-        """The session's next answer may start, wherever its owner is."""
-        if finished is None or finished.next_response_id is None:
+    async def _promote_next(self, session_id: str, finished: Finished | None) -> None:
+        """The session's next answer may start, wherever its owner is; or what waits may begin."""
+        if finished is None:
+            return
+        if finished.next_response_id is None:
+            if finished.has_queue:
+                self.on_queue(session_id)
             return
         response_id = finished.next_response_id
         if response_id in self._runs:
@@ -251,18 +257,25 @@ class Runs:
         run.mark_stop_stored()
 
     async def supersede(self, uid: str, response_id: str) -> None:
-        """End the active answer to make room for the next one."""
+        """End the active answer to make room for the next one, and wait until it has ended."""
+        await self.end_for_another(uid, response_id, "superseded")
         if (run := self._runs.get(response_id)) is not None:
-            self.stop(run, Stop("user", "superseded"))
             await run.done.wait()
             return
-        with contextlib.suppress(RunEnded, ResponseNotFound):
-            asked = await self._store.runs.request_cancel(uid, response_id, reason="superseded")
-            await self._store.publish_control(asked.owner, cancel_command(response_id))
+        with contextlib.suppress(ResponseNotFound):
             while True:
                 if not (await self._store.runs.get(uid, response_id)).is_live:
                     return
                 await asyncio.sleep(REMOTE_POLL_SECONDS)
+
+    async def end_for_another(self, uid: str, response_id: str, reason: Reason) -> None:
+        """Have an answer end, here or at its owner; no-op if it has."""
+        if (run := self._runs.get(response_id)) is not None:
+            self.stop(run, Stop("user", reason))
+            return
+        with contextlib.suppress(RunEnded, ResponseNotFound):
+            asked = await self._store.runs.request_cancel(uid, response_id, reason=reason)
+            await self._store.publish_control(asked.owner, cancel_command(response_id))
 
     async def stop_as_stored(self, response_id: str, stored: StoredStop | None) -> None:
         """Another worker stored a stop of an own answer, and may have sent which."""

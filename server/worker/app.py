@@ -139,6 +139,7 @@ class Worker:
             self.control.listen(),
             self.hub.viewers.refresh_forever(),
             self._answers.abandonment.sweep_forever(),
+            self._answers.queue_runner.sweep_forever(),
             self.access.identities.watch_forever(),
         ):
             background.spawn(work)

@@ -16,6 +16,8 @@ from server.access.identities import BUILT_IN, Identities
 from server.access.rates import ConnectionCounter
 from server.commands.adapters import Adapters
 from server.commands.create_response import ResponseCreator
+from server.commands.queue.queue_changes import QueueChanges
+from server.commands.queue.queue_runner import QueueRunner
 from server.commands.services import Services
 from server.config.worker import WorkerConfig
 from server.engines.client import EngineClient, ServedModel
@@ -84,6 +86,7 @@ class Answers:
     abandonment: Abandonment
     creator: ResponseCreator
     takeover: Takeover
+    queue_runner: QueueRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +196,10 @@ def build_answers(given: Given, hub: Hub, peers: Peers, adapters: Adapters | Non
         tracing=given.tracing,
     )
     takeover = build_takeover(given, hub, peers, runs, adapters)
-    return Answers(limit, runs, Abandonment(store, hub, runs), creator, takeover)
+    queue_runner = QueueRunner(
+        store=store, runs=runs, creator=creator, intervals=settings.intervals
+    )
+    return Answers(limit, runs, Abandonment(store, hub, runs), creator, takeover, queue_runner)
 
 
 def build_takeover(
@@ -251,6 +257,7 @@ def build_services(
         hub=live.hub,
         runs=answers.runs,
         creator=answers.creator,
+        queue_changes=QueueChanges(store, answers.queue_runner),
         peers=others.peers,
         takeover=answers.takeover,
         health=live.health,

@@ -16,6 +16,7 @@ from server.api.rest.openapi import openapi
 from server.api.rest.operation import ApiContext, Operation, routes_of
 from server.api.rest.ops import Ops
 from server.api.rest.pages import Pages
+from server.api.rest.queues import QueueOperations
 from server.api.rest.responses import ResponseOperations
 from server.api.rest.sessions import SessionOperations
 from server.api.rest.shares import ShareOperations
@@ -34,6 +35,7 @@ def operations(context: ApiContext) -> list[Operation]:
         *SessionOperations(context).operations(),
         *MessageOperations(context).operations(),
         *ResponseOperations(context).operations(),
+        *QueueOperations(context).operations(),
         *CopyOperations(context).operations(),
         *ShareOperations(context).operations(),
         *admin_operations(context.services),

@@ -20,7 +20,7 @@ from sessions.indexes.pages import cursor_of, newest_after, parse_cursor
 from sessions.model.arguments import check_uid
 from sessions.model.errors import UserNotFound
 from sessions.model.keys import Keys
-from sessions.store.budgets import days_kept
+from sessions.store.allowances import days_kept
 from sessions.store.context import PUBLISH
 
 ROLES: Final = ("user", "admin")

@@ -113,3 +113,16 @@ local function put_message(m, msg, id, body)
   redis.call('HINCRBY', m, 'bytes', size_of(body) - size_of(redis.call('HGET', msg, id)))
   return redis.call('HSET', msg, id, body) == 1
 end
+
+-- The event of a queue that has just been changed.
+local function new_queue_event(m)
+  local revision = redis.call('HINCRBY', m, 'queue_revision', 1)
+  local shown, paused = unpack(redis.call('HMGET', m, 'queue_shown', 'queue_paused'))
+  return string.format('{"type":"queue.updated","queue":{"revision":%.0f,"paused":%s,"items":%s}}', revision,
+    paused == '1' and 'true' or 'false', shown)
+end
+
+local function has_queue(m)
+  local items = redis.call('HGET', m, 'queue')
+  return items and items ~= '[]'
+end

@@ -123,6 +123,14 @@ class QueueFull(SessionError):
         self.response_id = response_id
 
 
+class ItemNotFound(SessionError):
+    """Nothing of that id waits in the session: it was asked, or withdrawn."""
+
+
+class QueueChanged(SessionError):
+    """Somebody has changed the session's queue since the caller read it."""
+
+
 class IdempotencyKeyReused(SessionError):
     """The key already names `response_id`, which was asked for with another body."""
 

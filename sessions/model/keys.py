@@ -50,6 +50,7 @@ class Keys:
         self.replicas = f"{prefix}reps"  # zset: replica by its last sign of life
         self.system_channel = f"{prefix}sys:ctl"  # revocations, exited workers
         self.users = f"{prefix}users"  # zset: user id by created_at
+        self.queues = f"{prefix}queues"  # zset: session id → when to look at its queue
         self.adapters = f"{prefix}adapters"  # hash: name → number, content hash, when, by whom
         self.audit = f"{prefix}adm:audit"  # stream: call, actor, action, target, reason, address
         self._live_start = f"{prefix}c:{{"
@@ -75,7 +76,10 @@ class Keys:
         return f"{self.prefix}c:{{{session_id}}}:"
 
     def idempotency(self, session_id: str, key: str) -> str:
-        """String `response_id body_hash` for a day, or `cancelled` for ten seconds."""
+        """String `response_id body_hash` for a day, or `cancelled` for ten seconds.
+
+        Of an input in the queue `queued body_hash`, and `removed body_hash` when it was withdrawn.
+        """
         return self.session(session_id, f"i:{key}")
 
     def run(self, session_id: str, response_id: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+from sessions.model.queue import Queue
 from sessions.model.records import Message, Session
 
 
@@ -86,6 +88,24 @@ class BegunResponse:
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenQueue:
+    """A queue as it was stored, the `offset` of its event, and the session's active response."""
+
+    queue: Queue
+    offset: int
+    active_response_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AddedInput:
+    """What became of an input: `written` if it was added just now, else a repeat found it so."""
+
+    status: Literal["waiting", "begun", "removed"]
+    response_id: str | None = None  # that it has begun
+    written: WrittenQueue | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AppendReply:
     """`cancel`: somebody asked for a stop. `repeated`: an earlier try had stored these already."""
 
@@ -108,12 +128,16 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """`sequence_number` of `response.done`, `offset` of `message.updated`, and who comes next."""
+    """`sequence_number` of `response.done`, `offset` of `message.updated`, and who comes next.
+
+    `has_queue`: something waits in the session's queue.
+    """
 
     offset: int
     sequence_number: int
     next_response_id: str | None
     repeated: bool = False
+    has_queue: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,14 @@ class MessageUpdatedEvent:
     message: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueUpdatedEvent:
+    """What waits to be asked, as it is now; the prelude's `new_queue_event` writes it."""
+
+    type: Literal["queue.updated"] = field(default="queue.updated", init=False)
+    queue: dict[str, Any]
+
+
 StoredEvent = (
     SessionCreatedEvent
     | SessionUpdatedEvent
@@ -70,6 +78,7 @@ StoredEvent = (
     | SessionDeletedEvent
     | MessageCreatedEvent
     | MessageUpdatedEvent
+    | QueueUpdatedEvent
 )
 
 

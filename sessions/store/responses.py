@@ -15,6 +15,7 @@ from sessions.model.errors import (
     IdempotencyKeyReused,
     MessageChanged,
     MessageNotFound,
+    QueueChanged,
     QueueFull,
     QuotaExceeded,
     ResponseInProgress,
@@ -23,6 +24,7 @@ from sessions.model.errors import (
     StoreUnavailable,
 )
 from sessions.model.ids import check_session_id, is_message_id, is_response_id, session_of
+from sessions.model.queue import TakenInput
 from sessions.model.records import UNSET, Message, Unset
 from sessions.model.replies import BegunResponse, LiveResponses
 from sessions.store.context import StoreContext
@@ -60,6 +62,7 @@ class Responses:
         seed: int | None = None,
         max_queued: int = 4,
         fields: Mapping[str, str | int] | None = None,
+        taken: TakenInput | None = None,
     ) -> BegunResponse:
         """Store both messages and a run that `owner` holds, once for each idempotency key.
 
@@ -70,9 +73,11 @@ class Responses:
         assistant message, `continues` is the version that `Messages.with_version` gave: the message
         is replaced, and not counted again. `created_event` becomes entry 1 of the response's log.
 
+        `taken`: the question leaves the session's queue, which must be as it was read.
+
         Never stops another response. Raises `SessionNotFound`, `IdempotencyKeyReused`,
         `SessionLocked`, `MessageNotFound` (the parent), `ResponseInProgress`, `QueueFull`,
-        `MessageChanged` (the one to continue), `QuotaExceeded`.
+        `MessageChanged` (the one to continue), `QueueChanged`, `QuotaExceeded`.
         """
         check_session_id(session_id)
         check_uid(uid)
@@ -111,6 +116,15 @@ class Responses:
                 created_event=orjson.dumps(dict(created_event)),
                 max_queued=max_queued,
                 continues=continues,
+                queue_revision=None if taken is None else taken.queue.revision,
+                queue=None if taken is None else taken.rest.encode(),
+                queue_shown=None if taken is None else taken.rest.encode_shown(),
+                more_keys=[]
+                if taken is None
+                else [
+                    self._keys.idempotency(session_id, item.idempotency_key)
+                    for item in taken.items[1:]
+                ],
                 fields=run_pairs,
             )
             if reply[0] != b"moved":
@@ -273,5 +287,7 @@ def _raise_begin_error(word: str, detail: str) -> NoReturn:
             raise MessageNotFound
         case "changed":
             raise MessageChanged
+        case "queue_changed":
+            raise QueueChanged
         case _:
             raise SessionNotFound

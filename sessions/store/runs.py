@@ -31,7 +31,7 @@ from sessions.model.ids import is_response_id, session_of
 from sessions.model.records import LIVE_STATUSES, Message, RunRecord
 from sessions.model.replies import AppendReply, CancelRequested, Finished, Reaped
 from sessions.model.session_events import MessageUpdatedEvent, encode_session_event
-from sessions.store.budgets import Budgets
+from sessions.store.allowances import Budgets
 from sessions.store.context import PUBLISH, StoreContext
 
 
@@ -152,13 +152,15 @@ class Runs:
         fields: Mapping[str, str | int] | None = None,
         seen: int | None = None,
         published_end: Event | None = None,
+        pauses_queue: bool = False,
     ) -> Finished:
         """End the run: last entries, message, usage, `message.updated` and the next in the queue.
 
         The last event is the `response.done` object. `token_ids` are appended to the stored ones;
         `token_ids_to_keep` are kept with the message, for an answer whose text does not tokenize
         back to them. `seen` is what the stop that it ends with had seen. Viewers at other workers
-        get `published_end` instead of the last event.
+        get `published_end` instead of the last event. With `pauses_queue` what waits in the
+        session's queue does not begin by itself.
 
         There is exactly one winner; a repeat of the winner's own call answers `repeated`. Raises
         `CancelPending` for any other end than `cancelled` with the reason and `seen` of the stop
@@ -199,6 +201,7 @@ class Runs:
             idle_ms=self._context.idle_ms,
             seen=seen,
             published_end=None if published_end is None else encode_event(published_end),
+            pauses=1 if pauses_queue else None,
             fields=field_arguments({}, fields),
             entries=[encode_event(event) for event in events],
         )
@@ -219,6 +222,7 @@ class Runs:
             sequence_number=reply[2],
             next_response_id=reply[3].decode() or None,
             repeated=reply[6] == 1,
+            has_queue=reply[7] == 1,
         )
 
     async def reap(

@@ -21,16 +21,16 @@ from sessions.model.ids import check_session_id
 from sessions.model.keys import PROBE_MS, Keys
 from sessions.model.quotas import Quotas
 from sessions.model.replies import StoreFault
-from sessions.store.budgets import Budgets
+from sessions.store.allowances import Budgets, Slots
 from sessions.store.context import PUBLISH, StoreContext
 from sessions.store.copies import Copies
 from sessions.store.messages import Messages
+from sessions.store.queues import Queues
 from sessions.store.responses import Responses
 from sessions.store.runs import Runs
 from sessions.store.session_lists import SessionLists
 from sessions.store.sessions import Sessions
 from sessions.store.shares import Shares
-from sessions.store.slots import Slots
 from sessions.store.viewers import Viewers
 
 
@@ -64,6 +64,7 @@ class SessionStore:
         self.shares = Shares(context)
         self.budgets = Budgets(context)
         self.responses = Responses(context)
+        self.queues = Queues(context)
         self.runs = Runs(context, self.budgets)
         self.slots = Slots(context)
         self.viewers = Viewers(context)

@@ -20,21 +20,26 @@ from server.commands.update_session import update_session
 from server.live.response_log import response_frame
 from server.live.subscription import Subscription
 from server.protocol.client_frames import (
+    AddToQueue,
     CancelResponse,
     ClientFrame,
     CreateResponse,
     CreateSession,
     DeleteSession,
+    RemoveFromQueue,
     ResponsePosition,
     ResumeResponse,
+    SendFromQueue,
+    SteerResponse,
     SubscribeSession,
     UnsubscribeSession,
+    UpdateQueue,
     UpdateSession,
 )
 from server.protocol.encoding import of_stored
 from server.protocol.entries import session_event_frame
 from server.protocol.errors import ApiError
-from server.protocol.objects import MessageObject, SessionObject, Snapshot
+from server.protocol.objects import MessageObject, QueueObject, SessionObject, Snapshot
 from server.protocol.server_frames import (
     SessionCreated,
     SessionDeleted,
@@ -109,6 +114,11 @@ class Handlers:
                 await self.canceller.cancel(frame, asked)
             case ResumeResponse():
                 await self._resume(frame, asked)
+            case (
+                AddToQueue() | UpdateQueue() | RemoveFromQueue() | SendFromQueue() | SteerResponse()
+            ):
+                reply = await self._services.queue_changes.change(self._uid, frame)
+                self._client.outbox.put_reply(reply, frame.event_id)
 
     async def leave_all(self) -> None:
         """The connection is gone: it watches nothing any more. Answers go on."""
@@ -178,6 +188,7 @@ class Handlers:
             for run in self._runs.local_of_session(session.id)
             if run.response_id not in active and not run.done.is_set()
         ]
+        queue = await self._store.queues.get(subscription.uid, session.id)
         viewers = self._hub.viewers.total(session.id)
         shown: Snapshot | UnsetType = UNSET
         if missed is None:
@@ -191,6 +202,7 @@ class Handlers:
             active_responses=active,
             viewers=viewers,
             snapshot=shown,
+            queue=of_stored(QueueObject, queue.wire(whole=False)) if queue.items else UNSET,
         )
         positions = {p.response_id: p for p in frame.responses}
         # Joining again, it may have missed the ends of answers that it had begun to show.

@@ -2,7 +2,7 @@
 -- KEYS m msg log r e i q runs tree ids share
 -- ok|replayed rid fence wait offset epoch now cancel title_empty lease_until
 -- key_reused rid | busy rid | queue_full rid | locked reason | moved head | changed | quota messages/bytes
--- parent_not_found | not_found
+-- parent_not_found | queue_changed | not_found
 read_args({
   'channel', 'uid', 'response_id', 'body_hash', 'on_busy', 'owner', 'lease_ms', 'idempotency_ms',
   'parent_id', -- '' = the root
@@ -12,8 +12,10 @@ read_args({
   'created_event', 'max_queued', 'log_entries', 'log_ms',
   'continues', -- SHA-1 of the body that the assistant message has; '' = it is new
   'max_messages', 'max_bytes', -- of a session; 0 = any number
+  'queue_revision', 'queue', 'queue_shown', -- of what was first in the queue: as it was, and without that; or '' thrice
 }, {
   'fields', -- names and values
+  'more_keys', -- idempotency keys that stand for the same response
 })
 local m, msg, log, r, e, i, q, runs, tree, ids, share = unpack(KEYS)
 local rid = args.response_id
@@ -26,7 +28,7 @@ local early = false
 local known = redis.call('GET', i)
 if known == 'cancelled' then
   early = true
-elseif known then
+elseif known and not (args.queue_revision ~= '' and known == 'queued ' .. args.body_hash) then
   local known_rid, hash = string.match(known, '^(%S+) (%S*)$')
   if hash ~= args.body_hash then return {'key_reused', known_rid} end
   local word = known_rid == rid and 'ok' or 'replayed' -- our own id: the first reply was lost
@@ -51,6 +53,9 @@ if args.max_messages ~= '0' and message_count + num_new > tonumber(args.max_mess
 end
 if args.max_bytes ~= '0' and (bytes or 0) + size_of(args.user_body) > tonumber(args.max_bytes) then
   return {'quota', 'bytes'}
+end
+if args.queue_revision ~= '' and args.queue_revision ~= (redis.call('HGET', m, 'queue_revision') or '0') then
+  return {'queue_changed'}
 end
 local busy = active ~= ''
 if busy then
@@ -86,6 +91,12 @@ local function put(id, its_parent, body, json)
   offset = log_event(m, log, event, args.log_entries, args.log_ms)
   table.insert(lines, event)
 end
+if args.queue_revision ~= '' then
+  redis.call('HSET', m, 'queue', args.queue, 'queue_shown', args.queue_shown)
+  local event = new_queue_event(m)
+  offset = log_event(m, log, event, args.log_entries, args.log_ms)
+  table.insert(lines, event)
+end
 if args.user_id ~= '' then put(args.user_id, args.parent_id, args.user_body, args.user_json) end
 put(args.assistant_id, parent, args.assistant_body, args.assistant_json)
 redis.call('HSET', m, 'active_response_id', busy and active or rid, 'message_count', message_count,
@@ -94,6 +105,10 @@ redis.call('ZADD', runs, '+inf', rid)
 hold({m, msg, q, runs, tree, ids, share})
 redis.call('XADD', e, '1-0', 'd', args.created_event)
 redis.call('SET', i, rid .. ' ' .. args.body_hash, 'PX', args.idempotency_ms)
+for _, key in ipairs(args.more_keys) do
+  local hash = string.match(redis.call('GET', key) or '', ' (%S+)$')
+  redis.call('SET', key, rid .. ' ' .. (hash or args.body_hash), 'PX', args.idempotency_ms)
+end
 publish_session(epoch, offset, table.concat(lines, '\n'))
 publish_response(rid, 1, 1, 1, args.created_event)
 return {'ok', rid, 1, wait, offset, epoch, now, early and 1 or 0, title_empty, lease_until}

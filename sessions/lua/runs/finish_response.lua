@@ -2,7 +2,7 @@
 -- stop allows the status `cancelled` alone, with what that stop said: it was promised to whoever sent it. PEXPIRE comes
 -- first: with it the script may go on when memory is full.
 -- KEYS m msg log r e tok q runs ids tree share
--- ok offset sequence_number next_rid uid now repeated | cancelled seen by reason
+-- ok offset sequence_number next_rid uid now repeated queue_is_due | cancelled seen by reason
 -- ended status reason sequence_number engine text_length fence | lost fence owner | gap sequence_number num_tokens
 -- gone
 read_args({
@@ -15,6 +15,7 @@ read_args({
   'log_entries', 'log_ms', 'idle_ms',
   'seen', -- of the stop that it ends with, or ''
   'published_end', -- response.done as it is published, or '' = as it is stored
+  'pauses', -- 1: what waits in the queue is not to begin by itself; or ''
 }, {
   'fields', -- names and values
   'entries', -- the last is response.done
@@ -29,7 +30,8 @@ local last = first + #args.entries - 1
 if not is_live(status) then
   if fence == args.fence and status == args.status and tonumber(sequence_number) == last then
     local offset, done_at, next_rid = unpack(redis.call('HMGET', r, 'done_offset', 'done_at', 'next'))
-    return {'ok', tonumber(offset), last, next_rid, uid, tonumber(done_at), 1} -- our own end, the reply was lost
+    local due = has_queue(m) and 1 or 0
+    return {'ok', tonumber(offset), last, next_rid, uid, tonumber(done_at), 1, due} -- our own end, the reply was lost
   end
   return ended(r)
 end
@@ -81,5 +83,13 @@ redis.call('HSET', r, 'status', args.status, 'reason', args.reason, 'engine', ar
 if redis.call('HGET', m, 'active_response_id') == '' then let_go(args.idle_ms, {m, msg, q, runs, ids, tree, share}) end
 if args.published_end ~= '' then args.entries[#args.entries] = args.published_end end
 publish_response(rid, args.fence, first, last, table.concat(args.entries, '\n'))
-publish_session(epoch, offset, args.updated_event)
-return {'ok', offset, last, next_rid, uid, now, 0}
+local lines, newest = args.updated_event, offset
+local has_more = has_queue(m)
+if has_more and args.pauses ~= '' and redis.call('HGET', m, 'queue_paused') ~= '1' then
+  redis.call('HSET', m, 'queue_paused', 1)
+  local event = new_queue_event(m)
+  newest = log_event(m, log, event, args.log_entries, args.log_ms)
+  lines = lines .. '\n' .. event
+end
+publish_session(epoch, newest, lines)
+return {'ok', offset, last, next_rid, uid, now, 0, has_more and 1 or 0}

@@ -51,6 +51,7 @@ def all_routes() -> Iterator[tuple[str, str]]:
             replica="nobody",
             share_id=UNKNOWN_SHARE,
             name="nothing",
+            item_id="item_" + "A" * 22,
         )
         assert isinstance(route.app, Resource)
         for method in route.app.methods:

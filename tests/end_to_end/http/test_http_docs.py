@@ -11,7 +11,13 @@ from tests.helpers.root import ROOT
 
 EXAMPLE = re.compile(r"^```http\n(\w+) (\S+) → (\d{3})\n(.*?)```$", re.MULTILINE | re.DOTALL)
 HEADER = re.compile(r"[A-Z][\w-]+: ")
-KINDS = {"ses_": "session_id", "msg_": "message_id", "resp_": "response_id", "shr_": "share_id"}
+KINDS = {
+    "ses_": "session_id",
+    "msg_": "message_id",
+    "resp_": "response_id",
+    "shr_": "share_id",
+    "item_": "item_id",
+}
 
 
 class Example(NamedTuple):
@@ -42,7 +48,7 @@ def fill(text: str, known: dict[str, str]) -> str:
 def learn(answer: Any, known: dict[str, str]) -> None:
     """Remember the ids and codes of an answer."""
     if isinstance(answer, dict):
-        for name in ("id", "code", "message_id"):
+        for name in ("id", "code", "message_id", "item_id"):
             value = answer.get(name)
             if isinstance(value, str):
                 prefix = value.partition("_")[0] + "_"
@@ -77,4 +83,4 @@ async def test_every_example_answers_as_it_says(server: Server) -> None:
             if "stream" in one.path or "event-stream" in one.headers.get("Accept", ""):
                 last = json.loads(answer.text.strip().split("data: ")[-1].partition("\n")[0])
                 assert last["type"] == "response.done"
-    assert {"session_id", "message_id", "response_id", "share_id", "code"} <= set(known)
+    assert {*KINDS.values(), "code"} <= set(known)

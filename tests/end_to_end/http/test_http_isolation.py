@@ -22,6 +22,7 @@ UNKNOWN = {
     "session_id": "ses_" + "A" * 22,
     "message_id": "msg_" + "A" * 22,
     "response_id": "resp_" + "A" * 33,
+    "item_id": "item_" + "A" * 22,
 }
 OWNED = [
     one for one in LISTED if one.access is Access.USER and set(re.findall(r"{(\w+)}", one.path))
@@ -30,6 +31,8 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("PATCH", "/v1/sessions/{session_id}"): {"title": "mine now"},
     ("POST", "/v1/sessions/{session_id}/responses"): {"input": "hello"},
     ("POST", "/v1/sessions/{session_id}/fork"): {"message_id": "$message_id"},
+    ("POST", "/v1/sessions/{session_id}/queue"): {"input": "hello"},
+    ("POST", "/v1/responses/{response_id}/steer"): {"input": "hello"},
 }
 
 
@@ -70,6 +73,7 @@ async def test_foreign_and_unknown_ids_are_answered_alike(
         "session_id": session,
         "message_id": created["response"]["message_id"],
         "response_id": created["response"]["id"],
+        "item_id": UNKNOWN["item_id"],
     }
     before = (await alice.get(f"/v1/sessions/{session}/export")).content
     assert len(OWNED) >= 12

@@ -16,6 +16,7 @@ SESSION_EVENTS = (
     "session.updated",
     "session.deleted",
     "session.evicted",
+    "queue.updated",
 )
 
 

@@ -9,7 +9,7 @@ from server.protocol.errors import ApiError
 from server.runs.active_limit import ActiveLimit
 from sessions.model.errors import NoSlot
 from sessions.model.ids import new_response_id, new_session_id
-from sessions.store.slots import SLOT_MS
+from sessions.store.allowances import SLOT_MS
 from sessions.store.store import SessionStore
 
 

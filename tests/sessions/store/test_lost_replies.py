@@ -20,6 +20,7 @@ from sessions.store.copies import Draft
 from sessions.store.messages import PART_MESSAGES
 from sessions.store.store import SessionStore
 from tests.sessions.helpers.chat import Chat, user_message
+from tests.sessions.helpers.queued import queued, texts_of
 
 pytestmark = pytest.mark.row("R4")
 
@@ -148,6 +149,21 @@ async def test_begin_response(lossy_chat: Chat, proxy: LossyProxy) -> None:
     session = await lossy_chat.store.sessions.get("alice", lossy_chat.session_id)
     assert (session.message_count, session.offset) == (2, 3)
     assert len(await lossy_chat.store.runs.events(begun.response_id)) == 1
+
+
+async def test_a_queue_is_written_once(lossy_chat: Chat, proxy: LossyProxy) -> None:
+    queues, session_id = lossy_chat.store.queues, lossy_chat.session_id
+    await queues.add("alice", session_id, queued("a"))
+    proxy.lose_next()
+    written = await queues.change("alice", session_id, lambda queue: queue.added(queued("b")))
+    assert texts_of(written.queue) == ["a", "b"]
+    proxy.lose_next()
+    added = await queues.add("alice", session_id, queued("c"))
+    assert added.status == "waiting"
+    proxy.lose_next()
+    await queues.remove("alice", session_id, "a")
+    assert proxy.num_lost == 3
+    assert texts_of(await queues.get("alice", session_id)) == ["b", "c"]
 
 
 async def test_append_and_finish(lossy_chat: Chat, proxy: LossyProxy) -> None:

@@ -1,7 +1,7 @@
-"""The store's part for budgets: the tokens that a user has used today.
+"""The store's part for what a user may still have: tokens of the day, and answers at a time.
 
-They are counted when an answer ends, so answers that run already may go a little beyond the budget
-of their day. Days are those of Redis' clock, in UTC.
+Tokens are counted when an answer ends, so answers that run already may go a little beyond the
+budget of their day. Days are those of Redis' clock, in UTC.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from typing import Final
 
 from sessions.indexes.indexes import local_ms
 from sessions.model.arguments import check_uid
-from sessions.model.errors import QuotaExceeded, StoreUnavailable
+from sessions.model.errors import NoSlot, QuotaExceeded, StoreUnavailable
 from sessions.model.ids import is_response_id
 from sessions.model.keys import CHARGE_MS, USED_TOKENS_MS
 from sessions.model.quotas import Budget, Usage
 from sessions.store.context import StoreContext
 
 DAY_MS: Final = 86_400_000
+# An owner renews several times within it; one that died leaves its slots for no longer.
+SLOT_MS: Final = 30_000
 
 
 class Budgets:
@@ -80,6 +82,43 @@ class Budgets:
                 day_ms=USED_TOKENS_MS,
                 mark_ms=CHARGE_MS,
             )
+
+
+class Slots:
+    """Slots for running answers: how many a user has, over all workers."""
+
+    def __init__(self, context: StoreContext) -> None:
+        self._client = context.client
+        self._keys = context.keys
+
+    async def take(self, uid: str, response_id: str, limit: int) -> int:
+        """Count one more answer of this user; how many there are then. Raises `NoSlot`.
+
+        A slot that is not renewed is free again after half a minute. A repeat changes nothing.
+        """
+        return await self._slot(uid, response_id, limit)
+
+    async def renew(self, uid: str, response_id: str) -> None:
+        """Keep the slot of an answer that still runs, or take it whatever the limit."""
+        await self._slot(uid, response_id, None)
+
+    async def free(self, uid: str, response_id: str) -> None:
+        """The answer has ended."""
+        check_uid(uid)
+        await self._client.call("ZREM", self._keys.user_slots(uid), response_id)
+
+    async def _slot(self, uid: str, response_id: str, limit: int | None) -> int:
+        check_uid(uid)
+        reply = await self._client.script(
+            "take_slot",
+            [self._keys.user_slots(uid)],
+            response_id=response_id,
+            limit=limit,
+            life_ms=SLOT_MS,
+        )
+        if reply[0] == b"full":
+            raise NoSlot(reply[1])
+        return int(reply[1])
 
 
 def _day(now_ms: int) -> str:

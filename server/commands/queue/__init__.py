@@ -1,0 +1,1 @@
+"""What waits in a session to be asked: kept, changed, and begun when its turn comes."""

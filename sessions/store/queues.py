@@ -1,0 +1,209 @@
+"""The store's part for queues: what waits in a session to be asked, and which sessions to look at.
+
+A queue is read, changed as a value, and written if it is still the one that was read. The index of
+queues is written before its data: a crash leaves an entry too many, which a look at it drops.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+from sessions.indexes.indexes import local_ms
+from sessions.model.arguments import check_idempotency_key, check_owner, check_uid
+from sessions.model.errors import (
+    IdempotencyKeyReused,
+    QueueChanged,
+    SessionLocked,
+    SessionNotFound,
+    StoreUnavailable,
+)
+from sessions.model.ids import check_session_id
+from sessions.model.queue import (
+    QUEUE_FIELDS,
+    QUEUED,
+    REMOVED,
+    Queue,
+    QueuedInput,
+    decode_queue,
+)
+from sessions.model.replies import AddedInput, WrittenQueue
+from sessions.store.context import StoreContext
+
+MAX_TRIES: Final = 8  # each means that somebody else changed the queue in between
+# Of a new entry in the index: time enough for its data to come, and for its owner to begin it.
+LOOK_AFTER_MS: Final = 2_000
+
+
+class Queues:
+    """Queues of sessions."""
+
+    def __init__(self, context: StoreContext) -> None:
+        self._context = context
+        self._client = context.client
+        self._keys = context.keys
+
+    async def get(self, uid: str | None, session_id: str) -> Queue:
+        """The queue as it is now; `uid` None skips the owner check. Raises `SessionNotFound`."""
+        check_session_id(session_id)
+        key = self._keys.session(session_id, "m")
+        owner, *values = await self._client.call("HMGET", key, "uid", *QUEUE_FIELDS)
+        check_owner(uid, owner)
+        return decode_queue(values)
+
+    async def add(
+        self, uid: str, session_id: str, item: QueuedInput, place: int | None = None
+    ) -> AddedInput:
+        """Keep something to be asked, once for each idempotency key.
+
+        Raises `SessionNotFound`, `SessionLocked`, `QueueFull`, and `IdempotencyKeyReused` for a
+        key that stands for something else.
+        """
+        check_idempotency_key(item.idempotency_key)
+        known = self._keys.idempotency(session_id, item.idempotency_key)
+        await self.look_later(session_id)
+        for _ in range(MAX_TRIES):
+            old = await self.get(uid, session_id)
+            try:
+                written = await self._write(
+                    uid,
+                    session_id,
+                    old,
+                    old.added(item, place),
+                    known,
+                    f"{QUEUED} {item.body_hash}",
+                )
+            except QueueChanged:
+                continue
+            if isinstance(written, WrittenQueue):
+                return AddedInput("waiting", written=written)
+            return _added(written, item)
+        raise StoreUnavailable("the queue kept changing")
+
+    async def change(
+        self, uid: str, session_id: str, change: Callable[[Queue], Queue]
+    ) -> WrittenQueue:
+        """Write what `change` makes of the queue; it is called again when somebody was faster.
+
+        Raises `SessionNotFound`, and what `change` does.
+        """
+        await self.look_later(session_id)
+        for _ in range(MAX_TRIES):
+            old = await self.get(uid, session_id)
+            try:
+                return await self._change(uid, session_id, old, change(old))
+            except QueueChanged:
+                pass
+        raise StoreUnavailable("the queue kept changing")
+
+    async def remove(self, uid: str, session_id: str, item_id: str) -> WrittenQueue:
+        """Withdraw what waits. Raises `SessionNotFound` and `ItemNotFound`."""
+        for _ in range(MAX_TRIES):
+            old = await self.get(uid, session_id)
+            item = old.item(item_id)
+            key = self._keys.idempotency(session_id, item.idempotency_key)
+            value = f"{REMOVED} {item.body_hash}"
+            try:
+                return await self._change(uid, session_id, old, old.without([item]), key, value)
+            except QueueChanged:
+                pass
+        raise StoreUnavailable("the queue kept changing")
+
+    # ---- the index ------------------------------------------------------------------------------
+
+    async def look_later(self, session_id: str, after_ms: int = LOOK_AFTER_MS) -> None:
+        """Have the session's queue looked at after that time, by whichever worker does."""
+        check_session_id(session_id)
+        await self._client.call("ZADD", self._keys.queues, local_ms() + after_ms, session_id)
+
+    async def due(self, limit: int = 100) -> dict[str, int]:
+        """Sessions whose queue is to be looked at, each with the mark that `forget` takes.
+
+        Until `LOOK_AFTER_MS` later they are no other worker's to look at.
+        """
+        now = local_ms()
+        rows = await self._client.call(
+            "ZRANGEBYSCORE", self._keys.queues, "-inf", now, "LIMIT", 0, limit
+        )
+        session_ids = [row.decode() for row in rows]
+        mark = now + LOOK_AFTER_MS
+        if session_ids:
+            pairs = [part for session_id in session_ids for part in (mark, session_id)]
+            await self._client.call("ZADD", self._keys.queues, "XX", *pairs)
+        return dict.fromkeys(session_ids, mark)
+
+    async def forget(self, session_id: str, mark: int) -> None:
+        """Nothing begins there by itself; no-op if the queue was added to since `due`."""
+        await self._client.script(
+            "forget_queue", [self._keys.queues], session_id=session_id, looked_at=mark
+        )
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    async def _change(
+        self,
+        uid: str,
+        session_id: str,
+        old: Queue,
+        new: Queue,
+        key: str | None = None,
+        value: str | None = None,
+    ) -> WrittenQueue:
+        written = await self._write(uid, session_id, old, new, key, value, adds=False)
+        assert isinstance(written, WrittenQueue)
+        return written
+
+    async def _write(
+        self,
+        uid: str,
+        session_id: str,
+        old: Queue,
+        new: Queue,
+        key: str | None,
+        value: str | None,
+        *,
+        adds: bool = True,
+    ) -> WrittenQueue | str:
+        """The queue in place of `old`, or what the key of an added input stands for already."""
+        check_uid(uid)
+        reply = await self._client.script(
+            "write_queue",
+            [*self._context.session_keys(session_id, "m", "log"), *([key] if key else [])],
+            channel=self._keys.session_channel(session_id),
+            uid=uid,
+            call_id=secrets.token_urlsafe(6),
+            revision=old.revision,
+            queue=new.encode(),
+            shown=new.encode_shown(),
+            paused=1 if new.is_paused else None,
+            adds=1 if adds else None,
+            key_value=value,
+            idempotency_ms=self._context.idempotency_ms,
+            **self._context.log_limits,
+        )
+        match reply[0]:
+            case b"ok":
+                return WrittenQueue(new, reply[1], reply[2].decode() or None)
+            case b"changed":
+                raise QueueChanged
+            case b"known":
+                return str(reply[1].decode())
+            case b"locked":
+                raise SessionLocked(reply[1].decode())
+            case _:
+                raise SessionNotFound
+
+
+def _added(known: str, item: QueuedInput) -> AddedInput:
+    """What became of an input whose key is known. Raises `IdempotencyKeyReused`."""
+    word, _, body_hash = known.partition(" ")
+    if word == "cancelled":  # a stop came first
+        return AddedInput("removed")
+    if body_hash != item.body_hash:
+        raise IdempotencyKeyReused(word)
+    if word == QUEUED:
+        return AddedInput("waiting")
+    if word == REMOVED:
+        return AddedInput("removed")
+    return AddedInput("begun", response_id=word)
