@@ -185,9 +185,14 @@ class CoreCalls:
 
     def answer_drained(self) -> None:
         """Answer those who wait for an empty core, if it is empty. Called once per round."""
-        if self._waiting and not self._scheduler.sequences:
-            waiting, self._waiting = self._waiting, []
-            for client_id, call_id, when_drained in waiting:
+        if not self._waiting or self._scheduler.sequences:
+            return
+        waiting, self._waiting = self._waiting, []
+        for client_id, call_id, when_drained in waiting:
+            if when_drained.ends_with_pause and self.is_waking:
+                # It may give back what the other thread takes. Waking ends its pause, or fails.
+                self._waiting.append((client_id, call_id, when_drained))
+            else:
                 self._reply(client_id, call_id, when_drained.value)
 
     def _reply(self, client_id: str, call_id: int, function: Callable[[], Any]) -> None:

@@ -337,6 +337,29 @@ def test_calls_wait_until_memory_is_here_and_come_in_turn(
     assert memory.asked == [1, "weights", "kv_cache", 2, "weights", "kv_cache"]
 
 
+@pytest.mark.parametrize("comes", [True, False])
+def test_sleep_that_still_waits_gives_nothing_back_while_memory_is_taken(
+    core: SteppedCore, memory: Memory, comes: bool
+) -> None:
+    core.add("r", max_tokens=50)
+    core.core.step()
+    call(core, "sleep", 1, "wait", call_id=1, client_id="other")
+    call(core, "sleep", 1, "keep", call_id=2)
+    core.core.step()
+    memory.gate.clear()
+    memory.error = None if comes else MemoryError("short")
+    call(core, "wake_up", call_id=3)
+    core.abort("r")
+    core.core.step()
+    assert memory.asked == [1] and replies(core, "other") == []
+    memory.gate.set()
+    wait_for_memory(core)
+    core.core.step()
+    assert replies(core, "other") == [UtilityReply(1)]
+    assert memory.asked == ([1, "weights", "kv_cache"] if comes else [1, 1])
+    assert ask(core, "is_sleeping") is not comes
+
+
 def test_memory_that_does_not_come_is_an_error_and_may_be_asked_for_again(
     core: SteppedCore, memory: Memory
 ) -> None:
