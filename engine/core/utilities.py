@@ -166,22 +166,8 @@ class CoreCalls:
 
     def end_waking(self) -> None:
         """What was to be taken again is here, or is not. Answer who waits for it."""
-        if not self._parts.has_woken:
-            return  # it was waited for
-
-        def end() -> None:
-            try:
-                self._parts.end_waking()
-            except Exception:
-                self._fail_roused()
-                raise
-            self._resume_if_awake()
-
-        self._reply(*self._woken_by, end)
-        if self.is_dozing and self._scheduler.sequences:  # only a part was asked for
-            self.rouse()
-        while self._deferred and not self.is_waking:
-            self.answer(*self._deferred.popleft())
+        if self._parts.has_woken:  # else it was waited for
+            self._finish_waking()
 
     def answer_drained(self) -> None:
         """Answer those who wait for an empty core, if it is empty. Called once per round."""
@@ -284,10 +270,32 @@ class CoreCalls:
 
     def _wake_at_once(self) -> None:
         """End dozing for one who is about to pause. Raises if there is no memory."""
-        if not self.is_waking:
-            self._parts.take_again(TAGS)
-        self._parts.end_waking()
-        self._resume_if_awake()
+        while self.is_dozing:  # again where others have asked for a part alone
+            self.rouse()
+            error = self._finish_waking()
+            if error is not None:
+                raise error
+
+    def _finish_waking(self) -> Exception | None:
+        """Wait for what is taken, and answer who waits for it; what kept it from coming, if so."""
+        failure: Exception | None = None
+
+        def end() -> None:
+            nonlocal failure
+            try:
+                self._parts.end_waking()
+            except Exception as error:
+                failure = error
+                self._fail_roused()
+                raise
+            self._resume_if_awake()
+
+        self._reply(*self._woken_by, end)
+        if self.is_dozing and self._scheduler.sequences:  # only a part was asked for
+            self.rouse()
+        while self._deferred and not self.is_waking:
+            self.answer(*self._deferred.popleft())
+        return failure
 
     def _fail_roused(self) -> None:
         """End what came while the core dozed: nothing else would."""

@@ -566,6 +566,34 @@ def test_a_pause_wakes_a_core_that_dozes_and_holds(drowsy: SteppedCore, mode: st
     assert drowsy.tokens("r") == [4, 5, 6]
 
 
+def test_a_pause_answers_those_who_wait_for_a_core_that_dozes(
+    drowsy: SteppedCore, memory: Memory
+) -> None:
+    fall_asleep(drowsy)
+    call(drowsy, "wake_up", ["weights"], call_id=2, client_id="other")
+    call(drowsy, "wake_up", call_id=3, client_id="a third")
+    call(drowsy, "pause", "keep", True)
+    drowsy.core.step()
+    assert replies(drowsy, "other") == [UtilityReply(2)]
+    assert replies(drowsy, "a third") == [UtilityReply(3)]
+    assert memory.asked == [1, "weights", "kv_cache"]
+    assert ask(drowsy, "is_paused") is True and ask(drowsy, "is_sleeping") is False
+    assert not drowsy.core.is_waking
+
+
+def test_a_pause_that_cannot_wake_the_core_ends_what_waits_for_that(
+    drowsy: SteppedCore, memory: Memory
+) -> None:
+    fall_asleep(drowsy)
+    memory.error = MemoryError("short")
+    drowsy.add("r", max_tokens=3)
+    with pytest.raises(RuntimeError, match="short"):
+        ask(drowsy, "pause", "keep", True)
+    drowsy.run()
+    assert drowsy.end("r").error == ("engine_error", "the engine could not wake up")
+    drowsy.check_all_free()
+
+
 def test_sleep_that_was_asked_for_is_not_ended_by_a_request(
     drowsy: SteppedCore, memory: Memory
 ) -> None:
