@@ -54,6 +54,7 @@ class AddRequest(Message, frozen=True, tag="add"):
     cache_salt: str = ""
     pooling: PoolingParams | None = None  # an embedding or classes are wanted, not an answer
     lora: LoRARequest | None = None  # with the hash of its files
+    is_admitted: bool = False  # it was promised: a queue that is full by now takes it
 
 
 class Abort(Message, frozen=True, tag="abort"):

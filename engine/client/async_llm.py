@@ -415,6 +415,7 @@ class AsyncLLM(EngineControl):
                         priority=priority,
                         cache_salt=parsed.cache_salt,
                         lora=lora,
+                        is_admitted=is_admitted,
                     )
         except BaseException as error:
             end_traces(states, error)

@@ -148,6 +148,7 @@ class CoreClient:
         priority: int = 0,
         cache_salt: str = "",
         lora: LoRARequest | None = None,
+        is_admitted: bool = False,
     ) -> None:
         """Give a request to the core. It never waits: a cancelled caller could leak it."""
         ready = self.connection.ready
@@ -173,6 +174,7 @@ class CoreClient:
             cache_salt=cache_salt,
             pooling=state.pooling,
             lora=lora,
+            is_admitted=is_admitted,
         )
         check_request(request)
         if not self._send(request):

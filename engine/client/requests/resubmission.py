@@ -95,6 +95,7 @@ class Resubmission:
             request_id=f"{submission.request.request_id}.{submission.num_resubmits + 1}",
             resume_token_ids=_tokens_so_far(state),
             params=state.remaining_params(),
+            is_admitted=True,  # the core before took it
         )
         if not self._send(request):
             return  # that core is gone, too, and will be noticed

@@ -124,12 +124,7 @@ class Scheduler:
         turn = self.waiting.next_turn(sequence.cache_salt)
         sequence.order = (priority, turn, arrival_time, next(self._numbers))
         sequence.queued_ts = now
-        num_ahead = len(self.waiting)
-        if sequence.cache_salt not in self._backed_up:  # theirs since then may all find a seat
-            num_ahead -= self.seats.num_free_for(sequence.cache_salt)
-        congestion = find_congestion(
-            sequence, self.config, num_ahead=num_ahead, num_waiting_tokens=self.waiting.num_tokens
-        )
+        congestion = None if request.is_admitted else self._find_congestion(sequence)
         self.totals.requests += 1
         self.sequences[sequence.key] = sequence
         self.waiting.push(sequence)
@@ -331,6 +326,15 @@ class Scheduler:
             message = f"{type(error).__name__} in the scheduler"
             self.finish(sequence, "error", error=("engine_error", message))
             return None
+
+    def _find_congestion(self, sequence: Sequence) -> Problem | None:
+        """Why a new request finds the queue full, if it does."""
+        num_ahead = len(self.waiting)
+        if sequence.cache_salt not in self._backed_up:  # theirs since then may all find a seat
+            num_ahead -= self.seats.num_free_for(sequence.cache_salt)
+        return find_congestion(
+            sequence, self.config, num_ahead=num_ahead, num_waiting_tokens=self.waiting.num_tokens
+        )
 
     def _examine(self, sequence: Sequence, congestion: Problem | None) -> None:
         """What a new request may do, and whether it may stay at all."""

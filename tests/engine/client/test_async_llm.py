@@ -194,8 +194,10 @@ async def test_too_many_waiting_requests_are_refused(core: ScriptedCore, model: 
         await engine.add_request("r", PROMPT, DELTA)
     assert caught.value.http_status == 503
     streams.append(await engine.add_request("promised", PROMPT, DELTA, is_admitted=True))
+    requests = [await receive(core, AddRequest) for _ in streams]
+    assert [request.is_admitted for request in requests] == [False] * 9 + [True]  # so there, too
     core.stats = SchedulerStats(8, 0, 101, 100, 100)
-    core.emit((await receive(core, AddRequest)).request_id, A)
+    core.emit(requests[0].request_id, A)
     await settle(lambda: engine.stats == core.stats)
     with pytest.raises(MaxQueuedTokensError):
         engine.check_admission()

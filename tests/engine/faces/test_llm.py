@@ -86,6 +86,13 @@ def test_one_prompt_may_have_any_form(prompt: Any, llm: LLM) -> None:
     assert output.outputs[0].text == oracle_answer(FIRST, 3)
 
 
+def test_a_short_queue_refuses_no_prompt_of_a_batch(folder: Path) -> None:
+    with LLM(model=str(folder), threads=1, max_num_seqs=2, max_num_queued_reqs=2) as llm:
+        outputs = llm.generate([[FIRST + n] for n in range(8)], greedy(2))
+    expected = [oracle_answer(FIRST + n, 2) for n in range(8)]
+    assert [output.outputs[0].text for output in outputs] == expected
+
+
 def test_no_prompts_have_no_answers(llm: LLM) -> None:
     assert llm.generate([]) == []
 

@@ -39,7 +39,7 @@ def make_scheduler(
 def make_request(request_id: str, num_prompt_tokens: int = 3, **fields: Any) -> AddRequest:
     """A greedy request whose prompt counts 1, 2, 3 ...; what is no field goes to SamplingParams."""
     prompt = fields.pop("prompt", list(range(1, num_prompt_tokens + 1)))
-    names = ("resume_token_ids", "priority", "cache_salt", "pooling", "lora")
+    names = ("resume_token_ids", "priority", "cache_salt", "pooling", "lora", "is_admitted")
     own = {name: fields.pop(name) for name in names if name in fields}
     arrival_time = fields.pop("arrival_time", 0.0)
     params = SamplingParams(**({"temperature": 0.0} | fields))

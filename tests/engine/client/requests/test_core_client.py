@@ -96,6 +96,7 @@ async def test_stream_goes_on_in_the_next_core(cores: Cores) -> None:
     assert (second.prompt_token_ids, second.resume_token_ids) == (PROMPT, [A])
     assert (second.params, second.arrival_time) == (first.params, first.arrival_time)
     assert second.params.seed is not None
+    assert (first.is_admitted, second.is_admitted) == (False, True)  # it waited once already
     cores.core.emit(second.request_id, B, finish="length")
     text, last = await rest(stream)
     assert (text, last.outputs[0].token_ids) == ("b", [B])

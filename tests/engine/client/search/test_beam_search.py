@@ -77,6 +77,16 @@ async def engine(owned: AsyncLLM) -> AsyncIterator[AsyncLLM]:
 
 
 @pytest.fixture
+async def crowded(folder: Path) -> AsyncIterator[AsyncLLM]:
+    """An engine in which one runs and one may wait."""
+    args = arguments_of(folder)
+    args.max_num_seqs = args.max_num_queued_reqs = 1
+    engine = AsyncLLM.from_engine_args(args)
+    yield engine
+    engine.shutdown()
+
+
+@pytest.fixture
 async def supervised(folder: Path) -> AsyncIterator[Supervised]:
     supervised = Supervised(arguments_of(folder), stall_seconds=PATIENCE)
     await supervised.wait_ready()
@@ -285,6 +295,12 @@ async def test_other_requests_and_chunks_change_no_answer(engine: AsyncLLM, fold
     assert again.num_cached_tokens == 32 and found(again) == found(alone)
     texts = [completion.cumulative_logprob for completion in again.outputs]
     assert texts == [completion.cumulative_logprob for completion in alone.outputs]
+
+
+async def test_a_search_may_be_wider_than_the_queue(crowded: AsyncLLM, engine: AsyncLLM) -> None:
+    params = {"beam_width": 6, "max_tokens": 4}
+    alone = found(await search(engine, [7, 8, 9], **params))
+    assert found(await search(crowded, [7, 8, 9], **params)) == alone
 
 
 async def test_only_allowed_tokens_are_followed_and_ends_may_be_shown(

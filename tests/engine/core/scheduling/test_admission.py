@@ -42,6 +42,16 @@ def test_a_full_queue_refuses() -> None:
     assert run.ends() == {"one too many": "error"}
 
 
+def test_a_full_queue_takes_what_was_promised() -> None:
+    run = Run(make_scheduler(max_num_seqs=1, max_num_queued_reqs=1, max_num_queued_tokens=5))
+    for name in ("runs", "one too many", "promised", "promised, too"):
+        run.add(name, max_tokens=1, is_admitted=name.startswith("promised"))
+    assert run.ends() == {"one too many": "error"}
+    for _ in range(3):
+        run.step()
+    assert run.ends()["promised"] == run.ends()["promised, too"] == "length"
+
+
 def test_requests_that_arrive_together_are_not_refused_while_there_are_seats() -> None:
     run = Run(make_scheduler(max_num_seqs=3, max_num_queued_reqs=1))
     for name in ("a", "b", "c", "waits", "one too many"):
