@@ -5,7 +5,7 @@ no more. While one request waits for that, no other with an adapter is let in be
 wait for ever; requests without one are.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, Protocol
 
 from engine.core.scheduling.sequence import Problem, Sequence
@@ -51,6 +51,16 @@ class AdapterSeats:
         if sequence.lora is None:
             return True
         return len(self.in_use() | {sequence.lora.lora_int_id}) <= self._max_loras
+
+    def without_room(self, in_turn: Iterable[Sequence]) -> set[Sequence]:
+        """Those of the waiting who must wait for an adapter: theirs, or that of one before them."""
+        in_use, waiting = self.in_use(), set[Sequence]()
+        if self._source is None or len(in_use) < self._max_loras:
+            return waiting
+        for sequence in in_turn:
+            if sequence.lora is not None and (waiting or sequence.lora.lora_int_id not in in_use):
+                waiting.add(sequence)
+        return waiting
 
     def give(self, sequence: Sequence) -> bool:
         """Give a sequence that waits its adapter, if it has one; False if it must wait.

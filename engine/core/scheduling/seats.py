@@ -153,8 +153,6 @@ class Seats:
             return 0
         num_victims, plan = 0, Plan()
         for sequence in self._in_turns():
-            if not self.adapters.has_room(sequence):
-                continue  # nobody would have to go for it
             while (victim := self._find_in_the_way(sequence, plan)) is not None:
                 self.preempt(victim)
                 num_victims += 1
@@ -170,11 +168,15 @@ class Seats:
         return {sequence.cache_salt for sequence in self.running}
 
     def _in_turns(self) -> list[Sequence]:
-        """Those who wait, without those whose user has as many running as one may have."""
+        """Those who wait, without those whose user has as many running as one may have.
+
+        Nor those who wait for an adapter: they would take places from others who need none.
+        """
         num_running = Counter(sequence.cache_salt for sequence in self.running)
         limits = {user: self.max_num_seqs - num for user, num in num_running.items()}
         held = self.held() if len(self.waiting.users) > 1 else {}  # else it decides nothing
-        return list(self.waiting.in_turns(held, limits, self.max_num_seqs))
+        left_out = self.adapters.without_room(self.waiting.in_turns(held))
+        return list(self.waiting.in_turns(held, limits, self.max_num_seqs, left_out))
 
     def _find_in_the_way(self, sequence: Sequence, plan: Plan) -> Sequence | None:
         """Which one gives way to this one, after those of the plan; None if none must or will."""

@@ -53,14 +53,15 @@ class WaitingQueue:
         held: Mapping[str, float],
         limits: Mapping[str, int] | None = None,
         limit: int | None = None,
+        left_out: Set[Sequence] = frozenset(),
     ) -> Iterator[Sequence]:
         """All in the order of their turns, if users hold so much, in requests.
 
-        Of each user only so many as `limits` says, or else `limit`. What comes and goes meanwhile
-        is not noticed.
+        Of each user only so many as `limits` says, or else `limit`, without those `left_out`. What
+        comes and goes meanwhile is not noticed.
         """
         lines = (
-            _in_line(line[: (limits or {}).get(user, limit)], held.get(user, 0))
+            _in_line(_without(line, left_out)[: (limits or {}).get(user, limit)], held.get(user, 0))
             for user, line in self._lines.items()
         )
         return (sequence for _, sequence in heapq.merge(*lines))
@@ -121,6 +122,10 @@ class WaitingQueue:
         assert self.num_tokens == sum(sequence.num_tokens for sequence in self)
         assert self._last_turns.keys() == self._lines.keys() - {""}
         assert not any(sequence.block_table for sequence in self)
+
+
+def _without(line: list[Sequence], left_out: Set[Sequence]) -> list[Sequence]:
+    return [sequence for sequence in line if sequence not in left_out] if left_out else line
 
 
 def _in_line(line: list[Sequence], held: float) -> Iterator[tuple[tuple[object, ...], Sequence]]:

@@ -90,6 +90,30 @@ def test_one_that_waits_for_its_adapter_waits_for_no_later_one(source: Source) -
     assert ends[:2] == ["first", "other"]
 
 
+@pytest.mark.parametrize("salt", ["", "me"])
+def test_one_without_an_adapter_does_not_wait_for_any_number_that_do(
+    source: Source, salt: str
+) -> None:
+    run = run_with(source, max_num_seqs=4)
+    run.add("first", lora=lora(1), cache_salt=salt, max_tokens=9)
+    run.step()
+    for number in range(9):
+        run.add(f"other {number}", lora=lora(2), cache_salt=salt, max_tokens=2)
+    run.add("theirs", lora=lora(2), cache_salt="somebody else", max_tokens=2)
+    run.add("base", cache_salt=salt, max_tokens=2)
+    assert finish(run)[:2] == ["base", "first"]
+
+
+def test_the_most_urgent_that_waits_for_an_adapter_is_the_first_to_get_it(source: Source) -> None:
+    run = run_with(source, max_num_seqs=4, scheduling_policy="priority")
+    run.add("first", lora=lora(1), max_tokens=2)
+    run.step()
+    run.add("later", lora=lora(2), priority=1, max_tokens=2)
+    run.add("urgent", lora=lora(1), priority=-1, max_tokens=3)
+    assert set(run.step()) == {"first", "urgent"}
+    assert finish(run) == ["first", "urgent", "later"]
+
+
 def test_an_adapter_for_which_there_is_no_memory_waits_for_those_in_use(source: Source) -> None:
     source.is_full = True
     run = run_with(source, max_loras=2)
