@@ -65,12 +65,16 @@ class AdapterSeats:
     def give(self, sequence: Sequence) -> bool:
         """Give a sequence that waits its adapter, if it has one; False if it must wait.
 
-        Raises ValueError if it can have none.
+        One that has run goes on with the same one, which may be removed or replaced by now. Raises
+        ValueError if it can have none.
         """
         if sequence.lora is None:
             return True
         assert self._source is not None
         sequence.adapter = None
-        if self.has_room(sequence):
+        if not self.has_room(sequence):
+            return False
+        sequence.adapter = sequence.kept_adapter
+        if sequence.adapter is None:
             sequence.adapter = self._source.take(sequence.lora, self.in_use())
         return sequence.adapter is not None

@@ -122,7 +122,7 @@ class Seats:
         sequence.forget_unknown()
         self.blocks.release(sequence)
         sequence.status = SequenceStatus.WAITING
-        sequence.adapter = None
+        sequence.kept_adapter, sequence.adapter = sequence.adapter, None
         sequence.num_preemptions += 1
         self.waiting.push(sequence)
 

@@ -58,6 +58,7 @@ class Sequence:
         "due_tick",
         "first_token_ts",
         "is_scored",
+        "kept_adapter",
         "last_served",
         "logits_processors",
         "lora",
@@ -132,6 +133,7 @@ class Sequence:
         self.unknown_row = 0  # of the sampled rows of the step that chooses the last of them
         self.status = SequenceStatus.WAITING
         self.adapter: Any = None  # as the model computes it, while it runs
+        self.kept_adapter: Any = None  # with which it ran before it was preempted
         self.order: Order = (0, 0, arrival_time, 0)  # smaller is served earlier
         self.max_num_tokens = 0  # num_tokens at which the answer ends by length
         self.stop_ids: frozenset[int] = frozenset()  # end the answer: end-of-text and stop ids

@@ -163,14 +163,30 @@ def test_an_abort_while_it_waits_for_its_adapter_lets_the_next_one_in(source: So
     assert run.ends() == {"first": "length", "other": "abort", "same": "length"}
 
 
-def test_a_preempted_request_takes_its_adapter_again(source: Source) -> None:
+def test_a_preempted_request_goes_on_with_its_adapter_though_it_was_removed(
+    source: Source,
+) -> None:
     run = run_with(source)
     run.add("a", lora=lora(1), max_tokens=6)
     run.step()
     run.scheduler.preempt_all()
     assert sequence(run, "a").adapter is None
+    source.bad = {1}
     assert run.step() and sequence(run, "a").adapter == "loaded 1"
-    assert finish(run) == ["a"]
+    run.add("later", lora=lora(1), max_tokens=6)
+    finish(run)
+    assert run.ends() == {"later": "error", "a": "length"}
+
+
+def test_a_preempted_request_waits_for_room_like_others(source: Source) -> None:
+    run = run_with(source, scheduling_policy="priority")
+    run.add("a", lora=lora(1), max_tokens=6)
+    run.step()
+    run.scheduler.preempt_all()
+    run.add("urgent", lora=lora(2), priority=-1, max_tokens=3)
+    run.add("base", max_tokens=1)
+    assert set(run.step()) == {"urgent", "base"}
+    assert finish(run) == ["base", "urgent", "a"]
 
 
 def test_nobody_gives_way_to_one_that_waits_for_its_adapter(source: Source) -> None:
