@@ -50,15 +50,16 @@ class AdapterSeats:
         """Whether one that waits may have its adapter beside those that are in use."""
         if sequence.lora is None:
             return True
-        return len(self.in_use() | {sequence.lora.lora_int_id}) <= self._max_loras
+        return len(self._running_ones() | {_adapter_of(sequence.lora)}) <= self._max_loras
 
     def without_room(self, in_turn: Iterable[Sequence]) -> set[Sequence]:
         """Those of the waiting who must wait for an adapter: theirs, or that of one before them."""
-        in_use, waiting = self.in_use(), set[Sequence]()
-        if self._source is None or len(in_use) < self._max_loras:
+        running, waiting = self._running_ones(), set[Sequence]()
+        if self._source is None or len(running) < self._max_loras:
             return waiting
         for sequence in in_turn:
-            if sequence.lora is not None and (waiting or sequence.lora.lora_int_id not in in_use):
+            lora = sequence.lora
+            if lora is not None and (waiting or _adapter_of(lora) not in running):
                 waiting.add(sequence)
         return waiting
 
@@ -78,3 +79,11 @@ class AdapterSeats:
         if sequence.adapter is None:
             sequence.adapter = self._source.take(sequence.lora, self.in_use())
         return sequence.adapter is not None
+
+    def _running_ones(self) -> set[tuple[int, str]]:
+        return {_adapter_of(it.lora) for it in self._running if it.lora is not None}
+
+
+def _adapter_of(request: LoRARequest) -> tuple[int, str]:
+    """What tells adapters apart: after a removal a number may be that of other files."""
+    return (request.lora_int_id, request.content_hash)

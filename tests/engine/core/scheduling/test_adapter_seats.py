@@ -65,6 +65,17 @@ def test_so_many_different_adapters_run_at_a_time(source: Source) -> None:
     assert set(run.ends().values()) == {"length"}
 
 
+def test_another_adapter_under_the_number_of_one_that_runs_counts_as_one_more(
+    source: Source,
+) -> None:
+    run = run_with(source)
+    run.add("old", lora=lora(1, "old"), max_tokens=3)
+    run.add("new", lora=lora(1, "new"), max_tokens=3)
+    run.add("base", max_tokens=3)
+    assert set(run.step()) == {"old", "base"}
+    assert finish(run) == ["old", "base", "new"]
+
+
 def test_the_next_round_comes_at_once_after_one_whose_adapter_cannot_be_read(
     source: Source, caplog: pytest.LogCaptureFixture
 ) -> None:
