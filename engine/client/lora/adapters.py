@@ -35,9 +35,10 @@ class Adapters:
         self._added: dict[int, LoRARequest] = {}  # those of them that `add` was asked for
         self._pinned: set[int] = set()
         self._epoch: int | None = None  # of the core that has these
+        client.requests.on_adapter_refused = self._forget
 
     async def resolve(self, request: LoRARequest) -> LoRARequest:
-        """The adapter of a request, with its hash. The core is asked once for each.
+        """The adapter of a request, with its hash. Each core is asked once for each.
 
         Raises `ValidationError` for one that cannot be used, `RetryableRequestError` while there is
         no core.
@@ -77,6 +78,11 @@ class Adapters:
         await self._restore()
         return set(await self._client.call("list_loras"))
 
+    def _forget(self, request: LoRARequest) -> None:
+        """Its number may be that of other files by now: the next request has the core look."""
+        if self._known.get(request.lora_int_id) == request:
+            del self._known[request.lora_int_id]
+
     async def _ask(self, request: LoRARequest, *, is_needed_here: bool) -> LoRARequest:
         fields = msgspec.to_builtins(request)
         try:
@@ -99,6 +105,7 @@ class Adapters:
         is_first, self._epoch = self._epoch is None, ready.epoch
         if is_first:
             return
+        self._known.clear()  # another client may have replaced files meanwhile
         for number, request in list(self._added.items()):
             try:
                 await self._ask(request, is_needed_here=True)

@@ -6,7 +6,7 @@ goes through `OutputProcessor.end`, which emits its one last output. Nothing her
 messages for the core are returned.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from engine.errors import (
     ValidationError,
 )
 from engine.ipc import SequenceOutput
+from engine.lora import LoRARequest
 from engine.outputs import FinishReason, OutputError
 
 # What the core says of a request that it has not taken, and what its reader gets for it.
@@ -38,6 +39,8 @@ class OutputProcessor:
         self.request_states: dict[str, RequestState] = {}  # by internal id
         self.parent_requests: dict[str, ParentRequest] = {}  # by internal id, only with n > 1
         self._external_to_internal: dict[str, str] = {}  # of the parent, if there is one
+        # Called with the adapter that a request could not have.
+        self.on_adapter_refused: Callable[[LoRARequest], None] = lambda request: None
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.request_states)
@@ -93,6 +96,9 @@ class OutputProcessor:
             if output.error is not None and output.error[0] in REFUSALS:
                 self.fail(state, REFUSALS[output.error[0]](output.error[1]))
                 continue
+            if output.error is not None and output.error[0] == "lora_unavailable":
+                if state.lora_request is not None:
+                    self.on_adapter_refused(state.lora_request)
             before = (len(state.token_ids), state.metrics.num_preemptions, state.last_token_ts)
             try:
                 reason = state.update(output)

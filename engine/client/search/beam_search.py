@@ -121,6 +121,10 @@ class BeamSearchRun:
                 if is_first:
                     raise
                 await self._wait_for_core()
+            except ValidationError as error:
+                if is_first or self._options.get("lora_request") is None:
+                    raise
+                self._error = OutputError("lora_unavailable", f"{error}")
         return None
 
     async def _wait_for_core(self) -> None:
@@ -140,6 +144,8 @@ class BeamSearchRun:
 
     def _note(self, output: RequestOutput) -> None:
         completion, of_step = output.outputs[0], output.metrics
+        if output.lora_request is not None:  # with its hash: other files would be another search
+            self._options = {**self._options, "lora_request": output.lora_request}
         self._is_aborted |= completion.finish_reason == "abort"
         self._error = self._error or output.error
         if self._num_cached_tokens is None:

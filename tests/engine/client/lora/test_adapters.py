@@ -9,7 +9,14 @@ import msgspec
 import pytest
 import torch
 
-from engine import AsyncEngineArgs, AsyncLLM, LoRARequest, PoolingParams, SamplingParams
+from engine import (
+    AsyncEngineArgs,
+    AsyncLLM,
+    BeamSearchParams,
+    LoRARequest,
+    PoolingParams,
+    SamplingParams,
+)
 from engine.errors import RetryableRequestError, ValidationError
 from engine.ipc import Abort, AddRequest, decode_client_message, encode
 from engine.outputs import RequestOutput
@@ -185,6 +192,57 @@ async def test_adapters_are_kept_and_forgotten_by_number(
     assert calls(core) == ["add_lora", "pin_lora", "list_loras", "remove_lora", "add_lora"]
 
 
+async def test_files_that_were_replaced_fail_the_requests_that_ask_for_the_old_ones_alone(
+    engine: AsyncLLM, core: ScriptedCore
+) -> None:
+    refused = ("lora_unavailable", "/adapters/mine: is another adapter than before")
+    for content_hash, error in ((HASH, None), (HASH, refused), ("e" * 64, None)):
+        asking = asyncio.create_task(only(engine.generate(PROMPT, GREEDY, "r", lora_request=LORA)))
+        request = await receive(core, AddRequest)
+        assert request.lora == LORA.located(content_hash)
+        core.utilities["add_lora"] = ["e" * 64, ""]  # as another client had it read
+        core.emit(request.request_id, finish="error" if error else "length", error=error)
+        assert ((await asking).error is None) == (error is None)
+    assert calls(core) == ["add_lora", "add_lora"]
+
+
+async def test_the_next_core_is_asked_for_the_hash_again(
+    engine: AsyncLLM, core: ScriptedCore, address: str
+) -> None:
+    asking = asyncio.create_task(only(engine.generate(PROMPT, GREEDY, "r", lora_request=LORA)))
+    core.emit((await receive(core, AddRequest)).request_id, 67, finish="length")
+    await asking
+    await asyncio.to_thread(core.kill)
+    await settle(lambda: not engine.is_ready)
+    with with_adapters(ScriptedCore(address, epoch=2)) as following:
+        following.utilities["add_lora"] = ["e" * 64, ""]
+        await engine.wait_ready(PATIENCE)
+        asking = asyncio.create_task(only(engine.generate(PROMPT, GREEDY, "r", lora_request=LORA)))
+        request = await receive(following, AddRequest)
+        assert request.lora == LORA.located("e" * 64)
+        following.emit(request.request_id, 67, finish="length")
+        await asking
+
+
+async def test_a_beam_search_ends_where_the_next_core_finds_other_files(
+    engine: AsyncLLM, core: ScriptedCore, address: str
+) -> None:
+    logprobs = [[[70, -0.5, 1], [71, -1.5, 2]]]
+    params = BeamSearchParams(beam_width=1, max_tokens=9)
+    asking = asyncio.create_task(only(engine.beam_search(PROMPT, "s", params, LORA)))
+    await receive(core, AddRequest)
+    await asyncio.to_thread(core.kill)
+    await settle(lambda: not engine.is_ready)
+    with with_adapters(ScriptedCore(address, epoch=2)) as following:
+        following.utilities["add_lora"] = ["", "/adapters/mine: is another adapter than before"]
+        request = await receive(following, AddRequest)
+        following.emit(request.request_id, 70, finish="length", logprobs=logprobs)
+        output = await asking
+    assert output.error is not None and output.error.code == "lora_unavailable"
+    assert output.outputs[0].token_ids == [70]
+    assert following.calls[0].args[0] == msgspec.to_builtins(LORA.located(HASH))
+
+
 async def test_the_next_core_gets_request_and_hash_and_what_was_added(
     engine: AsyncLLM, core: ScriptedCore, address: str
 ) -> None:
@@ -220,7 +278,7 @@ async def test_a_core_that_dies_while_it_reads_an_adapter_may_be_asked_again(
 def test_a_client_of_an_older_version_asks_for_no_adapter() -> None:
     request = AddRequest("r", PROMPT, SamplingParams(), 0.0)
     fields = msgspec.msgpack.decode(encode(request))
-    assert decode_client_message(msgspec.msgpack.encode(fields[:-1])) == request
+    assert decode_client_message(msgspec.msgpack.encode(fields[:-2])) == request
 
 
 # ---- real cores
