@@ -5,14 +5,24 @@ request, so that a core that has to read an adapter again, or that comes after a
 same text of it or refuses.
 """
 
+import logging
 from typing import Any
 
 import msgspec
 
 from engine.client.requests.core_client import CoreClient
-from engine.errors import EngineDeadError, RetryableRequestError, ValidationError, refuse
+from engine.config import EngineConfig
+from engine.errors import (
+    EngineDeadError,
+    EngineGenerateError,
+    RetryableRequestError,
+    ValidationError,
+    refuse,
+)
 from engine.ipc import Ready
 from engine.lora import LoRARequest
+
+logger = logging.getLogger(__name__)
 
 
 def check_lora(request: Any, ready: Ready | None) -> None:
@@ -32,9 +42,11 @@ class Adapters:
     def __init__(self, client: CoreClient) -> None:
         self._client = client
         self._known: dict[int, LoRARequest] = {}  # with hashes
-        self._added: dict[int, LoRARequest] = {}  # those of them that `add` was asked for
+        # What each core is asked to have, with hashes, the latest last: what was added or pinned.
+        self._kept: dict[int, LoRARequest] = {}
         self._pinned: set[int] = set()
-        self._epoch: int | None = None  # of the core that has these
+        self._missing: dict[int, LoRARequest] = {}  # what the present core was not asked for yet
+        self._epoch: int | None = None  # of that core
         client.requests.on_adapter_refused = self._forget
 
     async def resolve(self, request: LoRARequest) -> LoRARequest:
@@ -55,13 +67,13 @@ class Adapters:
         check_lora(request, self._client.ready)
         await self._restore()
         known = await self._ask(request.located(), is_needed_here=True)
-        self._added[request.lora_int_id] = known
+        self._keep(known)
 
     async def remove(self, number: int) -> bool:
         """Have the core forget it. False: it does not have it."""
         await self._restore()
         self._pinned.discard(number)
-        self._added.pop(number, None)
+        self._kept.pop(number, None)
         self._known.pop(number, None)
         return bool(await self._client.call("remove_lora", number))
 
@@ -71,6 +83,8 @@ class Adapters:
         is_here = bool(await self._client.call("pin_lora", number))
         if is_here:
             self._pinned.add(number)
+            if number in self._known:
+                self._keep(self._known[number])
         return is_here
 
     async def numbers(self) -> set[int]:
@@ -95,22 +109,50 @@ class Adapters:
             raise ValidationError(f"lora_request: {problem}", "lora_request", request.lora_path)
         found = request.located(content_hash)
         self._known[request.lora_int_id] = found
+        if request.lora_int_id in self._pinned:
+            self._keep(found)
         return found
 
+    def _keep(self, request: LoRARequest) -> None:
+        self._kept.pop(request.lora_int_id, None)
+        self._kept[request.lora_int_id] = request
+
     async def _restore(self) -> None:
-        """Give a core that has come since what the one before it was asked to keep."""
+        """Give a core that has come since what the one before it was asked to keep.
+
+        What fails here for want of a core is tried again by the next call.
+        """
         ready = self._client.ready
-        if ready is None or ready.epoch == self._epoch:
+        if ready is None:
             return
-        is_first, self._epoch = self._epoch is None, ready.epoch
-        if is_first:
-            return
-        self._known.clear()  # another client may have replaced files meanwhile
-        for number, request in list(self._added.items()):
+        if ready.epoch != self._epoch:
+            is_first, self._epoch = self._epoch is None, ready.epoch
+            if not is_first:
+                self._known.clear()  # another client may have replaced files meanwhile
+                self._missing = self._worth_reading(ready.config)
+        while self._missing:
+            number = next(iter(self._missing))
+            request, is_pinned = self._missing.pop(number), number in self._pinned
             try:
-                await self._ask(request, is_needed_here=True)
+                await self._ask(request, is_needed_here=is_pinned)
+                if is_pinned:
+                    await self._client.call("pin_lora", number)
             except ValidationError:  # its files are gone, or others: who uses it will hear
-                del self._added[number]
-                continue
-            if number in self._pinned:
-                await self._client.call("pin_lora", number)
+                self._kept.pop(number, None)
+                self._pinned.discard(number)
+            except EngineGenerateError:
+                logger.exception("adapter %d is not in the new core", number)
+            except BaseException:
+                self._missing.setdefault(number, request)
+                raise
+
+    def _worth_reading(self, config: EngineConfig) -> dict[int, LoRARequest]:
+        """All that are pinned, and the latest others for which there is room.
+
+        Requests have the rest read: running answers wait while the core reads one.
+        """
+        pinned = {number: it for number, it in self._kept.items() if number in self._pinned}
+        others = [number for number in self._kept if number not in pinned]
+        num_others = max(0, (config.max_cpu_loras or config.max_loras) - len(pinned))
+        latest = others[len(others) - min(num_others, len(others)) :]
+        return pinned | {number: self._kept[number] for number in latest}

@@ -33,7 +33,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 
 
 def with_adapters(core: ScriptedCore) -> ScriptedCore:
-    config = msgspec.structs.replace(core.ready.config, enable_lora=True)
+    config = msgspec.structs.replace(core.ready.config, enable_lora=True, max_cpu_loras=3)
     core.ready = msgspec.structs.replace(core.ready, config=config)
     core.utilities |= {"add_lora": [HASH, ""], "list_loras": [3], "pin_lora": True}
     core.utilities["remove_lora"] = True
@@ -260,6 +260,74 @@ async def test_the_next_core_gets_request_and_hash_and_what_was_added(
         assert (await asking).metrics is not None
         await engine.list_loras()
         assert calls(following) == ["add_lora", "pin_lora", "list_loras"]
+
+
+def adapter(number: int) -> LoRARequest:
+    return LoRARequest(f"{number}", number, f"/adapters/{number}")
+
+
+async def asked_of_the_next(
+    engine: AsyncLLM, core: ScriptedCore, address: str
+) -> list[tuple[str, int]]:
+    """Kill the core; what the next one is asked for when it is asked for anything."""
+    await asyncio.to_thread(core.kill)
+    await settle(lambda: not engine.is_ready)
+    with with_adapters(ScriptedCore(address, epoch=2)) as following:
+        await engine.wait_ready(PATIENCE)
+        await engine.list_loras()
+        return [
+            (call.name, call.args[0]["lora_int_id"] if call.name == "add_lora" else call.args[0])
+            for call in following.calls[:-1]
+        ]
+
+
+async def test_the_next_core_reads_what_is_pinned_and_the_latest_for_which_there_is_room(
+    engine: AsyncLLM, core: ScriptedCore, address: str
+) -> None:
+    for number in (1, 2, 3, 4, 2):
+        await engine.add_lora(adapter(number))
+    await engine.pin_lora(1)
+    expected = [("add_lora", 1), ("pin_lora", 1), ("add_lora", 4), ("add_lora", 2)]
+    assert await asked_of_the_next(engine, core, address) == expected
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_an_adapter_that_a_request_brought_is_pinned_in_the_next_core_as_well(
+    is_known: bool, engine: AsyncLLM, core: ScriptedCore, address: str
+) -> None:
+    if not is_known:
+        await engine.pin_lora(3)  # of another client
+    asking = asyncio.create_task(only(engine.generate(PROMPT, GREEDY, "r", lora_request=LORA)))
+    core.emit((await receive(core, AddRequest)).request_id, 67, finish="length")
+    await asking
+    if is_known:
+        await engine.pin_lora(3)
+    expected = [("add_lora", 3), ("pin_lora", 3)]
+    assert await asked_of_the_next(engine, core, address) == expected
+
+
+async def test_what_a_core_was_not_asked_for_because_the_caller_left_the_next_call_asks_for(
+    engine: AsyncLLM, core: ScriptedCore, address: str
+) -> None:
+    for number in (1, 2):
+        await engine.add_lora(adapter(number))
+        await engine.pin_lora(number)
+    await asyncio.to_thread(core.kill)
+    await settle(lambda: not engine.is_ready)
+    with with_adapters(ScriptedCore(address, epoch=2)) as following:
+        del following.utilities["pin_lora"]  # that call is not answered
+        await engine.wait_ready(PATIENCE)
+        asking = asyncio.create_task(engine.list_loras())
+        await settle(lambda: "pin_lora" in calls(following))
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        following.utilities["pin_lora"] = True
+        await engine.list_loras()
+        names = ["add_lora", "pin_lora", "add_lora", "pin_lora", "add_lora", "pin_lora"]
+        assert calls(following) == [*names, "list_loras"]
+        numbers = [call.args[0] for call in following.calls if call.name == "pin_lora"]
+        assert sorted(numbers) == [1, 1, 2]
 
 
 async def test_a_core_that_dies_while_it_reads_an_adapter_may_be_asked_again(
