@@ -22,7 +22,7 @@ def pairs(first: Any, second: Any) -> list[tuple[str, str]]:
 
 
 def similarity(one: PoolingRequestOutput, other: PoolingRequestOutput) -> PoolingRequestOutput:
-    """The cosine of the angle between two embeddings of length 1; or why there is none."""
+    """The cosine of the angle between two embeddings; or why there is none."""
     failed = next((each for each in (one, other) if each.finish_reason != "stop"), None)
     data = [] if failed else [_cosine(one.outputs.data, other.outputs.data)]
     return PoolingRequestOutput(
@@ -37,4 +37,6 @@ def similarity(one: PoolingRequestOutput, other: PoolingRequestOutput) -> Poolin
 
 
 def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
-    return math.fsum(a * b for a, b in zip(one, other, strict=True))
+    """0 where one of them has no direction."""
+    lengths = math.hypot(*one) * math.hypot(*other)
+    return math.fsum(a * b for a, b in zip(one, other, strict=True)) / lengths if lengths else 0.0

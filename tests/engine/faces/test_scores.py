@@ -39,11 +39,18 @@ def test_other_numbers_of_texts_are_refused(first: Any, second: Any) -> None:
         pairs(first, second)
 
 
-def test_the_score_is_the_cosine() -> None:
-    output = similarity(embedding("7", 0.6, 0.8), embedding("8", 1.0, 0.0))
+@pytest.mark.parametrize("length", [1.0, 5.0])  # which is 1 unless it is asked for as it is
+def test_the_score_is_the_cosine(length: float) -> None:
+    first = embedding("7", 0.6 * length, 0.8 * length)
+    output = similarity(first, embedding("8", length, 0.0))
     assert output.outputs.score == pytest.approx(0.6)
     assert (output.request_id, output.num_cached_tokens) == ("7_8", 32)
     assert (output.prompt_token_ids, output.finish_reason) == ([1, 2, 1, 2], "stop")
+
+
+def test_an_embedding_of_zeros_is_like_nothing() -> None:
+    output = similarity(embedding("7", 0.0, 0.0), embedding("8", 1.0, 0.0))
+    assert output.outputs.score == 0
 
 
 def test_without_an_embedding_there_is_no_score() -> None:
