@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -71,9 +72,13 @@ class Tracing:
         """A moment of `time.monotonic()` on the wall clock, in the order of all such moments."""
         return self._ahead_ns + round(at * 1e9)
 
-    def context(self, headers: Mapping[str, str]) -> Context:
+    def context(self, headers: Mapping[Any, Any]) -> Context:
         """The span that the W3C's headers name; nobody's if they are malformed, or missing."""
-        given = {name.lower(): value for name, value in headers.items()}
+        given = {
+            name.lower(): value
+            for name, value in headers.items()
+            if isinstance(name, str) and isinstance(value, str)
+        }
         _ours.are_speaking = True
         try:
             return self._propagator.extract({n: given[n] for n in HEADERS if n in given})

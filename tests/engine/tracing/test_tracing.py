@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -94,6 +95,24 @@ def test_a_malformed_parent_is_ignored_without_a_word(
     assert (span.parent_id, span.trace_state) == ("", "")
     assert span.trace_id != TRACE
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("headers", "parent_id"),
+    [
+        ({"traceparent": PARENT.encode()}, ""),
+        ({b"traceparent": PARENT}, ""),
+        ({"traceparent": [PARENT]}, ""),
+        ({1: 2, b"x": "y", "traceparent": PARENT, "tracestate": None}, SPAN),
+    ],
+)
+def test_headers_that_are_no_text_are_ignored(
+    headers: Any, parent_id: str, collector: Collector
+) -> None:
+    tracing = open_tracing(collector.url)
+    make_spans(tracing, 1, headers)
+    tracing.close()
+    assert collector.only("x").parent_id == parent_id
 
 
 def test_a_malformed_state_leaves_the_parent(
