@@ -76,6 +76,7 @@ class GenerationResult:
         self._loop = loop or asyncio.get_running_loop()
         self._is_aborted = False
         self._has_ended = False
+        self._failure: Exception | None = None  # that came in place of an end
         self._stream: RequestOutputCollector | None = None
         kind = RequestOutputKind.DELTA if is_streaming else RequestOutputKind.FINAL_ONLY
         params = msgspec.structs.replace(params, output_kind=kind)
@@ -112,6 +113,7 @@ class GenerationResult:
 
     def __next__(self) -> "GenerationResult":
         if self._has_ended:
+            self._raise_error()
             raise StopIteration
         self._result_step(None)
         self._raise_error()
@@ -122,6 +124,7 @@ class GenerationResult:
 
     async def __anext__(self) -> "GenerationResult":
         if self._has_ended:
+            self._raise_error()
             raise StopAsyncIteration
         await self._aresult_step()
         self._raise_error()
@@ -179,8 +182,8 @@ class GenerationResult:
                 self._opening = None
             assert self._stream is not None
             output = await self._stream.get_or_end()
-        except Exception:
-            self._has_ended = True
+        except Exception as error:
+            self._has_ended, self._failure = True, error
             raise
         if output is not None:
             self._take(output)
@@ -218,6 +221,9 @@ class GenerationResult:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def _raise_error(self) -> None:
+        """To each reader, however many there were before."""
+        if self._failure is not None:
+            raise self._failure
         if self.error is not None:
             raise EngineGenerateError(self.error.message)
 

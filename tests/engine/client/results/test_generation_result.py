@@ -119,14 +119,24 @@ async def test_a_request_that_fails_raises(engine: AsyncLLM, core: ScriptedCore)
     for _ in range(2):
         with pytest.raises(EngineGenerateError, match="too late"):
             await result
+    with pytest.raises(EngineGenerateError, match="too late"):
+        await anext(result)
     assert result.error is not None and result.error.code == "request_timeout"
 
 
 async def test_bad_input_is_refused_when_it_is_read(engine: AsyncLLM, core: ScriptedCore) -> None:
     wrong: Any = "high"
     for inputs, priority in (([], 0), (PROMPT, wrong)):
-        with pytest.raises(ValidationError):
-            await engine.generate_async(inputs, greedy(1), priority=priority)
+        result = engine.generate_async(inputs, greedy(1), priority=priority)
+        for _ in range(2):
+            with pytest.raises(ValidationError):
+                await result
+            with pytest.raises(ValidationError):
+                await anext(result)
+            with pytest.raises(ValidationError):
+                await asyncio.to_thread(result.result)
+            with pytest.raises(ValidationError):
+                await asyncio.to_thread(next, result)
     with pytest.raises(ValidationError, match="lora_request"):
         await engine.generate_async(PROMPT, greedy(1), lora_request=object())  # type: ignore[arg-type]  # what is no adapter
     assert engine.get_num_unfinished_requests() == 0
