@@ -13,6 +13,8 @@ from engine.errors import check_text, refuse
 MAX_NAME_CHARACTERS = 1024
 MAX_ID = (1 << 63) - 1
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+# What is read of each. The core, which knows layers and rank, mostly allows fewer weights.
+MAX_ADAPTER_BYTES = {ADAPTER_FILES[0]: 1 << 20, ADAPTER_FILES[1]: 8 << 30}
 _PIECE_BYTES = 1 << 20
 
 
@@ -65,7 +67,8 @@ class LoRARequest(msgspec.Struct, frozen=True):
 def hash_adapter(folder: str | Path) -> str:
     """What the engine will find as the `content_hash` of an adapter's folder.
 
-    Reads both files whole. Raises OSError, also for a link and for what is no regular file.
+    Reads both files whole. Raises OSError, also for a link, for what is no regular file and for
+    what is longer than `MAX_ADAPTER_BYTES`.
     """
     digest = hashlib.sha256()
     for name in ADAPTER_FILES:
@@ -74,8 +77,13 @@ def hash_adapter(folder: str | Path) -> str:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):  # it may have no end
                 raise OSError(errno.EINVAL, "is no regular file", str(path))
+            if status.st_size > MAX_ADAPTER_BYTES[name]:
+                problem = f"has {status.st_size} bytes, of at most {MAX_ADAPTER_BYTES[name]}"
+                raise OSError(errno.EFBIG, problem, str(path))
             if name == ADAPTER_FILES[0]:  # where it ends, and the weights begin
                 digest.update(status.st_size.to_bytes(8, "little"))
-            while piece := file.read(_PIECE_BYTES):
+            num_left = status.st_size  # it may grow while it is read
+            while piece := file.read(min(num_left, _PIECE_BYTES)):
                 digest.update(piece)
+                num_left -= len(piece)
     return digest.hexdigest()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.core.models.lora.adapter_folder import read_adapter
-from engine.lora import ADAPTER_FILES, hash_adapter
+from engine.lora import ADAPTER_FILES, MAX_ADAPTER_BYTES, hash_adapter
 from tests.engine.helpers.lora.adapters import build_adapter
 from tests.helpers.tiny_model import build_tiny_model
 
@@ -38,3 +38,21 @@ def test_a_file_that_is_missing_or_a_link_has_none(tmp_path: Path, name: str) ->
     (tmp_path / name).unlink()
     (tmp_path / name).write_text("other content")
     assert hash_adapter(tmp_path) != whole
+
+
+@pytest.mark.parametrize("name", ADAPTER_FILES)
+def test_a_file_that_is_too_long_is_refused_before_it_is_read(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hashlib.sha256", HashOfFewBytes)
+    for file in ADAPTER_FILES:
+        (tmp_path / file).write_text("content")
+    os.truncate(tmp_path / name, MAX_ADAPTER_BYTES[name] + 1)  # a hole: it takes no room
+    with pytest.raises(OSError, match=f"has {MAX_ADAPTER_BYTES[name] + 1} bytes") as caught:
+        hash_adapter(tmp_path)
+    assert caught.value.filename == str(tmp_path / name)
+
+
+class HashOfFewBytes:
+    def update(self, piece: bytes) -> None:
+        assert len(piece) <= 8

@@ -18,10 +18,9 @@ from torch import Tensor
 from engine.core.models.lora.peft_config import AdapterError, PeftConfig, parse_config
 from engine.errors import UnsupportedModelError
 from engine.folder.model_files import decode, describe, parse_object
+from engine.lora import ADAPTER_FILES, MAX_ADAPTER_BYTES
 
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
-MAX_CONFIG_BYTES = 1 << 20
+CONFIG, WEIGHTS = ADAPTER_FILES
 MAX_HEADER_BYTES = 16 << 20  # of the weights: names and shapes
 PREFIX = "base_model.model."  # of a tensor's name, in front of the module's
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -51,7 +50,7 @@ def read_adapter(folder: Path, shapes: Shapes, max_rank: int) -> AdapterWeights:
 
     Raises `AdapterError`, which names the file.
     """
-    config_bytes = _read(folder / CONFIG, MAX_CONFIG_BYTES)
+    config_bytes = _read(folder / CONFIG, MAX_ADAPTER_BYTES[CONFIG])
     num_weights = sum(max_rank * sum(shape) for shape in shapes.values())
     weights_bytes = _read(folder / WEIGHTS, MAX_HEADER_BYTES + 4 * num_weights)
     with _naming(folder / CONFIG):
