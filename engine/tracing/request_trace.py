@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.errors import refuse
+from engine.lora import LoRARequest
 from engine.outputs import RequestMetrics
 from engine.sampling_params import SamplingParams
 
@@ -29,6 +30,8 @@ class Traced(Protocol):
     @property
     def params(self) -> SamplingParams: ...
     @property
+    def lora_request(self) -> LoRARequest | None: ...
+    @property
     def metrics(self) -> RequestMetrics: ...
     @property
     def prompt_token_ids(self) -> Sequence[int]: ...
@@ -43,7 +46,9 @@ class Traced(Protocol):
 
 
 class RequestTrace:
-    """`headers` name the caller's span. `arrival_time`, if given, is wall clock, in seconds."""
+    """`headers` name the caller's span. `model` answers where no adapter does. `arrival_time`, if
+    given, is wall clock, in seconds.
+    """
 
     def __init__(
         self,
@@ -79,13 +84,14 @@ class RequestTrace:
         tracing.end(span, tracing.ns(now), {**_used(request, reason), **latency}, error)
 
     def _asked(self, request: Traced) -> Attributes:
-        params = request.params
+        params, lora = request.params, request.lora_request
+        model = self._model if lora is None else lora.lora_name
         asked: dict[str, str | int | float] = {
             "gen_ai.operation.name": "text_completion",
             "gen_ai.provider.name": "parley",
             "gen_ai.request.id": str(request.request_id),
-            "gen_ai.request.model": self._model,
-            "gen_ai.response.model": self._model,
+            "gen_ai.request.model": model,
+            "gen_ai.response.model": model,
             "gen_ai.request.temperature": params.temperature,
             "gen_ai.request.top_p": params.top_p,
             "gen_ai.request.n": params.n,

@@ -10,7 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine import AsyncEngineArgs, AsyncLLM, PoolingParams, RequestOutputKind, SamplingParams
+from engine import (
+    AsyncEngineArgs,
+    AsyncLLM,
+    LoRARequest,
+    PoolingParams,
+    RequestOutputKind,
+    SamplingParams,
+)
 from engine.errors import EngineDeadError, ValidationError
 from engine.ipc import AddRequest
 from engine.tracing.endpoint import open_tracing
@@ -118,6 +125,22 @@ async def test_an_answer_is_a_span_with_the_times_that_the_core_reports(
     }
     assert span.attributes.pop("gen_ai.response.finish_reasons") == ["stop"]
     assert span.attributes == pytest.approx(expected)
+
+
+async def test_the_model_of_an_answer_with_an_adapter_is_the_adapter(
+    core: ScriptedCore, model: Path, collector: Collector, tracing: Tracing
+) -> None:
+    config = msgspec.structs.replace(core.ready.config, enable_lora=True)
+    core.ready = msgspec.structs.replace(core.ready, config=config)
+    core.utilities["add_lora"] = ["f" * 64, ""]
+    core.on_add = lambda _, request: core.emit(request.request_id, A, finish="length")
+    engine = AsyncLLM.connect(core.address, model=str(model), tracing=tracing)
+    await engine.wait_ready(PATIENCE)
+    lora = LoRARequest("pirate", 1, "/adapters/pirate")
+    await read(engine, PROMPT, DELTA, "r", lora_request=lora)
+    engine.shutdown()
+    attributes = request_span(collector, tracing).attributes
+    assert attributes["gen_ai.request.model"] == attributes["gen_ai.response.model"] == "pirate"
 
 
 async def test_an_abort_before_the_first_token_has_the_phases_that_were_entered(
