@@ -26,6 +26,7 @@ from server.config.limits import Limits
 from server.config.worker import WorkerConfig, WorkerSettings
 from server.engines.client import EngineTokenizer, SamplingParams, ServedModel, TokensPrompt
 from server.worker.app import Worker
+from sessions.connection.link import Call
 from sessions.store.store import SessionStore
 from tests.end_to_end.frames.client_model import Frame
 from tests.end_to_end.oracle.history import History
@@ -203,15 +204,42 @@ async def running_workers(
 ) -> AsyncIterator[list[Worker]]:
     """So many workers on one Redis and one engine."""
     async with contextlib.AsyncExitStack() as stack:
-        workers = []
-        for number in range(count):
-            store = await HesitantStore.open(url, prefix=prefix, lease_seconds=intervals.lease)
-            store.hesitate(dice)
-            config = _config(f"w{number}", url, intervals)
-            worker = Worker(config, store, engine, MODEL, tracing)
-            await stack.enter_async_context(_lifespan(worker.app))
-            workers.append(worker)
-        yield workers
+        yield [
+            await stack.enter_async_context(
+                running_worker(url, prefix, engine, dice, f"w{number}", intervals, tracing)
+            )
+            for number in range(count)
+        ]
+
+
+@contextlib.asynccontextmanager
+async def running_worker(
+    url: str,
+    prefix: str,
+    engine: ScriptedEngine,
+    dice: Dice,
+    name: str,
+    intervals: Intervals = SHORTENED,
+    tracing: Tracing | None = None,
+) -> AsyncIterator[Worker]:
+    """One of them, which may join the others later."""
+    store = await HesitantStore.open(url, prefix=prefix, lease_seconds=intervals.lease)
+    store.hesitate(dice)
+    worker = Worker(_config(name, url, intervals), store, engine, MODEL, tracing)
+    async with _lifespan(worker.app):
+        yield worker
+
+
+async def kill(worker: Worker) -> None:
+    """From outside it is as if its process were killed: it sends Redis nothing more.
+
+    Whose connections it has is the caller's to cut. Returns when Redis has carried out what was on
+    its way there.
+    """
+    client = worker.store.client
+    last = client._enqueue(("PING",))
+    client._enqueue = lambda command: Call(())  # type: ignore[method-assign]  # never answered
+    await last.future
 
 
 def _config(replica: str, url: str, intervals: Intervals) -> WorkerConfig:
@@ -280,6 +308,7 @@ class LocalClient(ChatClient):
         self._worker = worker
         self._requests: asyncio.Queue[Message] = asyncio.Queue()
         self._accepted = asyncio.Event()
+        self._is_lost = False
 
     async def __aenter__(self) -> Self:
         scope = {
@@ -304,11 +333,20 @@ class LocalClient(ChatClient):
 
     async def __aexit__(self, *_: object) -> None:
         self.cut()
-        await self._task
+        if not self._is_lost:
+            await self._task
         if self.close_code is None:
             await self.end(0)
         if self.broken is not None:
             raise self.broken
+
+    async def lose_worker(self) -> None:
+        """Its worker was killed, and answers nothing any more."""
+        self._is_lost = True
+        self._accepted.set()
+        self._task.cancel()
+        if self.close_code is None:
+            await self.end(0)
 
     def cut(self) -> None:
         """Lose the connection without a close frame."""
