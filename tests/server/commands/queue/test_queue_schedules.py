@@ -175,14 +175,21 @@ class QueueTab:
             case "send":
                 await self._change("queue.send", items)
             case "stop":
-                client = await self._connected()
-                await client.send("stop", response_id=self._active)  # its end may be the reply
+                await self._stop()
             case "resume":
                 await self.request("queue.send", session_id=self._schedule.session)
             case "cut":
                 if self._client is not None:
                     self._client.cut()
                     await self.leave()
+
+    async def _stop(self) -> None:
+        """Once: what it is answered with may be the end of what it means."""
+        try:
+            client = await self._connected()
+            await client.send("stop", response_id=self._active)
+        except Closed:
+            await self.leave()
 
     async def _ask(self, kind: str, **fields: Any) -> None:
         self._num_inputs += 1
