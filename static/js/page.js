@@ -121,11 +121,13 @@ export class Page {
 
   /**
    * @param {string} text
-   * @param {{replaces?: boolean}} [how] whether it ends the answer that is being written; otherwise it waits for it
+   * @param {{replaces?: boolean, steers?: boolean}} [how] whether it ends the answer that is being written, or
+   *   that one goes on with it; otherwise it waits
    * @returns {boolean} whether the message is on its way
    */
-  say(text, { replaces = false } = {}) {
-    const isBusy = this.chat.activity() !== "idle";
+  say(text, { replaces = false, steers = false } = {}) {
+    const activity = this.chat.activity();
+    const isBusy = activity !== "idle";
     if (text.trim() === "" || (isBusy && this.chat.currentId === null)) return false;
     if (this.#tooLong(text)) {
       this.drafts.refuse(this.chat.currentId, { code: "message_too_large" });
@@ -133,10 +135,29 @@ export class Page {
     }
     this.drafts.set("");
     if (this.chat.eviction) this.chat.reopen();
-    const settings = this.chat.currentId === null ? this.settings.current : undefined;
-    this.chat.say(text, { settings, onBusy: isBusy ? (replaces ? "cancel" : "queue") : undefined });
+    if (steers && activity === "running") {
+      this.chat.steer(text);
+    } else if (isBusy && !replaces && activity !== "stopping") {
+      this.chat.enqueue(text);
+      this.spoken.value = "Your message waits for the answer";
+    } else {
+      const settings = this.chat.currentId === null ? this.settings.current : undefined;
+      this.chat.say(text, { settings, onBusy: isBusy ? (replaces ? "cancel" : "queue") : undefined });
+    }
     this.transcript.scroll.toLatest();
     return true;
+  }
+
+  /** The words of what waits, also where an event has left them out. */
+  async queuedText({ id, input }) {
+    if (input !== undefined) return input;
+    const sessionId = this.chat.currentId;
+    let text = null;
+    await this.#tell(async () => {
+      const { items } = await api.getQueue(sessionId);
+      text = items.find((item) => item.id === id)?.input ?? null;
+    });
+    return text;
   }
 
   /** Another answer, or the rest of one; what is being written gives way to it. */

@@ -44,6 +44,11 @@ export function listMessages(sessionId, before = null) {
   return get(`${sessionPath(sessionId)}/messages?${query}`);
 }
 
+/** @returns {Promise<{items: object[]}>} what waits to be asked, with whole texts */
+export function getQueue(sessionId) {
+  return get(`${sessionPath(sessionId)}/queue`);
+}
+
 /** @returns {Promise<object[]>} the models that there are; the first one answers by default */
 export async function listModels() {
   return (await get("/v1/models")).data;

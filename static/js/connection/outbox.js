@@ -16,6 +16,7 @@ const PREFIX = "parley.unsent."; // one item per message: two tabs never overwri
  * @property {string | null} sessionId null until a new session is created
  * @property {string | null} sessionKey idempotency key of that `session.create`
  * @property {string} text of the question, "" where one that is stored is answered again
+ * @property {object} [as] the fields of the frame that has it wait, in place of a `response.create`
  * @property {object} [wish] what its `response.create` says; pages of an older version stored the text alone
  * @property {object} [settings] of the session that is to be made for it
  * @property {string} [editOf] the message in whose place it stands
@@ -65,7 +66,8 @@ export class Outbox {
   }
 
   /** The frames that bring a message forward: first its session, then itself, then its early stop. */
-  framesOf({ key, sessionId, sessionKey, text, wish = { input: text }, settings, stopped }) {
+  framesOf({ key, sessionId, sessionKey, text, wish = { input: text }, as, settings, stopped }) {
+    if (as) return [{ ...as, event_id: key, idempotency_key: key, input: text }];
     if (sessionId === null) {
       return [{ type: "session.create", event_id: key, idempotency_key: sessionKey, ...(settings && { settings }) }];
     }

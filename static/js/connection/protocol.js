@@ -9,6 +9,7 @@ export const SUBPROTOCOL = "chat.v1";
 const REASON_TEXTS = {
   admin_cancelled: "stopped by an administrator",
   superseded: "stopped by a newer question",
+  steered: "goes on with your next message",
   no_viewers: "stopped, nobody was watching",
   session_deleted: "chat deleted",
   max_output_tokens: "reached the length limit",
@@ -24,7 +25,7 @@ const REASON_TEXTS = {
 
 /** The reasons of a response that somebody wanted to end; the others cut it short. */
 const STOP_REASONS = new Set(
-  "client_cancelled admin_cancelled superseded no_viewers session_deleted".split(" "),
+  "client_cancelled admin_cancelled superseded steered no_viewers session_deleted".split(" "),
 );
 
 /** What happened, and what to do about it. `{wait}` becomes a countdown where the server gave one. */
@@ -43,6 +44,7 @@ const ERROR_TEXTS = {
   session_not_found: "This chat no longer exists. Start a new one.",
   message_not_found: "That message no longer exists. Reload the page.",
   response_not_found: "That answer is already over.",
+  item_not_found: "That message does not wait any more.",
   model_not_found: "The server does not have that model.",
   response_in_progress: "An answer is still being written. Wait for it or stop it, then send again.",
   idempotency_key_reused: "That message was already sent. Reload the page to see it.",

@@ -6,7 +6,9 @@ import { html } from "../widgets/html.js";
 const SHORTCUTS = [
   [["Enter"], "Send the message"],
   [["Shift", "Enter"], "Begin a new line"],
+  [["Enter"], "While an answer is written: send after it"],
   [["Ctrl", "Enter"], "Send in place of the answer that is being written"],
+  [["Alt", "Enter"], "Steer the answer: it goes on with the message"],
   [["Esc"], "Stop the answer"],
   [["Ctrl", "K"], "Go to a chat, or do something"],
   [["Ctrl", "Shift", "O"], "New chat"],

@@ -8,6 +8,7 @@ import { html } from "../widgets/html.js";
 import { Down, Mark, Menu, Plus, Sliders } from "../widgets/icons.js";
 import { Composer } from "./composer.js";
 import { BannerPlace, SignedOut, Spoken, Toasts } from "./notices.js";
+import { QueuePlace } from "./queue.js";
 import { Sidebar } from "./sidebar.js";
 
 /** The demo model knows one harbour village and nothing else; other models know more. */
@@ -50,6 +51,7 @@ export function App({ page }) {
         <${EmptyState} page=${page} />
         <${Pill} page=${page} />
       </div>
+      <${QueuePlace} page=${page} />
       <${Composer} page=${page} />
     </main>
     <${Dialogs} page=${page} />

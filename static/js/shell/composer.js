@@ -7,6 +7,7 @@ import { errorText } from "../connection/protocol.js";
 import { html } from "../widgets/html.js";
 import { Send, Stop } from "../widgets/icons.js";
 
+const BUSY_TITLE = "Send after this answer (Enter), in its place (Ctrl+Enter), or steer it (Alt+Enter)";
 const GROWS_BY_ITSELF = CSS.supports("field-sizing", "content");
 
 export function Composer({ page }) {
@@ -26,7 +27,7 @@ export function Composer({ page }) {
     const newline = event.shiftKey || event.isComposing || matchMedia("(pointer: coarse)").matches;
     if (event.key !== "Enter" || newline) return;
     event.preventDefault();
-    send({ replaces: event.ctrlKey || event.metaKey });
+    send({ replaces: event.ctrlKey || event.metaKey, steers: event.altKey });
   };
   return html`<form class="composer" onSubmit=${(event) => (event.preventDefault(), send())}>
     <${Closed} page=${page} />
@@ -44,7 +45,7 @@ export function Composer({ page }) {
 function Action({ page, activity }) {
   const isIdle = activity === "idle";
   const isEmpty = page.drafts.text.value.trim() === "";
-  const title = isIdle ? "Send (Enter)" : "Send after this answer (Enter), or in its place (Ctrl+Enter)";
+  const title = isIdle ? "Send (Enter)" : BUSY_TITLE;
   const stopping = activity === "stopping";
   return html`
     ${!isIdle &&

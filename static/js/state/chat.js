@@ -7,6 +7,7 @@
  */
 
 import { Conversation } from "./conversation.js";
+import { toQueue, toSteer } from "./queue.js";
 import { SessionList } from "./session-list.js";
 
 const MAX_CONVERSATIONS = 20; // kept in memory, so that going back to one shows it at once
@@ -62,7 +63,12 @@ export class Chat {
 
   /** The messages on their way in a session (null: in the new chat) that have no bubble of the server's yet. */
   sendsOf(sessionId) {
-    return [...this.outbox.sends.values()].filter((send) => send.sessionId === sessionId);
+    return this.#allSendsOf(sessionId).filter((send) => !send.as);
+  }
+
+  /** Those that are to wait in the session on screen, and of which the server has not said yet that they do. */
+  get unqueued() {
+    return this.#allSendsOf(this.currentId).filter((send) => send.as);
   }
 
   /** What the Send button may do: "idle", "sending" (no run yet), "running" or "stopping". */
@@ -108,6 +114,25 @@ export class Chat {
     const send = this.outbox.addSend(wish, this.currentId, { settings, editOf });
     this.outbox.framesOf(send).forEach(this.#send);
     this.#changed("conversation", this.currentId);
+  }
+
+  /** Have a message asked after what is being written in the session on screen, and after what waits. */
+  enqueue(text) {
+    this.#hand(text, toQueue(this.currentId));
+  }
+
+  /** End the answer that is being written, and go on with these words. */
+  steer(text) {
+    this.#hand(text, toSteer(this.current.activeRun.id));
+  }
+
+  /**
+   * Change what waits in the session on screen.
+   * @param {"queue.update" | "queue.remove" | "queue.send"} type
+   * @param {{item_id?: string, input?: string, place?: number}} fields
+   */
+  changeQueue(type, fields = {}) {
+    this.#sendKept({ type, session_id: this.currentId, ...fields });
   }
 
   /** Show the branch of the session on screen that goes through this message, in all tabs. */
@@ -238,6 +263,12 @@ export class Chat {
       case "message.created":
       case "message.updated":
         return this.#messageEvent(frame);
+      case "queue.updated":
+        return this.#queueEvent(frame);
+      case "queue.accepted":
+      case "response.steer.accepted":
+        this.outbox.removeSend(frame.event_id);
+        return this.#changed("sessions");
       case "response.created":
         return this.#responseCreated(frame);
       case "error":
@@ -324,6 +355,13 @@ export class Chat {
       this.#messageUpdated(conversation, message);
     }
     this.#changed("conversation", conversation.id);
+  }
+
+  #queueEvent({ session_id: id, queue, ...frame }) {
+    const conversation = this.conversations.get(id);
+    if (!conversation || !this.#inOrder(id, frame)) return;
+    conversation.queue.take(queue);
+    this.#changed("conversation", id);
   }
 
   /** The end of an answer in a branch that is not on screen. */
@@ -441,6 +479,8 @@ export class Chat {
 
   /** A change or a deletion was refused for good: the list says again what the server says. */
   #takeBack({ type, session_id: id, title }, error) {
+    if (error.code === "item_not_found") return; // it was asked or withdrawn meanwhile, as the queue shows
+    if (type.startsWith("queue.")) return this.#changed("notice", undefined, { error });
     if (error.code === "session_not_found") return this.#gone(id); // somebody was faster
     const isRename = title !== undefined;
     const attempt = type === "session.delete" ? "deleted" : isRename ? "renamed" : "changed";
@@ -451,6 +491,17 @@ export class Chat {
   }
 
   // ---- helpers ----
+
+  #allSendsOf(sessionId) {
+    return [...this.outbox.sends.values()].filter((send) => send.sessionId === sessionId);
+  }
+
+  /** Give words to the server, which keeps them until they are asked. */
+  #hand(text, as) {
+    const send = this.outbox.addSend({ input: text }, this.currentId, { as });
+    this.outbox.framesOf(send).forEach(this.#send);
+    this.#changed("conversation", this.currentId);
+  }
 
   #conversation(sessionId) {
     const known = this.conversations.get(sessionId);
@@ -513,7 +564,7 @@ export class Chat {
   #leaveForGood(sessionId) {
     this.conversations.delete(sessionId);
     if (this.currentId === sessionId) this.currentId = null;
-    for (const send of this.sendsOf(sessionId)) {
+    for (const send of this.#allSendsOf(sessionId)) {
       this.outbox.removeSend(send.key);
       this.#changed("refused", sessionId, { send, error: { code: "session_not_found" } });
     }

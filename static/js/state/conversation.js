@@ -5,6 +5,7 @@
 
 import { contentText } from "../connection/protocol.js";
 import { Message } from "./message.js";
+import { Queue } from "./queue.js";
 import { Run } from "./run.js";
 
 export class Conversation {
@@ -14,6 +15,7 @@ export class Conversation {
   runs = new Map();
   /** @type {Map<string | null, string[]>} message id to the messages that follow it, in all branches */
   #children = new Map();
+  queue = new Queue();
   epoch = null;
   offset = 0;
   hasMore = false; // older messages can be fetched
@@ -49,7 +51,8 @@ export class Conversation {
     this.state = "live";
     this.loaded = true;
     this.missedUntil = frame.offset;
-    if (frame.recovered) return;
+    if (frame.recovered) return; // changes of the queue are among what follows
+    this.queue.replace(frame.queue);
     this.epoch = frame.epoch;
     this.offset = frame.offset;
     if (frame.snapshot) this.#takeSnapshot(frame.snapshot, frame.active_responses ?? []);

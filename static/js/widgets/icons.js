@@ -13,6 +13,8 @@ export const More = () =>
 export const Send = () => icon(html`<path d="M10 16V4.5M5 9.2l5-4.9 5 4.9" />`);
 export const Stop = () => icon(html`<rect class="solid" x="5.5" y="5.5" width="9" height="9" rx="1.6" />`);
 export const Down = () => icon(html`<path d="M10 4v11.5M5 10.8l5 4.9 5-4.9" />`);
+export const Up = () => icon(html`<path d="m5.5 11.5 4.5-4.5 4.5 4.5" />`);
+export const Steer = () => icon(html`<path d="M5 4v4.5a3 3 0 0 0 3 3h6.5M11 7.8l4 3.7-4 3.7" />`);
 export const Pencil = () => icon(html`<path d="m4 16 .8-3.4L13 4.4l2.6 2.6-8.2 8.2L4 16Z" />`);
 export const Bin = () => icon(html`<path d="M4 5.8h12M8 5.5V4h4v1.5M5.6 6l.7 10h7.4l.7-10" />`);
 export const Pin = () => icon(html`<path d="M7 3.5h6M8 3.5v5L5.5 11.5h9L12 8.5v-5M10 11.5V17" />`);

@@ -175,7 +175,7 @@ class QueueTab:
             case "send":
                 await self._change("queue.send", items)
             case "stop":
-                await self._stop()
+                await self._stop(response_id=self._active)
             case "resume":
                 await self.request("queue.send", session_id=self._schedule.session)
             case "cut":
@@ -183,11 +183,11 @@ class QueueTab:
                     self._client.cut()
                     await self.leave()
 
-    async def _stop(self) -> None:
+    async def _stop(self, **target: Any) -> None:
         """Once: what it is answered with may be the end of what it means."""
         try:
             client = await self._connected()
-            await client.send("stop", response_id=self._active)
+            await client.send("stop", **target)
         except Closed:
             await self.leave()
 
@@ -224,7 +224,7 @@ class QueueTab:
         item = self._random.choice(self._queue["items"])
         self._schedule.withdrawn.add(item["id"])
         session, key = self._schedule.session, item["idempotency_key"]
-        await self.request("stop", session_id=session, idempotency_key=key)
+        await self._stop(session_id=session, idempotency_key=key)
 
 
 async def play(schedule: Schedule) -> None:
