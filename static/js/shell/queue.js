@@ -73,6 +73,7 @@ function Edit({ page, edited }) {
   const { id, text } = edited.value;
   useEffect(() => {
     field.current.focus();
+    field.current.form.scrollIntoView({ block: "nearest" });
     field.current.setSelectionRange(text.length, text.length);
   }, []);
   const done = () => {
