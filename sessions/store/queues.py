@@ -6,6 +6,7 @@ queues is written before its data: a crash leaves an entry too many, which a loo
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable
 from typing import Final
@@ -62,9 +63,8 @@ class Queues:
         """
         check_idempotency_key(item.idempotency_key)
         known = self._keys.idempotency(session_id, item.idempotency_key)
-        await self.look_later(session_id)
+        old, _ = await asyncio.gather(self.get(uid, session_id), self.look_later(session_id))
         for _ in range(MAX_TRIES):
-            old = await self.get(uid, session_id)
             try:
                 written = await self._write(
                     uid,
@@ -75,6 +75,7 @@ class Queues:
                     f"{QUEUED} {item.body_hash}",
                 )
             except QueueChanged:
+                old = await self.get(uid, session_id)
                 continue
             if isinstance(written, WrittenQueue):
                 return AddedInput("waiting", written=written)

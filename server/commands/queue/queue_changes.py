@@ -98,7 +98,10 @@ class QueueChanges:
             added = await self._store.queues.add(uid, session_id, item)
         except SessionNotFound:  # which the caller has not named
             raise ResponseNotFound from None
-        self._look_at(session_id, added)
+        if added.written is not None and added.written.active_response_id == response_id:
+            await self._runner.steer(uid, response_id)
+        else:
+            self._look_at(session_id, added)
         return SteerAccepted(
             steer=Steer(id=item.id, previous_response_id=response_id),
             status=added.status,

@@ -88,8 +88,9 @@ class QueueRunner:
         An answer that is to be steered ends first; its end leads here again. Raises
         `StoreUnavailable` and `SessionNotFound`.
         """
-        session = await self._store.sessions.get(None, session_id)
-        queue = await self._store.queues.get(None, session_id)
+        session, queue = await asyncio.gather(
+            self._store.sessions.get(None, session_id), self._store.queues.get(None, session_id)
+        )
         due = queue.due
         if not due:
             return False
@@ -97,8 +98,12 @@ class QueueRunner:
         if active is None:
             await self._begin(session, TakenInput(queue, due))
         elif due[0].steers == active:
-            await self._runs.end_for_another(session.uid, active, "steered")
+            await self.steer(session.uid, active)
         return True
+
+    async def steer(self, uid: str, response_id: str) -> None:
+        """End an answer; what is first in the queue follows it."""
+        await self._runs.end_for_another(uid, response_id, "steered")
 
     async def _begin(self, session: Session, taken: TakenInput) -> None:
         first = taken.items[0]

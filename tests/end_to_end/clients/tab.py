@@ -34,11 +34,12 @@ TRANSIENT = ("store_unavailable", "engine_unavailable", "draining", "queue_full"
 # `engine_error` when two cores did before it had another token.
 ENDS = {"max_output_tokens", "owner_lost", "engine_error", "server_shutdown"}
 GONE = ("session_not_found", "not_subscribed", "response_not_found", "message_not_found")
+QUEUED_FIELDS = ("idempotency_key", "input", "settings")
 FAR = 10**9  # a position beyond the truth
 # No bug of the server, no misunderstanding: nobody's fault but the faults'.
 CLOSES = {1000, 1001, 1012, 1013, 4008, 4401, 4410}
 LATE_PING = (1011, "keepalive ping timeout")
-STOPPED = ENDS | {"client_cancelled", "superseded"}
+STOPPED = ENDS | {"client_cancelled", "superseded", "steered"}
 
 
 class Surroundings(Protocol):
@@ -66,6 +67,7 @@ class Question:
     on_busy: str
     place: Frame = field(default_factory=dict)  # `parent_id` or `regenerate_of`
     message: str = ""  # the answer's
+    steers: str | None = None  # the answer that it ends; "": it waits for it
 
     def frame(self, session: str) -> Frame:
         question: Frame = {} if "regenerate_of" in self.place else {"input": oracle_word(self.word)}
@@ -94,6 +96,7 @@ class Tab:
     answers: dict[str, Answer] = field(default_factory=dict)
     asked: dict[str, Question] = field(default_factory=dict)  # by response
     pending: Question | None = None  # not acknowledged yet
+    queued: Question | None = None  # kept by the server, and not yet seen to begin
     stops: set[str] = field(default_factory=set)  # sent, and not yet seen to work
     stopped: set[str] = field(default_factory=set)
     judged: set[str] = field(default_factory=set)
@@ -105,13 +108,17 @@ class Tab:
     def open(self) -> list[str]:
         return [rid for rid in self.asked if not self._has_final_end(rid)]
 
+    @property
+    def _has_work(self) -> bool:
+        return bool(not self.around.is_over or self.open or self.pending or self.queued)
+
     def _has_final_end(self, response: str) -> bool:
         answer = self.answers.get(response)
         return answer is not None and is_final(answer.done)
 
     async def live(self) -> None:
         """Act until the round is over and every answer has ended."""
-        while not self.around.is_over or self.open or self.pending:
+        while self._has_work:
             try:
                 await self._connect()
             except (Closed, OSError, WebSocketException, TimeoutError):
@@ -129,7 +136,7 @@ class Tab:
                 self.num_noted = 0
                 try:
                     await self._attach(client)
-                    while not self.around.is_over or self.open or self.pending:
+                    while self._has_work:
                         await self._act(client)
                         self._note(client)
                         self._look_for_loss()
@@ -220,6 +227,10 @@ class Tab:
     async def _act(self, client: Client) -> None:
         if self.pending is not None:
             await self._ask(client, self.pending)
+        elif self.queued is not None and (not self.open or self.dice.random() < 0.5):
+            await self._look_after(client, self.queued)
+        elif self.open and self.queued is None and self.dice.random() < 0.1:
+            self._think_ahead()
         elif self.open and (len(self.open) > 2 or self.dice.random() < 0.8):
             await self._watch(client, self.open[0])
         elif self.around.is_over:
@@ -254,6 +265,49 @@ class Tab:
                 self.pending.place = {"regenerate_of": other.message}
                 self.pending.word = other.word
 
+    def _think_ahead(self) -> None:
+        """Of a question for after the answer that is being written, or of more words for it."""
+        self.num_asked += 1
+        self.pending = Question(
+            key=f"k{self.num_asked}",
+            word=self.dice.randrange(1, 9_000),
+            num_tokens=self.dice.choice((3, 20, 60)),
+            on_busy="queue",
+            steers=self.dice.choice(("", self.open[0])),
+        )
+
+    async def _hand(self, client: Client, question: Question) -> Frame:
+        """Have a question kept by the server; the same key again says what has become of it."""
+        named = {name: question.frame(self.session)[name] for name in QUEUED_FIELDS}
+        if question.steers:
+            return await client.reply(
+                "response.steer", previous_response_id=question.steers, **named
+            )
+        return await client.reply("queue.add", session_id=self.session, **named)
+
+    async def _look_after(self, client: Client, question: Question) -> None:
+        """A stop or a failure has the queue pause: it goes on."""
+        reply = await self._hand(client, question)
+        if reply["type"] == "error":
+            if not self._lose(reply):
+                assert reply["error"]["code"] in TRANSIENT, reply
+                await self._wait_as_told(reply)
+            return
+        if reply["status"] == "waiting":
+            if question.steers:
+                self.stopped.add(question.steers)
+            reply = await client.reply("queue.send", session_id=self.session)
+            await asyncio.sleep(self.dice.uniform(0.02, 0.2))
+            return
+        assert reply["status"] == "begun", reply
+        self.around.deeds["steer" if question.steers else "queue"] += 1
+        self.asked[reply["response_id"]] = question
+        self.queued = None
+        answer = self.answers.get(reply["response_id"])
+        if answer is None or not answer.last:
+            position = {"fence": 1, "after_sequence_number": 0}
+            await client.send("response.resume", response_id=reply["response_id"], **position)
+
     async def _read_slowly(self, client: Client) -> None:
         self.around.deeds["slow reader"] += 1
         client.socket.transport.pause_reading()
@@ -283,6 +337,16 @@ class Tab:
         assert refused["error"]["code"] in (*TRANSIENT, "invalid_field"), refused
 
     async def _ask(self, client: Client, question: Question) -> None:
+        if question.steers is not None:
+            if question.steers:
+                self.stopped.add(question.steers)
+            reply = await self._hand(client, question)
+            if reply["type"] != "error":
+                self.pending, self.queued = None, question
+            elif not self._lose(reply):
+                assert reply["error"]["code"] in TRANSIENT, reply
+                await self._wait_as_told(reply)
+            return
         frame = question.frame(self.session)
         if question.on_busy == "cancel":
             self.stopped.update(self.open)
@@ -369,7 +433,7 @@ class Tab:
         self.session, self.position, self.is_deleting, self.is_gone = "", None, False, False
         self.asked.clear()
         self.stops.clear()
-        self.pending = None
+        self.pending = self.queued = None
 
     async def _wait_as_told(self, error: Frame) -> None:
         wait_ms = error["error"].get("retry_after_ms", 100)

@@ -322,8 +322,10 @@ class History:
                     fence = frame.get("fence", 1)
                     self._fences[known] = max(fence, self._fences.get(known, 0))
             for frame in connection.requests:
-                if frame.get("type") == "response.create":
-                    self._keys[str(frame.get("session_id"))].add(str(frame.get("idempotency_key")))
+                if frame.get("type") in ("response.create", "queue.add", "response.steer"):
+                    steered = frame.get("previous_response_id")
+                    session_id = frame.get("session_id") if steered is None else session_of(steered)
+                    self._keys[str(session_id)].add(str(frame.get("idempotency_key")))
 
     def _max_requests(self, stored: Stored) -> int:
         """How many requests the engine may have been sent.
