@@ -5,6 +5,7 @@ import { duration, rate } from "../widgets/figures.js";
 import { Dialog } from "../widgets/dialog.js";
 import { html } from "../widgets/html.js";
 import { SETTINGS } from "./settings-form.js";
+import { Tokens } from "./tokens.js";
 
 export function Details({ page, message, onClose }) {
   const again = () => {
@@ -16,6 +17,7 @@ export function Details({ page, message, onClose }) {
       ([heading, rows]) => html`<h3>${heading}</h3>
         <dl class="pairs">${rows.map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>`,
     )}
+    <${Tokens} tokens=${message.tokens} />
     ${message.settings &&
     html`<div class="dialog-foot">
       <p>The same seed and settings give the same answer, as long as the chat's instructions are the same.</p>

@@ -20,6 +20,7 @@ export const SETTINGS = [
   { name: "repetition_penalty", label: "Repetition penalty", min: 0.1, max: 10, step: 0.05, rare: true },
   { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: 0.1, rare: true },
   { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1, rare: true },
+  { name: "logprobs", label: "Alternatives", hint: "for each token, shown in an answer's details", min: 0, max: 5, step: 1, rare: true },
 ];
 
 /**

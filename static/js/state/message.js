@@ -13,6 +13,8 @@ export class Message {
     this.role = wire.role;
     this.text = "";
     this.reasoningText = "";
+    /** @type {{token: string, logprob: number, top: {token: string, logprob: number}[]}[]} where they were asked for */
+    this.tokens = [];
     /** @type {number | null} */
     this.frozenAt = null;
     this.durable = true;

@@ -101,8 +101,12 @@ export class Run {
     }
   }
 
-  #append(field, { text_offset, delta }) {
+  #append(field, { text_offset, delta, logprobs }) {
     this.queue = null;
+    if (logprobs) {
+      const known = this.#fresh[field] ? [] : this.message.tokens;
+      this.message.tokens = [...known, ...logprobs];
+    }
     const held = this.message[field];
     const before = this.#fresh[field] ? held.slice(0, text_offset) : held;
     this.#fresh[field] = false;
@@ -121,6 +125,7 @@ export class Run {
     if (parts.length !== frame.parts) return this.#startOver();
     this.message.text = parts.map((part) => part.text).join("");
     this.message.reasoningText = parts.map((part) => part.reasoning_text ?? "").join("");
+    this.message.tokens = []; // a snapshot brings none
     this.message.version += 1;
     if (this.ended) this.#goOn();
     this.#fresh = { text: false, reasoningText: false };

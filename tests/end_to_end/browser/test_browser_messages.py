@@ -1,6 +1,7 @@
 """What one does with messages, in real Chromium: two tabs always agree, and with the server."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,21 @@ async def choose(page: Page, item: str) -> None:
     """An item of the menu of the last answer."""
     await page.get_by_role("button", name="More about the answer").last.click()
     await page.get_by_role("menuitem", name=item).click()
+
+
+@pytest.mark.slow
+async def test_how_likely_the_tokens_were_is_shown_where_it_was_asked_for(
+    context: BrowserContext, server: Server
+) -> None:
+    session = await new_session(server, max_output_tokens=5, logprobs=2)
+    (page,) = await tabs(context, server, session, 1)
+    await asked(page, 30)
+    await choose(page, "Details")
+    dialog = page.get_by_role("dialog", name="Details of the answer")
+    await expect(dialog.locator(".tokens span")).to_have_count(5)
+    await expect(dialog.locator(".tokens")).to_have_text(oracle_answer(30, 5).strip())
+    first = dialog.locator(".tokens span").first
+    await expect(first).to_have_attribute("title", re.compile(r"^t00031␣ 100%; t\d+␣ < 0.1%"))
 
 
 async def test_an_answer_is_made_again_with_other_settings_for_this_once(

@@ -291,3 +291,14 @@ test("an answer whose early end was never stored goes on from its snapshot", () 
   assert.equal(run.receive(done(4, 2, { fence: 2 })), "ended");
   assert.deepEqual([message.text, message.status], ["ax", "completed"]);
 });
+
+test("what the tokens' likelihoods say is kept until a snapshot replaces the text", () => {
+  const { run, message } = newRun();
+  const token = (text) => ({ token: text, logprob: -0.5, top: [] });
+  run.receive(inProgress());
+  run.receive(delta(3, 0, "a", { logprobs: [token("a")] }));
+  run.receive(delta(4, 1, "bc", { logprobs: [token("b"), token("c")] }));
+  assert.deepEqual(message.tokens.map(({ token: text }) => text), ["a", "b", "c"]);
+  run.receive(snapshot(9, "abcd"));
+  assert.deepEqual(message.tokens, []);
+});
