@@ -19,7 +19,7 @@ from server.api.rest.pages import Pages
 from server.api.rest.queues import QueueOperations
 from server.api.rest.responses import ResponseOperations
 from server.api.rest.sessions import SessionOperations
-from server.api.rest.shares import ShareOperations
+from server.api.shares.operations import ShareOperations
 from server.commands.services import Services
 
 

@@ -45,14 +45,14 @@ class PageParser(html.parser.HTMLParser):
             self.addresses.append(given.get("src") or given.get("href") or "")
 
 
-@pytest.fixture(scope="module", params=["index.html", "admin.html"])
+@pytest.fixture(scope="module", params=["index.html", "admin.html", "share.html"])
 def page(request: pytest.FixtureRequest) -> PageParser:
     parser = PageParser()
     parser.feed((STATIC / request.param).read_text())
     return parser
 
 
-@pytest.mark.parametrize("name", ["index.html", "admin.html"])
+@pytest.mark.parametrize("name", ["index.html", "admin.html", "share.html"])
 def test_each_module_that_a_page_imports_is_asked_for_at_once(name: str) -> None:
     """Otherwise a module is asked for when the one that imports it has come, five levels deep."""
     markup = (STATIC / name).read_text()
@@ -73,12 +73,12 @@ def test_each_module_that_a_page_imports_is_asked_for_at_once(name: str) -> None
     assert sorted(preloaded) == sorted(reached - {entry})
 
 
-def test_both_pages_have_the_import_map_that_the_policy_allows() -> None:
+def test_all_pages_have_the_import_map_that_the_policy_allows() -> None:
     maps = [
         re.findall(r'<script type="importmap">.*?</script>', (STATIC / name).read_text(), re.DOTALL)
-        for name in ("index.html", "admin.html")
+        for name in ("index.html", "admin.html", "share.html")
     ]
-    assert maps[0] == maps[1] and len(maps[0]) == 1
+    assert maps[0] == maps[1] == maps[2] and len(maps[0]) == 1
 
 
 def local(address: str) -> Path:

@@ -9,11 +9,13 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.end_to_end.clients.http_client import Http
 from tests.end_to_end.site.harness import Client, Server
 from tests.helpers.patience import PATIENCE
 from tests.helpers.tiny_model import oracle_word
@@ -63,6 +65,17 @@ def holds(new: Any, old: Any) -> bool:
 def test_every_session_branch_export_and_share_link_is_as_it_was(opened: Opened) -> None:
     for path, old in opened.expected["answers"].items():
         assert holds(opened.server.get_json(path), old), path
+
+
+async def test_a_share_link_of_the_older_version_is_a_page_for_browsers(opened: Opened) -> None:
+    path = opened.expected["share_path"]
+    shown = opened.expected["answers"][path]
+    async with Http(opened.server, "nobody") as anybody:
+        page = await anybody.get(path, headers={"Accept": "text/html"})
+    assert page.status_code == 200
+    assert page.text.count("<article") == len(shown["messages"]) > 0
+    for message in shown["messages"]:
+        assert escape(message["content"][0]["text"]) in page.text
 
 
 def test_users_keep_their_tokens_and_what_is_theirs(opened: Opened) -> None:

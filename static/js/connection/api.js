@@ -70,9 +70,18 @@ export function unshare(sessionId) {
   return ask("DELETE", `${sessionPath(sessionId)}/share`);
 }
 
-/** @param {string} file the text of an export @returns {Promise<object>} the new session */
-export function importSession(file) {
-  return ask("POST", `/v1/sessions/import`, { body: file });
+/** @returns {Promise<object>} what a share link shows */
+export function readShare(shareId) {
+  return get(`/s/${encodeURIComponent(shareId)}`);
+}
+
+/**
+ * @param {string} file the text of an export
+ * @param {string} [key] the same key again gives the same session
+ * @returns {Promise<object>} the new session
+ */
+export function importSession(file, key) {
+  return ask("POST", `/v1/sessions/import`, { body: file, headers: key && { "Idempotency-Key": key } });
 }
 
 /** @returns {Promise<{presets: {name: string, settings: object}[], default: string | null}>} */

@@ -4,16 +4,13 @@
  */
 
 import { endText, reasonText } from "../connection/protocol.js";
-import { codeFigure, highlightInView } from "../markdown/code.js";
 import { Markdown } from "../markdown/markdown.js";
+import { drawQuestion } from "../markdown/question.js";
 import { ActionRow } from "./actions.js";
 import { BranchSwitch } from "./branches.js";
 import { editForm } from "./edit.js";
 import { wordButton } from "../widgets/copy.js";
 import { duration, rate } from "../widgets/figures.js";
-
-
-const FENCES = /^(`{3,}|~{3,})([\w+#.-]*)[ \t]*\n([^]*?)^\1[ \t]*(?:\n|$)/gm;
 
 const QUEUE_TEXTS = {
   engine: "Waiting in line",
@@ -58,7 +55,7 @@ export class Question {
     const isFirst = this.drawn === undefined;
     this.drawn = drawn;
     this.message = message;
-    if (this.text !== message.text) this.#fill(message.text); // or a selection in it would go
+    if (this.text !== message.text) drawQuestion(this.body, message.text); // or a selection in it would go
     this.text = message.text;
     this.element.classList.toggle("unsent", message.unsent === true);
     this.wait.hidden = message.unsent !== true;
@@ -66,19 +63,6 @@ export class Question {
     this.row.draw(place);
     if (isFirst && !message.unsent && this.#deeds.edits.textOf(message.id) !== null) this.#open();
     return false;
-  }
-
-  /** What the user wrote is no Markdown, but for fenced code. */
-  #fill(text) {
-    const nodes = [];
-    let place = 0;
-    for (const { 0: fence, 2: language, 3: code, index } of text.matchAll(FENCES)) {
-      nodes.push(text.slice(place, index).replace(/\n$/, ""), codeFigure(language, code));
-      place = index + fence.length;
-    }
-    nodes.push(text.slice(place));
-    this.body.replaceChildren(...nodes.filter((piece) => piece !== ""));
-    for (const code of this.body.querySelectorAll("pre > code")) highlightInView(code);
   }
 
   /** Put a field in the place of the bubble. */

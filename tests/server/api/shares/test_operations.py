@@ -14,11 +14,13 @@ from starlette.testclient import TestClient
 from starlette.types import Message
 
 from server.access.rates import Places
-from server.api.rest import shares as rest_shares
-from server.api.rest.operation import ApiContext, routes_of
-from server.api.rest.shares import HeldStream, ShareOperations
+from server.api.rest.operation import ApiContext, Call, routes_of
+from server.api.shares import operations as share_operations
+from server.api.shares.operations import HeldStream, ShareOperations
+from sessions.model.errors import ShareNotFound
 from sessions.store.shares import Share
 from tests.helpers.patience import PATIENCE
+from tests.helpers.root import ROOT
 
 pytestmark = pytest.mark.row("B63")
 
@@ -30,20 +32,31 @@ SHARE = Share("shr_x", "<i>", 7, zlib.compress(LINE + b"\n" + LINE + b"\n"), "ad
 @pytest.fixture
 def client() -> TestClient:
     context: Any = ApiContext(*(MagicMock() for _ in ApiContext._fields))
+    context = context._replace(static=ROOT / "static")
     context.services.store.shares.get = AsyncMock(return_value=SHARE)
     context.authenticator.identities.is_known = AsyncMock(return_value=True)
+    context.authenticator.renamed_cookie = MagicMock(return_value=[])
     shares = ShareOperations(context)
     return TestClient(Starlette(routes=routes_of(shares.operations(), context)))
 
 
-def test_programs_get_json_and_browsers_escaped_text(client: TestClient) -> None:
+def test_programs_get_json_and_browsers_a_page(client: TestClient) -> None:
     body = client.get("/s/x").json()
     assert (body["id"], body["title"], body["shared_at"]) == ("shr_x", "<i>", 7)
     assert [message["content"][0]["text"] for message in body["messages"]] == ["<b>"] * 2
-    page = client.get("/s/x", headers={"Accept": "text/html"}).text
-    assert page.count("&lt;b&gt;") == 2 and page.count("<h2>user (failed)</h2>") == 2
-    assert "<b>" not in page and "<i>" not in page
-    assert page.endswith("</main>\n</html>\n")
+    page = client.get("/s/x", headers={"Accept": "text/html"})
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert page.text.count("&lt;b&gt;") == 2
+
+
+def test_a_link_that_shows_nothing_is_a_page_for_people_and_an_error_for_programs(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Call, "path", MagicMock(side_effect=ShareNotFound))
+    assert client.get("/s/x").json()["error"]["code"] == "not_found"
+    page = client.get("/s/x", headers={"Accept": "text/html"})
+    assert page.status_code == 404 and "This link shows no chat" in page.text
+    assert page.headers["x-robots-tag"] == "noindex, nofollow"
 
 
 def test_an_address_reads_so_often(client: TestClient) -> None:
@@ -53,6 +66,9 @@ def test_an_address_reads_so_often(client: TestClient) -> None:
     refused = answers[statuses.index(429)]
     assert refused.json()["error"]["code"] == "rate_limited"
     assert refused.headers["retry-after"] == "1"
+    page = client.get("/s/x", headers={"Accept": "text/html"})
+    assert page.status_code == 429 and page.headers["retry-after"] == "1"
+    assert "Try again in a moment" in page.text
 
 
 async def read(places: Places, how: str) -> None:
@@ -80,7 +96,7 @@ async def read(places: Places, how: str) -> None:
 async def test_who_reads_too_slowly_is_cut_and_the_place_is_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rest_shares, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(share_operations, "READ_SECONDS", 0.05)
     places = Places("readers", per_owner=1, in_all=1)
     with pytest.raises(ClientDisconnect):
         await read(places, "waits")

@@ -3,19 +3,22 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from html import escape
+from functools import cached_property
 from typing import Any
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from server.access.auth import address_of
 from server.access.rates import Places, TokenBuckets
 from server.api.rest.objects import SharedSession, ShareLink
 from server.api.rest.operation import Access, ApiContext, Call, Operation, json_response
+from server.api.shares.page import RefusalPage, SharePage
 from server.commands.exports import breathing
+from server.protocol.errors import ApiError
+from server.protocol.http_errors import error_response
 from sessions.model.errors import QuotaExceeded, ShareNotFound
 from sessions.model.ids import check_session_id
 from sessions.store.shares import Share
@@ -39,6 +42,15 @@ class ShareOperations:
             "readers of links", per_owner=MAX_READERS_PER_ADDRESS, in_all=MAX_READERS
         )
         self._rates = TokenBuckets(READS_PER_S)
+        self._static = context.static
+
+    @cached_property
+    def _page(self) -> SharePage:
+        return SharePage(self._static)
+
+    @cached_property
+    def _refusal_page(self) -> RefusalPage:
+        return RefusalPage(self._static)
 
     def operations(self) -> list[Operation]:
         path = "/v1/sessions/{session_id}/share"
@@ -66,6 +78,7 @@ class ShareOperations:
                 endpoint=self.read,
                 summary="What a link shows: a page for browsers, JSON for programs",
                 answers={200: (SharedSession, "text/html")},
+                refuse=self.refuse,
             ),
         ]
 
@@ -103,11 +116,20 @@ class ShareOperations:
                 raise ShareNotFound  # as long as an admin keeps its owner out
             is_page = _wants_page(call.request)
             return HeldStream(
-                breathing(as_page(share) if is_page else as_json(share)),
+                breathing(self._page.of(share) if is_page else as_json(share)),
                 media_type="text/html; charset=utf-8" if is_page else "application/json",
                 headers=HEADERS,
                 place=place.pop_all(),
             )
+
+    def refuse(self, request: Request, error: ApiError) -> Response:
+        """A page for people, the error object for programs."""
+        answer = error_response(error)
+        if not _wants_page(request):
+            return answer
+        retry = {n: answer.headers[n] for n in ("retry-after",) if n in answer.headers}
+        page = self._refusal_page.of(error)
+        return HTMLResponse(page, error.http_status, headers={**HEADERS, **retry})
 
 
 class HeldStream(StreamingResponse):
@@ -139,28 +161,3 @@ async def as_json(share: Share) -> AsyncIterator[bytes]:
         yield separator + message
         separator = b","
     yield b"]}"
-
-
-async def as_page(share: Share) -> AsyncIterator[bytes]:
-    """A page without a script, in parts; everything that users wrote is escaped text."""
-    title = escape(share.title or "A conversation")
-    yield f"""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="robots" content="noindex">
-<title>{title}</title>
-<link rel="stylesheet" href="/static/css/share.css">
-<main>
-<h1>{title}</h1>
-""".encode()
-    for message in share.messages():
-        yield _article(orjson.loads(message)).encode() + b"\n"
-    yield b"</main>\n</html>\n"
-
-
-def _article(message: dict[str, Any]) -> str:
-    text = escape("".join(part["text"] for part in message["content"]))
-    role = "user" if message["role"] == "user" else "assistant"
-    note = "" if message["status"] == "completed" else f" ({escape(message['status'])})"
-    return f'<article class="{role}"><h2>{role}{note}</h2><p dir="auto">{text}</p></article>'

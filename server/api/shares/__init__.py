@@ -1,0 +1,1 @@
+"""Share links: conversations that anybody may read who has the link."""

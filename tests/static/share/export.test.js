@@ -1,0 +1,33 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { exportOf } from "../../../static/js/share/export.js";
+
+const said = (role, text, more = {}) => ({
+  role,
+  content: [{ type: "text", text }],
+  status: "completed",
+  created_at: 1000,
+  ...more,
+});
+
+test("a share becomes an export whose messages follow one another", () => {
+  const question = said("user", "2+2?");
+  const answer = said("assistant", "4", { model: "m", status: "interrupted" });
+  const made = exportOf({ id: "shr_x", title: "Sums", shared_at: 7, messages: [question, answer] });
+  assert.deepEqual(made, {
+    format: "parley.session",
+    version: 1,
+    session: { title: "Sums" },
+    messages: [
+      { id: "0", ...question },
+      { id: "1", parent_id: "0", ...answer },
+    ],
+  });
+});
+
+test("what a share might say beyond its messages is left out", () => {
+  const made = exportOf({ title: "", settings: {}, messages: [said("user", "Hi", { id: "msg_1", usage: {} })] });
+  assert.deepEqual(made.session, { title: "" });
+  assert.deepEqual(made.messages, [{ id: "0", ...said("user", "Hi") }]);
+});
