@@ -96,6 +96,28 @@ class TextPart(Part, frozen=True, kw_only=True):
     text: str
 
 
+class FunctionCall(Part, frozen=True, kw_only=True, tag="function_call"):
+    """A model calls a tool; `arguments` is JSON. Reserved."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class FunctionCallOutput(Part, frozen=True, kw_only=True, tag="function_call_output"):
+    """What the tool of that `call_id` gave back. Reserved."""
+
+    id: str
+    call_id: str
+    output: str
+    status: Literal["completed", "incomplete", "failed"]
+
+
+OutputItem = FunctionCall | FunctionCallOutput
+
+
 class Usage(Part, frozen=True, kw_only=True):
     input_tokens: Count
     cached_tokens: Count

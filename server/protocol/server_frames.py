@@ -21,6 +21,7 @@ from server.protocol.objects import (
     MessageObject,
     Milliseconds,
     Number,
+    OutputItem,
     QueueObject,
     Rate,
     RateLimit,
@@ -278,12 +279,52 @@ class ReasoningDelta(ResponseEntry, frozen=True, kw_only=True, tag="response.rea
     logprobs: list[TokenLogprob] | UnsetType = UNSET
 
 
+class OutputItemAdded(ResponseEntry, frozen=True, kw_only=True, tag="response.output_item.added"):
+    """A model has begun to call a tool, or a tool has given something back. Reserved."""
+
+    response_id: ResponseId
+    output_index: Count
+    item: OutputItem
+
+
+class OutputItemDone(ResponseEntry, frozen=True, kw_only=True, tag="response.output_item.done"):
+    """That item as a whole. Reserved."""
+
+    response_id: ResponseId
+    output_index: Count
+    item: OutputItem
+
+
+class ArgumentsDelta(
+    ResponseEntry, frozen=True, kw_only=True, tag="response.function_call_arguments.delta"
+):
+    """More of the arguments of the call with that id. Reserved."""
+
+    response_id: ResponseId
+    first_sequence_number: Number | UnsetType = UNSET
+    output_index: Count
+    item_id: str
+    delta: str
+
+
+class ArgumentsDone(
+    ResponseEntry, frozen=True, kw_only=True, tag="response.function_call_arguments.done"
+):
+    """All of its arguments. Reserved."""
+
+    response_id: ResponseId
+    output_index: Count
+    item_id: str
+    arguments: str
+
+
 class TextSnapshot(ResponseEntry, frozen=True, kw_only=True, tag="response.output_text.snapshot"):
     """Replaces the text held; several parts are put together."""
 
     response_id: ResponseId
     text: str
     reasoning_text: str | UnsetType = UNSET
+    output: list[OutputItem] | UnsetType = UNSET
     part: Number
     parts: Number
 
@@ -370,6 +411,10 @@ FRAMES: tuple[type[ServerFrame], ...] = (
     ResponseInProgress,
     TextDelta,
     ReasoningDelta,
+    OutputItemAdded,
+    OutputItemDone,
+    ArgumentsDelta,
+    ArgumentsDone,
     TextSnapshot,
     ResponseCancelling,
     ResponseDone,

@@ -15,6 +15,8 @@ export class Message {
     this.reasoningText = "";
     /** @type {{token: string, logprob: number, top: {token: string, logprob: number}[]}[]} where they were asked for */
     this.tokens = [];
+    /** @type {import("./tool-calls.js").ToolCall[] | null} */
+    this.toolCalls = null;
     /** @type {number | null} */
     this.frozenAt = null;
     this.durable = true;

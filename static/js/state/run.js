@@ -7,6 +7,8 @@
  * end that was not stored yet is not the last word: another one follows, or a snapshot goes on.
  */
 
+import { toolCallsOf, withToolFrame } from "./tool-calls.js";
+
 const MAX_REBUILDS = 2; // a text that is wrong a third time will not become right by asking again
 
 /** @typedef {"applied" | "dropped" | "noted" | "replaced" | "resume" | "refetch" | "ended"} Outcome */
@@ -96,6 +98,14 @@ export class Run {
         return this.#append("text", frame);
       case "response.reasoning_text.delta":
         return this.#append("reasoningText", frame);
+      case "response.output_item.added":
+      case "response.output_item.done":
+      case "response.function_call_arguments.delta":
+      case "response.function_call_arguments.done":
+        this.queue = null;
+        this.message.toolCalls = withToolFrame(this.message.toolCalls, frame);
+        this.message.version += 1;
+        return "applied";
       default:
         return "applied"; // numbered but unknown: it counts, so that the next one is no gap
     }
@@ -126,6 +136,7 @@ export class Run {
     this.message.text = parts.map((part) => part.text).join("");
     this.message.reasoningText = parts.map((part) => part.reasoning_text ?? "").join("");
     this.message.tokens = []; // a snapshot brings none
+    this.message.toolCalls = toolCallsOf(parts.flatMap((part) => part.output ?? []));
     this.message.version += 1;
     if (this.ended) this.#goOn();
     this.#fresh = { text: false, reasoningText: false };

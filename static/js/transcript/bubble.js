@@ -9,6 +9,7 @@ import { drawQuestion } from "../markdown/question.js";
 import { ActionRow } from "./actions.js";
 import { BranchSwitch } from "./branches.js";
 import { editForm } from "./edit.js";
+import { ToolCards } from "./tool-cards.js";
 import { wordButton } from "../widgets/copy.js";
 import { duration, rate } from "../widgets/figures.js";
 
@@ -99,6 +100,8 @@ export class Answer {
   /** @type {import("./pacer.js").Pacer | null} present once text arrived while we watched */
   pacer = null;
   text = ""; // what is painted
+  /** @type {ToolCards | null} present once the answer calls a tool */
+  #tools = null;
   #unfinished = false;
 
   /** @param {Deeds} deeds */
@@ -154,6 +157,7 @@ export class Answer {
     this.note.textContent = "Earlier messages no longer fit and were left out";
     this.reasoning.hidden = message.reasoningText === "";
     this.reasoningBody.textContent = message.reasoningText;
+    if (message.toolCalls !== null || this.#tools !== null) this.#drawTools(message);
     this.wait.hidden = final || (this.text !== "" && !stopping);
     this.wait.textContent = waitText(run, stopping);
     this.wait.classList.toggle("thinking", this.wait.textContent === "");
@@ -161,6 +165,14 @@ export class Answer {
     this.row.element.hidden = !final;
     this.facts.replaceChildren(...(final ? factNodes(message) : progressNodes(run)));
     if (final) this.row.draw(place);
+  }
+
+  #drawTools({ toolCalls, streaming }) {
+    if (this.#tools === null) {
+      this.#tools = new ToolCards();
+      this.reasoning.after(this.#tools.element);
+    }
+    this.#tools.draw(toolCalls ?? [], streaming);
   }
 }
 

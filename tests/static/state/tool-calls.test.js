@@ -1,0 +1,135 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { stateOf, toolCallsOf, withToolFrame } from "../../../static/js/state/tool-calls.js";
+import { created, delta, done, inProgress, newRun, RESPONSE, snapshot } from "../frames.js";
+
+const call = (more = {}) => ({
+  type: "function_call",
+  id: "fc_1",
+  call_id: "call_1",
+  name: "weather",
+  arguments: "",
+  status: "in_progress",
+  ...more,
+});
+const output = (more = {}) => ({
+  type: "function_call_output",
+  id: "fco_1",
+  call_id: "call_1",
+  output: "rain",
+  status: "completed",
+  ...more,
+});
+const numbered = (type, number, more) => ({
+  ...{ type, response_id: RESPONSE, sequence_number: number, fence: 1, ...more },
+});
+const added = (number, item) => numbered("response.output_item.added", number, { output_index: 0, item });
+const ended = (number, item) => numbered("response.output_item.done", number, { output_index: 0, item });
+const part = (number, text) =>
+  numbered("response.function_call_arguments.delta", number, { item_id: "fc_1", delta: text });
+const whole = (number, text) =>
+  numbered("response.function_call_arguments.done", number, { item_id: "fc_1", arguments: text });
+
+/** An answer that has begun, and what it holds after these frames. */
+function answered(...frames) {
+  const { run, message } = newRun();
+  run.receive(inProgress());
+  const outcomes = frames.map((frame) => run.receive(frame));
+  return { run, message, outcomes };
+}
+
+test("an answer without tool calls holds none", () => {
+  assert.equal(answered(delta(3, 0, "Hi")).message.toolCalls, null);
+});
+
+test("a call comes, its arguments grow, and its output makes it done", () => {
+  const { run, message, outcomes } = answered(added(3, call()), part(4, '{"a":'), part(5, "1}"));
+  const [held] = message.toolCalls;
+  assert.deepEqual(outcomes, ["applied", "applied", "applied"]);
+  assert.deepEqual([held.name, held.arguments, held.output], ["weather", '{"a":1}', null]);
+  assert.equal(stateOf(held, true), "running");
+  run.receive(whole(6, '{"a": 1}'));
+  run.receive(ended(7, call({ arguments: '{"a": 1}', status: "completed" })));
+  assert.equal(stateOf(held, true), "running");
+  run.receive(added(8, output()));
+  assert.deepEqual([held.arguments, held.output], ['{"a": 1}', "rain"]);
+  assert.equal(stateOf(held, true), "done");
+});
+
+test("tool calls are entries of the log like others, and text goes on after them", () => {
+  const { message, outcomes, run } = answered(delta(3, 0, "Let me see. "), added(4, call()), delta(5, 12, "So."));
+  assert.deepEqual(outcomes, ["applied", "applied", "applied"]);
+  assert.equal(message.text, "Let me see. So.");
+  assert.equal(run.receive(added(4, call({ name: "other" }))), "dropped");
+  assert.equal(run.receive(part(9, "late")), "resume");
+  assert.equal(message.toolCalls[0].name, "weather");
+});
+
+test("a log that is replayed from its beginning leaves each call once, with its arguments once", () => {
+  const frames = [added(3, call()), part(4, "{}"), added(5, output())];
+  const { run, message } = answered(...frames);
+  assert.equal(run.receive(delta(6, 5, "x")), "resume"); // the text is not the server's: all of it again
+  for (const frame of [created(), inProgress(), ...frames]) run.receive(frame);
+  assert.equal(message.toolCalls.length, 1);
+  assert.deepEqual([message.toolCalls[0].arguments, message.toolCalls[0].output], ["{}", "rain"]);
+});
+
+test("a snapshot replaces the calls by those that it brings", () => {
+  const { run, message } = answered(added(3, call()));
+  run.receive(snapshot(7, "So.", { output: [call({ id: "fc_2", call_id: "call_2", arguments: "{}" })] }));
+  assert.deepEqual(message.toolCalls.map(({ id }) => id), ["fc_2"]);
+  run.receive(snapshot(8, "So."));
+  assert.equal(message.toolCalls, null);
+});
+
+test("each output finds its own call", () => {
+  const other = call({ id: "fc_2", call_id: "call_2", name: "clock" });
+  const { message } = answered(added(3, call()), added(4, other), added(5, output({ call_id: "call_2", output: "noon" })));
+  assert.deepEqual(message.toolCalls.map((one) => one.output), [null, "noon"]);
+});
+
+test("a call failed if it or its output says so, and has no result if the answer ends without one", () => {
+  const failed = ["failed", "incomplete"].flatMap((status) => [
+    toolCallsOf([call({ status })]),
+    toolCallsOf([call({ status: "completed" }), output({ status })]),
+  ]);
+  assert.deepEqual(failed.map(([one]) => stateOf(one, true)), ["failed", "failed", "failed", "failed"]);
+  const { run, message } = answered(added(3, call()));
+  run.receive(done(4, 0, { status: "cancelled", reason: "client_cancelled" }));
+  assert.equal(stateOf(message.toolCalls[0], message.streaming), "ended");
+});
+
+test("an output of parts is their text", () => {
+  const parts = [{ type: "output_text", text: "a" }, { type: "image" }, { type: "output_text", text: "b" }];
+  assert.equal(toolCallsOf([call(), output({ output: parts })])[0].output, "ab");
+});
+
+test("items of other kinds, and what belongs to no call, change nothing", () => {
+  for (const frame of [
+    added(3, { type: "message", id: "m" }),
+    added(3, undefined),
+    added(3, output({ call_id: "unknown" })),
+    part(3, "{"),
+    whole(3, "{}"),
+  ]) {
+    assert.equal(withToolFrame(null, frame), null);
+  }
+});
+
+test("what is no text is taken for none", () => {
+  const [held] = toolCallsOf([call({ name: { toString: 1 }, arguments: 7 }), output({ output: { a: 1 } })]);
+  assert.deepEqual([held.name, held.arguments, held.output], ["", "", ""]);
+});
+
+test("each change can be seen by its version", () => {
+  const { run, message } = answered(added(3, call()));
+  const versions = [message.toolCalls[0].version];
+  for (const frame of [part(4, "{"), whole(5, "{}"), added(6, output())]) {
+    const before = message.version;
+    run.receive(frame);
+    assert.ok(message.version > before);
+    versions.push(message.toolCalls[0].version);
+  }
+  assert.equal(new Set(versions).size, versions.length);
+});
