@@ -79,10 +79,11 @@ async def test_a_stranger_sees_a_shared_chat_as_its_owner_does(
 async def test_a_reader_who_is_signed_in_continues_a_shared_chat_as_one_of_their_own(
     context: BrowserContext, server: Server
 ) -> None:
-    address = await shared(server, *PLAIN)
-    page = await opened(context, address)
-    way_on = page.get_by_role("link", name="Continue this chat in Parley")
-    await way_on.click()
+    asked: list[str] = []
+    context.on("request", lambda request: asked.append(request.url))
+    page = await opened(context, await shared(server, *PLAIN))
+    assert [url for url in asked if "/v1/" in url] == []  # not even who is signed in
+    await page.get_by_role("link", name="Continue this chat in Parley").click()
     await page.wait_for_url(f"{server.url}/#ses_*")
     session = page.url.partition("#")[2]
     await expect(answers(page)).to_have_count(2)
