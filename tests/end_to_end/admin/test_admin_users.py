@@ -214,8 +214,8 @@ async def test_a_share_link_shows_nothing_while_its_owner_is_disabled(
     shown = await admin.get(path)
     assert shown.status_code == 200
     await admin.ask("PATCH", one, json={"disabled": True})
-    unknown = await admin.get("/s/shr_" + "A" * 44)
     for accept in ("application/json", "text/html"):
+        unknown = await admin.get("/s/shr_" + "A" * 44, headers={"Accept": accept})
         hidden = await admin.get(path, headers={"Accept": accept})
         assert (hidden.status_code, hidden.content) == (404, unknown.content)
     await admin.ask("PATCH", one, json={"disabled": False})

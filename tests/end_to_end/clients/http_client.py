@@ -97,7 +97,10 @@ def code_of(answer: httpx2.Response) -> tuple[int, str]:
 def check_answer(answer: httpx2.Response) -> None:
     """Hold an answer against what its operation declares, and so against `/openapi.json`."""
     if answer.status_code >= 400:
-        if answer.content and answer.request.method != "HEAD":
+        is_page = answer.headers.get("content-type", "").startswith("text/html")
+        if is_page:
+            assert "text/html" in answer.request.headers["accept"]
+        elif answer.content and answer.request.method != "HEAD":
             msgspec.convert(answer.json(), ErrorBody)
         return
     for one in LISTED:
