@@ -101,3 +101,27 @@ async def test_an_answer_goes_on_at_the_other_version(hosts: Hosts, dies: str) -
         assert (await other.done(response)).final == oracle_answer(7, NUM_TOKENS)
         page = heir.get_json(f"/v1/sessions/{session}/messages")
         assert page["messages"][-1]["content"][0]["text"] == oracle_answer(7, NUM_TOKENS)
+
+
+async def test_what_waits_here_is_asked_after_an_answer_of_the_older_version(hosts: Hosts) -> None:
+    """The older one knows no queue: this one looks for what nobody has asked."""
+    older, newer = hosts
+    async with Client(older) as owner, Client(newer) as other:
+        session = await owner.new_session()
+        await other.reply("session.subscribe", session_id=session)
+        first = await owner.ask(session, oracle_word(7), settings=SETTINGS)
+        await other.deltas(first, 5)
+        fields = {"session_id": session, "idempotency_key": "k", "input": oracle_word(50)}
+        kept = await other.reply("queue.add", **fields, settings=SETTINGS)
+        assert kept["status"] == "waiting"
+        assert (await other.done(first)).final == oracle_answer(7, NUM_TOKENS)
+
+        def created() -> str | None:
+            for frame in other.frames:
+                if frame["type"] == "response.created" and frame["idempotency_key"] == "k":
+                    return str(frame["response"]["id"])
+            return None
+
+        response = await other.wait(created, "the answer to what waited")
+        for viewer in (owner, other):
+            assert (await viewer.done(response)).final == oracle_answer(50, NUM_TOKENS)

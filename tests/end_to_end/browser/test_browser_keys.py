@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, expect
 
-from tests.end_to_end.browser.test_browser import answers, signed_in, until
+from tests.end_to_end.browser.test_browser import answers, ask, signed_in, until
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixtures
 from tests.end_to_end.browser.test_browser import context as context
 from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
@@ -13,7 +13,7 @@ from tests.end_to_end.browser.test_browser_messages import asked, new_session, t
 from tests.end_to_end.clients.http_client import Http
 from tests.end_to_end.clients.operators import for_new_user
 from tests.end_to_end.site.harness import Server
-from tests.helpers.tiny_model import oracle_answer
+from tests.helpers.tiny_model import oracle_answer, oracle_word
 
 
 async def test_the_palette_goes_to_chats_that_the_list_has_not_loaded_and_does_things(
@@ -113,6 +113,38 @@ async def test_every_action_on_a_message_is_done_by_keyboard(
     await page.keyboard.press("End")
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("dialog", name="Details of the answer")).to_be_visible()
+
+
+@pytest.mark.slow
+async def test_every_action_on_what_waits_is_done_by_keyboard(
+    context: BrowserContext, server: Server
+) -> None:
+    session = await new_session(server, max_output_tokens=2000)
+    (page,) = await tabs(context, server, session, 1)
+    await ask(page, oracle_word(0))
+    for word in (40, 60):
+        await ask(page, oracle_word(word))
+    words = page.get_by_role("region", name="Messages that wait").locator(".words")
+    await expect(words).to_have_count(2)
+    await tab_to(page, "Move up message 2")
+    await page.keyboard.press("Enter")
+    await expect(words.first).to_have_text(oracle_word(60).strip())
+    await tab_to(page, "Edit message 1")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("textbox", name="Edit the message that waits")).to_be_focused()
+    await page.keyboard.press("Control+A")
+    await page.keyboard.type(oracle_word(80))
+    await page.keyboard.press("Enter")
+    await expect(words.first).to_have_text(oracle_word(80).strip())
+    await tab_to(page, "Withdraw message 2")
+    await page.keyboard.press("Enter")
+    await expect(words).to_have_count(1)
+    await page.keyboard.press("Escape")
+    await tab_to(page, "Go on")
+    await page.keyboard.press("Enter")
+    await expect(answers(page).nth(3)).to_contain_text(oracle_word(90).strip())
+    await page.keyboard.press("Escape")
+    await expect(answers(page).nth(3)).to_contain_text("Stopped")
 
 
 async def tab_to(page: Page, name: str) -> None:
