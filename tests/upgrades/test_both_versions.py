@@ -103,6 +103,7 @@ async def test_an_answer_goes_on_at_the_other_version(hosts: Hosts, dies: str) -
         assert page["messages"][-1]["content"][0]["text"] == oracle_answer(7, NUM_TOKENS)
 
 
+@pytest.mark.row("C22")
 async def test_what_waits_here_is_asked_after_an_answer_of_the_older_version(hosts: Hosts) -> None:
     """The older one knows no queue: this one looks for what nobody has asked."""
     older, newer = hosts

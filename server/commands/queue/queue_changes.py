@@ -89,7 +89,7 @@ class QueueChanges:
         return _accepted(frame.session_id, frame.item_id, AddedInput("waiting", written=written))
 
     async def _steer(self, uid: str, frame: SteerResponse) -> SteerAccepted:
-        """Keep the words first; from then on they are asked, whatever dies."""
+        """Keep the words first; from then on no death of a process loses them."""
         response_id = frame.previous_response_id
         check_response_id(response_id)
         session_id = session_of(response_id)
@@ -109,7 +109,7 @@ class QueueChanges:
         )
 
     def _look_at(self, session_id: str, added: AddedInput) -> None:
-        """A repeat looks, too: whoever kept the words may have died the next moment."""
+        """A repeat looks, too: the worker that kept the words may have died the next moment."""
         if added.status == "waiting":
             self._runner.advance_soon(session_id)
 

@@ -1,8 +1,8 @@
 """`QueueRunner`: asks what waits in a session's queue, as soon as its turn comes.
 
 The worker that ends an answer looks at the queue at once. Each worker also looks, every second or
-so, at queues that nobody has looked at in time: so what was kept is asked, whatever has died.
-Several may try at a time; the store lets one begin.
+so, at queues that nobody has looked at in time: so what was kept is asked although that worker has
+died. Several may try at a time; the store lets one begin.
 """
 
 import asyncio

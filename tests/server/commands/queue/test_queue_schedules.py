@@ -332,6 +332,7 @@ async def run(url: str, seed: int, count: int) -> Counter[str]:
     return moves
 
 
+@pytest.mark.row("C22")
 @pytest.mark.parametrize("count", [AT_ONCE, pytest.param(1000, marks=pytest.mark.slow)])
 async def test_every_input_is_asked_once_and_in_order(
     redis_server: EmbeddedRedis, count: int
