@@ -223,7 +223,7 @@ class QueueItemError(Part, frozen=True, kw_only=True):
 
 
 class QueueItem(Part, frozen=True, kw_only=True):
-    """Something to be asked. `input` is missing where `content_omitted` is true."""
+    """Something to be asked. With `content_omitted`, `input` or `settings.system` is missing."""
 
     id: Id
     idempotency_key: str

@@ -44,8 +44,13 @@ class QueuedInput:
     steers: str | None = None  # the answer that it ends for that, to go on with these words
     error: dict[str, str] | None = None  # why it could not be asked: `code` and `message`
 
+    @property
+    def num_bytes(self) -> int:
+        """Of its texts."""
+        return len(self.text.encode()) + len(self.settings.get("system", "").encode())
+
     def wire(self, *, whole: bool = True) -> dict[str, Any]:
-        """The `queue_item` object of the protocol; not `whole`: without a text over 2 KiB."""
+        """The `queue_item` object of the protocol; not `whole`: without texts over 2 KiB."""
         item: dict[str, Any] = {
             "id": self.id,
             "idempotency_key": self.idempotency_key,
@@ -55,6 +60,10 @@ class QueuedInput:
         }
         if not whole and len(self.text.encode()) > MAX_SHOWN_BYTES:
             del item["input"]
+            item["content_omitted"] = True
+        if not whole and len(self.settings.get("system", "").encode()) > MAX_SHOWN_BYTES:
+            item["settings"] = {**self.settings}
+            del item["settings"]["system"]
             item["content_omitted"] = True
         if self.now:
             item["now"] = True
@@ -160,7 +169,7 @@ class Queue:
 
     def _with(self, items: Sequence[QueuedInput]) -> Queue:
         """Raises `QueueFull`."""
-        size = sum(len(item.text.encode()) for item in items)
+        size = sum(item.num_bytes for item in items)
         if len(items) > MAX_ITEMS or size > MAX_BYTES:
             raise QueueFull("")
         return replace(self, items=tuple(items))

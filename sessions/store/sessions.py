@@ -116,15 +116,19 @@ class Sessions:
         late for that deletion was made after the change of the record, and is found here; a check
         before the session is made would miss what happens in between.
         """
-        if not is_user_id(uid):  # those that are built in have no record
-            return
-        row = await self._client.call(
-            "HMGET", self._keys.user_record(uid), "created_at", "disabled"
-        )
-        if row[0] is None or row[1] == b"1":
+        if await self.is_user_gone(uid):
             with contextlib.suppress(SessionNotFound):
                 await self.delete(uid, session_id)
             raise UserGone
+
+    async def is_user_gone(self, uid: str) -> bool:
+        """Whether that user was disabled or removed."""
+        if not is_user_id(uid):  # those that are built in have no record
+            return False
+        row = await self._client.call(
+            "HMGET", self._keys.user_record(uid), "created_at", "disabled"
+        )
+        return row[0] is None or row[1] == b"1"
 
     async def reserve(self, uid: str, session_id: str) -> None:
         """Enter a session into its user's index. Raises `QuotaExceeded`."""

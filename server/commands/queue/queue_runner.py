@@ -56,13 +56,14 @@ class QueueRunner:
             await asyncio.sleep(self._intervals.sweep * random.uniform(0.8, 1.2))
             try:
                 if not self._runs.draining:
-                    await self._sweep()
+                    await self.sweep()
             except StoreUnavailable:
                 pass
             except Exception:
                 logger.exception("sweep of queues failed")
 
-    async def _sweep(self) -> None:
+    async def sweep(self) -> None:
+        """Look once. Raises `StoreUnavailable`."""
         for session_id, mark in (await self._store.queues.due()).items():
             try:
                 if not await self.advance(session_id):
@@ -96,6 +97,8 @@ class QueueRunner:
             return False
         active = session.active_response_id
         if active is None:
+            if await self._store.sessions.is_user_gone(session.uid):
+                return False  # an admin has ended what they may do
             await self._begin(session, TakenInput(queue, due))
         elif due[0].steers == active:
             await self.steer(session.uid, active)

@@ -55,6 +55,8 @@ def test_a_queue_takes_so_many_items_and_so_much_text() -> None:
         big.added(queued("y"))
     with pytest.raises(QueueFull):
         big.changed(big.items[0].id, text="é" * MAX_BYTES)
+    with pytest.raises(QueueFull):
+        big.changed(big.items[0].id, settings={"system": "x"})
 
 
 def test_the_first_is_due_alone() -> None:
@@ -105,6 +107,11 @@ def test_events_leave_a_long_text_out() -> None:
     assert item.wire()["input"] == item.text
     shown = item.wire(whole=False)
     assert "input" not in shown and shown["content_omitted"] is True
+    item = queued("short", settings={"system": "x" * 2049, "top_k": 3})
+    assert item.wire()["settings"] == item.settings
+    shown = item.wire(whole=False)
+    assert (shown["input"], shown["settings"]) == ("short", {"top_k": 3})
+    assert shown["content_omitted"] is True
 
 
 def test_a_key_gives_one_id_in_each_session() -> None:

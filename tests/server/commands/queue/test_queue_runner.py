@@ -1,0 +1,128 @@
+"""`QueueRunner`: what waits is begun, by some worker, and only while its user may ask."""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from server.commands.queue.queue_runner import QueueRunner
+from server.worker.app import Worker
+from sessions.connection.embedded import EmbeddedRedis
+from sessions.directory.users import Users
+from sessions.model.errors import SessionNotFound
+from sessions.model.queue import derived_item_id
+from tests.helpers.redis_server import fresh_prefix
+from tests.helpers.tiny_model import oracle_word
+from tests.server.helpers.in_process import (
+    Dice,
+    LocalClient,
+    ScriptedEngine,
+    patient_history,
+    running_workers,
+)
+from tests.sessions.helpers.queued import queued
+
+Two = tuple[Worker, Worker]
+
+
+@pytest.fixture
+async def two(redis_server: EmbeddedRedis) -> AsyncIterator[Two]:
+    dice = Dice(0)
+    engine = ScriptedEngine(dice)
+    async with running_workers(redis_server.url, fresh_prefix(), engine, dice, 2) as workers:
+        here, there = workers
+        yield here, there
+
+
+async def new_session(worker: Worker, uid: str = "alice") -> str:
+    created = await worker.store.sessions.create(uid, idempotency_key="key")
+    return created.session.id
+
+
+async def keep(worker: Worker, session: str, uid: str = "alice") -> None:
+    """As a worker that dies the next moment."""
+    settings = {"max_output_tokens": 3}
+    item = queued(oracle_word(7), id=derived_item_id(session, "k"), settings=settings)
+    await worker.store.queues.add(uid, session, item)
+
+
+async def sweep(worker: Worker, session: str) -> None:
+    """Have that queue looked at, as it is some time after it was added to."""
+    await worker.store.queues.look_later(session, after_ms=-1)
+    await runner_of(worker).sweep()
+
+
+def runner_of(worker: Worker) -> QueueRunner:
+    return worker.services.queue_changes._runner
+
+
+async def num_waiting(worker: Worker, session: str) -> int:
+    return len((await worker.store.queues.get(None, session)).items)
+
+
+async def test_what_nobody_has_begun_in_time_is_found(two: Two) -> None:
+    here, _ = two
+    session = await new_session(here)
+    await keep(here, session)
+    await sweep(here, session)
+    assert await num_waiting(here, session) == 0
+    _, answer = (await here.store.messages.path("alice", session)).messages
+    assert answer.response_id is not None
+
+
+async def test_a_worker_that_leaves_leaves_it_to_the_others(two: Two) -> None:
+    here, there = two
+    here.runs.draining = True
+    session = await new_session(here)
+    await keep(here, session)
+    assert await runner_of(here).advance(session)
+    assert await num_waiting(here, session) == 1
+    await sweep(there, session)
+    assert await num_waiting(here, session) == 0
+
+
+async def test_nothing_is_asked_for_a_user_whom_an_admin_has_disabled(two: Two) -> None:
+    here, _ = two
+    users = Users(here.store.client, here.store.keys)
+    user = await users.create("Alice")
+    session = await new_session(here, user.uid)
+    await keep(here, session, user.uid)
+    await users.update(user.uid, disabled=True)
+    assert not await runner_of(here).advance(session)
+    assert await num_waiting(here, session) == 1
+    await users.update(user.uid, disabled=False)
+    assert await runner_of(here).advance(session)
+    assert await num_waiting(here, session) == 0
+
+
+async def test_a_session_that_is_gone_is_forgotten(two: Two) -> None:
+    here, _ = two
+    session = await new_session(here)
+    await keep(here, session)
+    await here.store.sessions.delete("alice", session)
+    with pytest.raises(SessionNotFound):
+        await runner_of(here).advance(session)
+    await sweep(here, session)
+    assert await here.store.client.call("ZSCORE", here.store.keys.queues, session) is None
+
+
+async def test_its_viewers_see_an_answer_that_nobody_asked_for_just_now(
+    redis_server: EmbeddedRedis,
+) -> None:
+    url, prefix, dice = redis_server.url, fresh_prefix(), Dice(0)
+    async with running_workers(url, prefix, ScriptedEngine(dice), dice, 2) as (here, there):
+        async with contextlib.AsyncExitStack() as stack:
+            history = patient_history(url, prefix)
+            viewers = [
+                await stack.enter_async_context(LocalClient(worker, history))
+                for worker in (here, there)
+            ]
+            session = await viewers[0].new_session()
+            await viewers[1].reply("session.subscribe", session_id=session)
+            uid = (await here.store.sessions.get(None, session)).uid
+            await keep(here, session, uid)
+            await runner_of(here).advance(session)
+            for viewer in viewers:
+                created = await viewer.next("response.created")
+                answer = await viewer.done(created["response"]["id"])
+                assert answer.final == "".join(map(oracle_word, (8, 9, 10)))
