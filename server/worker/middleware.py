@@ -179,6 +179,7 @@ def security_headers(index: bytes) -> list[tuple[bytes, bytes]]:
             "img-src 'self' data: blob:",
             "connect-src 'self'",
             "worker-src 'self'",
+            "frame-src 'self'",  # diagrams, which have no origin: `diagram_policy`
             "manifest-src 'self'",
             "base-uri 'none'",
             "form-action 'self'",

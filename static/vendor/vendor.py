@@ -98,6 +98,12 @@ PACKAGES = (
         },
     ),
     Package(
+        "mermaid",
+        "11.17.2",
+        "MIT",
+        {"dist/mermaid.min.js": "mermaid.js", "LICENSE": "LICENSE"},
+    ),
+    Package(
         "@highlightjs/cdn-assets",
         "11.12.0",
         "BSD-3-Clause",

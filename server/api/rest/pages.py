@@ -1,9 +1,14 @@
-"""The chat page, the admin page, and their files."""
+"""The chat page, the admin page, the frame of a diagram, and their files."""
 
 import asyncio
+import base64
 import gzip
+import hashlib
+import json
 import re
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -14,11 +19,12 @@ from starlette.types import Scope
 from server.api.rest.operation import Access, ApiContext, Call, Operation
 
 COMPRESSIBLE = (".js", ".css", ".svg")
+INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 VERSIONED = re.compile(r"vendor/[^/]*[0-9]")  # such a folder's name changes with its files
 
 
 class Pages:
-    """The endpoints of the page."""
+    """The endpoints of the pages."""
 
     def __init__(self, context: ApiContext) -> None:
         self._static = context.static
@@ -41,6 +47,14 @@ class Pages:
                 summary="The admin page, which asks for a token itself",
                 answers={200: "text/html"},
             ),
+            Operation(
+                method="GET",
+                path="/diagram",
+                access=Access.PUBLIC,
+                endpoint=self.diagram,
+                summary="The frame without an origin in which the chat page draws a diagram",
+                answers={200: "text/html"},
+            ),
         ]
 
     async def index(self, call: Call) -> Response:
@@ -48,6 +62,45 @@ class Pages:
 
     async def admin(self, call: Call) -> Response:
         return FileResponse(self._static / "admin.html", headers={"Cache-Control": "no-cache"})
+
+    async def diagram(self, call: Call) -> Response:
+        headers = {"Cache-Control": "no-cache", "Content-Security-Policy": self._diagram_policy}
+        return FileResponse(self._static / "diagram.html", headers=headers)
+
+    @cached_property
+    def _diagram_policy(self) -> str:
+        document = (self._static / "diagram.html").read_bytes()
+        manifest = json.loads((self._static / "vendor" / "manifest.json").read_bytes())
+        return diagram_policy(document, manifest)
+
+
+def diagram_policy(document: bytes, manifest: dict[str, Any]) -> str:
+    """The policy of the document that draws a diagram: two scripts by their digests, nothing else.
+
+    Mermaid makes markup of a model's text, so it runs where there is nothing to take. The document
+    has no origin, even where somebody opens it by itself. docs/security.md says more.
+    """
+    found = INLINE_SCRIPT.search(document)
+    assert found is not None
+    own = base64.b64encode(hashlib.sha256(found[1]).digest()).decode()
+    (library,) = (
+        digest
+        for package in manifest["packages"]
+        for name, digest in package["files"].items()
+        if package["name"] == "mermaid" and name.endswith(".js")
+    )
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src 'sha256-{own}' '{library}'",
+            "style-src 'unsafe-inline'",  # each picture of Mermaid's brings its own style sheet
+            "connect-src 'none'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'self'",
+            "sandbox allow-scripts",
+        )
+    )
 
 
 class Static(StaticFiles):

@@ -9,13 +9,16 @@ const WORKER_URL = "/static/js/markdown/highlight-worker.js";
 const LONGEST_HIGHLIGHT = 50_000; // characters; beyond it plain text is good enough
 const EXTENSIONS = {
   ...{ bash: "sh", csharp: "cs", javascript: "js", julia: "jl", kotlin: "kt", markdown: "md", matlab: "m" },
+  mermaid: "mmd",
   ...{ python: "py", ruby: "rb", rust: "rs", typescript: "ts" },
 };
 
 /** Dress a bare `<pre><code class="language-x">` as a figure with a caption. */
 export function codeBlock(pre) {
   const code = pre.querySelector("code") ?? pre;
-  return codeFigure(/language-([\w+#.-]+)/.exec(code.className)?.[1] ?? "", code.textContent);
+  const figure = codeFigure(/language-([\w+#.-]+)/.exec(code.className)?.[1] ?? "", code.textContent);
+  if (code.classList.contains("closed")) figure.querySelector("code").dataset.closed = "";
+  return figure;
 }
 
 /** @param {string} language as it was written, or "" @param {string} text */

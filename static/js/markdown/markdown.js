@@ -10,6 +10,8 @@
 import DOMPurify from "dompurify";
 import { Marked } from "marked";
 
+import { drawNear } from "../diagrams/diagrams.js";
+import { isClosed, LANGUAGE } from "../diagrams/source.js";
 import { codeBlock, highlightInView } from "./code.js";
 import { GrowingBlock } from "./growing-block.js";
 import { heal } from "./heal.js";
@@ -43,6 +45,10 @@ function dialect(how) {
       html: ({ text, block }) => {
         const safe = harmless(text, escape);
         return block && !safe.startsWith("<") && safe.trim() !== "" ? `<p>${safe}</p>` : safe;
+      },
+      code({ text, lang, raw }) {
+        if (lang?.split(/\s/)[0].toLowerCase() !== LANGUAGE || !isClosed(raw)) return false; // as marked writes it
+        return `<pre><code class="language-${LANGUAGE} closed">${escape(text)}\n</code></pre>`;
       },
       image: ({ href, text }) => `<a href="${escape(href)}">${escape(text || href)}</a>`,
       checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
@@ -104,7 +110,10 @@ export class Markdown {
   #freeze(raw) {
     this.#patchTail(raw, finished);
     this.#tail.querySelector(".caret")?.classList.remove("caret");
-    for (const child of this.#tail.querySelectorAll("pre > code")) highlightInView(child);
+    for (const code of this.#tail.querySelectorAll("pre > code")) {
+      highlightInView(code);
+      if ("closed" in code.dataset) drawNear(code);
+    }
     this.#tail.before(...this.#tail.childNodes);
     this.#frozen += raw;
   }

@@ -1,5 +1,6 @@
 /** What a user wrote, as nodes: no Markdown, but for fenced code. */
 
+import { drawNear } from "../diagrams/diagrams.js";
 import { codeFigure, highlightInView } from "./code.js";
 
 const FENCES = /^(`{3,}|~{3,})([\w+#.-]*)[ \t]*\n([^]*?)^\1[ \t]*(?:\n|$)/gm;
@@ -14,5 +15,8 @@ export function drawQuestion(element, text) {
   }
   nodes.push(text.slice(place));
   element.replaceChildren(...nodes.filter((piece) => piece !== ""));
-  for (const code of element.querySelectorAll("pre > code")) highlightInView(code);
+  for (const code of element.querySelectorAll("pre > code")) {
+    highlightInView(code);
+    drawNear(code);
+  }
 }

@@ -14,6 +14,16 @@ const CHOICES = [
 
 const chosen = signal(document.documentElement.dataset.theme ?? "system");
 
+const system = matchMedia("(prefers-color-scheme: dark)");
+
+export const isDark = () => (chosen.value === "system" ? system.matches : chosen.value === "dark");
+
+/** `listener` is called when another theme is chosen, and when the system's changes. */
+export function themeChanged(listener) {
+  system.addEventListener("change", listener);
+  chosen.subscribe(listener);
+}
+
 function choose(store, theme) {
   chosen.value = theme;
   if (theme === "system") {

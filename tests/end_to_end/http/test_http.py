@@ -1,5 +1,7 @@
 """The HTTP doors: who may use them, what they answer, and what they refuse."""
 
+import base64
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -13,12 +15,14 @@ from server.api.rest.operation import ApiContext, Resource
 from server.worker.routes import routes
 from tests.end_to_end.frames.raw import Answer, RawSocket, ask, elsewhere, request
 from tests.end_to_end.site.harness import Client, Server
+from tests.helpers.root import ROOT
 from tests.helpers.tiny_model import oracle_answer, oracle_word
 
 UNKNOWN_SHARE = "shr_" + "A" * 44
 PUBLIC = {
     "/": 200,
     "/admin": 200,
+    "/diagram": 200,
     "/login": 401,
     "/healthz": 200,
     "/readyz": 200,
@@ -262,6 +266,38 @@ async def test_the_policy_allows_exactly_the_inline_script_of_the_page(server: S
     assert not re.search(rb"\son\w+=|javascript:|\sstyle=", answer.body)
 
 
+async def test_the_frame_of_diagrams_has_no_origin_and_runs_two_scripts_of_ours(
+    server: Server,
+) -> None:
+    answer = await ask(server, request(server, path="/diagram"))
+    policy = dict(
+        part.partition(" ")[::2]
+        for part in (answer.header("content-security-policy") or "").split("; ")
+    )
+    (script,) = re.findall(rb"<script>(.*?)</script>", answer.body, re.DOTALL)
+    assert answer.body.count(b"<script") == 1
+    (library,) = (ROOT / "static" / "vendor").glob("mermaid-*/mermaid.js")
+    digests = [
+        f"'sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode()}'",
+        f"'sha384-{base64.b64encode(hashlib.sha384(library.read_bytes()).digest()).decode()}'",
+    ]
+    assert policy == {
+        "default-src": "'none'",
+        "script-src": " ".join(digests),
+        "style-src": "'unsafe-inline'",
+        "connect-src": "'none'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'self'",
+        "sandbox": "allow-scripts",
+    }
+
+
+async def test_the_page_frames_its_own_site_and_no_other(server: Server) -> None:
+    policy = (await get(server, "/")).header("content-security-policy") or ""
+    assert "; frame-src 'self'; " in policy and "child-src" not in policy
+
+
 # ---- refusals -----------------------------------------------------------------------------------
 
 
@@ -302,7 +338,7 @@ async def test_no_byte_is_served_from_outside_the_static_folder(server: Server, 
 
 
 @pytest.mark.row("B42", "L5")
-@pytest.mark.parametrize("path", ["/static/js/main.js", "/", "/admin"])
+@pytest.mark.parametrize("path", ["/static/js/main.js", "/", "/admin", "/diagram"])
 async def test_a_range_is_answered_with_the_whole_file(server: Server, path: str) -> None:
     whole = await get(server, path)
     assert whole.header("accept-ranges") is None
