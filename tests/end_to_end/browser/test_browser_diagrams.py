@@ -40,7 +40,8 @@ async def test_a_diagram_is_drawn_and_its_source_is_a_button_away(
     page = await context.new_page()
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    await show(page, server, fenced(SMALL, BROKEN, SMALL + "\n%%" + " long" * 4000))
+    pink, long = SMALL + "\n  style B fill:#f9f", SMALL + "\n%%" + " long" * 4000
+    await show(page, server, fenced(pink, BROKEN, long))
     figures = page.locator("figure.diagram")
     picture = page.frame_locator('iframe[title="Flowchart"]')
     await expect(picture.locator("svg")).to_contain_text("Start")
@@ -65,6 +66,8 @@ async def test_a_diagram_is_drawn_and_its_source_is_a_button_away(
     assert await frame.evaluate(ink) == "rgb(26, 35, 38)"
     await page.get_by_role("button", name="Dark", exact=True).click()
     await frame.wait_for_function(f"{ink} === 'rgb(227, 232, 232)'")
+    chosen = "getComputedStyle([...document.querySelectorAll('svg text')].at(-1)).fill"
+    assert await frame.evaluate(chosen) == "rgb(26, 35, 38)"  # on a ground for light pages
     assert len(frames(page)) == 1
 
 
