@@ -91,7 +91,7 @@ class Guard:
         return None
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Ranges are for large files, and there are none; a request for one gets all of the file
+        # Ranges are for files larger than any of ours; a request for one gets all of the file
         # (RFC 9110 §14.2). Starlette would refuse wrong ones with its own texts.
         scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"range"]
         started = False
