@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, expect
 
+from tests.end_to_end.browser.rendering.test_browser_markdown import ALLOWED, ATTACKS, PLACES
 from tests.end_to_end.browser.test_browser import answers
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixtures
 from tests.end_to_end.browser.test_browser import context as context
 from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
-from tests.end_to_end.browser.test_browser_markdown import ALLOWED, ATTACKS, PLACES
 from tests.end_to_end.clients.http_client import Http
 from tests.end_to_end.site.harness import Server
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, BrowserContext, Dialog, Frame, Page, expect
 
+from tests.end_to_end.browser.rendering.test_browser_text import show
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixtures
 from tests.end_to_end.browser.test_browser import context as context
 from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
-from tests.end_to_end.browser.test_browser_text import show
 from tests.end_to_end.frames.raw import log_in
 from tests.end_to_end.site.harness import Server
 from tests.helpers.patience import PATIENCE

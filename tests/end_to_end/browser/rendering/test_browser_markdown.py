@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from playwright.async_api import BrowserContext, Page, WebSocketRoute, expect
 
+from tests.end_to_end.browser.rendering.test_browser_text import show, style
 from tests.end_to_end.browser.test_browser import answers, ask
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixtures
 from tests.end_to_end.browser.test_browser import context as context
 from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
-from tests.end_to_end.browser.test_browser_text import show, style
 from tests.end_to_end.site.harness import Server
 from tests.helpers.tiny_model import oracle_word
 
