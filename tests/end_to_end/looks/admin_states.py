@@ -1,0 +1,99 @@
+"""Each view and state of the admin page, as a function that brings a page into it."""
+
+from collections.abc import Awaitable, Callable
+
+from playwright.async_api import Locator, expect
+
+from tests.end_to_end.clients.http_client import admin_token
+from tests.end_to_end.looks.stage import Stage
+
+State = Callable[[Stage], Awaitable[None]]
+ADMIN_STATES: dict[str, State] = {}
+
+
+def state(function: State) -> State:
+    ADMIN_STATES["admin-" + function.__name__.replace("_", "-")] = function
+    return function
+
+
+@state
+async def sign_in(stage: Stage) -> None:
+    await stage.page.goto(stage.server.url + "/admin")
+    await expect(stage.page.get_by_label("Admin token")).to_be_visible()
+
+
+@state
+async def refused(stage: Stage) -> None:
+    await sign_in(stage)
+    await stage.page.get_by_label("Admin token").fill("wrong")
+    await stage.page.get_by_role("button", name="Sign in").click()
+    await expect(stage.page.get_by_role("alert")).to_be_visible()
+
+
+async def signed_in(stage: Stage) -> None:
+    await sign_in(stage)
+    await stage.page.get_by_label("Admin token").fill(admin_token(stage.server))
+    await stage.page.get_by_role("button", name="Sign in").click()
+    await expect(stage.page.get_by_role("button", name="Sign out")).to_be_visible()
+
+
+@state
+async def nobody(stage: Stage) -> None:
+    """Being answered."""
+    await signed_in(stage)
+    await stage.page.get_by_role("searchbox", name="User id").fill("usr_nobody")
+    await stage.page.keyboard.press("Enter")
+    await expect(stage.page.get_by_text("Nothing fits these filters.")).to_be_visible()
+
+
+@state
+async def live(stage: Stage) -> None:
+    """One answer is being written, and a few chats rest."""
+    for title in ("Boats", "A very long title, which no column of any width holds as a whole " * 2):
+        await stage.chat(title, "Why?", "Because.")
+    await stage.ask("Tides")
+    await signed_in(stage)
+    await stage.page.get_by_role("button", name="All", exact=True).click()
+    await expect(answering(stage)).to_be_visible()
+
+
+def answering(stage: Stage) -> Locator:
+    return stage.page.get_by_role("row").filter(has_text="answering").first
+
+
+@state
+async def drawer(stage: Stage) -> None:
+    await live(stage)
+    await answering(stage).get_by_role("button").first.click()
+    await expect(stage.page.get_by_role("complementary")).to_contain_text("first token")
+
+
+@state
+async def watch(stage: Stage) -> None:
+    await drawer(stage)
+    drawn = stage.page.get_by_role("complementary")
+    await drawn.get_by_role("button", name="Watch live").click()
+    await expect(drawn.get_by_role("log")).to_contain_text("writing")
+
+
+@state
+async def evict(stage: Stage) -> None:
+    await drawer(stage)
+    await stage.page.get_by_role("button", name="Evict …").click()
+    await expect(stage.page.get_by_role("dialog")).to_be_visible()
+
+
+@state
+async def stopped(stage: Stage) -> None:
+    """A notice says so."""
+    await live(stage)
+    await answering(stage).get_by_role("button", name="Stop").click()
+    await expect(stage.page.get_by_text("Stopped.")).to_be_visible()
+
+
+@state
+async def lost(stage: Stage) -> None:
+    """The server does not answer: what is shown is not of now."""
+    await live(stage)
+    await stage.page.route("**/v1/admin/**", lambda route: route.abort())
+    await expect(stage.page.locator(".trouble.lost")).to_be_visible()
