@@ -24,6 +24,7 @@ TESTS = Path(__file__).parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", choices=sorted(set(PARTS.values())), help="of the slow tests")
+    parser.addoption("--renew-looks", action="store_true", help="take the pictures of pages anew")
     parser.addoption("--row", help="of docs/reliability.md, such as E1: the tests that show it")
 
 

@@ -13,7 +13,11 @@ PACKAGES = ("server", "sessions", "engine", "csrc", "bench")
 MAX_FILES = 12  # beside `__init__.py`, which holds a docstring
 ROOMY = (*PACKAGES, "static/js", "static/css", "tests", "docs")
 LIBRARIES = ("csrc/cpu", "csrc/cuda")  # their files include each other from here
-FLAT = ("tests/upgrades/data-0.1.0", "bench/results")  # what is kept, not code
+FLAT = (  # what is kept, not code
+    "tests/upgrades/data-0.1.0",
+    "tests/end_to_end/looks/references",
+    "bench/results",
+)
 
 
 def in_circles(imports: dict[str, set[str]]) -> set[str]:

@@ -41,7 +41,7 @@ async def thinking(stage: Stage) -> None:
 async def waiting(stage: Stage) -> None:
     await stage.begin(texts.GROWING)
     for number in (1, 2):
-        await ask(stage.page, f"And how high is the water at Sandholm, {number} hours later?")
+        await ask(stage.page, f"And how high is the water on day {number}?")
         if stage.is_phone:
             await stage.page.get_by_role("button", name="Send after this answer").click()
         await expect(answers(stage.page)).to_have_count(2 + 2 * number)
@@ -237,7 +237,7 @@ async def chats(stage: Stage) -> None:
     """The list, which is a drawer on a phone."""
     for title in ("Reading the tide table", "Boats", texts.ARABIC_QUESTION, texts.LONG_WORD):
         await stage.chat(title, texts.TIDES, texts.SHORT_ANSWER)
-    pinned = await stage.chat("Pinned: packing for the island", texts.TIDES, texts.SHORT_ANSWER)
+    pinned = await stage.chat("Packing for the island", texts.TIDES, texts.SHORT_ANSWER)
     async with Http(stage.server) as http:
         await http.ask("PATCH", f"/v1/sessions/{pinned}", json={"pinned": True})
     await stage.open(await stage.chat("Tides", texts.TIDES, texts.SHORT_ANSWER, usage=USAGE))

@@ -140,9 +140,14 @@ class Stage:
             if frame["text_offset"] > 0 or self.held is None:
                 return
             frame["delta"] = self.held
-        if frame["type"] == "response.progress":
-            frame.update(PROGRESS)
+        if self.is_held and frame["type"] == "response.progress":
+            return
+        if frame["type"] == "response.queued":
+            frame.update(eta_ms=3000)
         socket.send(json.dumps(frame))
+        if self.is_held and frame["type"] == "response.output_text.delta":
+            progress = {"type": "response.progress", "response_id": response, **PROGRESS}
+            socket.send(json.dumps(progress))
 
     async def end(self) -> None:
         """Nothing is answered any more, what waits least of all."""
@@ -155,6 +160,7 @@ class Stage:
         answer = await route.fetch()
         found = await answer.json()
         if "sessions" in found:
+            found["next_cursor"] = None
             found["sessions"] = [one for one in found["sessions"] if one["id"] in self.chats]
         if "live" in found:
             found["live"] = LIVE

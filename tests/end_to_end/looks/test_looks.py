@@ -1,0 +1,108 @@
+"""Each state of the pages in real Chromium looks as its reference picture does.
+
+`--renew-looks` takes the references anew, for changes that are meant. Look at them before they are
+committed.
+"""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser, Page
+
+from tests.end_to_end.browser.test_browser import browser as browser  # the fixture
+from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
+from tests.end_to_end.looks.admin_states import ADMIN_STATES
+from tests.end_to_end.looks.chat_states import CHAT_STATES
+from tests.end_to_end.looks.pictures import (
+    MAX_DIFFERENT,
+    REFERENCES,
+    compressed,
+    difference,
+    num_different,
+    read,
+)
+from tests.end_to_end.looks.stage import staged
+from tests.end_to_end.site.harness import Server
+
+STATES = CHAT_STATES | ADMIN_STATES
+LOOKS = """
+    empty light wide, empty dark phone, streaming light wide, streaming dark phone,
+    thinking dark wide, waiting light phone, waiting dark wide, stopped light phone,
+    failed dark wide, markdown light wide, markdown dark phone, code dark wide, code light phone,
+    formula light wide, right-to-left light phone, right-to-left dark wide, long-words light phone,
+    long-words light wide, branches dark phone, scrolled-up light phone, message-menu dark phone,
+    details light wide, again dark wide, settings dark wide, all-settings light phone,
+    share light wide, share dark phone, chat-menu light wide, account-menu dark phone,
+    shortcuts light wide, palette dark wide, palette light phone, edit light wide, edit dark phone,
+    chats light phone, chats dark wide, rename light wide, deleted dark phone, deleted light wide,
+    disconnected light wide, closed-by-an-admin dark phone, signed-out light phone,
+    login-link dark wide, shared-page light wide, admin-sign-in dark phone, admin-live light wide,
+    admin-live dark phone, admin-drawer light wide, admin-drawer dark phone, admin-evict dark wide,
+    admin-lost light wide
+"""
+FONTS = {  # family: the package of Debian that has it
+    "Liberation Sans": "fonts-liberation",
+    "DejaVu Sans": "fonts-dejavu-core",
+    "DejaVu Sans Mono": "fonts-dejavu-core",
+}
+VARYING = ".pairs code, .drawer code, .link-row input"  # ids and links
+STYLE = """
+    :root { --text: "Liberation Sans", "DejaVu Sans"; --mono: "DejaVu Sans Mono"; }
+    body { font-family: "Liberation Sans", "DejaVu Sans" !important; }
+    * { caret-color: transparent !important; }
+    *, ::before, ::after { animation: none !important; transition: none !important; }
+"""
+ADD_STYLE = f"""addEventListener("readystatechange", () => {{
+    const style = document.createElement("style");
+    style.textContent = `{STYLE}`;
+    if (document.readyState === "interactive") document.head.append(style);
+}}, true);"""
+
+
+def missing_font() -> str | None:
+    """A line on what to install, if the machine has not all fonts of the references."""
+    lister = shutil.which("fc-list")
+    if lister is None:
+        return "fontconfig is not installed (apt install fontconfig)"
+    listed = subprocess.run([lister, ":", "family"], capture_output=True, text=True).stdout
+    families = {name.strip() for line in listed.splitlines() for name in line.split(",")}
+    for family, package in FONTS.items():
+        if family not in families:
+            return f"the references are set in {family}, not installed (apt install {package})"
+    return None
+
+
+MISSING_FONT = missing_font()
+
+
+async def picture(page: Page) -> bytes:
+    await page.evaluate("document.fonts.ready.then(() => {})")
+    masks = [page.locator(VARYING)]
+    return await page.screenshot(mask=masks, mask_color="#8a9a9c", animations="disabled")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(MISSING_FONT is not None, reason=str(MISSING_FONT))
+@pytest.mark.parametrize("look", [each.strip() for each in LOOKS.split(",")])
+async def test_a_state_of_a_page_looks_as_its_reference_does(
+    browser: Browser, server: Server, look: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    name, scheme, width = look.split()
+    reference = REFERENCES / f"{look.replace(' ', '-')}.png"
+    async with staged(browser, server, width, color_scheme=scheme) as stage:
+        await stage.page.add_init_script(ADD_STYLE)
+        await STATES[name](stage)
+        taken = await picture(stage.page)
+    renews = request.config.getoption("--renew-looks")
+    if renews and not reference.exists():
+        reference.write_bytes(compressed(taken))
+    now, before = read(taken), read(reference.read_bytes())
+    count = num_different(now, before)
+    if count > MAX_DIFFERENT and renews:
+        reference.write_bytes(compressed(taken))
+    elif count > MAX_DIFFERENT:
+        (tmp_path / "taken.png").write_bytes(taken)
+        (tmp_path / "difference.png").write_bytes(difference(now, before))
+        pytest.fail(f"{count} pixels differ from {reference.name}: see {tmp_path}/difference.png")
