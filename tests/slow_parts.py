@@ -20,6 +20,7 @@ PARTS = {
     "test_running_time.py": "tools",
     "end_to_end/security/test_floods.py": "floods",
     "end_to_end/browser/": "browser",
+    "end_to_end/browsers/": "browsers",
     "end_to_end/looks/": "looks",
     "end_to_end/admin/": "outages",
     "end_to_end/terminal/test_logs.py": "outages",
