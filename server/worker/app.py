@@ -95,12 +95,13 @@ class Worker:
 
     def _build(self) -> ASGIApp:
         services, authenticator = self.services, self.access.authenticator
+        static = Static(directory=STATIC)
         context = ApiContext(
             services,
             authenticator,
             self.access.credentials,
             self.health,
-            STATIC,
+            static,
             self.streams,
             TokenBuckets(services.limits.messages_per_s),
         )
@@ -118,7 +119,7 @@ class Worker:
                 *routes(context),
                 WebSocketRoute("/v1/ws", websocket.serve),
                 Route("/v1/ws", upgrade_required, methods=["GET"]),
-                Mount("/static", Static(directory=STATIC)),
+                Mount("/static", static),
             ],
             lifespan=self._lifespan,
             # Inside of Starlette, whose own handler would answer for what nobody has caught.

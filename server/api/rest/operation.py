@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,6 +17,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from server.access.auth import Authenticator
@@ -51,7 +51,7 @@ class ApiContext(NamedTuple):
     authenticator: Authenticator
     credentials: Credentials
     health: Health
-    static: Path
+    static: StaticFiles  # what the pages are made of
     streams: set[HttpViewer]  # who follows an answer over HTTP now
     rates: TokenBuckets  # requests by user
 

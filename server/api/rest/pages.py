@@ -1,4 +1,7 @@
-"""The chat page, the admin page, the frame of a diagram, and their files."""
+"""The chat page, the admin page, the frame of a diagram, and their files.
+
+In a checkout these are the sources, in a wheel what `static/bundler/` has made of them.
+"""
 
 import asyncio
 import base64
@@ -18,9 +21,11 @@ from starlette.types import Scope
 
 from server.api.rest.operation import Access, ApiContext, Call, Operation
 
-COMPRESSIBLE = (".js", ".css", ".svg")
+COMPRESSIBLE = (".js", ".css", ".svg", ".html", ".map")
 INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
-VERSIONED = re.compile(r"vendor/[^/]*[0-9]")  # such a folder's name changes with its files
+SUFFIXES = {"br": ".br", "gzip": ".gz"}  # of the forms that a bundle brings, the smaller first
+# Such a name changes with what it names: the version of a library, the hash of a bundle.
+VERSIONED = re.compile(r"vendor/[^/]*[0-9]|.*-[0-9A-Z]{8}\.(js|css)(\.map)?$")
 
 
 class Pages:
@@ -58,19 +63,22 @@ class Pages:
         ]
 
     async def index(self, call: Call) -> Response:
-        return FileResponse(self._static / "index.html", headers={"Cache-Control": "no-cache"})
+        return await self._static.get_response("index.html", call.request.scope)
 
     async def admin(self, call: Call) -> Response:
-        return FileResponse(self._static / "admin.html", headers={"Cache-Control": "no-cache"})
+        return await self._static.get_response("admin.html", call.request.scope)
 
     async def diagram(self, call: Call) -> Response:
-        headers = {"Cache-Control": "no-cache", "Content-Security-Policy": self._diagram_policy}
-        return FileResponse(self._static / "diagram.html", headers=headers)
+        response = await self._static.get_response("diagram.html", call.request.scope)
+        response.headers["Content-Security-Policy"] = self._diagram_policy
+        return response
 
     @cached_property
     def _diagram_policy(self) -> str:
-        document = (self._static / "diagram.html").read_bytes()
-        manifest = json.loads((self._static / "vendor" / "manifest.json").read_bytes())
+        assert self._static.directory is not None
+        folder = Path(self._static.directory)
+        manifest = json.loads((folder / "vendor" / "manifest.json").read_bytes())
+        document = (folder / "diagram.html").read_bytes()
         return diagram_policy(document, manifest)
 
 
@@ -104,32 +112,50 @@ def diagram_policy(document: bytes, manifest: dict[str, Any]) -> str:
 
 
 class Static(StaticFiles):
-    """The page's files: vendored ones may be kept for ever, our own are asked for each time.
+    """The page's files: what has a versioned name may be kept for ever, the rest is asked for anew.
 
-    What is text is sent compressed to those who take that. It is compressed once and then held,
-    beside the loop: a middleware would do it for each request, while answers wait.
+    What is text is sent compressed to those who take that. In a wheel the compressed forms lie
+    beside the files. Else a file is compressed once and then held, beside the loop: a middleware
+    would do it for each request, while answers wait.
     """
 
     def __init__(self, *, directory: Path) -> None:
         super().__init__(directory=directory)
+        suffixes = tuple(SUFFIXES.values())
+        paths = (path.relative_to(directory).as_posix() for path in directory.rglob("*"))
+        self._forms = frozenset(path for path in paths if path.endswith(suffixes))
         self._compressed: dict[str, tuple[str, bytes]] = {}  # path -> etag of the file, its gzip
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         if scope["method"] not in ("GET", "HEAD"):
             raise HTTPException(405, headers={"Allow": "GET, HEAD"})
-        headers = Headers(scope=scope)
-        takes_gzip = "gzip" in headers.get("accept-encoding", "").lower()
-        if takes_gzip and path.endswith(COMPRESSIBLE):
-            answer = await self._smaller(path, scope, headers.get("if-none-match", ""))
+        if path in self._forms:
+            raise HTTPException(404)  # a form of a file has no address of its own
+        if path.endswith(COMPRESSIBLE):
+            answer = await self._smallest(path, scope)
+            answer.headers["Vary"] = "Accept-Encoding"
         else:
             answer = await super().get_response(path, scope)
-        if path.endswith(COMPRESSIBLE):
-            answer.headers["Vary"] = "Accept-Encoding"
         immutable = VERSIONED.match(path) is not None
-        answer.headers["Cache-Control"] = "max-age=31536000, immutable" if immutable else "no-cache"
+        kept = "public, max-age=31536000, immutable" if immutable else "no-cache"
+        answer.headers["Cache-Control"] = kept
         return answer
 
-    async def _smaller(self, path: str, scope: Scope, known: str) -> Response:
+    async def _smallest(self, path: str, scope: Scope) -> Response:
+        """The file in the smallest form that the client takes."""
+        headers = Headers(scope=scope)
+        accepted = accepted_encodings(headers.get("accept-encoding", ""))
+        for encoding, suffix in SUFFIXES.items():
+            if encoding in accepted and path + suffix in self._forms:
+                answer = await super().get_response(path + suffix, scope)
+                if answer.status_code == 200:
+                    answer.headers["Content-Encoding"] = encoding
+                return answer
+        if "gzip" in accepted:
+            return await self._gzipped(path, scope, headers.get("if-none-match", ""))
+        return await super().get_response(path, scope)
+
+    async def _gzipped(self, path: str, scope: Scope, known: str) -> Response:
         """The file in gzip, or 304 where this form of it is `known`."""
         # The tags decide: a file that has changed may have an older date.
         ours = (b"if-none-match", b"if-modified-since")
@@ -151,6 +177,16 @@ class Static(StaticFiles):
             del headers["Content-Encoding"]
             return Response(status_code=304, headers=headers)
         return Response(held[1], headers=headers, media_type=answer.media_type)
+
+
+def accepted_encodings(header: str) -> set[str]:
+    """The encodings that an `Accept-Encoding` names and does not refuse by `q=0`."""
+    accepted = set()
+    for one in header.lower().split(","):
+        name, _, weight = one.partition(";")
+        if not re.fullmatch(r"\s*q\s*=\s*0(\.0*)?\s*", weight):
+            accepted.add(name.strip())
+    return accepted
 
 
 def _compressed(path: Path) -> bytes:

@@ -190,3 +190,8 @@ def test_the_policy_allows_the_import_map_of_the_page_and_no_other_inline_script
     digest = base64.b64encode(hashlib.sha256(IMPORT_MAP).digest()).decode()
     assert f"script-src 'self' 'sha256-{digest}';" in policy
     assert "unsafe" not in policy
+
+
+def test_the_policy_allows_no_inline_script_where_the_page_has_no_import_map() -> None:
+    policy = dict(security_headers(b"<!doctype html>"))[b"content-security-policy"].decode()
+    assert "script-src 'self';" in policy

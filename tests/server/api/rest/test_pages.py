@@ -1,5 +1,6 @@
 """The page's files: what may be kept for how long, and in which form they are sent."""
 
+import gzip
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from server.api.rest.pages import Static
+from server.api.rest.pages import Static, accepted_encodings
 
 SCRIPT = "const words = 1;\n" * 200
 
@@ -68,7 +69,7 @@ async def test_only_files_whose_folder_names_a_version_are_kept_for_ever(
     site: httpx2.AsyncClient,
 ) -> None:
     library = await get(site, "vendor/library-1.2.0/library.js")
-    assert library.headers["cache-control"] == "max-age=31536000, immutable"
+    assert library.headers["cache-control"] == "public, max-age=31536000, immutable"
     assert (await get(site, "page.js")).headers["cache-control"] == "no-cache"
     missing = await get(site, "missing.js")
     assert missing.status_code == 404
@@ -81,3 +82,71 @@ async def test_the_head_of_an_answer_is_that_of_the_whole(site: httpx2.AsyncClie
     whole = await get(site, "page.js")
     for name in ("etag", "content-encoding", "content-length"):
         assert head.headers[name] == whole.headers[name]
+
+
+# ---- a bundle, which brings its compressed forms -------------------------------------------------
+
+BUNDLE = "js/main-7Q2XK4TB.js"
+KEPT = "public, max-age=31536000, immutable"
+
+
+@pytest.fixture
+def bundle(folder: Path) -> Path:
+    """A bundle whose forms say which they are."""
+    (folder / "js").mkdir()
+    for path in (BUNDLE, f"{BUNDLE}.map", "index.html"):
+        (folder / path).write_text(path)
+        (folder / f"{path}.br").write_text(f"br of {path}")
+        (folder / f"{path}.gz").write_bytes(gzip.compress(path.encode()))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("accepted", "encoding"),
+    [
+        ("gzip, deflate, br, zstd", "br"),
+        ("gzip", "gzip"),
+        ("br;q=0, gzip;q=0.5", "gzip"),
+        ("br;q=0,gzip;q=0.000", None),
+        ("identity", None),
+    ],
+)
+async def test_a_bundle_is_sent_in_the_smallest_of_its_forms_that_is_accepted(
+    bundle: Path, site: httpx2.AsyncClient, accepted: str, encoding: str | None
+) -> None:
+    names = {"Accept-Encoding": accepted}
+    async with site.stream("GET", f"/static/{BUNDLE}", headers=names) as answer:
+        sent = b"".join([part async for part in answer.aiter_raw()])
+    suffix = {"br": ".br", "gzip": ".gz", None: ""}[encoding]
+    assert sent == (bundle / f"{BUNDLE}{suffix}").read_bytes()
+    assert answer.headers.get("content-encoding") == encoding
+    assert answer.headers["content-type"].startswith("text/javascript")
+    assert answer.headers["vary"] == "Accept-Encoding"
+    assert answer.headers["cache-control"] == KEPT
+
+
+@pytest.mark.usefixtures("bundle")
+async def test_bundles_and_their_maps_are_kept_for_ever_and_pages_are_not(
+    site: httpx2.AsyncClient,
+) -> None:
+    for path, kept in ((BUNDLE, KEPT), (f"{BUNDLE}.map", KEPT), ("index.html", "no-cache")):
+        answer = await get(site, path)
+        assert (answer.text, answer.headers["cache-control"]) == (path, kept)
+        known = await get(site, path, If_None_Match=answer.headers["etag"])
+        assert (known.status_code, known.headers["vary"]) == (304, "Accept-Encoding")
+        assert "content-encoding" not in known.headers
+
+
+@pytest.mark.usefixtures("bundle")
+async def test_a_form_has_no_address_of_its_own_and_an_old_bundle_is_gone(
+    site: httpx2.AsyncClient,
+) -> None:
+    for path in (f"{BUNDLE}.br", f"{BUNDLE}.gz", "js/main-2222AAAA.js"):
+        missing = await get(site, path)
+        assert missing.status_code == 404
+        assert "cache-control" not in missing.headers
+
+
+def test_an_encoding_is_accepted_unless_its_weight_is_nothing() -> None:
+    assert accepted_encodings("gzip, br;q=0.9, Deflate ; q=0") == {"gzip", "br"}
+    assert accepted_encodings("br;q=0.001, gzip; q=0.0") == {"br"}
