@@ -5,7 +5,7 @@ PYTHON ?= python3
 TEST_PROCESSES ?= 3
 BIN := .venv/bin
 
-.PHONY: help setup serve test test-slow test-gpu check ext-cuda bench bench-server bench-peers format demo-crash clean
+.PHONY: help setup serve test test-slow test-gpu check ext-cuda bench bench-server bench-peers bundle format demo-crash clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -34,6 +34,9 @@ check: setup     ## ruff, mypy --strict, the direction of imports
 
 ext-cuda: setup  ## compile the CUDA kernels, if nvcc is there, and tell what each takes
 	@$(BIN)/python -m csrc.build cuda
+
+bundle:          ## the page as a wheel holds it, into build/page (needs npm)
+	@node static/bundler/bundle.mjs
 
 format: setup    ## let ruff format and fix
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .

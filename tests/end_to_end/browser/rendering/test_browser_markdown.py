@@ -21,7 +21,7 @@ from tests.helpers.tiny_model import oracle_word
 
 # Streams a text into a bubble of its own, cut at these places, and gives the bubble.
 STREAM = """async (text, cuts) => {
-    const { Markdown } = await import("/static/js/markdown/markdown.js");
+    const { Markdown } = window.parley;
     const body = document.createElement("div");
     body.className = "prose";
     document.querySelector(".log").append(body);
@@ -91,8 +91,9 @@ async def becomes_the_whole(page: Page, text: str, cuts: list[int]) -> Any:
 
 async def load_katex(page: Page) -> None:
     """From then on a formula is drawn at once, so that two bubbles can be compared."""
-    await page.evaluate("async () => { await import('/static/vendor/katex-0.19.1/katex.js'); }")
-    assert await becomes_the_whole(page, "\\(a\\)", []) is True  # the style sheet has come, too
+    await page.evaluate(f"async (text) => {{ await ({STREAM})(text, []); }}", "\\(a\\)")
+    await expect(page.locator(".katex")).to_have_count(1)
+    await page.evaluate("document.querySelector('.katex').closest('.prose').remove()")
 
 
 async def test_a_growing_text_becomes_what_the_whole_text_becomes(page: Page) -> None:
@@ -110,7 +111,7 @@ async def test_a_growing_text_becomes_what_the_whole_text_becomes(page: Page) ->
 async def test_a_text_that_goes_on_after_its_end_goes_on_in_its_last_block(page: Page) -> None:
     same = await page.evaluate(
         f"""async ([text, cuts]) => {{
-            const {{ Markdown }} = await import("/static/js/markdown/markdown.js");
+            const {{ Markdown }} = window.parley;
             const body = document.createElement("div");
             const markdown = new Markdown(body);
             for (const cut of cuts) markdown.update(text.slice(0, cut), true);
@@ -150,7 +151,7 @@ async def test_finished_rows_and_items_of_an_open_block_are_never_drawn_again(
     """The longest frame of an open block of 800 rows took more than a second as a whole."""
     found = await page.evaluate(
         """async (text) => {
-            const { Markdown } = await import("/static/js/markdown/markdown.js");
+            const { Markdown } = window.parley;
             const body = document.createElement("div");
             document.querySelector(".log").append(body);
             const markdown = new Markdown(body);
