@@ -37,6 +37,7 @@ PARTS = {
     "server/": "server",
     "sessions/": "sessions",
     "upgrades/": "upgrades",
+    "wheel/": "wheel",
 }
 
 

@@ -45,7 +45,7 @@ class Server:
     """A running `parley serve`. Servers on one Redis share the history of the first."""
 
     module = "server"
-    root = ROOT  # where the program lies
+    root = Path(os.environ.get("TESTS_ROOT", ROOT))  # where the program lies: here, or in a wheel
 
     def __init__(
         self,

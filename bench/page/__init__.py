@@ -1,0 +1,1 @@
+"""What a first visit of the chat page costs a browser."""
