@@ -53,6 +53,7 @@ class Bundler {
     for (const [name, markup] of markups) await this.#writePage(name, markup, modules);
     await this.#build(NAMED, { entryNames: "[dir]/[name]" });
     this.#copy();
+    for (const path of filesBelow(OUT).filter((path) => /\.(html|js)$/.test(path))) checkAddresses(path);
     compress(OUT);
   }
 
@@ -128,6 +129,14 @@ function reachedFrom(entry, modules, reached = []) {
     reachedFrom(path, modules, reached);
   }
   return reached;
+}
+
+/** A file that is named by its address, and stands in no list above, would be missing in a wheel alone. */
+function checkAddresses(path) {
+  for (const [, place] of readFileSync(path, "utf8").matchAll(/["'`]\/static\/([\w./-]+)["'`]/g)) {
+    const isThere = existsSync(join(OUT, place));
+    if (!isThere) throw new Error(`${relative(OUT, path)} names /static/${place}, which is not there`);
+  }
 }
 
 function compress(folder) {
