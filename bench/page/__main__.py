@@ -62,7 +62,7 @@ def figures(what: str, visits: Sequence[FirstVisit], is_promised: bool) -> list[
     rows = (
         ("requests, with the websocket", num_requests, MAX_REQUESTS, ""),
         ("transferred", kilobytes, MAX_KB, "kB"),
-        ("first paint, median", paint_ms, MAX_PAINT_MS, "ms"),
+        ("first contentful paint, median", paint_ms, MAX_PAINT_MS, "ms"),
     )
     return [
         Figure(f"{what}: {name}", achieved, target if is_promised else None, unit)

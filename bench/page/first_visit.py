@@ -8,7 +8,7 @@ from playwright.async_api import Browser, CDPSession, Page
 from tests.end_to_end.frames.raw import log_in
 from tests.end_to_end.site.harness import Server
 
-IS_READY = "document.querySelector('.chips button') !== null"  # the models have been answered
+LAST_TO_COME = ".chips button"  # is drawn when the models have been answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ async def first_visit(browser: Browser, server: Server) -> FirstVisit:
     network = Network(await context.new_cdp_session(page))
     await network.watch()
     await page.goto(server.url, wait_until="networkidle")
-    await page.wait_for_function(IS_READY)
+    await page.locator(LAST_TO_COME).first.wait_for()
     visit = FirstVisit(tuple(network.addresses), network.num_bytes, await first_paint_ms(page))
     await context.close()
     return visit
