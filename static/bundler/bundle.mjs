@@ -16,11 +16,13 @@ const STATIC = dirname(HERE);
 const BUILD = join(dirname(STATIC), "build");
 const CACHE = join(BUILD, "esbuild");
 const OUT = join(BUILD, "page"); // maps name the sources from here, and so do the hashes of all names
-const PAGES = ["index.html", "admin.html"];
+const PAGES = ["index.html", "admin.html", "share.html"];
 const WORKER = "js/markdown/highlight-worker.js";
 const THEME = "js/widgets/theme-first.js"; // a classic script: it runs before the page is drawn
-/** Pages that the server itself writes name these, so they keep their names (server/api/login/, rest/shares.py). */
-const NAMED = ["css/colors.css", "css/layout.css", "css/reset.css", "css/share.css", "js/login.js", THEME];
+/** The pages that are not bundled name these, so they keep their names. */
+const NAMED = ["css/colors.css", "css/layout.css", "css/reset.css", "js/login.js", THEME];
+/** Pages without modules, and what the policy of a diagram's frame is made of. */
+const COPIED = ["diagram.html", "share-refused.html", "favicon.svg", "vendor/manifest.json"];
 const TEXTS = /\.(css|html|js|map|svg)$/;
 
 /** esbuild of the version that package-lock.json pins, with its hash. */
@@ -102,9 +104,9 @@ class Bundler {
     writeFileSync(join(OUT, name), written);
   }
 
-  /** What no bundle holds: the icon, libraries that are loaded later, and the licences of all. */
+  /** What no bundle holds: libraries that are loaded later, the licences of all, and the rest. */
   #copy() {
-    cpSync(join(STATIC, "favicon.svg"), join(OUT, "favicon.svg"));
+    for (const name of COPIED) cpSync(join(STATIC, name), join(OUT, name));
     for (const path of filesBelow(join(STATIC, "vendor"))) {
       const place = relative(STATIC, path);
       const isPage = place.split("/").length > 2; // not what fetches the libraries

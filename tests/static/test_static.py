@@ -140,11 +140,12 @@ def test_the_page_names_only_files_that_exist(page: PageParser) -> None:
 
 
 def test_the_bundler_keeps_the_names_that_pages_of_the_server_use() -> None:
-    """These pages are written in Python, and the names in them do not change with the files."""
+    """In these pages, some of them in Python, names do not change with the files."""
     kept = (STATIC / "bundler" / "bundle.mjs").read_text()
-    sources = [path.read_text() for path in (STATIC.parent / "server").rglob("*.py")]
+    pages = [STATIC / "share-refused.html", STATIC / "diagram.html"]
+    sources = [path.read_text() for path in [*(STATIC.parent / "server").rglob("*.py"), *pages]]
     named = {name for text in sources for name in re.findall(r'"/static/([^"]+)"', text)}
-    assert "css/share.css" in named
+    assert {"css/layout.css", "js/login.js"} <= named
     assert {name for name in named if f'"{name}"' not in kept} == set()
 
 

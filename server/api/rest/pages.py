@@ -75,8 +75,7 @@ class Pages:
 
     @cached_property
     def _diagram_policy(self) -> str:
-        assert self._static.directory is not None
-        folder = Path(self._static.directory)
+        folder = Path(str(self._static.directory))
         manifest = json.loads((folder / "vendor" / "manifest.json").read_bytes())
         document = (folder / "diagram.html").read_bytes()
         return diagram_policy(document, manifest)

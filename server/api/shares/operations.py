@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -42,7 +43,7 @@ class ShareOperations:
             "readers of links", per_owner=MAX_READERS_PER_ADDRESS, in_all=MAX_READERS
         )
         self._rates = TokenBuckets(READS_PER_S)
-        self._static = context.static
+        self._static = Path(str(context.static.directory))
 
     @cached_property
     def _page(self) -> SharePage:

@@ -10,6 +10,7 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect
+from starlette.staticfiles import StaticFiles
 from starlette.testclient import TestClient
 from starlette.types import Message
 
@@ -32,7 +33,7 @@ SHARE = Share("shr_x", "<i>", 7, zlib.compress(LINE + b"\n" + LINE + b"\n"), "ad
 @pytest.fixture
 def client() -> TestClient:
     context: Any = ApiContext(*(MagicMock() for _ in ApiContext._fields))
-    context = context._replace(static=ROOT / "static")
+    context = context._replace(static=StaticFiles(directory=ROOT / "static"))
     context.services.store.shares.get = AsyncMock(return_value=SHARE)
     context.authenticator.identities.is_known = AsyncMock(return_value=True)
     context.authenticator.renamed_cookie = MagicMock(return_value=[])
