@@ -42,7 +42,7 @@ function courseOf(message, timings) {
   const how = [endText(status, reason) || "Complete", reasonText(reason)].filter(Boolean).join(", ");
   const times = (count) => `survived ${count} ${count === 1 ? "restart" : "restarts"}`;
   return [
-    ["Asked", new Date(createdAt).toLocaleString("en", { dateStyle: "medium", timeStyle: "medium" })],
+    ["Asked", new Date(createdAt).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" })],
     ["Waited in line", timings.queue_ms !== undefined && duration(timings.queue_ms)],
     ["First token after", timings.ttft_ms !== undefined && duration(timings.ttft_ms)],
     ["In all", timings.total_ms !== undefined && duration(timings.total_ms)],

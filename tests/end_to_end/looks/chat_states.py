@@ -44,8 +44,21 @@ async def waiting(stage: Stage) -> None:
         await ask(stage.page, f"And how high is the water on day {number}?")
         if stage.is_phone:
             await stage.page.get_by_role("button", name="Send after this answer").click()
-        await expect(answers(stage.page)).to_have_count(2 + 2 * number)
-    await expect(stage.page.get_by_text("Waiting for the answer before")).to_have_count(2)
+        await expect(stage.page.locator(".queue .words")).to_have_count(number)
+    await expect(stage.page.get_by_text("Sending…")).to_have_count(0)
+
+
+@state
+async def edited_waiting(stage: Stage) -> None:
+    await waiting(stage)
+    await stage.page.get_by_role("button", name="Edit message 2").click()
+    await expect(stage.page.get_by_role("textbox", name="Edit the message")).to_be_focused()
+
+
+@state
+async def diagram(stage: Stage) -> None:
+    await stage.open(await stage.chat("Tides", texts.TIDES, texts.DIAGRAM))
+    await expect(stage.page.locator("iframe")).to_be_visible()
 
 
 @state

@@ -29,7 +29,8 @@ from tests.end_to_end.site.harness import Server
 STATES = CHAT_STATES | ADMIN_STATES
 LOOKS = """
     empty light wide, empty dark phone, streaming light wide, streaming dark phone,
-    thinking dark wide, waiting light phone, waiting dark wide, stopped light phone,
+    thinking dark wide, waiting light phone, waiting dark wide, edited-waiting light phone,
+    stopped light phone,
     failed dark wide, markdown light wide, markdown dark phone, code dark wide, code light phone,
     formula light wide, right-to-left light phone, right-to-left dark wide, long-words light phone,
     long-words light wide, branches dark phone, scrolled-up light phone, message-menu dark phone,
@@ -47,7 +48,7 @@ FONTS = {  # family: the package of Debian that has it
     "DejaVu Sans": "fonts-dejavu-core",
     "DejaVu Sans Mono": "fonts-dejavu-core",
 }
-VARYING = ".pairs code, .drawer code, .link-row input"  # ids and links
+VARYING = ".pairs code, .drawer code, .link-row input, .queue time"  # ids, links, moments
 STYLE = """
     :root { --text: "Liberation Sans", "DejaVu Sans"; --mono: "DejaVu Sans Mono"; }
     body { font-family: "Liberation Sans", "DejaVu Sans" !important; }

@@ -95,3 +95,13 @@ It is a company: {LONG_WORD * 2}.
 ```
 """
 QUESTION_WITH_CODE = "What does this print?\n\n```python\nprint(sum(range(10)))\n```\n\nAnd why?"
+DIAGRAM = """\
+The water rises and falls twice a day:
+
+```mermaid
+flowchart LR
+  low[Low water] --> rising[Flood] --> high[High water] --> falling[Ebb] --> low
+```
+
+That is all.
+"""
