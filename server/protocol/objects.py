@@ -223,11 +223,15 @@ class QueueItemError(Part, frozen=True, kw_only=True):
 
 
 class QueueItem(Part, frozen=True, kw_only=True):
-    """Something to be asked. With `content_omitted`, `input` or `settings.system` is missing."""
+    """Something to be asked. With `content_omitted`, `input` or `settings.system` is missing.
+
+    `beginning` stands for such an `input`.
+    """
 
     id: Id
     idempotency_key: str
     input: str | UnsetType = UNSET
+    beginning: str | UnsetType = UNSET
     content_omitted: Literal[True] | UnsetType = UNSET
     settings: SettingsObject
     created_at: Milliseconds

@@ -159,7 +159,7 @@ class Runs:
             run.done.set()
         finally:
             self._forget(run)
-        await self._promote_next(run.session_id, finished)
+        await self._promote_next(run, finished)
 
     async def finish(self, run: Run, end: End) -> None:
         """End a run that was taken over: it produces nothing more, only its end is missing."""
@@ -174,7 +174,7 @@ class Runs:
         )
         finished = await finisher.finish(end)
         self._tell_ended(run)
-        await self._promote_next(run.session_id, finished)
+        await self._promote_next(run, finished)
 
     def _producer(self, run: Run) -> Producer:
         return Producer(
@@ -211,12 +211,17 @@ class Runs:
             self._limit.free(run.uid, run.response_id)
         self._hub.show_activity(run.uid, run.session_id, active=False, status=run.status)
 
-    async def _promote_next(self, session_id: str, finished: Finished | None) -> None:
-        """The session's next answer may start, wherever its owner is; or what waits may begin."""
+    async def _promote_next(self, run: Run, finished: Finished | None) -> None:
+        """The session's next answer may start, wherever its owner is; or what waits may begin.
+
+        An answer that made room for another one leaves the queue to that one's end, or to a sweep.
+        """
+        makes_room = run.stopping is not None and run.stopping.reason == "superseded"
+        session_id = run.session_id
         if finished is None:
             return
         if finished.next_response_id is None:
-            if finished.has_queue:
+            if finished.has_queue and not makes_room:
                 self.on_queue(session_id)
             return
         response_id = finished.next_response_id

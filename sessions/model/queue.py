@@ -21,7 +21,13 @@ QUEUED: Final = "queued"
 REMOVED: Final = "removed"
 MAX_ITEMS: Final = 16
 MAX_BYTES: Final = 256 * 1024  # of all texts together
-MAX_SHOWN_BYTES: Final = 2048  # an event leaves a longer text out
+MAX_ASKED_BYTES: Final = 128 * 1024  # of one question
+# An event leaves a longer text out: each change of a queue logs all that waits there.
+MAX_SHOWN_BYTES: Final = 512
+SHOWN_CHARACTERS: Final = 100  # of a text that is left out
+
+
+JOINT: Final = "\n\n"  # between texts that are asked together
 
 
 def derived_item_id(session_id: str, idempotency_key: str) -> str:
@@ -50,7 +56,7 @@ class QueuedInput:
         return len(self.text.encode()) + len(self.settings.get("system", "").encode())
 
     def wire(self, *, whole: bool = True) -> dict[str, Any]:
-        """The `queue_item` object of the protocol; not `whole`: without texts over 2 KiB."""
+        """The `queue_item` object of the protocol; not `whole`: without texts over 512 bytes."""
         item: dict[str, Any] = {
             "id": self.id,
             "idempotency_key": self.idempotency_key,
@@ -60,7 +66,7 @@ class QueuedInput:
         }
         if not whole and len(self.text.encode()) > MAX_SHOWN_BYTES:
             del item["input"]
-            item["content_omitted"] = True
+            item |= {"beginning": self.text[:SHOWN_CHARACTERS], "content_omitted": True}
         if not whole and len(self.settings.get("system", "").encode()) > MAX_SHOWN_BYTES:
             item["settings"] = {**self.settings}
             del item["settings"]["system"]
@@ -84,20 +90,24 @@ class Queue:
 
     def item(self, item_id: str) -> QueuedInput:
         """Raises `ItemNotFound`."""
-        for item in self.items:
-            if item.id == item_id:
-                return item
-        raise ItemNotFound
+        if (found := self.find(item_id)) is None:
+            raise ItemNotFound
+        return found
+
+    def find(self, item_id: str) -> QueuedInput | None:
+        """None if it is not there."""
+        return next((item for item in self.items if item.id == item_id), None)
 
     def added(self, item: QueuedInput, place: int | None = None) -> Queue:
         """With one more, at that place, by default the last. Raises `QueueFull`.
 
         One that is asked now goes before all that are not, after those that are.
         """
-        if item.now:
-            place = sum(other.now for other in self.items)
         items = list(self.items)
-        items.insert(len(items) if place is None else place, item)
+        least = self._num_now(items)
+        items.insert(
+            least if item.now else len(items) if place is None else max(place, least), item
+        )
         return self._with(items)
 
     def changed(
@@ -119,13 +129,13 @@ class Queue:
         items = [new if item is old else item for item in self.items]
         if place is not None:
             items.remove(new)
-            items.insert(place, new)
+            items.insert(max(place, 0 if new.now else self._num_now(items)), new)
         return self._with(items)
 
     def without(self, items: Iterable[QueuedInput]) -> Queue:
         """Without these."""
         gone = {item.id for item in items}
-        return replace(self, items=tuple(item for item in self.items if item.id not in gone))
+        return self._with([item for item in self.items if item.id not in gone])
 
     def sent(self, item_id: str, steers: str | None) -> Queue:
         """With that item asked now, instead of the answer `steers` if there is one.
@@ -139,14 +149,14 @@ class Queue:
         """Its items begin by themselves again."""
         return replace(self, is_paused=False)
 
-    def refused(self, item_id: str, code: str, message: str) -> Queue:
-        """With the reason why that item could not be asked, which everything after it waits for."""
+    def refused(self, tried: QueuedInput, code: str, message: str) -> Queue:
+        """With the reason why that item could not be asked, which everything after it waits for.
+
+        The same queue if it was changed since it was tried.
+        """
         error = {"code": code, "message": message}
-        items = (
-            replace(i, error=error, now=False, steers=None) if i.id == item_id else i
-            for i in self.items
-        )
-        return replace(self, items=tuple(items))
+        refused = replace(tried, error=error, now=False, steers=None)
+        return replace(self, items=tuple(refused if i == tried else i for i in self.items))
 
     @property
     def due(self) -> tuple[QueuedInput, ...]:
@@ -161,18 +171,26 @@ class Queue:
         if first.error is not None or (self.is_paused and not first.now):
             return ()
         due = [first]
+        size = len(first.text.encode())
         for item in others:
-            if first.steers is None or item.steers != first.steers:
+            is_alike = item.steers == first.steers and item.settings == first.settings
+            size += len(item.text.encode()) + len(JOINT)
+            if first.steers is None or not is_alike or size > MAX_ASKED_BYTES:
                 break
             due.append(item)
         return tuple(due)
+
+    @staticmethod
+    def _num_now(items: Sequence[QueuedInput]) -> int:
+        """How many come before all others."""
+        return sum(item.now for item in items)
 
     def _with(self, items: Sequence[QueuedInput]) -> Queue:
         """Raises `QueueFull`."""
         size = sum(item.num_bytes for item in items)
         if len(items) > MAX_ITEMS or size > MAX_BYTES:
             raise QueueFull("")
-        return replace(self, items=tuple(items))
+        return replace(self, items=tuple(items), is_paused=self.is_paused and bool(items))
 
     # ---- as it is stored and sent ----------------------------------------------------------------
 
@@ -199,7 +217,7 @@ class TakenInput:
 
     @property
     def text(self) -> str:
-        return "\n\n".join(item.text for item in self.items)
+        return JOINT.join(item.text for item in self.items)
 
     @property
     def rest(self) -> Queue:

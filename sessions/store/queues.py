@@ -11,7 +11,6 @@ import secrets
 from collections.abc import Callable
 from typing import Final
 
-from sessions.indexes.indexes import local_ms
 from sessions.model.arguments import check_idempotency_key, check_owner, check_uid
 from sessions.model.errors import (
     IdempotencyKeyReused,
@@ -34,7 +33,7 @@ from sessions.store.context import StoreContext
 
 MAX_TRIES: Final = 8  # each means that somebody else changed the queue in between
 # Of a new entry in the index: time enough for its data to come, and for its owner to begin it.
-LOOK_AFTER_MS: Final = 2_000
+LOOK_AFTER_MS: Final = 5_000
 
 
 class Queues:
@@ -62,16 +61,18 @@ class Queues:
         key that stands for something else.
         """
         check_idempotency_key(item.idempotency_key)
-        known = self._keys.idempotency(session_id, item.idempotency_key)
+        key = self._keys.idempotency(session_id, item.idempotency_key)
         old, _ = await asyncio.gather(self.get(uid, session_id), self.look_later(session_id))
         for _ in range(MAX_TRIES):
+            if (waiting := old.find(item.id)) is not None:  # its key may have expired
+                return _added(f"{QUEUED} {waiting.body_hash}", item)
             try:
                 written = await self._write(
                     uid,
                     session_id,
                     old,
                     old.added(item, place),
-                    known,
+                    key,
                     f"{QUEUED} {item.body_hash}",
                 )
             except QueueChanged:
@@ -100,6 +101,7 @@ class Queues:
 
     async def remove(self, uid: str, session_id: str, item_id: str) -> WrittenQueue:
         """Withdraw what waits. Raises `SessionNotFound` and `ItemNotFound`."""
+        await self.look_later(session_id)  # what comes after it may have waited for it
         for _ in range(MAX_TRIES):
             old = await self.get(uid, session_id)
             item = old.item(item_id)
@@ -116,23 +118,19 @@ class Queues:
     async def look_later(self, session_id: str, after_ms: int = LOOK_AFTER_MS) -> None:
         """Have the session's queue looked at after that time, by whichever worker does."""
         check_session_id(session_id)
-        await self._client.call("ZADD", self._keys.queues, local_ms() + after_ms, session_id)
+        await self._client.script(
+            "enter_queue", [self._keys.queues], session_id=session_id, after_ms=after_ms
+        )
 
     async def due(self, limit: int = 100) -> dict[str, int]:
         """Sessions whose queue is to be looked at, each with the mark that `forget` takes.
 
         Until `LOOK_AFTER_MS` later they are no other worker's to look at.
         """
-        now = local_ms()
-        rows = await self._client.call(
-            "ZRANGEBYSCORE", self._keys.queues, "-inf", now, "LIMIT", 0, limit
+        _, mark, session_ids = await self._client.script(
+            "take_due_queues", [self._keys.queues], limit=limit, after_ms=LOOK_AFTER_MS
         )
-        session_ids = [row.decode() for row in rows]
-        mark = now + LOOK_AFTER_MS
-        if session_ids:
-            pairs = [part for session_id in session_ids for part in (mark, session_id)]
-            await self._client.call("ZADD", self._keys.queues, "XX", *pairs)
-        return dict.fromkeys(session_ids, mark)
+        return dict.fromkeys((row.decode() for row in session_ids), int(mark))
 
     async def forget(self, session_id: str, mark: int) -> None:
         """Nothing begins there by itself; no-op if the queue was added to since `due`."""

@@ -1,5 +1,6 @@
 """`QueueChanges`: what clients do with the queue of a session."""
 
+import contextlib
 import hashlib
 import time
 from functools import partial
@@ -19,11 +20,13 @@ from server.protocol.client_frames import (
 )
 from server.protocol.objects import Steer
 from server.protocol.server_frames import QueueAccepted, SteerAccepted
-from sessions.model.errors import ResponseNotFound, SessionNotFound
+from sessions.model.errors import ResponseNotFound, SessionNotFound, StoreUnavailable
 from sessions.model.ids import check_response_id, check_session_id, session_of
 from sessions.model.queue import Queue, QueuedInput, derived_item_id
 from sessions.model.replies import AddedInput
 from sessions.store.store import SessionStore
+
+MAX_TRIES = 3  # each means that another answer began in between
 
 
 class QueueChanges:
@@ -82,9 +85,13 @@ class QueueChanges:
             await self._store.queues.change(uid, frame.session_id, Queue.resumed)
             self._runner.advance_soon(frame.session_id)
             return QueueAccepted(session_id=frame.session_id, status="waiting")
-        session = await self._store.sessions.get(uid, frame.session_id)
-        send = partial(Queue.sent, item_id=frame.item_id, steers=session.active_response_id)
-        written = await self._store.queues.change(uid, frame.session_id, send)
+        active = (await self._store.sessions.get(uid, frame.session_id)).active_response_id
+        for _ in range(MAX_TRIES):
+            send = partial(Queue.sent, item_id=frame.item_id, steers=active)
+            written = await self._store.queues.change(uid, frame.session_id, send)
+            if written.active_response_id == active:
+                break
+            active = written.active_response_id  # another answer has begun meanwhile
         self._runner.advance_soon(frame.session_id)
         return _accepted(frame.session_id, frame.item_id, AddedInput("waiting", written=written))
 
@@ -99,7 +106,8 @@ class QueueChanges:
         except SessionNotFound:  # which the caller has not named
             raise ResponseNotFound from None
         if added.written is not None and added.written.active_response_id == response_id:
-            await self._runner.steer(uid, response_id)
+            with contextlib.suppress(StoreUnavailable):  # the words are kept: a sweep looks again
+                await self._runner.steer(uid, response_id)
         else:
             self._look_at(session_id, added)
         return SteerAccepted(

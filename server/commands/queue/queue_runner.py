@@ -25,7 +25,7 @@ from sessions.model.errors import (
     SessionNotFound,
     StoreUnavailable,
 )
-from sessions.model.queue import Queue, TakenInput
+from sessions.model.queue import Queue, QueuedInput, TakenInput
 from sessions.model.records import Session
 from sessions.store.store import SessionStore
 
@@ -36,6 +36,7 @@ PASSING = frozenset(
     ("draining", "engine_unavailable", "queue_full", "rate_limited", "store_unavailable")
 )
 AGAIN_MS = 1_000
+DISABLED_MS = 60_000  # until a look whether a user may ask again
 
 
 class QueueRunner:
@@ -98,7 +99,8 @@ class QueueRunner:
         active = session.active_response_id
         if active is None:
             if await self._store.sessions.is_user_gone(session.uid):
-                return False  # an admin has ended what they may do
+                await self._store.queues.look_later(session_id, DISABLED_MS)
+                return True
             await self._begin(session, TakenInput(queue, due))
         elif due[0].steers == active:
             await self.steer(session.uid, active)
@@ -123,9 +125,9 @@ class QueueRunner:
         except (StoreUnavailable, SessionNotFound):
             raise
         except (ApiError, SessionError, msgspec.ValidationError) as error:
-            await self._refuse(session, first.id, error)
+            await self._refuse(session, first, error)
 
-    async def _refuse(self, session: Session, item_id: str, error: Exception) -> None:
+    async def _refuse(self, session: Session, tried: QueuedInput, error: Exception) -> None:
         """Wait for what passes; say at the item what does not: its user must change something."""
         refusal = translated(error) if isinstance(error, SessionError) else error
         if not isinstance(refusal, ApiError):
@@ -136,6 +138,6 @@ class QueueRunner:
         logger.info("queued input refused", session_id=session.id, code=refusal.code)
 
         def refused(queue: Queue) -> Queue:
-            return queue.refused(item_id, refusal.code, refusal.message)
+            return queue.refused(tried, refusal.code, refusal.message)
 
         await self._store.queues.change(session.uid, session.id, refused)

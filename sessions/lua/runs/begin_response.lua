@@ -93,6 +93,7 @@ local function put(id, its_parent, body, json)
 end
 if args.queue_revision ~= '' then
   redis.call('HSET', m, 'queue', args.queue, 'queue_shown', args.queue_shown)
+  if args.queue == '[]' then redis.call('HSET', m, 'queue_paused', '') end
   local event = new_queue_event(m)
   offset = log_event(m, log, event, args.log_entries, args.log_ms)
   table.insert(lines, event)

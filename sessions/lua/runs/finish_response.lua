@@ -85,7 +85,7 @@ if args.published_end ~= '' then args.entries[#args.entries] = args.published_en
 publish_response(rid, args.fence, first, last, table.concat(args.entries, '\n'))
 local lines, newest = args.updated_event, offset
 local has_more = has_queue(m)
-if has_more and args.pauses ~= '' and redis.call('HGET', m, 'queue_paused') ~= '1' then
+if has_more and active == rid and args.pauses ~= '' and redis.call('HGET', m, 'queue_paused') ~= '1' then
   redis.call('HSET', m, 'queue_paused', 1)
   local event = new_queue_event(m)
   newest = log_event(m, log, event, args.log_entries, args.log_ms)

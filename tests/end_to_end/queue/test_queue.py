@@ -136,6 +136,42 @@ async def test_after_a_stop_nothing_begins_until_its_user_says_so(server: Server
     assert questions(server, session) == [oracle_word(n) for n in (1, 40, 10)]
 
 
+async def test_a_pause_ends_with_what_it_held_up(server: Server) -> None:
+    async with Client(server) as client:
+        session, response = await busy(client)
+        item = await add(client, session, 10)
+        await client.send("stop", response_id=response)
+        await queue_of(client, 10, paused=True)
+        await client.reply("queue.remove", session_id=session, item_id=item)
+        await queue_of(client)
+        await add(client, session, 20, idempotency_key="k20")
+        assert await answer_of(client, "k20") == oracle_answer(20, 6)
+
+
+async def test_a_question_in_place_of_an_answer_comes_before_what_waits(server: Server) -> None:
+    async with Client(server) as client:
+        session, _ = await busy(client)
+        await add(client, session, 10, idempotency_key="k10")
+        asked = await client.ask(session, oracle_word(40), settings=SHORT, on_busy="cancel")
+        assert (await client.done(asked)).final == oracle_answer(40, 6)
+        assert await answer_of(client, "k10") == oracle_answer(10, 6)
+    assert questions(server, session) == [oracle_word(n) for n in (1, 40, 10)]
+
+
+async def test_the_stop_of_an_answer_that_waits_pauses_nothing(server: Server) -> None:
+    async with Client(server) as client:
+        session = await client.new_session()
+        first = await client.ask(
+            session, oracle_word(1), settings=SHORT | {"max_output_tokens": 300}
+        )
+        later = await client.ask(session, oracle_word(2), settings=SHORT, on_busy="queue")
+        await add(client, session, 10, idempotency_key="k10")
+        await client.send("stop", response_id=later)
+        await client.done(later)
+        assert (await client.done(first)).final == oracle_answer(1, 300)
+        assert await answer_of(client, "k10") == oracle_answer(10, 6)
+
+
 async def test_an_item_of_a_paused_queue_is_asked_alone(server: Server) -> None:
     async with Client(server) as client:
         session, response = await busy(client)
@@ -281,6 +317,15 @@ async def test_a_frame_that_means_nothing_is_refused(
         assert refusal["error"]["code"] in (code, "session_not_found")
 
 
+async def test_a_queue_takes_so_much_text(server: Server) -> None:
+    async with Client(server) as client:
+        session, _ = await busy(client)
+        for _ in range(2):
+            await add(client, session, 10, input="x" * 100_000)
+        frame = {"session_id": session, "idempotency_key": "k", "input": "x" * 100_000}
+        assert (await client.reply("queue.add", **frame))["error"]["code"] == "queue_full"
+
+
 async def test_a_queue_takes_sixteen(server: Server) -> None:
     async with Client(server) as client:
         session, _ = await busy(client)
@@ -288,8 +333,6 @@ async def test_a_queue_takes_sixteen(server: Server) -> None:
             await add(client, session, word)
         frame = {"session_id": session, "idempotency_key": "k", "input": oracle_word(2)}
         assert (await client.reply("queue.add", **frame))["error"]["code"] == "queue_full"
-        big = {"session_id": session, "idempotency_key": "k2", "input": oracle_word(2)}
-        assert (await client.reply("queue.add", **big))["error"]["code"] == "queue_full"
 
 
 async def test_who_comes_later_gets_what_waits(server: Server) -> None:

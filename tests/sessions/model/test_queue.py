@@ -4,6 +4,7 @@ import pytest
 
 from sessions.model.errors import ItemNotFound, QueueFull
 from sessions.model.queue import (
+    MAX_ASKED_BYTES,
     MAX_BYTES,
     MAX_ITEMS,
     Queue,
@@ -29,7 +30,7 @@ def test_what_is_asked_now_comes_before_what_is_not_and_after_its_like() -> None
 
 
 def test_an_item_gets_other_words_settings_and_another_place() -> None:
-    queue = queue_of("a", "b", "c").refused("c", "model_not_found", "no such model")
+    queue = queue_of("a", "b", "c").refused(queued("c"), "model_not_found", "no such model")
     changed = queue.changed("c", text="d", settings={"top_k": 3}, place=1)
     assert texts_of(changed) == ["a", "d", "b"]
     assert (changed.item("c").settings, changed.item("c").error) == ({"top_k": 3}, None)
@@ -74,6 +75,32 @@ def test_words_that_steer_one_answer_are_due_together() -> None:
     assert (taken.text, texts_of(taken.rest)) == ("b\n\nc", ["d", "a"])
 
 
+def test_words_are_asked_together_only_with_the_same_settings_and_as_far_as_they_fit() -> None:
+    steers = {"now": True, "steers": "resp_1"}
+    queue = Queue().added(queued("a", **steers)).added(queued("b", settings={"top_k": 3}, **steers))
+    assert [item.text for item in queue.due] == ["a"]
+    long = queued("x" * MAX_ASKED_BYTES, **steers)
+    assert [item.text for item in Queue().added(queued("a", **steers)).added(long).due] == ["a"]
+
+
+def test_nothing_is_moved_before_what_is_asked_now() -> None:
+    queue = queue_of("a").added(queued("b", now=True))
+    assert texts_of(queue.changed("a", place=0)) == ["b", "a"]
+    assert texts_of(queue.added(queued("c"), 0)) == ["b", "c", "a"]
+    assert texts_of(queue.changed("b", place=0)) == ["b", "a"]
+
+
+def test_a_pause_ends_with_the_queue() -> None:
+    paused = Queue(items=queue_of("a").items, is_paused=True)
+    assert not paused.without(paused.items).is_paused
+    assert not paused.sent("a", None).is_paused
+
+
+def test_a_refusal_counts_only_for_what_was_tried() -> None:
+    queue = queue_of("a").changed("a", text="b")
+    assert queue.refused(queued("a"), "model_not_found", "no such model") == queue
+
+
 def test_a_pause_holds_up_all_but_what_is_asked_now() -> None:
     paused = Queue(items=queue_of("a", "b").items, is_paused=True)
     assert paused.due == ()
@@ -84,7 +111,7 @@ def test_a_pause_holds_up_all_but_what_is_asked_now() -> None:
 
 
 def test_what_could_not_be_asked_holds_up_the_rest_until_it_is_sent_again() -> None:
-    queue = queue_of("a", "b").refused("a", "model_not_found", "no such model")
+    queue = queue_of("a", "b").refused(queued("a"), "model_not_found", "no such model")
     assert queue.due == ()
     assert queue.items[0].wire()["error"]["code"] == "model_not_found"
     assert [item.text for item in queue.sent("a", None).due] == ["a"]
@@ -103,11 +130,12 @@ def test_fields_that_a_later_version_has_stored_are_ignored() -> None:
 
 
 def test_events_leave_a_long_text_out() -> None:
-    item = queued("é" * 1025)
+    item = queued("é" * 257)
     assert item.wire()["input"] == item.text
     shown = item.wire(whole=False)
     assert "input" not in shown and shown["content_omitted"] is True
-    item = queued("short", settings={"system": "x" * 2049, "top_k": 3})
+    assert shown["beginning"] == "é" * 100
+    item = queued("short", settings={"system": "x" * 513, "top_k": 3})
     assert item.wire()["settings"] == item.settings
     shown = item.wire(whole=False)
     assert (shown["input"], shown["settings"]) == ("short", {"top_k": 3})

@@ -215,6 +215,21 @@ async def test_a_queue_is_due_some_time_after_it_was_added_to(chat: Chat) -> Non
     assert 0 < float(score) - LOOK_AFTER_MS
 
 
+async def test_a_queue_from_which_something_was_withdrawn_is_looked_at(chat: Chat) -> None:
+    await add(chat, "a")
+    await chat.store.client.call("ZREM", chat.store.keys.queues, chat.session_id)
+    await chat.store.queues.remove("alice", chat.session_id, "a")
+    index = chat.store.keys.queues
+    assert await chat.store.client.call("ZSCORE", index, chat.session_id) is not None
+
+
+async def test_what_waits_is_not_added_again_when_its_key_has_expired(chat: Chat) -> None:
+    await add(chat, "a")
+    await chat.store.client.call("DEL", chat.store.keys.idempotency(chat.session_id, "a"))
+    added = await chat.store.queues.add("alice", chat.session_id, queued("a"))
+    assert (added.status, await waiting(chat)) == ("waiting", ["a"])
+
+
 async def test_a_queue_is_forgotten_unless_it_was_added_to_meanwhile(chat: Chat) -> None:
     queues, index = chat.store.queues, chat.store.keys.queues
     await queues.look_later(chat.session_id, after_ms=-1)

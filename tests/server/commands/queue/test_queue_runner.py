@@ -88,10 +88,10 @@ async def test_nothing_is_asked_for_a_user_whom_an_admin_has_disabled(two: Two) 
     session = await new_session(here, user.uid)
     await keep(here, session, user.uid)
     await users.update(user.uid, disabled=True)
-    assert not await runner_of(here).advance(session)
+    await sweep(here, session)
     assert await num_waiting(here, session) == 1
     await users.update(user.uid, disabled=False)
-    assert await runner_of(here).advance(session)
+    await sweep(here, session)
     assert await num_waiting(here, session) == 0
 
 
