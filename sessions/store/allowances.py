@@ -99,7 +99,7 @@ class Slots:
         return await self._slot(uid, response_id, limit)
 
     async def renew(self, uid: str, response_id: str) -> None:
-        """Keep the slot of an answer that still runs, or take it whatever the limit."""
+        """Keep the slot of an answer that still runs, or take it beyond the limit, too."""
         await self._slot(uid, response_id, None)
 
     async def free(self, uid: str, response_id: str) -> None:

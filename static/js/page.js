@@ -8,7 +8,7 @@ import { signal } from "@preact/signals";
 
 import * as api from "./connection/api.js";
 import { Outbox } from "./connection/outbox.js";
-import { errorText } from "./connection/protocol.js";
+import { errorText, reasonText } from "./connection/protocol.js";
 import { Socket } from "./connection/socket.js";
 import { Store } from "./connection/storage.js";
 import { Banner } from "./state/banner.js";
@@ -20,6 +20,7 @@ import { editMessage } from "./actions/edit.js";
 import { forkHere } from "./actions/fork.js";
 import { goOn } from "./actions/go-on.js";
 import { Drafts } from "./state/drafts.js";
+import { QueueEdits } from "./state/queue.js";
 import { Removals, UNDO_MS } from "./state/removals.js";
 import { Settings } from "./state/settings.js";
 import { Edits } from "./transcript/edit.js";
@@ -59,6 +60,7 @@ export class Page {
 
   constructor() {
     this.store = Store.open();
+    this.tabStore = Store.ofTab();
     this.chat = new Chat({
       outbox: new Outbox(this.store),
       send: (frame) => this.socket.send(frame),
@@ -82,6 +84,7 @@ export class Page {
     this.drafts = new Drafts(this.store, this.chat);
     this.settings = new Settings(this.store, this.chat);
     this.edits = new Edits(this.store);
+    this.queueEdits = new QueueEdits(this.tabStore);
   }
 
   start() {
@@ -137,7 +140,7 @@ export class Page {
     if (this.chat.eviction) this.chat.reopen();
     if (steers && activity === "running") {
       this.chat.steer(text);
-    } else if (isBusy && !replaces && activity !== "stopping") {
+    } else if ((isBusy && !replaces && activity !== "stopping") || (!isBusy && this.chat.current?.queue.goesOn)) {
       this.chat.enqueue(text);
       this.spoken.value = "Your message waits for the answer";
     } else {
@@ -148,16 +151,39 @@ export class Page {
     return true;
   }
 
-  /** The words of what waits, also where an event has left them out. */
-  async queuedText({ id, input }) {
-    if (input !== undefined) return input;
+  /** Open a field for what waits; an event may have left out its words. */
+  async editQueued(item) {
     const sessionId = this.chat.currentId;
-    let text = null;
     await this.#tell(async () => {
-      const { items } = await api.getQueue(sessionId);
-      text = items.find((item) => item.id === id)?.input ?? null;
+      const items = item.input === undefined ? (await api.getQueue(sessionId)).items : [item];
+      const text = items.find(({ id }) => id === item.id)?.input;
+      if (text !== undefined) this.queueEdits.keep(sessionId, item, text);
     });
-    return text;
+    this.tick.value += 1;
+  }
+
+  /** @returns {boolean} whether the changed words are on their way */
+  saveQueued(item, input) {
+    if (input.trim() === "") return false;
+    if (this.#tooLong(input)) {
+      this.toast(errorText({ code: "message_too_large" }));
+      return false;
+    }
+    this.queueEdits.save(item);
+    this.chat.changeQueue("queue.update", { item_id: item.id, input });
+    return true;
+  }
+
+  /** What was typed for a message that went out meanwhile is the next one's. */
+  settleQueueEdits() {
+    const { current } = this.chat;
+    if (current?.state !== "live") return;
+    for (const text of this.queueEdits.settle(current.id, current.queue.items)) this.#return(current.id, text);
+  }
+
+  #return(sessionId, text) {
+    this.drafts.putBefore(sessionId, text);
+    this.toast("That message went out before your change. What you typed is in the field.");
   }
 
   /** Another answer, or the rest of one; what is being written gives way to it. */
@@ -347,6 +373,11 @@ export class Page {
       case "notice":
         this.toast(errorText(change.error));
         break;
+      case "returned":
+        this.queueEdits.drop({ id: change.itemId });
+        if (change.error.code === "item_not_found") this.#return(change.sessionId, change.text);
+        else this.#refused({ send: { sessionId: change.sessionId, text: change.text }, error: change.error });
+        break;
       case "ended":
         this.drafts.over("response_in_progress", change.sessionId);
         break;
@@ -369,6 +400,7 @@ export class Page {
     const words = run.message.text.split(/\s+/).filter(Boolean).length;
     const { status } = frame.response;
     if (status === "completed") this.spoken.value = `Answer complete, ${words} words`;
+    else if (run.message.reason === "steered") this.spoken.value = reasonText("steered");
     else this.spoken.value = status === "cancelled" ? "Stopped" : "The answer ended early";
   }
 
@@ -440,6 +472,7 @@ export class Page {
 
   #forgetUser() {
     this.store.clear("parley.", [THEME]);
+    this.tabStore.clear("parley.");
   }
 
   #socketChanged(state) {

@@ -9,10 +9,20 @@ export class Store {
     this.#storage = storage;
   }
 
-  /** The browser's own storage; merely naming `localStorage` throws where cookies are blocked. */
+  /** The browser's own storage, for all tabs. */
   static open() {
+    return Store.#on(() => globalThis.localStorage);
+  }
+
+  /** What this tab alone keeps, also over a reload. */
+  static ofTab() {
+    return Store.#on(() => globalThis.sessionStorage);
+  }
+
+  /** Merely naming a storage throws where cookies are blocked. */
+  static #on(storage) {
     try {
-      return new Store(globalThis.localStorage);
+      return new Store(storage());
     } catch {
       return new Store(null);
     }

@@ -17,7 +17,7 @@ const UNFIT = new Set(["invalid_field", "message_too_large", "context_length_exc
 /**
  * @typedef {object} Change
  * @property {"sessions" | "conversation" | "text" | "refused" | "unchanged" | "opened" | "gone" | "ended"
- *   | "restored" | "notice"} kind
+ *   | "restored" | "notice" | "returned"} kind
  * @property {string} [sessionId]
  */
 
@@ -438,8 +438,9 @@ export class Chat {
   /** An error belongs to a message on its way, to a subscription, to a resume, or to the whole page. */
   #error(error, answered) {
     const [purpose, id] = (error.event_id ?? "").split(":");
-    const send = this.outbox.removeSend(error.event_id);
-    if (send) return this.#refused(send, error);
+    const send = this.outbox.sends.get(error.event_id);
+    if (send?.as && error.retry_after_ms !== undefined && error.code !== "queue_full") return this.#handLater(send, error);
+    if (send) return this.#refused(this.outbox.removeSend(send.key), error);
     if (purpose === "subscribe" && error.code === "session_not_found") {
       return this.#gone(id, { isUnknown: !this.sessions.get(id) });
     }
@@ -448,7 +449,8 @@ export class Chat {
     }
     if (purpose === "unsubscribe") return; // it was left already
     if (purpose === "resume") return this.#refetchRun(id);
-    if (answered && error.retry_after_ms !== undefined) return this.#sendLater(answered, error);
+    const isFull = error.code === "queue_full" && answered?.type.startsWith("queue."); // it may be so for hours
+    if (answered && error.retry_after_ms !== undefined && !isFull) return this.#sendLater(answered, error);
     if (answered?.type === "stop") return this.#refetchRun(answered.response_id);
     if (answered) return this.#takeBack(answered, error);
     if (error.event_id && purpose !== "subscribe") return; // settled, or replaced by a newer name
@@ -478,7 +480,8 @@ export class Chat {
   }
 
   /** A change or a deletion was refused for good: the list says again what the server says. */
-  #takeBack({ type, session_id: id, title }, error) {
+  #takeBack({ type, session_id: id, title, item_id: itemId, input }, error) {
+    if (input !== undefined) return this.#changed("returned", id, { text: input, itemId, error });
     if (error.code === "item_not_found") return; // it was asked or withdrawn meanwhile, as the queue shows
     if (type.startsWith("queue.")) return this.#changed("notice", undefined, { error });
     if (error.code === "session_not_found") return this.#gone(id); // somebody was faster
@@ -501,6 +504,15 @@ export class Chat {
     const send = this.outbox.addSend({ input: text }, this.currentId, { as });
     this.outbox.framesOf(send).forEach(this.#send);
     this.#changed("conversation", this.currentId);
+  }
+
+  /** Not now: the server may have kept the words all the same, so they go out again under their key. */
+  #handLater(send, { retry_after_ms: ms }) {
+    const connection = this.#connection;
+    this.#later(ms, () => {
+      const isDue = connection === this.#connection && this.outbox.sends.has(send.key);
+      if (isDue) this.outbox.framesOf(send).forEach(this.#send);
+    });
   }
 
   #conversation(sessionId) {

@@ -140,6 +140,7 @@ async def test_every_action_on_what_waits_is_done_by_keyboard(
     await page.keyboard.press("Enter")
     await expect(words).to_have_count(1)
     await page.keyboard.press("Escape")
+    await expect(page.get_by_role("button", name="Go on", exact=True)).to_be_visible()
     await tab_to(page, "Go on")
     await page.keyboard.press("Enter")
     await expect(answers(page).nth(3)).to_contain_text(oracle_word(90).strip())

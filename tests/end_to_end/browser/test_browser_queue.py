@@ -55,7 +55,7 @@ async def test_what_waits_is_the_same_in_both_tabs_and_is_edited_moved_withdrawn
     await show_words(one, 40, 500)
     await stop(one)
     for page in (one, two):
-        await expect(page.get_by_text("Paused, because the answer was stopped")).to_be_visible()
+        await expect(page.get_by_text("Paused until you go on")).to_be_visible()
     await two.get_by_role("button", name="Go on", exact=True).click()
     await expect(answers(one).nth(3)).to_contain_text(oracle_word(50).strip())
     await show_words(one, 500)
@@ -101,6 +101,26 @@ async def test_ctrl_enter_sends_in_place_of_the_answer(
     await expect(answers(page).nth(3)).to_contain_text("Stopped")
     text = text_of(messages_of(server, session)[-1])
     assert oracle_answer(500, 400).startswith(text)
+
+
+@pytest.mark.slow
+async def test_what_is_typed_for_a_message_that_goes_out_meanwhile_is_not_lost(
+    context: BrowserContext, server: Server
+) -> None:
+    session = await new_session(server, max_output_tokens=400)
+    (page,) = await tabs(context, server, session, 1)
+    await begin(page)
+    await ask(page, oracle_word(40))
+    await act(page, "Edit", 1)
+    edit = page.get_by_role("textbox", name="Edit the message that waits")
+    await edit.fill("Half a sen")
+    await page.reload()
+    await expect(edit).to_have_value("Half a sen")
+    await page.get_by_role("button", name="Stop", exact=True).click()
+    await page.get_by_role("button", name="Go on", exact=True).click()
+    await expect(answers(page).nth(3)).to_contain_text(oracle_word(50).strip())
+    field = page.get_by_role("textbox", name="Message", exact=True)
+    await expect(field).to_have_value("Half a sen")
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Queue } from "../../../static/js/state/queue.js";
-import { NEVER, refusal, RESPONSE, SESSION, watchingChat } from "../frames.js";
+import { Store } from "../../../static/js/connection/storage.js";
+import { Queue, QueueEdits } from "../../../static/js/state/queue.js";
+import { NEVER, NOT_NOW, refusal, RESPONSE, SESSION, watchingChat } from "../frames.js";
 
 const item = (id) => ({ id, idempotency_key: id, input: id, settings: {}, created_at: 1 });
 
@@ -90,4 +91,49 @@ test("a change of what waits is kept until it is answered, and one that came too
   chat.changeQueue("queue.send");
   receive(refusal(NEVER, take()[0]));
   assert.equal(changes.some(({ kind }) => kind === "notice"), true);
+});
+
+test("words that are refused for the moment are kept, and go out again under their key", () => {
+  const { chat, receive, take, waits, changes } = watchingChat();
+  chat.steer("In French");
+  const [steer] = take();
+  receive(refusal(NOT_NOW, steer));
+  assert.equal(changes.some(({ kind }) => kind === "refused"), false);
+  waits[0].run();
+  assert.deepEqual(take(), [steer]);
+});
+
+test("an edit that came too late, or does not fit, comes back with its words", () => {
+  const { chat, receive, take, changes } = watchingChat();
+  for (const code of ["item_not_found", "queue_full"]) {
+    chat.changeQueue("queue.update", { item_id: "a", input: "Other words" });
+    receive(refusal({ type: "x", code, ...(code === "queue_full" && { retry_after_ms: 1000 }) }, take()[0]));
+    const { text, itemId, error } = changes.findLast(({ kind }) => kind === "returned");
+    assert.deepEqual([text, itemId, error.code], ["Other words", "a", code]);
+  }
+});
+
+test("an edit is kept until the queue shows it, and given back if its message went out before", () => {
+  const edits = new QueueEdits(new Store(null));
+  const a = item("a");
+  edits.keep(SESSION, a, "b");
+  assert.equal(edits.textOf(a), "b");
+  assert.deepEqual(edits.settle("ses_B", []), []);
+  edits.save(a);
+  assert.equal(edits.textOf(a), null, "its field is closed");
+  assert.deepEqual(edits.settle(SESSION, [a]), []);
+  assert.deepEqual(edits.settle(SESSION, [{ ...a, input: "b" }]), []);
+  assert.equal(edits.textOf(a), null);
+  edits.keep(SESSION, a, "c");
+  assert.deepEqual(edits.settle(SESSION, []), ["c"]);
+  assert.deepEqual(edits.settle(SESSION, []), []);
+});
+
+test("a queue goes on unless it is paused or its first message was refused", () => {
+  const queue = new Queue();
+  assert.equal(queue.goesOn, false);
+  for (const [paused, first, goesOn] of [[false, {}, true], [true, {}, false], [false, { error: {} }, false]]) {
+    queue.replace({ revision: 1, paused, items: [{ ...item("a"), ...first }] });
+    assert.equal(queue.goesOn, goesOn);
+  }
 });
