@@ -48,7 +48,7 @@ FONTS = {  # family: the package of Debian that has it
     "DejaVu Sans": "fonts-dejavu-core",
     "DejaVu Sans Mono": "fonts-dejavu-core",
 }
-VARYING = ".pairs code, .drawer code, .link-row input, .queue time"  # ids, links, moments
+VARYING = ".pairs code, .drawer code, .link-row input, time"  # ids, links, moments
 STYLE = """
     :root { --text: "Liberation Sans", "DejaVu Sans"; --mono: "DejaVu Sans Mono"; }
     body { font-family: "Liberation Sans", "DejaVu Sans" !important; }
