@@ -32,6 +32,7 @@ from engine.errors import (
     UnsupportedModelError,
     ValidationError,
 )
+from engine.faces.beams import BeamSearchOutput, BeamSearchSequence
 from engine.faces.llm import LLM
 from engine.faces.llm_engine import LLMEngine
 from engine.logits_processors import AdapterLogitsProcessor
@@ -75,7 +76,9 @@ __all__ = [
     "AsyncLLM",
     "AsyncLLMEngine",
     "AsyncLLMWorker",
+    "BeamSearchOutput",
     "BeamSearchParams",
+    "BeamSearchSequence",
     "ChatTemplateError",
     "ClassificationRequestOutput",
     "CompletionOutput",

@@ -297,17 +297,26 @@ class AsyncLLM(EngineControl):
         params: BeamSearchParams,
         lora_request: LoRARequest | None = None,
         trace_headers: Any = None,
+        *,
+        priority: int = 0,
+        is_admitted: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield one output: the best answers that a beam search finds, the best one first.
 
         Each beam is a request of one token in each step. Nothing happens before the first
         iteration, and errors of the arguments appear there, as in `generate`. Leaving the stream
-        ends the search. After `abort()` the output has the best beams so far.
+        ends the search. After `abort()` the output has the best beams so far. With `is_admitted`
+        also its first request is queued however many wait.
         """
         parsed = parse_prompt(prompt)
-        self._client.check_admission()
+        self._client.check_admission(may_wait=is_admitted)
         check_search(params, self._parts.max_logprobs, self.ready)
-        options = {"lora_request": lora_request, "trace_headers": trace_headers}
+        options = {
+            "lora_request": lora_request,
+            "trace_headers": trace_headers,
+            "priority": priority,
+            "is_admitted": is_admitted,
+        }
         with self._searches.open(request_id, params, self, options) as run:
             ids = parsed.token_ids
             if ids is None:

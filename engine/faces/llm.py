@@ -9,6 +9,7 @@ their order; Ctrl-C ends it, and nothing of it runs on.
 """
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
@@ -16,10 +17,12 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from engine.beam_search import BeamSearchParams
 from engine.client.args import AsyncEngineArgs, EngineArgs
 from engine.client.requests.inputs import Prompt
 from engine.client.results.generation_result import GenerationResult
-from engine.errors import ValidationError
+from engine.errors import ValidationError, refuse
+from engine.faces.beams import BeamSearchOutput, whole_sequences
 from engine.faces.blocking_calls import BlockingCalls
 from engine.faces.llm_engine import LLMEngine
 from engine.faces.progress import Progress, UseTqdm
@@ -148,6 +151,43 @@ class LLM(BlockingCalls):
         ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
 
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: Any = None,
+        use_tqdm: UseTqdm = False,
+        concurrency_limit: int | None = None,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The best answers to each prompt that `AsyncLLM.beam_search` finds, in their order.
+
+        `sequences` of each has them, the best first; their tokens begin with the prompt's. At most
+        `concurrency_limit` searches run at a time. Adapters and priorities are as in `generate`.
+        """
+        many = _as_list(prompts)
+        adapters = _for_each("lora_request", lora_request, len(many))
+        priorities = _for_each("priority", priority or 0, len(many))
+        if concurrency_limit is not None and concurrency_limit < 1:
+            raise refuse("concurrency_limit", concurrency_limit, "must be at least 1")
+        room = asyncio.Semaphore(concurrency_limit or max(1, len(many)))
+
+        async def search(index: int) -> RequestOutput:
+            async with room:
+                outputs = self._engine.beam_search(
+                    many[index],
+                    str(next(self._ids)),
+                    params,
+                    adapters[index],
+                    priority=priorities[index],
+                    is_admitted=True,
+                )
+                async with contextlib.aclosing(outputs):
+                    return await anext(outputs)
+
+        found = self._gather(search, len(many), use_tqdm, "Beam search")
+        return [whole_sequences(output, params, self.tokenizer) for output in found]
+
     def generate_async(
         self,
         inputs: Prompt,
@@ -272,7 +312,6 @@ class LLM(BlockingCalls):
         """The last output of each prompt, in their order."""
         adapters = _for_each("lora_request", lora_request, len(prompts))
         priorities = _for_each("priority", priority if priority is not None else 0, len(prompts))
-        progress = Progress(use_tqdm, len(prompts), what)
 
         async def ask(index: int) -> Any:
             stream = await self._engine.add_request(
@@ -285,14 +324,29 @@ class LLM(BlockingCalls):
                 is_admitted=True,  # all of them are wanted, however many must wait
             )
             try:
-                output = await stream.get()
+                return await stream.get()
             finally:
                 stream.close()
+
+        return self._gather(ask, len(prompts), use_tqdm, what)
+
+    def _gather(
+        self,
+        ask: Callable[[int], Coroutine[Any, Any, T]],
+        number: int,
+        use_tqdm: UseTqdm,
+        what: str,
+    ) -> list[T]:
+        """What is said to 0 and so on, and a bar meanwhile."""
+        progress = Progress(use_tqdm, number, what)
+
+        async def ask_and_count(index: int) -> T:
+            output = await ask(index)
             progress.add(output)
             return output
 
         try:
-            return self._thread.run(_all_or_none(ask, len(prompts)))
+            return self._thread.run(_all_or_none(ask_and_count, number))
         finally:
             progress.close()
 

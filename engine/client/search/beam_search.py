@@ -112,11 +112,11 @@ class BeamSearchRun:
         self, request_id: str, prompt: Any, params: SamplingParams, *, is_first: bool
     ) -> RequestOutputCollector | None:
         """None if the search has ended. Only its first request may be refused."""
+        if not is_first:
+            self._options = {**self._options, "is_admitted": True}
         while not (self._is_aborted or self._error):
             try:
-                return await self._engine.add_request(
-                    request_id, prompt, params, is_admitted=not is_first, **self._options
-                )
+                return await self._engine.add_request(request_id, prompt, params, **self._options)
             except RetryableRequestError:
                 if is_first:
                     raise
@@ -173,6 +173,7 @@ class BeamSearchRun:
             outputs=[self._completion(*each, prompt, decoder) for each in enumerate(beams)],
             finished=True,
             metrics=metrics,
+            lora_request=self._options.get("lora_request"),
             num_cached_tokens=self._num_cached_tokens,
             error=self._error,
         )

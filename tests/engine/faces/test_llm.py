@@ -12,6 +12,7 @@ import pytest
 from engine import (
     LLM,
     AsyncEngineArgs,
+    BeamSearchParams,
     EngineDeadError,
     LoRARequest,
     PoolingParams,
@@ -88,9 +89,13 @@ def test_one_prompt_may_have_any_form(prompt: Any, llm: LLM) -> None:
 
 def test_a_short_queue_refuses_no_prompt_of_a_batch(folder: Path) -> None:
     with LLM(model=str(folder), threads=1, max_num_seqs=2, max_num_queued_reqs=2) as llm:
-        outputs = llm.generate([[FIRST + n] for n in range(8)], greedy(2))
+        prompts = [[FIRST + n] for n in range(8)]
+        outputs = llm.generate(prompts, greedy(2))
+        searches = llm.beam_search(prompts, BeamSearchParams(3, 2))
     expected = [oracle_answer(FIRST + n, 2) for n in range(8)]
     assert [output.outputs[0].text for output in outputs] == expected
+    whole = [oracle_answer(FIRST + n - 1, 3) for n in range(8)]
+    assert [search.sequences[0].text for search in searches] == whole
 
 
 def test_no_prompts_have_no_answers(llm: LLM) -> None:
@@ -108,6 +113,19 @@ def test_several_answers_to_a_prompt_are_in_one_output(llm: LLM) -> None:
     (output,) = llm.generate([FIRST], SamplingParams(n=3, max_tokens=4, seed=1))
     assert sorted(answer.index for answer in output.outputs) == [0, 1, 2]
     assert all(len(answer.token_ids) == 4 for answer in output.outputs)
+
+
+@pytest.mark.parametrize("limit", [None, 1, 2])
+def test_a_beam_search_gives_whole_sequences_to_each_prompt(limit: int | None, llm: LLM) -> None:
+    prompts = [[7, FIRST], [FIRST + 3]]
+    outputs = llm.beam_search(prompts, BeamSearchParams(2, 4), concurrency_limit=limit)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        best, second = output.sequences
+        last = prompt[-1]
+        assert best.tokens == [*prompt, last + 1, last + 2, last + 3, last + 4]
+        assert best.text == llm.get_tokenizer().decode(best.tokens)
+        assert (len(best.logprobs), best.finish_reason, output.error) == (4, "length", None)
+        assert second.tokens != best.tokens and second.cum_logprob < best.cum_logprob
 
 
 def test_without_parameters_those_of_the_default_count(llm: LLM) -> None:
@@ -180,6 +198,15 @@ def test_a_generating_model_scores_by_its_embeddings(llm: LLM) -> None:
         (lambda llm: llm.generate([[1], [2]], [greedy(1)]), "sampling_params must be one, or as"),
         (lambda llm: llm.generate([[1], [2]], greedy(1), priority=[1]), "priority must be one, or"),
         (lambda llm: llm.generate([[1], [5000]], greedy(1900)), "of the model's vocabulary"),
+        (lambda llm: llm.beam_search([[1]], BeamSearchParams(11, 2)), "beam_width must be at most"),
+        (
+            lambda llm: llm.beam_search([[1]], BeamSearchParams(1, 2), concurrency_limit=0),
+            "concurrency_limit must be at least 1",
+        ),
+        (
+            lambda llm: llm.beam_search([[1], [5000]], BeamSearchParams(1, 1000)),
+            "of the model's vocabulary",
+        ),
         (lambda llm: llm.encode([1], PoolingParams(task="embed"), pooling_task="x"), "task must"),
     ],
 )
@@ -271,7 +298,13 @@ def test_each_prompt_may_have_an_adapter_of_its_own(tmp_path: Path) -> None:
             [prompt, prompt], greedy(8, ignore_eos=True), lora_request=[lora, None]
         )
         assert llm.llm_engine.list_loras() == {1}
+        searched, plain = llm.beam_search(
+            [prompt, prompt], BeamSearchParams(1, 8, ignore_eos=True), [lora, None]
+        )
     expected = after_greedily(merged_model(model, adapter), prompt, 8)
     assert list(with_it.outputs[0].token_ids) == expected
     assert list(without.outputs[0].token_ids) != expected
+    assert searched.sequences[0].tokens == [*prompt, *expected]
+    assert searched.sequences[0].lora_request == with_it.lora_request
+    assert plain.sequences[0].tokens == [*prompt, *without.outputs[0].token_ids]
     assert with_it.lora_request.content_hash and without.lora_request is None
