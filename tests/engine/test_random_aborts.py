@@ -4,10 +4,12 @@ Each state of a request by itself is in core/scheduling/test_scheduled_aborts.py
 """
 
 import asyncio
+import os
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +23,33 @@ from engine import (
     LoRARequest,
     PoolingParams,
     PoolingRequestOutput,
+    RepetitionDetectionParams,
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
 )
 from engine.config import EngineConfig
 from engine.core.metrics import CoreMetrics
+from engine.core.models.checkpoint import check_folder, file_stamps
 from engine.core.models.loader import load_model
 from engine.core.models.lora.shelf import AdapterShelf
 from engine.core.ops import library as ops
+from engine.core.runner.memory import RunnerMemory
 from engine.core.runner.model_runner import ModelRunner
+from engine.core.sampling.logits_processors import LogitsProcessors
 from engine.core.scheduling.block_manager import BlockManager
 from engine.core.scheduling.scheduler import Scheduler
 from engine.core.scheduling.sequence import ScheduledSequence, Tokens
 from engine.core.step_loop import EngineCore
-from engine.ipc import Abort, AddRequest, CoreMessage, SequenceOutput, StepOutputs
+from engine.ipc import (
+    Abort,
+    AddRequest,
+    CoreMessage,
+    SequenceOutput,
+    StepOutputs,
+    Utility,
+    UtilityReply,
+)
 from engine.lora import hash_adapter
 from tests.engine.helpers.fakes import make_request
 from tests.engine.helpers.lora.adapters import build_adapter
@@ -44,9 +58,26 @@ from tests.helpers.tiny_model import build_tiny_model
 NUM_ABORTS = 1000
 NUM_BYSTANDERS = 40
 NUM_VICTIMS_AT_ONCE = 10
+STEPS_BETWEEN_NAPS = 60
 PHASES = ("queued", "prefill", "decode", "last step", "siblings", "embedding")
 KINDS = ("LAST", "MEAN", "CLS")
-WITH_ADAPTERS: dict[str, Any] = {"enable_lora": True, "max_loras": 2}
+PROCESSORS = "tests.engine.core.sampling.row_processors:"
+SETTINGS: dict[str, Any] = {
+    "enable_lora": True,
+    "max_loras": 2,
+    "logits_processors": [PROCESSORS + name for name in ("Bias", "Follow")],
+}
+# What is asked of an answer beside its tokens, or ends it before its time.
+ANSWERS: list[dict[str, Any]] = [
+    {},
+    {"prompt_logprobs": 2, "logprobs": 1},
+    {"extra_args": {"follow": 1}},
+    {"extra_args": {"bias": [(7, 9.0), (90, -30.0)]}},
+    {
+        "allowed_token_ids": [7, 8, 9],
+        "repetition_detection": RepetitionDetectionParams(3, 1, 4),
+    },
+]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +97,8 @@ def adapters(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[LoR
 
 
 @pytest.fixture(scope="module")
-def runner(folder: Path) -> Iterator[ModelRunner]:
+def memory(folder: Path) -> Iterator[RunnerMemory]:
+    """That of a runner: what it gives back in sleep, and takes again."""
     config = EngineConfig(
         model=str(folder),
         address="",
@@ -75,25 +107,35 @@ def runner(folder: Path) -> Iterator[ModelRunner]:
         max_num_batched_tokens=48,
         max_step_seconds=0,
         max_num_seqs=12,
-        **WITH_ADAPTERS,
+        **SETTINGS,
     )
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as the core does for a model as small as this
-    yield ModelRunner(load_model(config, ops.choose("auto")), config)
+    load = partial(load_model, config, ops.choose("auto"))
+    checkpoint = check_folder(folder)
+    memory = RunnerMemory(ModelRunner(load(), config), load, checkpoint, file_stamps(checkpoint))
+    yield memory
+    memory.give_back(2)
     torch.set_num_threads(num_threads)
 
 
 class Core:
     """A step loop on the real model. What happens during a step is up to `during_step`."""
 
-    def __init__(self, runner: ModelRunner, runs_ahead: bool = False) -> None:
+    def __init__(self, memory: RunnerMemory, runs_ahead: bool = False) -> None:
+        runner = memory._runner
         assert runner.config.num_blocks is not None
         blocks = BlockManager(runner.config.num_blocks, runner.config.block_size)
         assert runner.loaded.adapters is not None
         shelf = AdapterShelf(runner.loaded.adapters, max_rank=16, max_adapters=2)
         self.scheduler = Scheduler(runner.config, blocks, runner.loaded.vocab_size, adapters=shelf)
         self.loop = EngineCore(
-            self.scheduler, self._launch, CoreMetrics("tiny", "none"), runs_ahead=runs_ahead
+            self.scheduler,
+            self._launch,
+            CoreMetrics("tiny", "none"),
+            runs_ahead=runs_ahead,
+            memory=memory,
+            prepare=LogitsProcessors.load(runner.config, runner.loaded.device).prepare,
         )
         self.loop.send = self._receive
         self.runner = runner
@@ -112,11 +154,22 @@ class Core:
         self.loop.aborts.append(("me", message))
         self.loop.inbox.put(("me", message))
 
-    def tokens(self, request_id: str) -> list[int]:
-        return [token for o in self.outputs[request_id] for token in o.new_token_ids]
+    def call(self, name: str, *args: Any) -> None:
+        self.loop.inbox.put(("me", Utility(1, name, list(args))))
+        self.loop.step()
+        while self.loop.is_waking:
+            self.loop.wait()
 
-    def embedding(self, request_id: str) -> bytes | None:
-        return self.outputs[request_id][-1].embedding
+    def result(self, request_id: str) -> list[Any]:
+        """All that a request has given, but when."""
+        outputs = self.outputs[request_id]
+        return [
+            [token for output in outputs for token in output.new_token_ids],
+            [entries for output in outputs for entries in output.logprobs or ()],
+            [entries for output in outputs for entries in output.prompt_logprobs or ()],
+            outputs[-1].embedding,
+            (outputs[-1].finish_reason, outputs[-1].stop_reason, outputs[-1].error),
+        ]
 
     def _launch(self, scheduled: list[ScheduledSequence]) -> Callable[[], Tokens]:
         self.num_steps += 1
@@ -125,6 +178,9 @@ class Core:
         return wait
 
     def _receive(self, client_id: str, message: CoreMessage) -> None:
+        if isinstance(message, UtilityReply):
+            assert message.error is None
+            return
         assert isinstance(message, StepOutputs)
         for output in message.outputs:
             assert output.request_id not in self.ended_at, "an output after the last one"
@@ -138,18 +194,19 @@ class Aborts(Core):
 
     def __init__(
         self,
-        runner: ModelRunner,
+        memory: RunnerMemory,
         adapters: list[LoRARequest],
         rng: random.Random,
         runs_ahead: bool,
     ) -> None:
-        super().__init__(runner, runs_ahead)
+        super().__init__(memory, runs_ahead)
         self.rng = rng
         self.adapters = [None, *adapters]
         self.phase_of: dict[str, str] = {}  # victims that are still to be aborted
         self.patience: dict[str, int] = {}  # tokens after which a victim is aborted
         self.aborted_at: dict[str, int] = {}
         self.phases: Counter[str] = Counter()
+        self.num_naps = 0
 
     def add_victims(self) -> None:
         while len(self.phase_of) < NUM_VICTIMS_AT_ONCE:
@@ -173,10 +230,23 @@ class Aborts(Core):
                         ignore_eos=True,
                         pooling=make_pooling(self.rng) if phase == "embedding" else None,
                         lora=lora,
+                        **make_answer(self.rng) if phase != "embedding" else {},
                     )
                 )
             if phase == "queued":
                 self.strike(*siblings)
+
+    def nap(self) -> None:
+        """Sleep amid all answers, of which some are aborted meanwhile."""
+        self.num_naps += 1
+        level = 1 if self.num_naps % 9 else 2  # after which weights are read, which takes long
+        self.call("sleep", level, "keep")
+        num_victims = min(len(self.phase_of), NUM_VICTIMS_AT_ONCE // 2)
+        victims = self.rng.sample(list(self.phase_of), num_victims)
+        self.phase_of |= dict.fromkeys(victims, "asleep")
+        self.strike(*victims)
+        self.loop.step()
+        self.call("wake_up")
 
     def strike(self, *names: str) -> None:
         self.abort(*names)
@@ -202,8 +272,20 @@ class Aborts(Core):
                     self.strike(*(it for it in list(self.phase_of) if it.split(".")[:-1] == family))
 
 
+def new_seed() -> int:
+    """Printed, and repeated by `ABORTS_SEED`."""
+    seed = int(os.environ.get("ABORTS_SEED", random.SystemRandom().randrange(1 << 32)))
+    print(f"ABORTS_SEED={seed}")
+    return seed
+
+
 def random_prompt(rng: random.Random, num_tokens: int) -> list[int]:
     return [rng.randrange(5, 380) for _ in range(num_tokens)]
+
+
+def make_answer(rng: random.Random) -> dict[str, Any]:
+    """What is asked of one that must not end by itself."""
+    return rng.choice([each for each in ANSWERS if "repetition_detection" not in each])
 
 
 def make_pooling(rng: random.Random) -> PoolingParams:
@@ -211,7 +293,7 @@ def make_pooling(rng: random.Random) -> PoolingParams:
 
 
 def make_bystanders(rng: random.Random, adapters: list[LoRARequest]) -> list[AddRequest]:
-    """Greedy and seeded requests of all sizes, embeddings among them, some with adapters."""
+    """Greedy and seeded requests of all sizes and kinds, some with adapters."""
     return [
         make_request(
             f"b{number}",
@@ -222,6 +304,7 @@ def make_bystanders(rng: random.Random, adapters: list[LoRARequest]) -> list[Add
             ignore_eos=True,
             pooling=None if number % 4 else make_pooling(rng),
             lora=[None, *adapters][number % 3 and number % (len(adapters) + 1)],
+            **ANSWERS[number % len(ANSWERS)] if number % 4 else {},
         )
         for number in range(NUM_BYSTANDERS)
     ]
@@ -229,38 +312,44 @@ def make_bystanders(rng: random.Random, adapters: list[LoRARequest]) -> list[Add
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_thousand_aborts_free_their_blocks_and_change_no_token_of_others(
-    runs_ahead: bool, runner: ModelRunner, adapters: list[LoRARequest], seed: int = 1
+    runs_ahead: bool, memory: RunnerMemory, adapters: list[LoRARequest]
 ) -> None:
-    rng = random.Random(seed)
+    rng = random.Random(new_seed())
     bystanders = make_bystanders(rng, adapters)
-    alone = Core(runner)
+    alone = Core(memory)
     for request in bystanders:
         alone.add(request)
         while alone.loop.step():
             pass
 
-    core = Aborts(runner, adapters, rng, runs_ahead)
+    core = Aborts(memory, adapters, rng, runs_ahead)
     pending = bystanders.copy()
     while len(core.aborted_at) < NUM_ABORTS or pending:
         core.add_victims()
         if pending and core.num_steps % 12 == 0:
             core.add(pending.pop())
         core.loop.step()
+        if core.num_steps >= STEPS_BETWEEN_NAPS * (core.num_naps + 1):
+            core.nap()
     core.strike(*list(core.phase_of))
     while core.loop.step():
         pass
 
     core.scheduler.check_idle()
-    assert core.phases.keys() == set(PHASES) and min(core.phases.values()) > 50, core.phases
+    assert core.phases.keys() == {*PHASES, "asleep"}, core.phases
+    assert min(core.phases.values()) > 30, core.phases
     for name in core.aborted_at:
         assert core.outputs[name][-1].finish_reason == "abort"
     late_by = [core.ended_at[name] - core.aborted_at[name] for name in core.aborted_at]
     assert set(late_by) == {0}  # no step was begun between an abort and its last output
     for request in bystanders:
-        assert core.tokens(request.request_id) == alone.tokens(request.request_id)
-        assert core.embedding(request.request_id) == alone.embedding(request.request_id)
-        assert (core.embedding(request.request_id) is None) == (request.pooling is None)
-    print(f"{len(core.aborted_at)} aborts in {core.num_steps} steps: {dict(core.phases)}")
+        assert core.result(request.request_id) == alone.result(request.request_id)
+        has_embedding = core.outputs[request.request_id][-1].embedding is not None
+        assert has_embedding == (request.pooling is not None)
+    reasons = Counter(core.outputs[each.request_id][-1].finish_reason for each in bystanders)
+    assert reasons.keys() == {"length", "stop", "repetition"}
+    print(f"{len(core.aborted_at)} aborts, {core.num_steps} steps, {core.num_naps} sleeps:")
+    print(f"{dict(core.phases)}, the others: {dict(reasons)}")
 
 
 @pytest.fixture
@@ -272,7 +361,7 @@ def engine(folder: Path) -> Iterator[AsyncLLM]:
             max_num_seqs=16,
             threads=1,
             pace=100,  # an answer of 300 tokens must not end before its abort
-            **WITH_ADAPTERS,
+            **SETTINGS,
         )
     )
     yield engine
@@ -285,7 +374,7 @@ def engine(folder: Path) -> Iterator[AsyncLLM]:
 async def test_aborts_through_the_client_return_at_once(
     engine: AsyncLLM, adapters: list[LoRARequest], num_aborts: int
 ) -> None:
-    rng = random.Random(2)
+    rng = random.Random(new_seed())
     abort_seconds: list[float] = []
     abort_cpu_seconds: list[float] = []  # which a busy machine does not lengthen
     end_seconds: list[float] = []
@@ -293,11 +382,28 @@ async def test_aborts_through_the_client_return_at_once(
     def make_params(**more: Any) -> SamplingParams:
         return SamplingParams(ignore_eos=True, output_kind=RequestOutputKind.DELTA, **more)
 
-    async def bystander(number: int, name: str) -> list[int]:
-        params = make_params(temperature=1.0, seed=number, max_tokens=100)
+    async def bystander(number: int, name: str) -> list[Any]:
+        wanted = ANSWERS[number % len(ANSWERS)]
+        params = make_params(temperature=1.0, seed=number, max_tokens=100, **wanted)
         lora = adapters[number % 3] if number % 2 else None
         stream = engine.generate([number + 5] * 20, params, name, lora_request=lora)
-        return [token async for output in stream for token in output.outputs[0].token_ids]
+        outputs = [output async for output in stream]
+        return [
+            [token for output in outputs for token in output.outputs[0].token_ids],
+            outputs[0].prompt_logprobs,
+            outputs[-1].outputs[0].finish_reason,
+        ]
+
+    async def searched_bystander(name: str) -> list[list[int]]:
+        params = BeamSearchParams(beam_width=3, max_tokens=30, ignore_eos=True)
+        search = engine.beam_search([9] * 20, name, params, adapters[0])
+        (output,) = [output async for output in search]
+        return [completion.token_ids for completion in output.outputs]
+
+    async def nap(level: int) -> None:
+        await engine.sleep(level, mode="keep")
+        await asyncio.sleep(0)  # some are aborted meanwhile
+        await engine.wake_up()
 
     async def embedding(name: str) -> list[float]:
         outputs = engine.encode([7] * 20, PoolingParams(pooling_type="MEAN"), name)
@@ -330,7 +436,14 @@ async def test_aborts_through_the_client_return_at_once(
 
     async def victim(number: int) -> None:
         num, num_scores = rng.choice((1, 1, 1, 3)), rng.choice((None, None, 2))
-        params = make_params(temperature=1.0, n=num, max_tokens=300, prompt_logprobs=num_scores)
+        wanted = rng.choice((None, None, {"follow": 1}))
+        params = make_params(
+            temperature=1.0,
+            n=num,
+            max_tokens=300,
+            prompt_logprobs=num_scores,
+            extra_args=wanted,
+        )
         name = f"v{number}"
         lora = rng.choice([None, *adapters[:2]])
         stream = await engine.add_request(
@@ -359,16 +472,24 @@ async def test_aborts_through_the_client_return_at_once(
                     await searched_victim(number)
                 case _:
                     await victim(number)
+            if number % 25 == 24:
+                await nap(rng.choice((1, 2)))
 
     vector = await embedding("alone")
+    best = await searched_bystander("best")
     expected = [await bystander(number, f"alone-{number}") for number in range(6)]
     streams = [bystander(number % 6, f"b{number}") for number in range(18)]
     vectors = [embedding(f"e{number}") for number in range(20)]
+    searches = [searched_bystander(f"s{number}") for number in range(3)]
     batches = [victims(range(start, num_aborts, 20)) for start in range(20)]
-    results, found, _ = await asyncio.gather(
-        asyncio.gather(*streams), asyncio.gather(*vectors), asyncio.gather(*batches)
+    results, found, searched, _ = await asyncio.gather(
+        asyncio.gather(*streams),
+        asyncio.gather(*vectors),
+        asyncio.gather(*searches),
+        asyncio.gather(*batches),
     )
     assert found == [vector] * 20
+    assert searched == [best] * 3
     assert results == [expected[number % 6] for number in range(18)]
     metrics = await engine.metrics()
     assert metrics["num_blocks_free"] == metrics["num_blocks_total"]
