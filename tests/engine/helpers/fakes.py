@@ -1,7 +1,7 @@
 """Stand-ins for the core's tests: a model with a script, and a core that is stepped by hand."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from engine.config import EngineConfig
@@ -20,6 +20,7 @@ from engine.core.sleep import Memory
 from engine.core.step_loop import EngineCore
 from engine.core.utilities import Adapters
 from engine.ipc import Abort, AddRequest, CoreMessage, SequenceOutput, StepOutputs
+from engine.pooling import GENERATING_TASKS
 from engine.sampling_params import SamplingParams
 
 VOCAB_SIZE = 1000
@@ -27,13 +28,17 @@ EOS = 0
 
 
 def make_scheduler(
-    num_blocks: int = 64, *, adapter_source: AdapterSource | None = None, **settings: Any
+    num_blocks: int = 64,
+    *,
+    adapter_source: AdapterSource | None = None,
+    tasks: Iterable[str] = GENERATING_TASKS,
+    **settings: Any,
 ) -> Scheduler:
     """A scheduler over blocks of 4 tokens; `settings` are those of `EngineConfig`."""
     defaults = {"max_model_len": 200, "block_size": 4, "max_num_batched_tokens": 32}
     config = EngineConfig(model="", address="", served_model_name="", **(defaults | settings))
     blocks = BlockManager(num_blocks, config.block_size, config.enable_prefix_caching)
-    return Scheduler(config, blocks, VOCAB_SIZE, [EOS], adapters=adapter_source)
+    return Scheduler(config, blocks, VOCAB_SIZE, [EOS], tasks=tasks, adapters=adapter_source)
 
 
 def make_request(request_id: str, num_prompt_tokens: int = 3, **fields: Any) -> AddRequest:
