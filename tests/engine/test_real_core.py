@@ -19,6 +19,7 @@ from engine import (
     EngineDeadError,
     EngineGenerateError,
     EngineStartError,
+    LoRARequest,
     PrivateDirectory,
     RequestOutputKind,
     RequestProgress,
@@ -26,6 +27,7 @@ from engine import (
     UnsupportedModelError,
 )
 from engine.tracing.tracing import Tracing
+from tests.engine.helpers.lora.adapters import build_adapter
 from tests.helpers.patience import PATIENCE
 from tests.helpers.running_time import running_time
 from tests.helpers.tiny_model import build_oracle_model, build_tiny_model, oracle_answer
@@ -393,9 +395,17 @@ async def test_answers_go_on_bit_for_bit_in_the_next_core(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-async def test_logprobs_of_prompts_outlive_the_core_that_reads_them(tmp_path: Path) -> None:
-    model = build_tiny_model(tmp_path)
-    arguments = AsyncEngineArgs(str(model), threads=1, max_num_batched_tokens=2)
+@pytest.mark.parametrize("is_adapted", [False, True])
+async def test_logprobs_of_prompts_outlive_the_core_that_reads_them(
+    is_adapted: bool, tmp_path: Path
+) -> None:
+    model = build_tiny_model(tmp_path / "model")
+    lora = None
+    if is_adapted:
+        lora = LoRARequest("a", 1, str(build_adapter(tmp_path / "adapter", model)))
+    arguments = AsyncEngineArgs(
+        str(model), threads=1, max_num_batched_tokens=2, enable_lora=is_adapted
+    )
     supervised = Supervised(arguments)
     await supervised.wait_ready()
     engine = supervised.engine
@@ -410,8 +420,12 @@ async def test_logprobs_of_prompts_outlive_the_core_that_reads_them(tmp_path: Pa
         output_kind=DELTA,
     )
 
-    async def ask(name: str, is_read: Callable[[RequestProgress], None] | None = None) -> list[Any]:
-        outputs = engine.generate(prompt, params, name, on_progress=is_read)
+    async def ask(
+        name: str,
+        is_read: Callable[[RequestProgress], None] | None = None,
+        lora: LoRARequest | None = lora,
+    ) -> list[Any]:
+        outputs = engine.generate(prompt, params, name, lora_request=lora, on_progress=is_read)
         found = [(it.prompt_logprobs, it.prompt_token_id_logprobs) async for it in outputs]
         assert all(each == (None, None) for each in found[1:])
         logprobs, of_ids = found[0]
@@ -420,6 +434,8 @@ async def test_logprobs_of_prompts_outlive_the_core_that_reads_them(tmp_path: Pa
     expected, of_ids = await ask("undisturbed")
     assert expected is not None and len(expected) == len(prompt)
     assert of_ids is not None and [len(of_ids), len(of_ids[0])] == [249, 2]
+    if is_adapted:
+        assert await ask("plain", lora=None) != [expected, of_ids]
     half = asyncio.Event()
     asking = asyncio.create_task(
         ask("disturbed", lambda progress: half.set() if progress.num_computed_tokens > 99 else None)

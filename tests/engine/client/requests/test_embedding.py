@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from engine import AsyncEngineArgs, AsyncLLM, PoolingParams, PoolingRequestOutput, SamplingParams
 from engine.client.control import PauseMode
@@ -21,7 +21,7 @@ from tests.engine.helpers.connected_engine import PROMPT, receive, settle
 from tests.engine.helpers.scripted_core import ScriptedCore
 from tests.engine.test_real_core import Supervised
 from tests.helpers.patience import PATIENCE
-from tests.helpers.tiny_model import build_tiny_model
+from tests.helpers.tiny_model import build_tiny_classifier, build_tiny_model
 
 NUMBERS = [0.5, -1.0, 2.0, 0.25]
 LAST = PoolingParams()
@@ -250,16 +250,66 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_model(tmp_path_factory.mktemp("embedding"))
 
 
-@pytest.fixture
-async def supervised(folder: Path) -> AsyncIterator[Supervised]:
+def start(folder: Path) -> Supervised:
     """Its core reads a prompt in chunks of four tokens."""
     arguments = AsyncEngineArgs(
         str(folder), threads=1, max_num_batched_tokens=4, max_step_seconds=0
     )
-    supervised = Supervised(arguments, stall_seconds=PATIENCE)
-    await supervised.wait_ready()
+    return Supervised(arguments, stall_seconds=PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def real(folder: Path) -> Iterator[Supervised]:
+    supervised = start(folder)
     yield supervised
     supervised.close()
+
+
+@pytest.fixture
+async def supervised(real: Supervised) -> AsyncIterator[Supervised]:
+    """The module's; each test leaves it with a core, and without a request."""
+    await real.wait_ready()
+    yield real
+    assert real.engine.get_num_unfinished_requests() == 0
+    metrics = await real.engine.metrics()
+    assert metrics["num_blocks_free"] == metrics["num_blocks_total"]
+
+
+async def begin(
+    engine: AsyncLLM, params: PoolingParams, salt: str
+) -> asyncio.Task[PoolingRequestOutput]:
+    """The request "r", when a part of its prompt has been read, as far as is known."""
+    is_read = asyncio.Event()
+
+    def note(progress: RequestProgress) -> None:
+        if progress.num_computed_tokens:
+            is_read.set()
+
+    salted: Any = {"prompt_token_ids": LONG_PROMPT, "cache_salt": salt}
+    asking = asyncio.create_task(only(engine, salted, params, "r", on_progress=note))
+    await is_read.wait()
+    return asking
+
+
+async def ask_amid_kill(supervised: Supervised, params: PoolingParams) -> PoolingRequestOutput:
+    """What the next core gives, as the first one dies amid the prompt."""
+    for attempt in range(10):
+        asking = await begin(supervised.engine, params, f"{params} {attempt}")
+        supervised.core.process.kill()
+        await supervised.replace()
+        output = await asking
+        if output.metrics.num_resubmits:
+            return output  # else it had the embedding before it died
+    raise AssertionError("no core died in time")
+
+
+async def ask_amid_sleep(
+    engine: AsyncLLM, params: PoolingParams, level: int, mode: PauseMode
+) -> PoolingRequestOutput:
+    asking = await begin(engine, params, f"{mode} {level}")
+    await engine.sleep(level, mode=mode)
+    await engine.wake_up()
+    return await asking
 
 
 async def test_sleep_amid_a_prompt_changes_no_embedding_unless_it_ends_it(
@@ -269,24 +319,28 @@ async def test_sleep_amid_a_prompt_changes_no_embedding_unless_it_ends_it(
     undisturbed = await only(engine, LONG_PROMPT, MEAN, "undisturbed")
     modes: tuple[PauseMode, ...] = ("keep", "wait", "abort")
     for level, mode in itertools.product((1, 2), modes):
-        is_read = asyncio.Event()
-
-        def note(progress: RequestProgress, is_read: asyncio.Event = is_read) -> None:
-            if progress.num_computed_tokens:
-                is_read.set()
-
-        salted: Any = {"prompt_token_ids": LONG_PROMPT, "cache_salt": f"{mode} {level}"}
-        asking = asyncio.create_task(only(engine, salted, MEAN, "r", on_progress=note))
-        await is_read.wait()
-        await engine.sleep(level, mode=mode)
-        await engine.wake_up()
-        output = await asking
+        output = await ask_amid_sleep(engine, MEAN, level, mode)
         if mode == "abort" and output.finish_reason == "abort":  # else it had ended before
             assert output.outputs.data == []
         else:
             assert output.outputs.data == undisturbed.outputs.data
     assert await engine.get_supported_tasks() == ("generate", "embed")
-    assert engine.get_num_unfinished_requests() == 0
+
+
+async def test_an_abort_amid_a_prompt_ends_with_no_numbers_and_frees_its_blocks(
+    supervised: Supervised,
+) -> None:
+    engine = supervised.engine
+    for attempt in range(10):
+        asking = await begin(engine, MEAN, f"abort {attempt}")
+        await engine.abort("r")
+        output = await asking
+        metrics = await engine.metrics()
+        assert metrics["num_blocks_free"] == metrics["num_blocks_total"]
+        if output.finish_reason == "abort":
+            break  # else it had ended before
+    assert (output.finish_reason, output.outputs.data) == ("abort", [])
+    assert output.metrics.core_confirmed
 
 
 @pytest.mark.slow
@@ -297,26 +351,9 @@ async def test_embeddings_equal_transformers_also_after_the_core_was_killed(
     engine, prompt = supervised.engine, LONG_PROMPT
     params = {kind: PoolingParams(pooling_type=kind) for kind in ("LAST", "MEAN", "CLS")}
     undisturbed = {kind: await only(engine, prompt, params[kind], kind) for kind in params}
-
-    async def ask_and_kill(kind: str, attempt: int) -> Any:
-        doomed = supervised.core.process
-
-        def kill(progress: RequestProgress) -> None:
-            if progress.num_computed_tokens:
-                doomed.kill()
-
-        salted: Any = {"prompt_token_ids": prompt, "cache_salt": f"{kind} {attempt}"}
-        asking = asyncio.create_task(only(engine, salted, params[kind], "r", on_progress=kill))
-        await asyncio.to_thread(doomed.wait)
-        await supervised.replace()
-        return await asking
-
     for kind in params:
-        for attempt in range(10):
-            output = await ask_and_kill(kind, attempt)
-            assert output.outputs.data == undisturbed[kind].outputs.data
-            if output.metrics.num_resubmits:
-                break  # else it had the embedding before it died
+        output = await ask_amid_kill(supervised, params[kind])
+        assert output.outputs.data == undisturbed[kind].outputs.data
         assert output.metrics.num_resubmits == 1
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").base_model
     with torch.inference_mode():
@@ -325,3 +362,29 @@ async def test_embeddings_equal_transformers_also_after_the_core_was_killed(
     for kind, output in undisturbed.items():
         expected = torch.nn.functional.normalize(pooled[kind], dim=-1)
         assert (torch.tensor(output.outputs.data) - expected).abs().max() <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "num_labels"), [("classify", 3), ("score", 1)])
+async def test_classes_equal_transformers_also_after_sleep_and_a_kill_amid_the_prompt(
+    task: str, num_labels: int, tmp_path: Path
+) -> None:
+    folder = build_tiny_classifier(tmp_path, num_labels=num_labels)
+    params = PoolingParams(task=task)
+    supervised = start(folder)
+    await supervised.wait_ready()
+    engine = supervised.engine
+    undisturbed = (await only(engine, LONG_PROMPT, params, "undisturbed")).outputs.data
+    for level in (1, 2):
+        output = await ask_amid_sleep(engine, params, level, "keep")
+        assert output.outputs.data == undisturbed
+    output = await ask_amid_kill(supervised, params)
+    assert output.outputs.data == undisturbed and output.metrics.num_resubmits == 1
+    metrics = await engine.metrics()
+    supervised.close()
+    assert metrics["num_blocks_free"] == metrics["num_blocks_total"]
+    model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="eager")
+    with torch.inference_mode():
+        logits = model(torch.tensor([LONG_PROMPT]), use_cache=False).logits[0]
+    expected = logits.softmax(0) if num_labels > 1 else torch.sigmoid(logits)
+    assert (torch.tensor(undisturbed) - expected).abs().max() <= 1e-5
