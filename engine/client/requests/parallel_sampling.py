@@ -25,6 +25,8 @@ class ParentRequest:
         self._completions: dict[int, CompletionOutput] = {}  # ended ones, for FINAL_ONLY
         self._num_cached_tokens: int | None = 0
         self._scored: RequestOutput | None = None  # the first with logprobs of the prompt
+        self._waits_for_scores = params.scores_prompt
+        self._held: RequestOutput | None = None  # of the others meanwhile
         self._error: OutputError | None = None
 
     def child_id(self, index: int) -> str:
@@ -64,7 +66,25 @@ class ParentRequest:
             if not output.finished:
                 return None
             output.outputs = [self._completions[index] for index in sorted(self._completions)]
-        return output
+            return output
+        return self._begin_with_scores(output) if self._waits_for_scores else output
+
+    def _begin_with_scores(self, output: RequestOutput) -> RequestOutput | None:
+        """The first answer's beginning comes first, as it has the prompt's logprobs.
+
+        Another one may be ahead of it: a core that died while it read the prompt makes the first
+        answer a suspect, which the next core gets after all others.
+        """
+        is_first = output.outputs[0].index == 0
+        if self._held is None:
+            self._held = output
+        else:
+            self._held.add(output, aggregate=self.params.output_kind is RequestOutputKind.DELTA)
+        if not is_first:
+            return None
+        self._waits_for_scores = False
+        joined, self._held = self._held, None
+        return joined
 
     def _keep_prompt_scores(self, output: RequestOutput) -> None:
         """What the first answer brought of the prompt is in every output that is no delta."""

@@ -187,6 +187,29 @@ def test_the_prompt_s_logprobs_come_with_outputs_of_the_request(
         assert found == [expected] * (1 if kind is FINAL else 4)
 
 
+@pytest.mark.parametrize("kind", [DELTA, RequestOutputKind.CUMULATIVE])
+@pytest.mark.parametrize("end", [None, "abort"])
+def test_an_answer_that_is_ahead_of_the_prompt_s_logprobs_waits_for_them(
+    processor: OutputProcessor, kind: RequestOutputKind, end: str | None
+) -> None:
+    """As in the next core, which gets the first answer last: it may have killed the one before."""
+    request = Siblings(processor, output_kind=kind, prompt_logprobs=0)
+    request.process(1, 1)
+    request.process(1, 2, finish="length")
+    assert request.collector.get_nowait() is None
+    if end is None:
+        request.process(0, prompt_logprobs=[[[24, -0.5, 2]]])
+        assert request.collector.get_nowait() is None
+    request.process(0, 0, finish=end, num_cached_tokens=16)
+    output = request.read()
+    assert sorted(summary(output)) == [(0, "a", end), (1, "bc", "length")]
+    assert output.prompt_logprobs == (None if end else [None, {24: Logprob(-0.5, 2, "y")}])
+    assert (output.finished, output.num_cached_tokens) == (end is not None, 16)
+    if end is None:
+        request.process(0, 3, finish="length")
+        assert request.read().finished
+
+
 @pytest.mark.parametrize("kind", [DELTA, FINAL, RequestOutputKind.CUMULATIVE])
 def test_logprobs_of_given_ids_are_computed_once_and_come_as_those_of_the_prompt(
     processor: OutputProcessor, kind: RequestOutputKind
