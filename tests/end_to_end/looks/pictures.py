@@ -19,6 +19,11 @@ MAX_DIFFERENT = 24  # pixels: less than a letter
 Pixels = npt.NDArray[np.int16]
 
 
+def reference_of(look: str) -> Path:
+    """Where the reference of a look is, such as `empty light wide`."""
+    return REFERENCES / f"{look.replace(' ', '-')}.png"
+
+
 def read(png: bytes) -> Pixels:
     with Image.open(io.BytesIO(png)) as image:
         return np.asarray(image.convert("RGB"), dtype=np.int16)

@@ -17,17 +17,19 @@ from tests.end_to_end.looks.admin_states import ADMIN_STATES
 from tests.end_to_end.looks.chat_states import CHAT_STATES
 from tests.end_to_end.looks.pictures import (
     MAX_DIFFERENT,
-    REFERENCES,
     compressed,
     difference,
     num_different,
     read,
+    reference_of,
 )
 from tests.end_to_end.looks.stage import staged
 from tests.end_to_end.site.harness import Server
 
 STATES = CHAT_STATES | ADMIN_STATES
-LOOKS = """
+LOOKS = [
+    look.strip()
+    for look in """
     empty light wide, empty dark phone, streaming light wide, streaming dark phone,
     thinking dark wide, waiting light phone, waiting dark wide, edited-waiting light phone,
     stopped light phone,
@@ -42,7 +44,8 @@ LOOKS = """
     login-link dark wide, shared-page light wide, admin-sign-in dark phone, admin-live light wide,
     admin-live dark phone, admin-drawer light wide, admin-drawer dark phone, admin-evict dark wide,
     admin-lost light wide
-"""
+""".split(",")
+]
 FONTS = {  # family: the package of Debian that has it
     "Liberation Sans": "fonts-liberation",
     "DejaVu Sans": "fonts-dejavu-core",
@@ -86,12 +89,12 @@ async def picture(page: Page) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.skipif(MISSING_FONT is not None, reason=str(MISSING_FONT))
-@pytest.mark.parametrize("look", [each.strip() for each in LOOKS.split(",")])
+@pytest.mark.parametrize("look", LOOKS)
 async def test_a_state_of_a_page_looks_as_its_reference_does(
     browser: Browser, server: Server, look: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     name, scheme, width = look.split()
-    reference = REFERENCES / f"{look.replace(' ', '-')}.png"
+    reference = reference_of(look)
     async with staged(browser, server, width, color_scheme=scheme) as stage:
         await stage.page.add_init_script(ADD_STYLE)
         await STATES[name](stage)
