@@ -82,22 +82,25 @@ async def webkit(folder: Path) -> AsyncIterator[Tab]:
 @asynccontextmanager
 async def x_display() -> AsyncIterator[str]:
     """A display that nobody sees."""
-    read, write = os.pipe()
-    options = ("-displayfd", str(write), "-screen", "0", "1400x1000x24", "-nolisten", "tcp")
-    async with program(str(DISPLAY), *options, pass_fds=[write]):
-        os.close(write)
-        with os.fdopen(read) as numbers:
-            yield f":{(await asyncio.to_thread(numbers.readline)).strip()}"
+    options = ("-displayfd", "1", "-screen", "0", "1400x1000x24", "-nolisten", "tcp")
+    async with program(str(DISPLAY), *options, stdout=asyncio.subprocess.PIPE) as xvfb:
+        assert xvfb.stdout is not None
+        async with asyncio.timeout(PATIENCE):
+            number = (await xvfb.stdout.readline()).decode().strip()
+        assert number.isdigit(), f"Xvfb ended without a display: it wrote {number!r}"
+        yield f":{number}"
 
 
 @asynccontextmanager
-async def program(*command: str, **options: Any) -> AsyncIterator[None]:
+async def program(*command: str, **options: Any) -> AsyncIterator[asyncio.subprocess.Process]:
     quiet = asyncio.subprocess.DEVNULL
-    process = await asyncio.create_subprocess_exec(*command, stdout=quiet, stderr=quiet, **options)
+    streams = {"stdout": quiet, "stderr": quiet, **options}
+    process = await asyncio.create_subprocess_exec(*command, **streams)
     try:
-        yield
+        yield process
     finally:
-        process.kill()
+        if process.returncode is None:
+            process.kill()
         await process.wait()
 
 
