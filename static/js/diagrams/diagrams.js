@@ -57,8 +57,8 @@ class Diagram {
     if (this.figure.dataset.picture === "drawn") this.figure.dataset.picture = "away";
   }
 
-  paint() {
-    this.#frame?.paint();
+  repaint() {
+    this.#frame.paint();
   }
 
   /** Why there is no picture, after the name of the language. */
@@ -90,6 +90,7 @@ class Diagram {
 const turns = new Turns({
   most: MOST_FRAMES,
   draw: (diagram) => diagram.draw(),
+  repaint: (diagram) => diagram.repaint(),
   drop: (diagram) => diagram.drop(),
 });
 
@@ -108,4 +109,4 @@ const near = new IntersectionObserver(
   { scrollMargin: REACH }, // without it, in an older browser, a diagram is drawn when it is in view
 );
 
-themeChanged(() => turns.each((diagram) => diagram.paint()));
+themeChanged(() => turns.repaint());

@@ -42,8 +42,9 @@ export class Frame {
     this.#limit(LOAD_MS, "away");
   }
 
-  /** Draw, with the colours that the page has now. */
+  /** Draw, with the colours that the page has now, in the time that a drawing may take. */
   paint() {
+    this.#limit(DRAW_MS, "slow");
     this.#post({ source: this.#source, ...look(isDark()) });
   }
 
@@ -64,7 +65,6 @@ export class Frame {
   #hear = ({ source, data }) => {
     if (source === null || source !== this.element.contentWindow) return;
     if (data?.ready === true) {
-      this.#limit(DRAW_MS, "slow");
       this.paint();
     } else if (data?.failed === true) {
       this.#onfailed("invalid");

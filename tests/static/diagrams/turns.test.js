@@ -3,12 +3,13 @@ import { test } from "node:test";
 
 import { Turns } from "../../../static/js/diagrams/turns.js";
 
-/** Turns, and what they did: `+a` begins to draw a, `-a` takes its frame. */
+/** Turns, and what they did: `+a` begins to draw a, `~a` draws it again in its frame, `-a` takes its frame. */
 function made(most = 2) {
   const deeds = [];
   const turns = new Turns({
     most,
     draw: (name) => deeds.push(`+${name}`),
+    repaint: (name) => deeds.push(`~${name}`),
     drop: (name) => deeds.push(`-${name}`),
   });
   const draw = (...names) => {
@@ -114,11 +115,55 @@ test("never are there more frames than may be", () => {
   assert.equal(deeds.filter((deed) => deed.startsWith("+")).length, 50);
 });
 
-test("each one that has a picture can be painted", () => {
-  const { turns, draw } = made();
+test("in other colours they are drawn again one after the other, before one that has no picture yet", () => {
+  const { turns, deeds, draw } = made(3);
   draw("a", "b");
+  turns.repaint();
   turns.comes("c");
-  const painted = [];
-  turns.each((name) => painted.push(name));
-  assert.deepEqual(painted, ["a", "b"]);
+  assert.deepEqual(deeds, ["~a"]);
+  turns.ends("a");
+  turns.ends("b");
+  assert.deepEqual(deeds, ["~a", "~b", "+c"]);
+});
+
+test("in other colours one that is out of reach is drawn when it comes back", () => {
+  const { turns, deeds, draw } = made();
+  draw("a", "b");
+  turns.leaves("a");
+  turns.repaint();
+  turns.ends("b");
+  assert.deepEqual(deeds, ["-a", "~b"]);
+  turns.comes("a");
+  assert.deepEqual(deeds, ["-a", "~b", "+a"]);
+});
+
+test("one that is being drawn while the colours change is drawn once more", () => {
+  const { turns, deeds } = made();
+  turns.comes("a");
+  turns.repaint();
+  assert.deepEqual(deeds, ["+a"]);
+  turns.ends("a");
+  turns.repaint(); // and again, while it is drawn again
+  turns.ends("a");
+  turns.ends("a");
+  assert.deepEqual(deeds, ["+a", "~a", "~a"]);
+});
+
+test("one that fails in other colours gives way to the next", () => {
+  const { turns, deeds, draw } = made(3);
+  draw("a", "b", "c");
+  turns.repaint();
+  turns.gives("a");
+  turns.gives("c");
+  turns.ends("b");
+  assert.deepEqual(deeds, ["~a", "-a", "~b", "-c"]);
+});
+
+test("after a restart in other colours each frame is taken and drawn anew once", () => {
+  const { turns, deeds, draw } = made(3);
+  draw("a", "b");
+  turns.repaint();
+  turns.restart("a");
+  turns.ends("b");
+  assert.deepEqual(deeds, ["~a", "-a", "-b", "+b"]);
 });
