@@ -89,6 +89,7 @@ class Diagram {
 
 const turns = new Turns({
   most: MOST_FRAMES,
+  isThere: (diagram) => diagram.figure.isConnected,
   draw: (diagram) => diagram.draw(),
   repaint: (diagram) => diagram.repaint(),
   drop: (diagram) => diagram.drop(),

@@ -6,6 +6,7 @@
 
 export class Turns {
   #most;
+  #isThere;
   #draw;
   #repaint;
   #drop;
@@ -18,12 +19,14 @@ export class Turns {
   /**
    * @param {object} how
    * @param {number} how.most frames at a time
+   * @param {(diagram: object) => boolean} how.isThere whether it is in the document
    * @param {(diagram: object) => void} how.draw must call `ends` later
    * @param {(diagram: object) => void} how.repaint draws it again in its frame, must call `ends` later
    * @param {(diagram: object) => void} how.drop takes its frame away
    */
-  constructor({ most, draw, repaint, drop }) {
+  constructor({ most, isThere, draw, repaint, drop }) {
     this.#most = most;
+    this.#isThere = isThere;
     this.#draw = draw;
     this.#repaint = repaint;
     this.#drop = drop;
@@ -81,6 +84,8 @@ export class Turns {
   }
 
   #next() {
+    // The observer says nothing of one that was out of reach when it left the document.
+    if (this.#drawing !== null && !this.#isThere(this.#drawing)) this.#forget(this.#drawing);
     if (this.#drawing !== null) return;
     if (this.#stale.size > 0) this.#begin(this.#stale, this.#repaint);
     else if (this.#waiting.size > 0 && this.#hasRoom()) this.#begin(this.#waiting, this.#draw);

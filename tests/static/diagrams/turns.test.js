@@ -6,8 +6,10 @@ import { Turns } from "../../../static/js/diagrams/turns.js";
 /** Turns, and what they did: `+a` begins to draw a, `~a` draws it again in its frame, `-a` takes its frame. */
 function made(most = 2) {
   const deeds = [];
+  const gone = new Set(); // from the document
   const turns = new Turns({
     most,
+    isThere: (name) => !gone.has(name),
     draw: (name) => deeds.push(`+${name}`),
     repaint: (name) => deeds.push(`~${name}`),
     drop: (name) => deeds.push(`-${name}`),
@@ -19,7 +21,7 @@ function made(most = 2) {
     }
     deeds.length = 0;
   };
-  return { turns, deeds, draw };
+  return { turns, deeds, draw, gone };
 }
 
 test("one is drawn after the other, in the order in which they came", () => {
@@ -113,6 +115,18 @@ test("never are there more frames than may be", () => {
     assert.ok(alive <= 3);
   }
   assert.equal(deeds.filter((deed) => deed.startsWith("+")).length, 50);
+});
+
+test("one that left the document out of reach, while it was drawn, holds up nothing", () => {
+  const { turns, deeds, gone } = made();
+  turns.comes("a");
+  turns.leaves("a");
+  gone.add("a");
+  turns.comes("b");
+  assert.deepEqual(deeds, ["+a", "-a", "+b"]);
+  turns.ends("a"); // too late
+  turns.comes("c");
+  assert.deepEqual(deeds, ["+a", "-a", "+b"]);
 });
 
 test("in other colours they are drawn again one after the other, before one that has no picture yet", () => {
