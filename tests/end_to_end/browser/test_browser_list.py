@@ -43,6 +43,7 @@ async def test_the_focus_stays_in_the_list_after_a_rename_and_a_deletion(
             await expect(heir).to_be_focused()
 
 
+@pytest.mark.slow
 async def test_a_chat_deleted_elsewhere_while_disconnected_leaves_a_long_list(
     browser: Browser, server: Server
 ) -> None:

@@ -86,6 +86,7 @@ async def test_alt_enter_steers_the_answer_and_one_that_waits_can_be_sent_now(
     await stop(page)
 
 
+@pytest.mark.slow
 async def test_ctrl_enter_sends_in_place_of_the_answer(
     context: BrowserContext, server: Server
 ) -> None:

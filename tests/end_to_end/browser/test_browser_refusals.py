@@ -76,6 +76,7 @@ async def test_a_rename_and_a_deletion_while_redis_is_away_are_done_when_it_is_b
         await expect(titles).to_have_text(["Low tides"])
 
 
+@pytest.mark.slow
 async def test_a_refusal_stands_in_its_chat_and_goes_when_its_cause_does(
     browser: Browser, narrow: Server
 ) -> None:

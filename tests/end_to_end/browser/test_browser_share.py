@@ -93,6 +93,7 @@ async def test_a_reader_who_is_signed_in_continues_a_shared_chat_as_one_of_their
     assert server.get_json(f"/v1/sessions/{session}")["settings"] == {}
 
 
+@pytest.mark.slow
 async def test_no_payload_in_a_shared_chat_runs_or_asks_for_anything(
     browser: Browser, server: Server
 ) -> None:

@@ -207,7 +207,7 @@ async def cut_off(process: Process, proxy: FaultProxy) -> str:
     return printed.decode() + await finish(process, PATIENCE)
 
 
-@pytest.mark.slow  # the JavaScript client has the same rule
+@pytest.mark.slow
 async def test_the_python_client_is_back_one_try_after_the_network(
     server: Server, tmp_path: Path
 ) -> None:
@@ -222,6 +222,7 @@ async def test_the_python_client_is_back_one_try_after_the_network(
     assert "\n[" in printed
 
 
+@pytest.mark.slow
 async def test_the_javascript_client_is_back_one_try_after_the_network(server: Server) -> None:
     flags = node_has_websocket()
     if NODE is None or flags is None:

@@ -155,6 +155,7 @@ async def test_answer_begins_again_when_the_core_is_killed_before_its_first_toke
             assert answer.fence == 1
 
 
+@pytest.mark.slow
 async def test_stop_while_there_is_no_core_ends_the_answer_at_once(server: Server) -> None:
     async with Client(server) as client:
         session = await client.new_session()

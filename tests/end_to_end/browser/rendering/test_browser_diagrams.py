@@ -34,6 +34,7 @@ def frames(page: Page) -> list[Frame]:
     return [frame for frame in page.frames if frame.url.endswith("/diagram")]
 
 
+@pytest.mark.slow
 async def test_a_diagram_is_drawn_and_its_source_is_a_button_away(
     context: BrowserContext, server: Server
 ) -> None:
