@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from playwright.async_api import Browser, Page, WebSocketRoute, expect
 
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixture
