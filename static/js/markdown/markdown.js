@@ -23,7 +23,7 @@ const SANITISER = {
   RETURN_DOM_FRAGMENT: true,
   ALLOWED_TAGS: [
     ...["a", "blockquote", "code", "del", "em", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol"],
-    ...["p", "pre", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul", ...TAGS],
+    ...["p", "pre", "span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul", ...TAGS],
   ],
   ALLOWED_ATTR: ["align", "class", "href", "start", "title"],
   ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
@@ -51,7 +51,10 @@ function dialect(how) {
         return `<pre><code class="language-${LANGUAGE} closed">${escape(text)}\n</code></pre>`;
       },
       image: ({ href, text }) => `<a href="${escape(href)}">${escape(text || href)}</a>`,
-      checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
+      checkbox: ({ checked }) => `<span class="box">${checked ? "☑" : "☐"} </span>`,
+      listitem({ task, tokens }) {
+        return `<li${task ? ' class="task"' : ""}>${this.parser.parse(tokens)}</li>\n`;
+      },
       heading({ tokens, depth }) {
         const level = Math.min(6, depth + 1); // the page has its h1
         return `<h${level}>${this.parser.parseInline(tokens)}</h${level}>`;

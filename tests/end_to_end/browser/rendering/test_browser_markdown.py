@@ -129,6 +129,8 @@ LONG = {
     "table": long_table(60),
     "list": long_list(60),
     "numbers": long_list(60, "1."),
+    "tasks": long_list(30, "- [ ]") + long_list(30, "- [x]"),
+    "tasks apart": long_list(20, "- [ ]") + "\n" + long_list(20, "- [x]"),
     "apart": long_list(30) + "\n" + long_list(30),
     "nested": long_list(30) + "  - inner\n  - inner\n" + long_list(30),
     "another list": long_list(40) + "* another list\n* begins\n",
@@ -142,6 +144,22 @@ async def test_a_long_block_becomes_what_it_becomes_as_a_whole(page: Page) -> No
         for size in (1, 7, 50):
             cuts = list(range(size, len(text), size))
             assert await becomes_the_whole(page, text, cuts) is True, name
+
+
+async def test_a_task_has_a_box_in_the_place_of_its_bullet_and_other_items_keep_theirs(
+    page: Page,
+) -> None:
+    text = long_list(15, "- [ ]") + long_list(15, "- [x]") + "- no task\n\nWords.\n\n1. [x] first\n"
+    found = await page.evaluate(
+        f"""async ([text, cuts]) => {{
+            const body = await ({STREAM})(text, cuts);
+            return [...body.querySelectorAll("li")].map((item) =>
+                [getComputedStyle(item).listStyleType, item.querySelector(".box")?.textContent]);
+        }}""",
+        [text, list(range(1, len(text), 5))],
+    )
+    tasks = [["none", "☐ "]] * 15 + [["none", "☑ "]] * 15
+    assert found == [*tasks, ["disc", None], ["decimal", "☑ "]]
 
 
 @pytest.mark.parametrize("text", [long_table(800), long_list(800)], ids=["table", "list"])
