@@ -441,6 +441,8 @@ class Interleavings(RuleBasedStateMachine):
                 for output in message.outputs:
                     key = (client, output.request_id)
                     assert key not in ends, "an output after the last one"
+                    # Which the watchdog says of one that was forgotten.
+                    assert output.error is None or "be scheduled" not in output.error[1], key
                     tokens[key] += output.new_token_ids
                     scored[key] += [rows[0][0] for rows in output.prompt_logprobs or ()]
                     self.check_embedding(key, output)
