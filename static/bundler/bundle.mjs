@@ -16,7 +16,9 @@ const STATIC = dirname(HERE);
 const BUILD = join(dirname(STATIC), "build");
 const CACHE = join(BUILD, "esbuild");
 const OUT = join(BUILD, "page"); // maps name the sources from here, and so do the hashes of all names
-const PAGES = ["index.html", "admin.html", "share.html"];
+/** Pages of one bundle share files: more pages, and each needs more of them. A shared chat is read by strangers. */
+const TOGETHER = [["index.html", "admin.html"], ["share.html"]];
+const PAGES = TOGETHER.flat();
 const WORKER = "js/markdown/highlight-worker.js";
 const THEME = "js/widgets/theme-first.js"; // a classic script: it runs before the page is drawn
 /** The pages that are not bundled name these, so they keep their names. */
@@ -51,8 +53,11 @@ class Bundler {
   async bundle() {
     await this.#build([WORKER, THEME]); // first: the pages name what it becomes
     const markups = new Map(PAGES.map((name) => [name, readFileSync(join(STATIC, name), "utf8")]));
-    const modules = await this.#build([...markups.values()].map(entryOf), { alias: importsOf(markups.get(PAGES[0])) });
-    for (const [name, markup] of markups) await this.#writePage(name, markup, modules);
+    const alias = importsOf(markups.get(PAGES[0]));
+    for (const names of TOGETHER) {
+      const modules = await this.#build(names.map((name) => entryOf(markups.get(name))), { alias });
+      for (const name of names) await this.#writePage(name, markups.get(name), modules);
+    }
     await this.#build(NAMED, { entryNames: "[dir]/[name]" });
     this.#copy();
     for (const path of filesBelow(OUT).filter((path) => /\.(html|js)$/.test(path))) checkAddresses(path);

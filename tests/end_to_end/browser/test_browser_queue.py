@@ -8,6 +8,7 @@ from tests.end_to_end.browser.test_browser import browser as browser  # the fixt
 from tests.end_to_end.browser.test_browser import context as context
 from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
 from tests.end_to_end.browser.test_browser_messages import messages_of, new_session, tabs, text_of
+from tests.end_to_end.clients.http_client import Http
 from tests.end_to_end.site.harness import Server
 from tests.helpers.tiny_model import oracle_answer, oracle_word
 
@@ -38,7 +39,7 @@ async def act(page: Page, what: str, number: int) -> None:
 async def test_what_waits_is_the_same_in_both_tabs_and_is_edited_moved_withdrawn_and_asked(
     context: BrowserContext, server: Server
 ) -> None:
-    session = await new_session(server, max_output_tokens=400)
+    session = await new_session(server, max_output_tokens=2000)
     one, two = await tabs(context, server, session, 2)
     await begin(one)
     for word in (40, 60, 80):
@@ -56,9 +57,11 @@ async def test_what_waits_is_the_same_in_both_tabs_and_is_edited_moved_withdrawn
     await stop(one)
     for page in (one, two):
         await expect(page.get_by_text("Paused until you go on")).to_be_visible()
+    async with Http(server) as http:
+        shorter = {"settings": {"temperature": 0, "max_output_tokens": 100}}
+        await http.ask("PATCH", f"/v1/sessions/{session}", json=shorter)
     await two.get_by_role("button", name="Go on", exact=True).click()
     await expect(answers(one).nth(3)).to_contain_text(oracle_word(50).strip())
-    await show_words(one, 500)
     await expect(answers(one).nth(5)).to_contain_text(oracle_word(510).strip())
     await expect(waiting(two)).to_have_count(0)
     questions = [text_of(message) for message in messages_of(server, session)[::2]]
@@ -108,7 +111,7 @@ async def test_ctrl_enter_sends_in_place_of_the_answer(
 async def test_what_is_typed_for_a_message_that_goes_out_meanwhile_is_not_lost(
     context: BrowserContext, server: Server
 ) -> None:
-    session = await new_session(server, max_output_tokens=400)
+    session = await new_session(server, max_output_tokens=2000)
     (page,) = await tabs(context, server, session, 1)
     await begin(page)
     await ask(page, oracle_word(40))

@@ -149,8 +149,11 @@ class Tab:
                 self._begin_anew()
 
     async def _take_close(self, code: int, reason: str | None) -> None:
-        assert code in CLOSES or (code, reason) == LATE_PING, f"closed with {code} {reason}"
-        if code == 4401:
+        # After ten wrong tokens of this address, however they came to be wrong, one more is not read.
+        is_throttled = code == 4429 and self.is_guest
+        is_known = code in CLOSES or (code, reason) == LATE_PING or is_throttled
+        assert is_known, f"closed with {code} {reason}"
+        if code == 4401 or is_throttled:
             assert self.is_guest, "nobody revoked this token"
             self.token = await self.around.token(self.token)
         if code == 4410:

@@ -72,8 +72,8 @@ async def test_a_diagram_is_drawn_and_its_source_is_a_button_away(
     assert len(frames(page)) == 1
 
 
-GROW = """async () => {
-    const { Markdown } = await import("/static/js/markdown/markdown.js");
+GROW = """() => {
+    const { Markdown } = window.parley;
     const body = document.createElement("div");
     body.className = "prose";
     document.querySelector(".log").append(body);
