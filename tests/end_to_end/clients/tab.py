@@ -149,7 +149,7 @@ class Tab:
                 self._begin_anew()
 
     async def _take_close(self, code: int, reason: str | None) -> None:
-        # After ten wrong tokens of this address, however they came to be wrong, one more is not read.
+        # After ten wrong tokens of this address, by whichever tabs, one more is not read.
         is_throttled = code == 4429 and self.is_guest
         is_known = code in CLOSES or (code, reason) == LATE_PING or is_throttled
         assert is_known, f"closed with {code} {reason}"
