@@ -138,6 +138,8 @@ async def steers(server: Server, count: int) -> tuple[list[float], list[float]]:
         (steered if is_steered else idle).append(first.at - started)
         socket.send("stop", session_id=session)
         await socket.next("response.done")
+        socket.send("session.unsubscribe", session_id=session)
+        await socket.next("session.unsubscribed")
         socket.forget()
     socket.close()
     return steered, idle
