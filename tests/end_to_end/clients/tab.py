@@ -97,6 +97,7 @@ class Tab:
     asked: dict[str, Question] = field(default_factory=dict)  # by response
     pending: Question | None = None  # not acknowledged yet
     queued: Question | None = None  # kept by the server, and not yet seen to begin
+    is_queued_hit: bool = False  # what was stopped or replaced since then may have been its answer
     stops: set[str] = field(default_factory=set)  # sent, and not yet seen to work
     stopped: set[str] = field(default_factory=set)
     judged: set[str] = field(default_factory=set)
@@ -305,6 +306,8 @@ class Tab:
         assert reply["status"] == "begun", reply
         self.around.deeds["steer" if question.steers else "queue"] += 1
         self.asked[reply["response_id"]] = question
+        if self.is_queued_hit:
+            self.stopped.add(reply["response_id"])
         self.queued = None
         answer = self.answers.get(reply["response_id"])
         if answer is None or not answer.last:
@@ -346,6 +349,7 @@ class Tab:
             reply = await self._hand(client, question)
             if reply["type"] != "error":
                 self.pending, self.queued = None, question
+                self.is_queued_hit = False
             elif not self._lose(reply):
                 assert reply["error"]["code"] in TRANSIENT, reply
                 await self._wait_as_told(reply)
@@ -353,6 +357,7 @@ class Tab:
         frame = question.frame(self.session)
         if question.on_busy == "cancel":
             self.stopped.update(self.open)
+            self.is_queued_hit = True
         for _ in range(self.dice.choice((1, 1, 1, 3))):  # and the same key again
             created = await client.reply("response.create", **frame)
         if created["type"] == "error":
@@ -386,6 +391,7 @@ class Tab:
             if deed < 0.25:
                 await client.send("stop", session_id=self.session)
                 self.stopped.update(self.open)
+                self.is_queued_hit = True
             else:
                 await client.send("stop", response_id=response)
         await self._done(client, response)
