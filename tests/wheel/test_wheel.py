@@ -27,6 +27,7 @@ FILES = ("tests/end_to_end/browser", "tests/end_to_end/admin/test_admin_page.py"
 
 pytestmark = [
     pytest.mark.slow,
+    # A checkout runs without npm; where everything must be there, its absence is a failure.
     pytest.mark.skipif(
         shutil.which("npm") is None and not os.environ.get("TESTS_NEED_INDEX"),
         reason="npm is not installed (apt install npm)",

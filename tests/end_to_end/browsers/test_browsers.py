@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 SHORT = {"temperature": 0, "max_output_tokens": 8}
 LONG = {"temperature": 0, "max_output_tokens": 3000}
 LAST = "(document.querySelector('.answer:last-child .prose')?.textContent ?? '')"
+# No machine need have these browsers; the reason printed names the package of a missing one.
 BROWSERS = [
     pytest.param(
         browser,

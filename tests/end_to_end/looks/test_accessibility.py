@@ -42,7 +42,7 @@ UNCOVERED = ".stage::before { content: none !important; }"
 def axe() -> str:
     try:
         return axe_source()
-    except Unavailable as reason:
+    except Unavailable as reason:  # axe-core is fetched: a machine without a network has none
         pytest.skip(str(reason))
 
 

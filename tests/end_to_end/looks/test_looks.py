@@ -88,6 +88,7 @@ async def picture(page: Page) -> bytes:
 
 
 @pytest.mark.slow
+# In other fonts every picture would differ, and say nothing of the page.
 @pytest.mark.skipif(MISSING_FONT is not None, reason=str(MISSING_FONT))
 @pytest.mark.parametrize("look", LOOKS)
 async def test_a_state_of_a_page_looks_as_its_reference_does(

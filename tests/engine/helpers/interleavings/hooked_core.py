@@ -188,7 +188,8 @@ class HookedCore(SteppedCore):
             **settings,
         )
         self.memory.core = self
-        self.core._calls._parts._thread = self.memory  # type: ignore[assignment]  # no thread
+        # It has a thread's one method and runs when a test says so; the field is typed as a thread.
+        self.core._calls._parts._thread = self.memory  # type: ignore[assignment]
         self.core._prepare = PROCESSORS_OF_ALL.prepare
         self.fails_next = 0  # how many tries to execute find no memory
         self._written: set[tuple[int, int]] = set()  # by the last step
@@ -215,6 +216,8 @@ class HookedCore(SteppedCore):
             at(Hook.AFTER_UPDATE)
 
         self.core._launch = hooked_launch
+        # Of this one scheduler, so that the hooks run within the core's own code: mypy allows no
+        # method to be replaced.
         self.scheduler.schedule = hooked_schedule  # type: ignore[method-assign]
         self.scheduler.update = hooked_update  # type: ignore[method-assign]
 

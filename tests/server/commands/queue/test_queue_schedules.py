@@ -323,6 +323,7 @@ async def run(url: str, seed: int, count: int) -> Counter[str]:
             ]
             playing = [asyncio.create_task(play(one)) for one in schedules]
             if batch == 0 or dice.random.random() < 0.7:
+                # At any moment, which no event marks: that is what is tried.
                 await asyncio.sleep(dice.random.random() * 0.3)
                 await site.kill_worker()
                 moves["killed"] += 1
