@@ -405,7 +405,8 @@ export class Page {
   }
 
   #gone({ sessionId, wasOnScreen, isRefused, reason, isUnknown }) {
-    this.removals.forget(sessionId);
+    if (isRefused) this.removals.finishing(sessionId);
+    else this.removals.forget(sessionId);
     const draft = this.drafts.take(sessionId);
     if (draft && (wasOnScreen || isRefused)) this.drafts.putBefore(null, draft); // it goes on in the new chat
     if (!wasOnScreen) return;

@@ -37,6 +37,11 @@ export class Removals {
     this.#wait(sessionId, until);
   }
 
+  /** It is being deleted for good; should the page go before that is done, the next one sees to it. */
+  finishing(sessionId) {
+    this.#store.set(PREFIX + sessionId, Date.now());
+  }
+
   /** It is not to be removed any more: its user wants it back, or it is gone. */
   forget(sessionId) {
     this.#store.remove(PREFIX + sessionId);

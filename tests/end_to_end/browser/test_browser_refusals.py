@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, WebSocketRoute, expect
 
-from tests.end_to_end.browser.test_browser import answers, ask, signed_in
+from tests.end_to_end.browser.test_browser import answers, ask, signed_in, until
 from tests.end_to_end.browser.test_browser import browser as browser  # the fixtures
 from tests.end_to_end.browser.test_browser import context as context
 from tests.end_to_end.browser.test_browser import pytestmark as pytestmark
@@ -41,6 +41,11 @@ def redis_away(server: Server) -> Iterator[None]:
         yield
     finally:
         redis.resume()
+
+
+async def has_no_chat(http: Http) -> bool:
+    answer = await http.get("/v1/sessions")
+    return not answer.json()["sessions"]
 
 
 async def choose(page: Page, title: str, item: str) -> None:
@@ -194,7 +199,31 @@ async def test_a_first_message_that_no_model_reads_leaves_no_chat_behind(
             assert "#" not in page.url
         await page.reload()
         await expect(page.get_by_role("textbox", name="Message")).to_have_value(text)
-        assert server.get_json("/v1/sessions")["sessions"] == []
+        async with Http(server) as http:
+            await until(lambda: has_no_chat(http))
+
+
+async def test_a_chat_that_a_refusal_leaves_behind_goes_even_if_the_page_goes_first(
+    browser: Browser, narrow: Server
+) -> None:
+    server = await for_new_user(narrow)
+
+    def lose_deletions(socket: WebSocketRoute) -> None:
+        connection = socket.connect_to_server()
+        socket.on_message(lambda m: None if "session.delete" in str(m) else connection.send(m))
+
+    async with signed_in(browser, server) as context, Http(server) as http:
+        page = await context.new_page()
+        await page.route_web_socket(re.compile("/v1/ws$"), lose_deletions)
+        await page.goto(server.url)
+        await ask(page, oracle_word(0) * 2_000)
+        await expect(page.locator(".refusal")).to_contain_text("does not fit")
+        assert not await has_no_chat(http)
+        await page.close()
+        page = await context.new_page()
+        await page.goto(server.url)
+        await until(lambda: has_no_chat(http))
+        await expect(page.locator("nav .title")).to_have_count(0)
 
 
 async def test_a_draft_after_a_first_message_that_is_refused_goes_with_it_to_the_new_chat(
