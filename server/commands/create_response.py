@@ -78,6 +78,7 @@ class _Wish:
     frame: CreateResponse
     asker: Subscription | None
     taken: TakenInput | None  # of the session's queue, where it has waited
+    session: Session | None  # as it was read with that queue
     trace: AnswerTrace | None
 
     @property
@@ -125,21 +126,23 @@ class ResponseCreator:
         request: HTTPConnection | None = None,
         *,
         taken: TakenInput | None = None,
+        session: Session | None = None,
     ) -> tuple[str, bool]:
         """Begin an answer, or find the one that this key began before: its id, and True then.
 
         The viewers' frames go through the hub, the asker's with its `event_id`. Cancelling the
         caller does not cancel this: what the store has begun must also be produced. `request` is
         the one over HTTP by which the frame came, which may name the asker's span. `taken`: the
-        question leaves the session's queue; nobody asks any more. Raises `ApiError` and the store's
-        errors; then nothing was stored, but for a `StoreUnavailable`.
+        question leaves the session's queue, which was read with `session`; nobody asks any more.
+        Raises `ApiError` and the store's errors; then nothing was stored, but for a
+        `StoreUnavailable`.
         """
         if self._tracing is None:
             return await self._runs.see_through(
-                self._create(_Wish(uid, frame, asker, taken, trace=None))
+                self._create(_Wish(uid, frame, asker, taken, session, trace=None))
             )
         trace = self._tracing.begin(frame.session_id, frame.traceparent, frame.tracestate, request)
-        wish = _Wish(uid, frame, asker, taken, trace)
+        wish = _Wish(uid, frame, asker, taken, session, trace)
         return await self._runs.see_through(self._create_traced(wish, trace))
 
     async def _create_traced(self, wish: _Wish, trace: AnswerTrace) -> tuple[str, bool]:
@@ -153,19 +156,11 @@ class ResponseCreator:
         return response_id, replayed
 
     async def _create(self, wish: _Wish) -> tuple[str, bool]:
-        uid, frame, trace = wish.uid, wish.frame, wish.trace
-        session, known = await asyncio.gather(
-            self._store.sessions.get(uid, frame.session_id),
-            self._store.responses.known(uid, frame.session_id, frame.idempotency_key),
-        )
-        if known is not None:  # before any other refusal: a repeat must find what it began
-            response_id, body_hash = known
-            if body_hash != wish.body_hash:
-                raise IdempotencyKeyReused(response_id)
-            if is_response_id(response_id):
-                return response_id, True
-            if wish.taken is None:  # the key is that of something in the queue
-                raise IdempotencyKeyReused(response_id)
+        uid, trace, session = wish.uid, wish.trace, wish.session
+        if session is None:
+            session, replayed = await self._look_up(wish)
+            if replayed is not None:  # before any other refusal: a repeat must find what it began
+                return replayed, True
         budget = await self._check_admission(uid)
         if trace is not None:
             trace.passed("admission")
@@ -177,6 +172,20 @@ class ResponseCreator:
         if budget is not None and not begun[1] and wish.asker is not None:
             wish.asker.outbox.put(RateLimitsUpdated(rate_limits=[budget_entry(budget)]))
         return begun
+
+    async def _look_up(self, wish: _Wish) -> tuple[Session, str | None]:
+        """The session, and what the same key began before. Raises `IdempotencyKeyReused`."""
+        frame = wish.frame
+        session, known = await asyncio.gather(
+            self._store.sessions.get(wish.uid, frame.session_id),
+            self._store.responses.known(wish.uid, frame.session_id, frame.idempotency_key),
+        )
+        if known is None:
+            return session, None
+        response_id, body_hash = known
+        if body_hash != wish.body_hash or not is_response_id(response_id):  # or it waits in a queue
+            raise IdempotencyKeyReused(response_id)
+        return session, response_id
 
     async def _begin(
         self, wish: _Wish, session: Session, budget: Budget | None

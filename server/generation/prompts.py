@@ -6,6 +6,7 @@ cache keeps hitting. Where it starts is found by walking the chat from its begin
 rule, so every worker finds the same place without having to remember one.
 """
 
+import asyncio
 import hashlib
 from array import array
 from collections import OrderedDict
@@ -74,17 +75,12 @@ class PromptBuilder:
         """
         system, max_output_tokens = settings.get("system") or "", settings["max_output_tokens"]
         max_model_len = self._engine.model_config.max_model_len
-        param = "continue_of" if base else "input"
-        try:
-            alone = await self._render(uid, system, [], text, base, max_length=max_model_len)
-        except PromptTooLongError as error:
-            raise _too_long(f"at least {error.num_tokens}", max_model_len, param) from error
-        if len(alone) >= max_model_len:
-            raise _too_long(f"{len(alone)}", max_model_len, param)
+        alone, path = await asyncio.gather(  # the template's process and Redis work meanwhile
+            self._alone(uid, system, text, base), self._path(uid, session_id, leaf)
+        )
         # An answer may ask for more than half the context, but not at the cost of all history.
         reserved = min(max_output_tokens, max_model_len // 2)
         room = max(max_model_len - reserved, len(alone))
-        path = await self._path(uid, session_id, leaf) if leaf else []
         history = [message for message in path if message.text]
         start = await self._start(uid, history, text, len(alone), room)
         while True:
@@ -101,8 +97,22 @@ class PromptBuilder:
         first = history[start].id if 0 < start < len(history) else None
         return Prompt(ids, first, start, all(m.status != "in_progress" for m in path))
 
-    async def _path(self, uid: str, session_id: str, leaf: str) -> list[Message]:
+    async def _alone(self, uid: str, system: str, text: str, base: str) -> list[int]:
+        """The prompt without any history. Raises `ApiError` if that is too long already."""
+        max_model_len = self._engine.model_config.max_model_len
+        param = "continue_of" if base else "input"
+        try:
+            ids = await self._render(uid, system, [], text, base, max_length=max_model_len)
+        except PromptTooLongError as error:
+            raise _too_long(f"at least {error.num_tokens}", max_model_len, param) from error
+        if len(ids) >= max_model_len:
+            raise _too_long(f"{len(ids)}", max_model_len, param)
+        return ids
+
+    async def _path(self, uid: str, session_id: str, leaf: str | None) -> list[Message]:
         """The path to `leaf`, oldest first, with answers that were stopped before any text."""
+        if leaf is None:
+            return []
         page = await self._messages.path(uid, session_id, leaf=leaf, limit=PAGE_SIZE)
         messages = list(page.messages)
         while page.has_more and len(messages) < MAX_HISTORY_MESSAGES:

@@ -44,6 +44,7 @@ PAUSE_REASONS: dict[CoreState, QueueReason] = {
     CoreState.DEAD: "engine_restart",
     CoreState.STALLED: "engine",
 }
+STEERED_END_SECONDS = 0.05  # in most cases the end is stored by then, and says what the stop does
 DRAIN_GRACE_SECONDS = 2.0  # for the ends of what is cut off
 
 
@@ -247,6 +248,11 @@ class Runs:
         self.spawn(self._store_stop(run, stop))
 
     async def _store_stop(self, run: Run, stop: Stop) -> None:
+        if stop.reason == "steered" and not run.is_elsewhere:  # its words are stored: they say it
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STEERED_END_SECONDS):
+                    await run.settled.wait()
+                return
         try:
             asked = await self._store.runs.request_cancel(
                 None, run.response_id, by=stop.by, reason=stop.reason, seen=stop.seen

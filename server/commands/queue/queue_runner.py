@@ -119,7 +119,7 @@ class QueueRunner:
                 input=taken.text,
                 settings=msgspec.convert(first.settings, Settings),
             )
-            await self._creator.create(session.uid, frame, taken=taken)
+            await self._creator.create(session.uid, frame, taken=taken, session=session)
         except (QueueChanged, ResponseInProgress):
             pass  # somebody was faster
         except (StoreUnavailable, SessionNotFound):
