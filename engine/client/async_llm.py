@@ -31,6 +31,7 @@ from engine.client.requests.core_connection import STALL_SECONDS
 from engine.client.requests.inputs import (
     Prompt,
     bad_word_ids,
+    check_callbacks,
     check_order,
     check_params,
     check_pooling,
@@ -42,7 +43,12 @@ from engine.client.requests.inputs import (
     tokens_prompt,
 )
 from engine.client.requests.outgoing import check_extra_args
-from engine.client.requests.request_state import ProgressCallback, create_states, new_detokenizer
+from engine.client.requests.request_state import (
+    DeltaCallback,
+    ProgressCallback,
+    create_states,
+    new_detokenizer,
+)
 from engine.client.results.generation_result import GenerationResult
 from engine.client.search.beam_search import BeamSearches, check_search
 from engine.client.text.tokenizer import Tokenizer
@@ -339,6 +345,7 @@ class AsyncLLM(EngineControl):
         resume_token_ids: Sequence[int] | None = None,
         is_admitted: bool = False,
         on_progress: ProgressCallback | None = None,
+        on_delta: DeltaCallback | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         session_id: str | None = None,
         kv_hints: Any = None,
@@ -353,9 +360,11 @@ class AsyncLLM(EngineControl):
         letting go of what it returns aborts the request. With `resume_token_ids` the answer
         continues after tokens that an earlier run has shown. With `is_admitted` it is queued
         however many wait: `check_admission` was asked before. By position the arguments have the
-        order of vLLM's earlier engine. `trace_headers` name the caller's span by the W3C's
-        `traceparent` and `tracestate`; malformed ones are ignored, and so are all while tracing is
-        off. The arguments from `session_id` on are vLLM's, and without effect. Raises
+        order of vLLM's earlier engine. `on_delta(text, token_ids, logprobs)` is called on the event
+        loop with what is new of a single answer in deltas, in the turn in which the core's message
+        came: then the reader gets the last output alone. `trace_headers` name the caller's span by
+        the W3C's `traceparent` and `tracestate`; malformed ones are ignored, and so are all while
+        tracing is off. The arguments from `session_id` on are vLLM's, and without effect. Raises
         `ValidationError` for wrong arguments, `RetryableRequestError` while there is no core,
         `QueueOverflowError` and `MaxQueuedTokensError` when too much is waiting.
         """
@@ -366,8 +375,7 @@ class AsyncLLM(EngineControl):
         check_order(priority, arrival_time)
         check_rank(data_parallel_rank)
         resume_token_ids = checked_ids("resume_token_ids", resume_token_ids) or []
-        if on_progress is not None and not callable(on_progress):
-            raise refuse("on_progress", on_progress, "must be a function")
+        check_callbacks(on_progress, on_delta, params)
         if isinstance(params, SamplingParams | PoolingParams):
             params = params.clone()  # which checks again what may have been set since
         if prompt_adapter_request is not None:
@@ -395,6 +403,7 @@ class AsyncLLM(EngineControl):
             prompt=parsed.text,
             arrival_time=arrival_time,
             on_progress=on_progress,
+            on_delta=on_delta,
         )
         self._parts.trace(states, trace_headers, arrival_time)
         self.output_processor.add(*states)

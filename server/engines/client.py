@@ -27,11 +27,15 @@ from engine import (
 from engine.lora import ADAPTER_FILES, LoRARequest, hash_adapter
 from engine.sampling_params import MIN_TEMPERATURE
 
+# Takes new text, its token ids, and their logprobs where they were asked for.
+DeltaCallback = Callable[[str, Sequence[int], "Sequence[Mapping[int, Logprob]] | None"], None]
+
 __all__ = [
     "ADAPTER_FILES",
     "MIN_TEMPERATURE",
     "ChatTemplateError",
     "CoreState",
+    "DeltaCallback",
     "EngineClient",
     "EngineDeadError",
     "EngineError",
@@ -154,6 +158,7 @@ class EngineClient(Protocol):
         request_id: str,
         *,
         on_progress: Callable[[RequestProgress], None] | None = None,
+        on_delta: DeltaCallback | None = None,
         resume_token_ids: Sequence[int] = (),
         priority: int = 0,
         is_admitted: bool = False,
@@ -164,9 +169,10 @@ class EngineClient(Protocol):
 
         `prompt["cache_salt"]` names the user, with whom alone prefixes are shared. The stream
         continues after `resume_token_ids`. `on_progress` is called while the request waits and its
-        prompt is read. A request that `is_admitted` is taken even by a queue that is full.
-        `trace_headers` name the span of which its own is a part. Raises `EngineError` and
-        `ValidationError`.
+        prompt is read. An engine may give what is new to `on_delta(text, token_ids, logprobs)` in
+        the turn in which it comes, and yield the last output alone. A request that `is_admitted` is
+        taken even by a queue that is full. `trace_headers` name the span of which its own is a
+        part. Raises `EngineError` and `ValidationError`.
         """
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:

@@ -1,14 +1,15 @@
 """`Producer`: carries one answer from the engine to its viewers and into the store.
 
-Two tasks: one takes outputs from the engine and numbers events, which reach this worker's viewers
-at once through the `Hub`; the other is the `LogWriter`. The engine waits for neither sockets
-nor Redis. What follows the engine's last output is the `Finisher`'s task.
+What the engine says is numbered, and reaches this worker's viewers, in the turn of the event loop
+in which the core's message came: `_take_delta` is called for each token. The `LogWriter` stores it
+later. The engine waits for neither sockets nor Redis. What follows its last output is the
+`Finisher`'s task.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -19,6 +20,7 @@ from server.engines.client import (
     EngineClient,
     EngineDeadError,
     EngineError,
+    Logprob,
     RequestOutput,
     RequestProgress,
     SamplingParams,
@@ -96,6 +98,11 @@ class Producer:
         self._last_queue_frame = 0.0
         self._progress_at = 0.0  # when `response.progress` was sent
         self._last_text_at: float | None = None
+        self._window_ends = 0.0  # until then, new text waits for more
+        self._flush_timer: asyncio.TimerHandle | None = None  # while there is some
+        self._new_text = ""
+        self._new_token_ids: list[int] = []
+        self._new_logprobs: list[dict[str, Any]] = []
 
     def _must_be_silent(self) -> bool:
         """Whether somebody might have taken the answer over, or may before we hear of it."""
@@ -212,6 +219,7 @@ class Producer:
                 lora_request=None if run.model is None else run.model.lora_request,
                 is_admitted=True,  # the answer was promised: a queue that is full by now takes it
                 on_progress=self._on_progress,
+                on_delta=self._take_delta,
                 trace_headers=None if run.trace is None else run.trace.headers,
             )
             async for output in outputs:
@@ -223,8 +231,6 @@ class Producer:
                     confirmed = output.metrics is None or output.metrics.core_confirmed
                     if output.error is not None:
                         logger.warning("engine error", code=output.error.code, **run.ids)
-                elif not run.stop_asked.is_set():
-                    await self._flush_window()
         except (EngineError, ValidationError) as error:
             # Not in a core, or in one that is dead and holds no blocks: released in any case.
             logger.warning(
@@ -233,6 +239,8 @@ class Producer:
                 dead=isinstance(error, EngineDeadError),
                 **run.ids,
             )
+        finally:
+            self._flush()  # the last text does not wait for the window's end
         if run.stopping is not None and confirmed:
             run.timeline.note("aborted_at")
         return run.end(finish_reason, stop_reason, "released" if confirmed else "unknown")
@@ -264,30 +272,61 @@ class Producer:
             await asyncio.gather(*waits, return_exceptions=True)
 
     def _take(self, output: RequestOutput) -> None:
-        """Number the new text of one output and show it to the viewers."""
-        run = self._run
-        answer = output.outputs[0] if output.outputs else None
+        """What an engine yields: its last output, or all of them."""
         self._note_cached(output.num_cached_tokens)
         if output.metrics is not None:
-            run.num_resubmits = output.metrics.num_resubmits
-            run.timeline.first_decoded = output.metrics.first_token_ts or None
-        if answer is None or not answer.token_ids:
-            if answer is not None and answer.text:
-                self._add_text(answer.text, [])
-            return
-        self._start()
+            self._run.num_resubmits = output.metrics.num_resubmits
+            self._run.timeline.first_decoded = output.metrics.first_token_ts or None
+        for answer in output.outputs:
+            self._take_delta(answer.text, answer.token_ids, answer.logprobs)
+
+    def _take_delta(
+        self,
+        text: str,
+        token_ids: Sequence[int],
+        logprobs: Sequence[Mapping[int, Logprob]] | None = None,
+    ) -> None:
+        """Show new text at once, or with what else comes until `FLUSH_SECONDS` after the last.
+
+        Called for each token of each answer, so it makes no task and no future.
+        """
         now = time.monotonic()
-        if run.timeline.first_token is None:
-            run.timeline.first_token = now
-            run.timeline.note("first_token_at")
-            self._metrics.first_token.observe(now - run.timeline.created)
-        run.timeline.last_token = now
-        logprobs = token_logprobs(answer.logprobs, answer.token_ids) if answer.logprobs else ()
-        self._add_text(answer.text, answer.token_ids, logprobs)
+        if token_ids:
+            timeline = self._run.timeline
+            if timeline.first_token is None:
+                self._note_first_token(now)
+            timeline.last_token = now
+            self._new_token_ids += token_ids
+            if logprobs:
+                self._new_logprobs += token_logprobs(logprobs, token_ids)
+        self._new_text += text
+        if now >= self._window_ends:
+            self._flush()
+        elif self._flush_timer is None:
+            delay = self._window_ends - now
+            self._flush_timer = asyncio.get_running_loop().call_later(delay, self._flush)
         self._check_deadline(now)
         if now - self._progress_at >= PROGRESS_SECONDS:
             self._progress_at = now
             self._show_progress()
+
+    def _note_first_token(self, now: float) -> None:
+        self._start()
+        timeline = self._run.timeline
+        timeline.first_token = now
+        timeline.note("first_token_at")
+        self._metrics.first_token.observe(now - timeline.created)
+
+    def _flush(self) -> None:
+        """Number what has come and show it to the viewers; after a stop it only counts."""
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
+        text, token_ids, logprobs = self._new_text, self._new_token_ids, self._new_logprobs
+        if not token_ids and not text:
+            return
+        self._new_text, self._new_token_ids, self._new_logprobs = "", [], []
+        self._add_text(text, token_ids, logprobs)
 
     def _show_progress(self) -> None:
         """Tell the viewers here how fast it is; a stop has the last word."""
@@ -305,6 +344,7 @@ class Producer:
         begun = run.timeline.scheduled
         if not self._max_seconds or begun is None or now - begun < self._max_seconds:
             return
+        self._flush()
         if run.stop(Stop("policy", "deadline")):
             self._hub.spawn(self._engine.abort(run.response_id))
 
@@ -314,6 +354,7 @@ class Producer:
         event = self._run.add_text(text, token_ids, logprobs)
         if event is not None:
             now = time.monotonic()
+            self._window_ends = now + FLUSH_SECONDS
             if self._last_text_at is not None:
                 self._metrics.inter_event.observe(now - self._last_text_at)
             self._last_text_at = now
@@ -372,14 +413,6 @@ class Producer:
             )
         )
         self._hub.show(self._run, [event])
-
-    async def _flush_window(self) -> None:
-        """Let the next outputs merge for a moment; a stop ends the wait."""
-        try:
-            async with asyncio.timeout(FLUSH_SECONDS):
-                await self._run.stop_asked.wait()
-        except TimeoutError:
-            pass
 
     async def stop_as_stored(self, stored: StoredStop | None = None) -> None:
         """A stop reached the store through another worker: the owner hears of it here.

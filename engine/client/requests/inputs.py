@@ -9,7 +9,7 @@ from engine.client.text.tokenizer import Tokenizer
 from engine.errors import ValidationError, check_text, refuse
 from engine.ipc import Ready
 from engine.pooling import GENERATING_TASKS, PoolingParams, check_dimensions, task_problem
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import RequestOutputKind, SamplingParams
 
 MAX_ID_CHARACTERS = 1024
 MIN_PRIORITY, MAX_PRIORITY = -(1 << 63), (1 << 63) - 1
@@ -294,3 +294,18 @@ def tokens_prompt(parsed: ParsedPrompt, token_ids: list[int]) -> TokensPrompt:
     if parsed.cache_salt:
         prompt["cache_salt"] = parsed.cache_salt
     return prompt
+
+
+def check_callbacks(
+    on_progress: Any, on_delta: Any, params: SamplingParams | PoolingParams
+) -> None:
+    """`ValidationError` for what cannot be called, or for outputs that nobody could be told of."""
+    for name, callback in (("on_progress", on_progress), ("on_delta", on_delta)):
+        if callback is not None and not callable(callback):
+            raise refuse(name, callback, "must be a function")
+    if on_delta is not None and (
+        not isinstance(params, SamplingParams)
+        or params.n != 1
+        or params.output_kind is not RequestOutputKind.DELTA
+    ):
+        raise refuse("on_delta", on_delta, "needs n = 1 and output_kind DELTA")

@@ -93,13 +93,11 @@ class OutputProcessor:
             state = self.request_states.get(output.request_id)
             if state is None:
                 continue  # it has ended here, the core just did not know yet
-            if output.error is not None and output.error[0] in REFUSALS:
-                self.fail(state, REFUSALS[output.error[0]](output.error[1]))
+            if output.error is not None and self._is_refused(state, output.error):
                 continue
-            if output.error is not None and output.error[0] == "lora_unavailable":
-                if state.lora_request is not None:
-                    self.on_adapter_refused(state.lora_request)
-            before = (len(state.token_ids), state.metrics.num_preemptions, state.last_token_ts)
+            before = None
+            if stats is not None:
+                before = (len(state.token_ids), state.metrics.num_preemptions, state.last_token_ts)
             try:
                 reason = state.update(output)
                 error = OutputError(*output.error) if output.error else None
@@ -109,13 +107,23 @@ class OutputProcessor:
                 if output.finish_reason is None:
                     to_stop.append(state.internal_id)
                 self.end(state, reason, stop_reason=output.stop_reason, error=error)
-            if stats is not None:
+            if stats is not None and before is not None:
                 num_tokens, num_preemptions, last_ts = before
                 stats.num_preempted_reqs += state.metrics.num_preemptions - num_preemptions
                 stats.add_tokens(state, len(state.token_ids) - num_tokens, last_ts)
                 if reason is not None:
                     stats.add_end(state, reason)
         return to_stop
+
+    def _is_refused(self, state: RequestState, error: tuple[str, str]) -> bool:
+        """Whether the core has not taken the request; its reader knows that then."""
+        code, message = error
+        if code == "lora_unavailable" and state.lora_request is not None:
+            self.on_adapter_refused(state.lora_request)
+        if code not in REFUSALS:
+            return False
+        self.fail(state, REFUSALS[code](message))
+        return True
 
     def change_internal_id(self, state: RequestState, internal_id: str) -> None:
         """From now on the core knows this answer by another id."""

@@ -52,6 +52,10 @@ logger = logging.getLogger(__name__)
 FINISH_REASONS = frozenset(get_args(FinishReason))
 
 ProgressCallback = Callable[[RequestProgress], None]
+# New text, its token ids, and their logprobs if they were asked for.
+DeltaCallback = Callable[
+    [str, list[int], "list[Mapping[int, Logprob]] | FlatLogprobs | None"], None
+]
 
 
 class RequestState:
@@ -71,6 +75,7 @@ class RequestState:
         prompt: str | None = None,
         arrival_time: float | None = None,
         on_progress: ProgressCallback | None = None,
+        on_delta: DeltaCallback | None = None,
         metrics: RequestMetrics | None = None,
         parent: ParentRequest | None = None,
         index: int = 0,
@@ -97,6 +102,7 @@ class RequestState:
         self.trace: RequestTrace | None = None  # ends when it does
         self._collector = weakref.ref(collector)  # a reader that lets go ends the request
         self._on_progress = on_progress
+        self._on_delta = on_delta  # takes all outputs but the last, as they come
         self._progress: tuple[Any, ...] = ()  # of the last report: its fields
         self._detokenizer: Detokenizer | None = None
         self._prompt_scores: PromptScores | None = None  # None: not asked for, or sent
@@ -256,8 +262,15 @@ class RequestState:
             self._id_scores = of_ids if output.prompt_token_id_logprobs is None else None
 
     def _note_progress(self, output: SequenceOutput) -> None:
-        self.queue_position = output.queue_position
         metrics = self.metrics
+        if (
+            output.new_token_ids
+            and metrics.first_token_ts
+            and output.queue_position is self.queue_position is None
+            and output.num_preemptions == metrics.num_preemptions
+        ):
+            return  # one more token: so it is with most outputs, of which there are very many
+        self.queue_position = output.queue_position
         metrics.num_preemptions = max(metrics.num_preemptions, output.num_preemptions)
         metrics.scheduled_ts = metrics.scheduled_ts or output.scheduled_ts
         if output.first_token_ts and not metrics.first_token_ts:
@@ -275,7 +288,7 @@ class RequestState:
             output.num_tokens_ahead,
             output.is_waking,
         )
-        if progress != self._progress:  # with most tokens nothing has changed
+        if progress != self._progress:
             self._progress = progress
             self._on_progress(RequestProgress(*progress))
 
@@ -297,6 +310,9 @@ class RequestState:
             return
         text, token_ids, logprobs = self._new_text, self._new_token_ids, self._new_logprobs
         self._new_text, self._new_token_ids, self._new_logprobs = "", [], []
+        if self._on_delta is not None and reason is None:
+            self._on_delta(text, token_ids, self._as_asked(logprobs))
+            return
         if self.params.output_kind != RequestOutputKind.DELTA:
             self._text += text
             self._logprobs += logprobs
@@ -397,8 +413,11 @@ def create_states(
     prompt: str | None = None,
     arrival_time: float | None = None,
     on_progress: ProgressCallback | None = None,
+    on_delta: DeltaCallback | None = None,
 ) -> list[RequestState]:
     """The open answers to one request: `params.n` of them; one reports the prompt's progress.
+
+    `on_delta` is for a single answer in deltas.
 
     A prompt that is pooled has one state, too.
     """
@@ -420,6 +439,7 @@ def create_states(
             prompt=prompt,
             arrival_time=arrival_time,
             on_progress=on_progress,
+            on_delta=on_delta,
         )
         return [single]
     parent = ParentRequest(new_internal_id(request_id), params)

@@ -6,6 +6,7 @@ from typing import Any
 
 from server.engines.client import (
     CoreState,
+    DeltaCallback,
     EngineLoad,
     EngineTokenizer,
     LoRARequest,
@@ -73,6 +74,7 @@ class IdleEngine:
         request_id: str,
         *,
         on_progress: Callable[[RequestProgress], None] | None = None,
+        on_delta: DeltaCallback | None = None,
         resume_token_ids: Sequence[int] = (),
         priority: int = 0,
         is_admitted: bool = False,

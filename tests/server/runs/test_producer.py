@@ -43,6 +43,29 @@ async def test_a_stop_keeps_what_was_shown_and_discards_what_comes(answering: An
     assert await answering.stored() == (["kept "], "kept ")
 
 
+async def test_what_comes_soon_after_a_text_shares_an_event_and_the_last_does_not_wait(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_module, "FLUSH_SECONDS", 1_000.0)
+    answering.engine.say(*(output(answering.rid, text) for text in ("one ", "two ", "three ")))
+    answering.engine.say(output(answering.rid, "", "stop"))
+    await answering.start()
+    assert await answering.stored() == (["one ", "two three "], "one two three ")
+
+
+async def test_what_has_waited_for_more_is_shown_when_its_time_is_over(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_module, "FLUSH_SECONDS", 0.001)
+    producing = answering.start()
+    for text in ("one ", "two "):  # the second may come within that time
+        answering.engine.say(output(answering.rid, text))
+        await answering.text_comes()
+    answering.engine.say(output(answering.rid, "", "stop"))
+    await producing
+    assert await answering.stored() == (["one ", "two "], "one two ")
+
+
 @pytest.mark.row("P17")
 async def test_an_answer_that_takes_too_long_ends_with_what_it_has(
     answering: Answering,

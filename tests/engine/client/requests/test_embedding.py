@@ -131,6 +131,7 @@ async def test_an_error_of_the_core_comes_in_the_output(
         (PROMPT, SamplingParams(), {}, "pooling_params must be PoolingParams"),
         (PROMPT, LAST, {"priority": "high"}, "priority must be"),
         (PROMPT, LAST, {"on_progress": 3}, "on_progress must be"),
+        (PROMPT, LAST, {"on_delta": print}, "on_delta needs"),
         (PROMPT, LAST, {"tokenization_kwargs": 3}, "tokenization_kwargs must be"),
         (PROMPT, LAST, {"resume_token_ids": [1]}, "resume_token_ids are of an answer"),
     ],

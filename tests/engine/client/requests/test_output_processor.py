@@ -49,11 +49,14 @@ class Request:
     def __init__(self, processor: OutputProcessor, request_id: Any = "r", **params: Any) -> None:
         options = {"output_kind": DELTA, **params}
         progress = options.pop("on_progress", None)
+        delta = options.pop("on_delta", None)
         resume = options.pop("resume", ())
         sampling = SamplingParams(**options)
         self.processor = processor
         self.collector = RequestOutputCollector(sampling.output_kind, request_id)
-        self.state = RequestState(request_id, sampling, self.collector, on_progress=progress)
+        self.state = RequestState(
+            request_id, sampling, self.collector, on_progress=progress, on_delta=delta
+        )
         processor.add(self.state)
         self.state.set_prompt(LetterDecoder(), [23, 24], resume)
 
@@ -80,6 +83,45 @@ def test_deltas_hold_what_is_new(processor: OutputProcessor) -> None:
     request.process(1, 2)
     assert request.read() == ("bc", [1, 2], None)
     assert request.collector.get_nowait() is None
+
+
+def test_a_callback_takes_each_delta_in_its_turn_and_the_reader_the_last_output(
+    processor: OutputProcessor,
+) -> None:
+    taken: list[Any] = []
+    request = Request(processor, on_delta=lambda *delta: taken.append(delta))
+    request.process(0)
+    assert taken == [("a", [0], None)]
+    request.process(1, 2)
+    assert taken[1:] == [("bc", [1, 2], None)]
+    assert request.collector.get_nowait() is None
+    request.process(3, finish="length")
+    assert request.read() == ("d", [3], "length")
+    assert len(taken) == 2
+
+
+def test_a_callback_of_deltas_gets_nothing_after_an_abort_or_without_a_reader(
+    processor: OutputProcessor,
+) -> None:
+    taken: list[Any] = []
+    aborted = Request(processor, "aborted", on_delta=lambda *delta: taken.append(delta))
+    processor.start_abort(aborted.state)
+    aborted.process(0)
+    left = Request(processor, "left", on_delta=lambda *delta: taken.append(delta))
+    processor.discard(left.state)
+    left.process(1)
+    assert taken == []
+
+
+def test_a_callback_of_deltas_that_raises_ends_its_own_request(processor: OutputProcessor) -> None:
+    def fail(*delta: Any) -> None:
+        raise KeyError("no such tab")
+
+    request, other = Request(processor, on_delta=fail), Request(processor, "other")
+    assert request.process(0) == [request.state.internal_id]
+    assert request.read()[2] == "error"
+    other.process(0)
+    assert other.read() == ("a", [0], None)
 
 
 def test_cumulative_outputs_hold_everything(processor: OutputProcessor) -> None:
