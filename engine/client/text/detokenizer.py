@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Protocol
 
+from engine.client.text.byte_decoder import REPLACEMENT, ByteDecoder
 from engine.client.text.stop_strings import StopMatcher
 
-REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no character (yet)
 TAIL_TOKENS = 6  # kept as context: enough for a character and for every decoder's rules on spaces
 SHIFT_TOKENS = 12  # a longer window is cut to its tail
 MAX_PIECES = 4  # tokens that one character may lie in, but for the last: UTF-8 has no longer ones
@@ -23,10 +23,12 @@ MAX_PROMPT_TOKENS = 96  # where a prompt's last text is looked for
 
 
 class Decoder(Protocol):
-    """What turns ids into text. Two attributes are optional, as `Tokenizer` has them:
+    """What turns ids into text. Four attributes are optional, as `Tokenizer` has them:
 
     special_ids: the ids that `skip_special_tokens` leaves out
     byte_values: id → byte of the byte tokens, if the vocabulary has such
+    token_bytes, visible_bytes: id → its bytes, with and without special tokens, if decoding only
+        joins them
     """
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str: ...
@@ -194,12 +196,17 @@ class Detokenizer:
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
     ) -> None:
-        self._decoder = IncrementalDecoder(
-            tokenizer,
-            prompt_token_ids,
-            skip_special_tokens=skip_special_tokens,
-            spaces_between_special_tokens=spaces_between_special_tokens,
-        )
+        table = getattr(tokenizer, "visible_bytes" if skip_special_tokens else "token_bytes", None)
+        self._decoder: IncrementalDecoder | ByteDecoder
+        if table is not None and (skip_special_tokens or spaces_between_special_tokens):
+            self._decoder = ByteDecoder(table, prompt_token_ids)
+        else:
+            self._decoder = IncrementalDecoder(
+                tokenizer,
+                prompt_token_ids,
+                skip_special_tokens=skip_special_tokens,
+                spaces_between_special_tokens=spaces_between_special_tokens,
+            )
         self._matcher = StopMatcher(stops, include_in_output=include_stop) if stops else None
         self._min_tokens = min_tokens
         self._num_tokens = 0

@@ -21,6 +21,7 @@ from engine.client.templates.chat_template import (
     ChatTemplate,
     Message,
 )
+from engine.client.text.byte_decoder import TokenBytes, joins_bytes
 from engine.client.text.content_guard import ContentGuard, ControlTokens, Twin
 from engine.client.text.encoding import TEMPLATE_OPTIONS, Encoding, encoding_of, refuse_options
 from engine.client.text.piecewise_encoding import PiecewiseEncoder
@@ -143,6 +144,18 @@ class Tokenizer:
             if token_id is not None and self._backend.decode([token_id]) != name:
                 values[token_id] = byte
         return values
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes | None:
+        """id → its bytes, where decoding only joins these; otherwise None."""
+        return TokenBytes(self._backend) if joins_bytes(self._backend) else None
+
+    @cached_property
+    def visible_bytes(self) -> TokenBytes | None:
+        """The same for `decode(skip_special_tokens=True)`."""
+        if not joins_bytes(self._backend):
+            return None
+        return TokenBytes(self._backend, self.special_ids)
 
     @property
     def chat_stop(self) -> tuple[str, ...]:

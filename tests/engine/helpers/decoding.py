@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+from engine.client.text.byte_decoder import ByteDecoder
 from engine.client.text.detokenizer import IncrementalDecoder
 from engine.client.text.tokenizer import Tokenizer
 from tests.engine.helpers.small_tokenizers import DECODERS
@@ -21,5 +22,5 @@ def pieces_of(ids: list[int], cuts: list[int]) -> list[list[int]]:
     return [ids[a:b] for a, b in pairwise(places)]
 
 
-def deltas(decoder: IncrementalDecoder, pieces: list[list[int]]) -> list[str]:
+def deltas(decoder: IncrementalDecoder | ByteDecoder, pieces: list[list[int]]) -> list[str]:
     return [*map(decoder.feed, pieces), decoder.finish()]

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.client.text.detokenizer import REPLACEMENT, Detokenizer, IncrementalDecoder, token_text
+from engine.client.text.byte_decoder import REPLACEMENT
+from engine.client.text.detokenizer import Detokenizer, IncrementalDecoder, token_text
 from engine.client.text.tokenizer import Tokenizer
 from tests.engine.helpers.decoding import FAMILIES, pieces_of
 from tests.engine.helpers.small_tokenizers import build_chatml

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 
-from engine.client.text.detokenizer import REPLACEMENT, IncrementalDecoder
+from engine.client.text.byte_decoder import REPLACEMENT
+from engine.client.text.detokenizer import IncrementalDecoder
 from engine.client.text.tokenizer import Tokenizer
 from tests.engine.helpers.decoding import FAMILIES, WITH_BYTES, deltas, full_decode, pieces_of
 from tests.engine.helpers.small_tokenizers import DECODERS
