@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import orjson
 
 
-@dataclass(frozen=True, slots=True)
-class TextEvent:
-    """New text of an answer; by far the most frequent entry, so it is stored as a short array."""
+class TextEvent(msgspec.Struct, frozen=True, gc=False):
+    """New text of an answer; by far the most frequent entry, so it is stored as a short array.
+
+    And so it is a `Struct`, which is made in a tenth of a frozen dataclass's time.
+    """
 
     text_offset: int
     delta: str
