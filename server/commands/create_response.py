@@ -262,7 +262,7 @@ class ResponseCreator:
             wish.asker.outbox.put(RateLimitsUpdated(rate_limits=[self._limit.entry(remaining)]))
         self._runs.start(run, begun)
         if begun.title_empty and frame.input is not None:
-            self._runs.spawn(self._set_title(uid, session.id, frame.text))
+            self._runs.spawn(self._set_title(run, frame.text))
         return run.response_id, False
 
     async def _check_admission(self, uid: str) -> Budget | None:
@@ -396,10 +396,14 @@ class ResponseCreator:
         self._hub.publish_begun(run, entries, wish.asker, wish.frame.event_id)
         logger.info("response created", session_id=run.session_id, response_id=run.response_id)
 
-    async def _set_title(self, uid: str, session_id: str, text: str) -> None:
+    async def _set_title(self, run: Run, text: str) -> None:
+        """After the first text: it takes several calls of the store, for a name in a list."""
+        await run.has_spoken.wait()
         title = clean_title(text)[:TITLE_CHARACTERS]
         with contextlib.suppress(SessionError):
-            session = await self._store.sessions.update(uid, session_id, title=title, by="policy")
+            session = await self._store.sessions.update(
+                run.uid, run.session_id, title=title, by="policy"
+            )
             await self._hub.publish_updated(session, by="policy")
 
 

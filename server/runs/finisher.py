@@ -81,6 +81,7 @@ class Finisher:
 
         None if somebody else ends it: then it was lost, or is handed over.
         """
+        self._run.has_spoken.set()
         trace, stop = self._run.trace, self._run.stopping
         if trace is not None and stop is not None:
             trace.stopped(stop.at, stop.by, stop.reason, end.engine)

@@ -130,6 +130,7 @@ class Run:
         self.stop_is_stored = False  # then not even this worker's death can undo the stop
         self._when_stop_is_stored: list[Callable[[], None]] = []
         self.promoted = asyncio.Event()  # its turn has come among the session's responses
+        self.has_spoken = asyncio.Event()  # there is text, or an end: what can wait may follow
         self.done = asyncio.Event()  # `response.done` was published
         self.settled = asyncio.Event()  # its end is stored, or somebody else's
 
@@ -322,6 +323,7 @@ class Run:
         event = TextEvent(self.text_length, delta, logprobs=tuple(self._logprobs))
         self._logprobs = []
         self.events.append(event)
+        self.has_spoken.set()
         self.text_length += utf16_length(delta)
         self.changed.set()
         return event
