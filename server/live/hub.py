@@ -155,8 +155,10 @@ class Hub:
         is_end = frame["type"] == "session.deleted"
         encoded = encode(frame)
         for watcher in self._watchers.get(uid, ()):
-            if is_end and watcher.sent_ends.is_gone(session_id):
-                continue  # a viewer until it was sent
+            if watcher.sent_ends.is_gone(session_id):
+                continue  # a late word of a deleted session would bring it back into the list
+            if is_end and watcher not in viewers:
+                watcher.sent_ends.note_gone(session_id)
             if watcher is not besides and (everywhere or watcher not in viewers):
                 watcher.outbox.put_encoded(encoded)
 

@@ -12,6 +12,7 @@ from server.live.subscription import Subscription
 from server.protocol.server_frames import (
     ConnectionDegraded,
     SessionActivity,
+    SessionDeleted,
     SessionUnsubscribed,
 )
 from sessions.model.errors import SessionNotFound, StoreUnavailable
@@ -81,6 +82,20 @@ async def test_frames_for_the_sidebar_go_to_those_who_do_not_watch(hub: Hub, cha
     await hub.tell_user("alice", chat.session_id, activity)
     counts = [len(await viewer.sent()) for viewer in (watching, other, asker, stranger)]
     assert counts == [1, 1, 1, 0]
+
+
+async def test_nothing_brings_a_deleted_chat_back_into_a_sidebar(hub: Hub, chat: Chat) -> None:
+    other, asker = Viewer(), Viewer()
+    for viewer in (other, asker):
+        await hub.add_watcher(viewer)
+    session = await chat.store.sessions.get("alice", chat.session_id)
+    await hub.publish_updated(session)
+    assert kinds(await other.sent()) == kinds(await asker.sent()) == ["session.updated"]
+    gone = SessionDeleted(session_id=chat.session_id, offset=1, by="user")
+    await hub.tell_user("alice", chat.session_id, gone, besides=asker)
+    await hub.publish_updated(session)
+    assert kinds(await other.sent()) == ["session.deleted"]
+    assert kinds(await asker.sent()) == []
 
 
 async def test_a_sidebar_frame_is_encoded_once_for_all_of_its_viewers(

@@ -20,6 +20,7 @@ from tests.end_to_end.oracle.history import History
 from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_answer, oracle_word
+from tests.server.helpers.answering import until
 from tests.server.helpers.in_process import (
     PATIENT,
     Dice,
@@ -53,6 +54,9 @@ class Site:
         self.response = await client.ask(self.session, oracle_word(FIRST), settings=settings)
         self.engine.requests[self.response].is_held.add("last")
         await self.engine.requests[self.response].reached["last"].wait()
+        run = self.first.runs.local(self.response)
+        assert run is not None
+        await until(lambda: run.num_tokens_stored == NUM_TOKENS - 1)
 
     def cut_off(self) -> None:
         """The first worker cannot store what it writes."""
