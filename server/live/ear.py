@@ -24,9 +24,16 @@ class Ear(Subscription):
     def hears(self, response_id: str) -> bool:
         return response_id == self._response_id
 
-    def put_events(self, response_id: str, fence: int, first: int, events: Sequence[Event]) -> bool:
+    def put_events(
+        self,
+        response_id: str,
+        fence: int,
+        first: int,
+        events: Sequence[Event],
+        frame: bytes | None = None,
+    ) -> bool:
         if self.wants(response_id):
-            return super().put_events(response_id, fence, first, events)
+            return super().put_events(response_id, fence, first, events, frame)
         if is_done(events[-1]):
             self._early = fence, first, events
         return True

@@ -17,6 +17,7 @@ from msgspec import UNSET
 
 from server.live.catch_up import CatchUp
 from server.live.data_loss import DataLoss
+from server.live.outbox import encode_text
 from server.live.response_log import ResponseLog
 from server.live.rooms import BegunRun, LocalRun, Room, Rooms
 from server.live.subscription import Subscription, Watcher
@@ -41,6 +42,7 @@ from sessions.model.events import (
     LivePayload,
     LiveResponseEvents,
     LiveSessionEvents,
+    TextEvent,
 )
 from sessions.model.ids import session_of
 from sessions.model.keys import Keys
@@ -185,7 +187,7 @@ class Hub:
                     raise
                 room = self.rooms.open(session_id, session.epoch, session.offset)
             room.add(subscription)
-            subscription.outbox.withholds = self.rooms.withholds
+            subscription.outbox.withholder = self.rooms
         if subscription.is_viewer:
             await self.viewers.announce(session_id)
 
@@ -238,14 +240,20 @@ class Hub:
         self.show_activity(run.uid, run.session_id, active=True)
 
     def publish_events(self, response_id: str, fence: int, first: int, events: list[Event]) -> None:
-        """Entries of an answer's log: from the run itself, or from another worker's."""
+        """Entries of an answer's log: from the run itself, or from another worker's.
+
+        Most often that is one text event, whose frame is made once for all viewers.
+        """
         room = self.rooms.of_response(response_id)
         if room is None:
             return
+        frame = None
+        if len(events) == 1 and isinstance(event := events[0], TextEvent):
+            frame = encode_text(response_id, first, fence, event)
         for subscription in room.subscriptions:
             if not subscription.hears(response_id):
                 continue
-            if not subscription.put_events(response_id, fence, first, events):
+            if not subscription.put_events(response_id, fence, first, events, frame):
                 self.catch_up.sync_response(room, response_id)
 
     def show(self, run: LocalRun, events: list[Event]) -> None:

@@ -1,23 +1,26 @@
-"""What waits to be sent on one connection: control frames in order, and merged deltas.
+"""What is sent on one connection: control frames in order, and text, which is merged if it waits.
 
-The engine and the runs never wait for a socket: they put frames here. New text of a response joins
-the delta that is still waiting, so a slow reader costs memory for its text, not for its lateness. A
-control frame of a response goes after that response's waiting delta, never before it.
+The engine and the runs never wait for a socket: they put frames here. While nothing waits and the
+socket takes it, a frame is written in the very call that puts it. Else it waits, and new text of a
+response joins the delta that is still waiting, so a slow reader costs memory for its text, not for
+its lateness. A control frame of a response goes after that response's waiting delta, never before
+it.
 
 A replay is a burst that this server makes, and says nothing about its reader. So its frames are
-made one by one as the writer takes them, and count for nothing before.
+made one by one as they leave, and count for nothing before.
 """
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from msgspec.structs import replace
 
 from server.protocol.encoding import ServerFrame, encode
 from server.protocol.server_frames import Reply
+from sessions.model.events import TextEvent
 
 MAX_REPLAY_BYTES = 8 * 1024 * 1024  # of all replays that wait, each as `replay_bytes` says
 MAX_BYTES = 1024 * 1024  # beyond it the reader is too slow and the connection is closed
@@ -26,11 +29,26 @@ MAX_DELTA_LOGPROBS = 200  # of tokens, for the same reason
 LOGPROB_BYTES = 300  # of one token with five others, roughly
 HIDDEN_INTERVAL_SECONDS = 0.5  # between two deltas of one response to a page that nobody sees
 SLOW_INTERVALS_SECONDS = 0.05, 0.2  # the first one, and where doubling ends, while it is slow
+FRAMES_PER_TURN = 16  # of what has waited: then the others have their turn
 
 TEXT_DELTA = (
     b'{"type":"response.output_text.delta","response_id":"%b","sequence_number":%d,"fence":%d,'
     b'"text_offset":%d,"delta":%b%b}'
 )
+
+
+# A frame, or what becomes one; with what it counts, and the answer of whose log it shows entries.
+Entry = tuple["bytes | PendingDelta | Replay", int, str | None]
+
+
+class Withholder(Protocol):
+    """Knows which answers may be another worker's by now: entries of these must not be sent."""
+
+    def must_withhold(self, response_id: str) -> bool:
+        """Asked for each log entry in the moment in which it would be sent."""
+
+    def withholds(self, response_id: str) -> bool:
+        """The same, and if it must, everybody's entries of the answer that wait are taken back."""
 
 
 @dataclass(slots=True)
@@ -86,56 +104,113 @@ class PendingDelta:
         return self.characters > MAX_DELTA_CHARACTERS or len(self.logprobs) > MAX_DELTA_LOGPROBS
 
     def encode(self) -> bytes:
-        """A `TextDelta`. It is by far the most frequent frame, so it is written as it leaves."""
-        text = orjson.dumps("".join(self.parts))
-        rest = b""
-        if self.first != self.last:
-            rest = b',"first_sequence_number":%d' % self.first
-        if self.logprobs:
-            rest += b',"logprobs":' + orjson.dumps(self.logprobs)
-        return TEXT_DELTA % (
-            self.response_id.encode(),
+        """A `TextDelta`."""
+        return _encode_text(
+            self.response_id,
+            self.first,
             self.last,
             self.fence,
             self.text_offset,
-            text,
-            rest,
+            "".join(self.parts),
+            self.logprobs,
         )
 
 
-class Outbox:
-    """One per connection; filled from anywhere in the event loop, drained by its writer alone.
+def encode_text(response_id: str, number: int, fence: int, event: TextEvent) -> bytes:
+    """One text event as the frame in which it leaves alone."""
+    return _encode_text(
+        response_id, number, number, fence, event.text_offset, event.delta, event.logprobs
+    )
 
-    `on_overflow` is called once, when more than `MAX_BYTES` wait. `withholds`, if set, is asked for
-    the answer of each log entry in the moment in which it would be sent: True, and it is not.
+
+def _encode_text(
+    response_id: str,
+    first: int,
+    last: int,
+    fence: int,
+    text_offset: int,
+    text: str,
+    logprobs: Sequence[dict[str, Any]],
+) -> bytes:
+    """A `TextDelta`. It is by far the most frequent frame, so it is written as it leaves."""
+    rest = b""
+    if first != last:
+        rest = b',"first_sequence_number":%d' % first
+    if logprobs:
+        rest += b',"logprobs":' + orjson.dumps(logprobs)
+    return TEXT_DELTA % (response_id.encode(), last, fence, text_offset, orjson.dumps(text), rest)
+
+
+class Outbox:
+    """One per connection, filled from anywhere in the event loop.
+
+    Who gave it a socket by `connect` calls `go_on` when a full one has room again; without one,
+    `get` takes frame by frame. `on_overflow` is called once, when more than `MAX_BYTES` wait.
     """
 
     # There are thousands, mostly empty: a deque or an event would take half a KiB each.
     __slots__ = (
         "_deltas",
+        "_fail",
         "_interval",
+        "_is_full",
+        "_is_late",
+        "_later",
         "_num_bytes",
+        "_on_full",
         "_on_overflow",
         "_overflowed",
         "_ready",
         "_sent_at",
         "_slow_interval",
+        "_soon",
+        "_straight",
         "_waiter",
-        "withholds",
+        "_write",
+        "withholder",
     )
 
     def __init__(self, on_overflow: Callable[[], None]) -> None:
         self._on_overflow = on_overflow
-        # With what each counts, and the answer of whose log it shows entries.
-        self._ready: list[tuple[bytes | PendingDelta | Replay, int, str | None]] = []
+        self._ready: list[Entry] = []
         self._deltas: dict[str, PendingDelta] = {}
         self._sent_at: dict[str, float] = {}  # response id → when its last delta left
         self._interval = 0.0
         self._slow_interval = 0.0
-        self._waiter: asyncio.Future[None] | None = None  # the writer, when nothing is due
+        self._waiter: asyncio.Future[None] | None = None  # who is in `get`, when nothing is due
+        self._write: Callable[[bytes], bool] | None = None
+        self._straight: Callable[[bytes], bool] | None = None  # `_write`, while nothing waits
+        self._is_full = False
+        self._is_late = False  # the next frame has waited for room
+        self._soon: asyncio.Handle | None = None  # what waits leaves then, in this turn
+        self._later: asyncio.Handle | None = None  # or when the first delta is due
         self._num_bytes = 0
         self._overflowed = False
-        self.withholds: Callable[[str], bool] | None = None
+        self.withholder: Withholder | None = None
+
+    def connect(
+        self,
+        write: Callable[[bytes], bool],
+        on_full: Callable[[], None],
+        fail: Callable[[Exception], None],
+    ) -> None:
+        """Send by `write` from now on. It returns whether the socket takes the frame at once.
+
+        If it does not, `on_full` is called, and nothing is sent before `go_on`. `fail` gets what
+        else goes wrong when it is nobody's call.
+        """
+        self._write, self._on_full, self._fail = write, on_full, fail
+        self._wake()
+
+    def disconnect(self) -> None:
+        """Send nothing more."""
+        self._write = self._straight = None
+        self._cancel_timers()
+
+    def go_on(self) -> None:
+        """The socket has room again."""
+        self._is_full, self._is_late = False, True
+        self._flush()
 
     def put(
         self,
@@ -144,24 +219,47 @@ class Outbox:
         *,
         is_entry: bool = False,
     ) -> None:
-        """Queue a control frame, after the text of `response_id` that is still waiting.
+        """Send a control frame, after the text of `response_id` that is still waiting.
 
         `is_entry`: it shows entries of that answer's log.
         """
-        if response_id is not None:
-            self._close_delta(response_id)
         encoded = encode(frame)
-        self._ready.append((encoded, len(encoded), response_id if is_entry else None))
-        self._count(len(encoded))
+        if is_entry:  # it leaves when its sender has noted it: it may be taken back
+            assert response_id is not None
+            self._close_delta(response_id)
+            self._wait_for_turn(encoded, response_id)
+        else:
+            if response_id is not None:
+                self._close_delta(response_id)
+            self.put_encoded(encoded)
 
     def put_encoded(self, frame: bytes) -> None:
-        """Queue a control frame that several connections get, encoded once for all of them."""
-        self._ready.append((frame, len(frame), None))
+        """Send a control frame that several connections get, encoded once for all of them."""
+        write = self._straight
+        if write is None or len(frame) > MAX_BYTES or not write(frame):
+            self._wait_for_turn(frame, None)
+
+    def _wait_for_turn(self, frame: bytes, shown: str | None) -> None:
+        self._ready.append((frame, len(frame), shown))
         self._count(len(frame))
 
     def put_reply(self, frame: Reply, event_id: str | None, response_id: str | None = None) -> None:
-        """Queue the answer to a client's frame that had this `event_id`, if any."""
+        """Send the answer to a client's frame that had this `event_id`, if any."""
         self.put(frame if event_id is None else replace(frame, event_id=event_id), response_id)
+
+    def put_text(
+        self, response_id: str, number: int, fence: int, event: TextEvent, frame: bytes
+    ) -> None:
+        """Send text event `number`: as `frame`, which is made already, if it leaves alone."""
+        write, withholder = self._straight, self.withholder
+        if (
+            write is None
+            or (withholder is not None and withholder.must_withhold(response_id))
+            or not write(frame)
+        ):
+            self.put_delta(
+                response_id, number, fence, event.text_offset, event.delta, event.logprobs
+            )
 
     def put_delta(
         self,
@@ -172,7 +270,7 @@ class Outbox:
         delta: str,
         logprobs: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """Add text event `number`; it joins entry `number` - 1 if that is still waiting."""
+        """Queue text event `number`; it joins entry `number` - 1 if that is still waiting."""
         pending = self._deltas.get(response_id)
         if pending is not None and (
             pending.is_full
@@ -213,8 +311,8 @@ class Outbox:
         self._interval = HIDDEN_INTERVAL_SECONDS if hidden else 0.0
         self._wake()
 
-    def note_transport(self, *, is_slow: bool) -> None:
-        """Said for each frame: whether the transport took it at once, or lets us wait.
+    def _note_socket(self, *, is_slow: bool) -> None:
+        """Said for each frame that has waited: whether the socket took it, or lets us wait.
 
         Fewer and longer deltas cost a slow one less; the window closes as it opened.
         """
@@ -224,43 +322,89 @@ class Outbox:
         elif self._slow_interval:
             self._slow_interval = self._slow_interval / 2 if self._slow_interval > least else 0.0
 
+    # ---- what leaves ----------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        """Write what waits and is due, as much of it as fits into a turn."""
+        self._cancel_timers()
+        try:
+            self._write_due()
+        except Exception as error:
+            self._fail(error)
+
+    def _write_due(self) -> None:
+        write, loop = self._write, asyncio.get_running_loop()
+        if write is None or self._is_full:
+            return
+        for _ in range(FRAMES_PER_TURN):
+            if (taken := self._take()) is None:
+                due = self._first_due()
+                if due is not None:
+                    self._later = loop.call_at(due, self._flush)
+                elif not self._least_interval:
+                    self._straight = write
+                return
+            self._is_full = not write(taken[0])
+            if self._is_full or not self._is_late:  # once for each frame
+                self._note_socket(is_slow=self._is_full)
+            self._is_late = False
+            if self._is_full:
+                self._ready.insert(0, taken)  # where it may still be taken back
+                self._num_bytes += taken[1]
+                self._on_full()
+                return
+        self._soon = loop.call_soon(self._flush)
+
     async def get(self) -> bytes:
-        """Wait for the next frame. Only the writer calls this."""
+        """Wait for the next frame. Without a socket, one reader may call this."""
+        while (taken := self._take()) is None:
+            await self._wait(self._first_due())
+        return taken[0]
+
+    def _take(self) -> tuple[bytes, int, str | None] | None:
+        """The next frame that is due, with what an entry of the queue has."""
         while True:
-            while not self._ready:
-                due = self._take_due()
-                if not self._ready:
-                    await self._wait(due)
+            if not self._ready:
+                self._close_due()
+            if not self._ready:
+                return None
             item, size, shown = self._ready[0]
-            if shown is not None and self.withholds is not None and self.withholds(shown):
-                self.withhold(shown)
-                continue
+            if shown is not None and self.withholder is not None:
+                if self.withholder.withholds(shown):
+                    self.withhold(shown)
+                    continue
             if isinstance(item, Replay) and (frame := next(item.frames, None)) is not None:
-                return frame
+                return frame, 0, shown
             del self._ready[0]
             if isinstance(item, Replay):
                 continue
             self._num_bytes -= size
-            return item.encode() if isinstance(item, PendingDelta) else item
+            return item.encode() if isinstance(item, PendingDelta) else item, size, shown
 
-    def _take_due(self) -> float | None:
-        """Move the deltas that are due to the queue; say when the first of the others will be."""
-        interval = max(self._interval, self._slow_interval)
+    @property
+    def _least_interval(self) -> float:
+        """Between two deltas of one response."""
+        return max(self._interval, self._slow_interval)
+
+    def _close_due(self) -> None:
+        """Move the deltas that are due to the queue."""
+        interval = self._least_interval
         if not interval:
             self._sent_at.clear()
             for response_id in list(self._deltas):
                 self._close_delta(response_id)
-            return None
+            return
         now = asyncio.get_running_loop().time()
-        first_due = None
         for response_id in list(self._deltas):
-            due = self._sent_at.get(response_id, 0.0) + interval
-            if due <= now:
+            if self._sent_at.get(response_id, 0.0) + interval <= now:
                 self._close_delta(response_id)
                 self._sent_at[response_id] = now
-            else:
-                first_due = due if first_due is None else min(first_due, due)
-        return first_due
+
+    def _first_due(self) -> float | None:
+        """When the first of the deltas will be due that are not yet."""
+        sent_at = (self._sent_at.get(response_id, 0.0) for response_id in self._deltas)
+        first = min(sent_at, default=None)
+        return None if first is None else first + self._least_interval
 
     async def _wait(self, until: float | None) -> None:
         """Return when something was put here, at the loop's time `until` at the latest."""
@@ -275,8 +419,19 @@ class Outbox:
                 timer.cancel()
 
     def _wake(self) -> None:
+        """Something waits, or may leave."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+        if self._write is not None:
+            self._straight = None
+            if self._soon is None and not self._is_full:
+                self._soon = asyncio.get_running_loop().call_soon(self._flush)
+
+    def _cancel_timers(self) -> None:
+        for timer in (self._soon, self._later):
+            if timer is not None:
+                timer.cancel()
+        self._soon = self._later = None
 
     def _close_delta(self, response_id: str) -> None:
         if (pending := self._deltas.pop(response_id, None)) is not None:

@@ -180,13 +180,17 @@ class Rooms(Mapping[str, Room]):
         self._held.remove(response_id)
         return True
 
-    def withholds(self, response_id: str) -> bool:
+    def must_withhold(self, response_id: str) -> bool:
         """Asked for each entry just before it is sent: whether the answer may be another's by now.
 
         The queue may be slow, or this process was stopped: what was in time then, is late now.
         """
         run = self._runs.get(response_id)
-        if run is None or not run.must_be_silent():
+        return run is not None and run.must_be_silent()
+
+    def withholds(self, response_id: str) -> bool:
+        """The same, for an entry that has waited; what else waits of that answer is taken back."""
+        if not self.must_withhold(response_id):
             return False
         self.hold(response_id)
         room = self.of_response(response_id)

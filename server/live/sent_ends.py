@@ -77,6 +77,10 @@ class SentEnds:
         """Whether it gets nothing of that answer but the end."""
         return response_id in self._stopped or self.has_end(response_id)
 
+    def knows(self, response_id: str) -> bool:
+        """Whether anything here changes what it is sent of that answer."""
+        return response_id in self._stopped or response_id in self._ends
+
     # ---- the ends that it was sent --------------------------------------------------------------
 
     def note_end(self, response_id: str, *, is_final: bool) -> None:

@@ -6,7 +6,6 @@ it drops what it has sent, and says when something is missing.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from server.live.outbox import Outbox
@@ -30,20 +29,9 @@ from sessions.model.events import Event, ObjectEvent, TextEvent
 LAST_ENDS_SECONDS = 5.0  # for the ends of a deleted session's answers to come, before its own
 
 
-@dataclass(frozen=True, slots=True)
-class Cursor:
-    """How far a connection was sent one answer: it has not seen what follows entry `number`.
-
-    With `is_doubted`, what it was sent may not be what is stored, so no entry counts as sent, and a
-    whole log must come next.
-    """
-
-    number: int = 0
-    is_doubted: bool = False
-
-
-UNSENT = Cursor()
-DOUBTED = Cursor(is_doubted=True)
+# In the place of an entry's number: what was sent may not be what is stored, so no entry counts as
+# sent, and a whole log must come next.
+DOUBTED = -1
 
 
 class Watcher(Protocol):
@@ -93,7 +81,7 @@ class Subscription:
         self.rejoin: Callable[[], Awaitable[None]] | None = None  # send the whole state again
         self._on_gone = on_gone
         self._on_idle = on_idle
-        self.cursors: dict[str, Cursor] = {}  # by response id
+        self.cursors: dict[str, int] = {}  # by response id: the last entry that was sent, `DOUBTED`
         self._open: set[str] = set()  # answers of which something was queued, and no end yet
         self._replies: dict[type, str] = {}  # kind of frame → event id of the request it answers
         self._held: list[tuple[int, SessionFrame]] = []
@@ -125,7 +113,7 @@ class Subscription:
 
     def hears(self, response_id: str) -> bool:
         """Whether entries of that answer are put here as they come."""
-        return not self.joining and self.wants(response_id)
+        return not self._num_joins and (self.only is None or response_id in self.only)
 
     @property
     def joining(self) -> bool:
@@ -241,7 +229,7 @@ class Subscription:
         has_skipped = stopped is not None and stopped.has_skipped
         if has_skipped or self.sent_ends.has_end(response_id) or self.doubts(response_id):
             return True
-        unsent = log.events[self._cursor(response_id).number :]
+        unsent = log.events[self._num_sent(response_id) :]
         return any(isinstance(event, TextEvent) for event in unsent)
 
     def put_end(self, response_id: str, log: ResponseLog) -> None:
@@ -267,7 +255,7 @@ class Subscription:
         return True
 
     def _put_end(self, response_id: str, number: int, fence: int, end: ObjectEvent) -> None:
-        self.cursors[response_id] = Cursor(number)
+        self.cursors[response_id] = number
         put_event(self.outbox, response_id, number, fence, end)
         self._note_end(response_id, end)
 
@@ -298,35 +286,59 @@ class Subscription:
         """What was sent of the session may be lost: answers that had ended may go on."""
         self.sent_ends.forget(self.session_id)
 
-    def put_events(self, response_id: str, fence: int, first: int, events: Sequence[Event]) -> bool:
+    def put_events(
+        self,
+        response_id: str,
+        fence: int,
+        first: int,
+        events: Sequence[Event],
+        frame: bytes | None = None,
+    ) -> bool:
         """Queue entries `first`, `first` + 1, … that are new; False if some before are missing.
 
-        An end that brings its text needs none before it.
+        An end that brings its text needs none before it. `frame` is a single text event, encoded.
         """
-        cursor = self._cursor(response_id)
-        if cursor.is_doubted or first > cursor.number + 1:
+        if (
+            frame is not None
+            and self.cursors.get(response_id) == first - 1
+            and not self.watcher.sent_ends.knows(response_id)
+            and len(frame) <= MAX_BURST_BYTES
+        ):
+            self._put_text(response_id, fence, first, events[0], frame)
+            return True
+        is_doubted, num_sent = self.doubts(response_id), self._num_sent(response_id)
+        if is_doubted or first > num_sent + 1:
             number = first + len(events) - 1
-            if number > cursor.number and is_whole_end(events[-1]):
-                self.cursors[response_id] = Cursor(number)
+            if number > num_sent and is_whole_end(events[-1]):
+                self.cursors[response_id] = number
                 self._put_event(response_id, fence, number, events[-1])
                 return True
-            return cursor.is_doubted
-        number = max(first, cursor.number + 1)
+            return is_doubted
+        number = max(first, num_sent + 1)
         new = events[number - first :]
         if replay_bytes(new) > MAX_BURST_BYTES and not self.sent_ends.is_silent(response_id):
             entries = new[:-1] if is_done(new[-1]) else new
             self._put_replay(response_id, fence, number, entries)
             number, new = number + len(entries), new[len(entries) :]
         for place, event in enumerate(new, number):
-            self.cursors[response_id] = Cursor(place)
+            self.cursors[response_id] = place
             self._put_event(response_id, fence, place, event)
         return True
+
+    def _put_text(
+        self, response_id: str, fence: int, number: int, event: Event, frame: bytes
+    ) -> None:
+        """What comes most often: the very next entry, and nothing else to be thought of."""
+        assert isinstance(event, TextEvent)
+        self.cursors[response_id] = number
+        self._open.add(response_id)
+        self.watcher.outbox.put_text(response_id, number, fence, event, frame)
 
     def _put_replay(
         self, response_id: str, fence: int, first: int, entries: Sequence[Event]
     ) -> None:
         """Queue more entries at once than a reader could be blamed for."""
-        self.cursors[response_id] = Cursor(first + len(entries) - 1)
+        self.cursors[response_id] = first + len(entries) - 1
         self._open.add(response_id)
         frames = replay_frames(response_id, fence, first, entries)
         self.outbox.put_replay(response_id, frames, replay_bytes(entries))
@@ -367,8 +379,8 @@ class Subscription:
         """`response.created` for the asking connection: a direct reply, with its event id."""
         if self.only is not None:
             self.only.add(response_id)
-        if self._cursor(response_id) == UNSENT:
-            self.cursors[response_id] = Cursor(1)
+        if self.cursors.get(response_id, 0) == 0:
+            self.cursors[response_id] = 1
             self._put_event(response_id, fence, 1, created, event_id)
 
     def doubt(self, response_id: str, *, is_lost: bool = False) -> None:
@@ -392,10 +404,11 @@ class Subscription:
 
     def doubts(self, response_id: str) -> bool:
         """Whether only a whole log of that answer may be sent next."""
-        return self._cursor(response_id).is_doubted
+        return self.cursors.get(response_id) == DOUBTED
 
-    def _cursor(self, response_id: str) -> Cursor:
-        return self.cursors.get(response_id, UNSENT)
+    def _num_sent(self, response_id: str) -> int:
+        """How many entries of the answer count as sent."""
+        return max(0, self.cursors.get(response_id, 0))
 
     def catch_up(self, response_id: str, log: ResponseLog) -> None:
         """Queue what is missing of an answer that may be shown."""
@@ -421,10 +434,10 @@ class Subscription:
         if position == len(log.events):
             position -= log.has_ended
         if self._may_replay(log, position):
-            self.cursors[response_id] = Cursor(position)
+            self.cursors[response_id] = position
         else:
             number = len(log.events) - log.has_ended
-            self.cursors[response_id] = Cursor(number)
+            self.cursors[response_id] = number
             self._open.add(response_id)
             put_snapshot(self.outbox, response_id, number, log.fence, log.text(number))
         self.put_events(response_id, log.fence, 1, log.events)
@@ -444,10 +457,10 @@ class Subscription:
         if (stopped := ends.stopped(response_id)) is not None:
             stopped.has_skipped = True
         if ends.has_answered(response_id, asked):
-            self.cursors[response_id] = Cursor(len(log.events))
+            self.cursors[response_id] = len(log.events)
             self.close(response_id)
         elif log.has_ended and (is_final(log.end.data) or not ends.has_early_end(response_id)):
             self.put_end(response_id, log)
         else:
-            self.cursors[response_id] = Cursor(len(log.events))
+            self.cursors[response_id] = len(log.events)
             self._open.add(response_id)

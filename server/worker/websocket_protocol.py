@@ -6,7 +6,7 @@ come before it is answered, a close frame that must arrive, a message that does 
 
 import asyncio
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -119,7 +119,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().__init__(*args, **kwargs)
         self.conn = self._framing = Framing(max_size=self.config.ws_max_size, logger=self.logger)
         self._unread = bytearray()  # came, and is not parsed yet
-        self._within_reach: dict[str, Any] = {"write": self.write_frame}
+        self.closed_with: int | None = None  # the code of a close that came from down here
+        self.on_room: Callable[[], None] | None = None  # called once, when a full socket has some
         self._lingering: Lingering | None = None
         self._message_timer: asyncio.TimerHandle | None = None
         self._num_ended = 0  # when the timer was started
@@ -164,8 +165,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().handle_connect(event)
         scope = getattr(self, "scope", None)
         if scope is not None:
-            self._within_reach["transport"] = self.transport
-            scope["extensions"]["parley.transport"] = self._within_reach
+            scope["extensions"]["parley.transport"] = self
 
     def write_frame(self, payload: bytes) -> bool:
         """Send a text frame past all layers; False, and nothing is sent, if it cannot leave now."""
@@ -178,6 +178,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             return False
         self.transport.write(text_head(len(payload)) + payload)
         return True
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if (on_room := self.on_room) is not None:
+            self.on_room = None
+            on_room()
 
     async def send(self, message: Any) -> None:
         await super().send(message)
@@ -237,7 +243,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         """The close frame of an error is in `conn`: send it, then read until the client closes."""
         close = self.conn.close_sent
         assert close is not None
-        self._within_reach.setdefault("closed_with", close.code)
+        self._note_close(close.code)
         self.queue.put_nowait(
             {"type": "websocket.disconnect", "code": close.code, "reason": close.reason}
         )
@@ -246,8 +252,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._linger()
 
     def keepalive_timeout(self) -> None:
-        self._within_reach.setdefault("closed_with", int(CloseCode.INTERNAL))
+        self._note_close(int(CloseCode.INTERNAL))
         super().keepalive_timeout()
+
+    def _note_close(self, code: int) -> None:
+        if self.closed_with is None:
+            self.closed_with = code
 
     @property
     def _is_lingering(self) -> bool:

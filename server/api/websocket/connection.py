@@ -1,9 +1,12 @@
-"""One websocket: a reader that never leaves `receive()`, a worker for its frames, a writer.
+"""One websocket: a reader that never leaves `receive()`, and a worker for its frames.
 
 uvicorn stops reading the socket between calls of `receive()`, so a reader that also did the work
 would not hear a stop while the store is slow. The reader only parses and queues, refuses what
 exceeds a queue, and never waits; a stop of an answer that this worker produces closes its gate at
 once.
+
+Nobody writes: what is put into the outbox leaves in the same call. While the socket is full, it
+waits there, and a timer watches whether the socket takes anything at all.
 
 There are thousands of these, mostly idle, so an idle one is only two tasks that wait: the worker
 exists while there are frames, and queues and events, half a KiB each, while they hold something.
@@ -14,7 +17,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 from starlette.requests import HTTPConnection
@@ -70,6 +73,17 @@ MAX_AGE_SECONDS = 3600
 RESUME_WINDOW_SECONDS = 600
 
 
+class Wire(Protocol):
+    """Our protocol class, past ASGI."""
+
+    transport: asyncio.Transport
+    closed_with: int | None  # the code of a close that came from down there
+    on_room: Callable[[], None] | None  # called once, when a full socket has room again
+
+    def write_frame(self, payload: bytes) -> bool:
+        """Send a text frame; False, and nothing is sent, if it cannot leave now."""
+
+
 class Connection:
     """A connected client. `serve` returns when it is gone, and has closed the socket by then."""
 
@@ -80,6 +94,7 @@ class Connection:
         self.outbox = Outbox(self._on_overflow)
         self.sent_ends = SentEnds()
         self._websocket = websocket
+        self._wire: Wire = websocket.scope["extensions"]["parley.transport"]
         self._services = services
         self._handlers = Handlers(self, services)
         self._frames: list[tuple[int, ClientFrame]] = []  # read, for the worker
@@ -88,9 +103,9 @@ class Connection:
         self._strikes: list[float] = []
         self._failures: list[float] = []
         self._reading: asyncio.Task[None] | None = None
-        self._writing: asyncio.Task[None] | None = None
         self._working: asyncio.Task[None] | None = None  # only while there are frames
         self._alarm: asyncio.TimerHandle | None = None
+        self._full_alarm: asyncio.TimerHandle | None = None  # only while the socket is full
         self._was_heard = False
         self._ending: BaseException | None = None  # why it ends; the first reason counts
         self._end_waiter: asyncio.Future[None] | None = None
@@ -99,6 +114,7 @@ class Connection:
         """Talk until either side ends it; every exception becomes a close code."""
         hub = self._services.hub
         code, reason = CloseCode.NORMAL, ""
+        self.outbox.connect(self._wire.write_frame, self._on_full, self.end)
         self.outbox.put(self._ready_frame())
         if degraded := self._services.health.degraded:
             self.outbox.put(degraded_frame(degraded))
@@ -156,7 +172,6 @@ class Connection:
         silence = CloseConnection(CloseCode.NO_FIRST_FRAME, "no_first_frame")
         self._alarm = loop.call_later(FIRST_FRAME_SECONDS, self.end, silence)
         self._reading = self._spawn(self._read())
-        self._writing = self._spawn(self._write())
         if self._ending is None:
             self._end_waiter = loop.create_future()
             await self._end_waiter
@@ -181,9 +196,12 @@ class Connection:
             self.end(error)
 
     async def _end_tasks(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-        tasks = [task for task in (self._reading, self._writing, self._working) if task is not None]
+        self.outbox.disconnect()
+        self._wire.on_room = None
+        for alarm in (self._alarm, self._full_alarm):
+            if alarm is not None:
+                alarm.cancel()
+        tasks = [task for task in (self._reading, self._working) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -275,49 +293,33 @@ class Connection:
                     raise CloseConnection(CloseCode.SERVER_BUG, "internal") from None
         self._working = None
 
-    async def _write(self) -> None:
-        write: Callable[[bytes], bool] | None = self._within_reach.get("write")
-        num_frames = 0
-        while True:
-            frame = await self.outbox.get()
-            is_taken = write is not None and write(frame)
-            if write is not None:
-                self.outbox.note_transport(is_slow=not is_taken)
-            if not is_taken:
-                await self._send(frame)
-            del frame  # it would be kept until the next one
-            num_frames += 1
-            if num_frames % FRAMES_PER_TURN == 0:
-                await asyncio.sleep(0)  # neither yields while there are frames, and room for them
+    # ---- a full socket --------------------------------------------------------------------------
 
-    async def _send(self, frame: bytes) -> None:
-        """Wait for room in the socket, for as long as it takes anything at all."""
-        message = {"type": "websocket.send", "text": frame.decode()}
-        num_unsent = self._num_unsent
-        while True:
-            try:
-                async with asyncio.timeout(SEND_SECONDS):
-                    await self._websocket.send(message)
-                return
-            except TimeoutError:  # before anything of the frame was sent
-                before, num_unsent = num_unsent, self._num_unsent
-                if num_unsent >= before:
-                    raise CloseConnection(CloseCode.SLOW_CONSUMER, "slow_consumer") from None
+    def _on_full(self) -> None:
+        """Something waits for room in the socket: for as long as it takes anything at all."""
+        self._wire.on_room = self._on_room
+        self._watch_progress()
+
+    def _watch_progress(self) -> None:
+        loop, num_unsent = asyncio.get_running_loop(), self._num_unsent
+        self._full_alarm = loop.call_later(SEND_SECONDS, self._look_at_progress, num_unsent)
+
+    def _look_at_progress(self, num_unsent_before: int) -> None:
+        if self._num_unsent >= num_unsent_before:
+            self._on_overflow()
+        else:
+            self._watch_progress()
+
+    def _on_room(self) -> None:
+        if self._full_alarm is not None:
+            self._full_alarm.cancel()
+            self._full_alarm = None
+        self.outbox.go_on()
 
     @property
     def _num_unsent(self) -> int:
         """Bytes that wait for room in the socket."""
-        transport = self._within_reach.get("transport")
-        return 0 if transport is None else int(transport.get_write_buffer_size())
-
-    @property
-    def _within_reach(self) -> dict[str, Any]:
-        """What our protocol class offers past ASGI, if it is there.
-
-        `transport`; `write` a frame; `closed_with`, the code of a close that came from down there.
-        """
-        extension: dict[str, Any] = self._websocket.scope["extensions"].get("parley.transport", {})
-        return extension
+        return self._wire.transport.get_write_buffer_size()
 
     # ---- frames and the end ---------------------------------------------------------------------
 
@@ -351,7 +353,7 @@ class Connection:
     async def _close(self, code: CloseCode, reason: str) -> None:
         """Send the close frame; a jammed socket takes none, so its transport is cut soon after."""
         if self._websocket.client_state is not WebSocketState.CONNECTED:
-            if (below := self._within_reach.get("closed_with")) is not None:
+            if (below := self._wire.closed_with) is not None:
                 self._services.metrics.count_close(below)
             return
         self._services.metrics.count_close(int(code))
@@ -361,8 +363,7 @@ class Connection:
         except (RuntimeError, WebSocketDisconnect):
             pass  # it was closed meanwhile, and its close frame may be on its way
         except TimeoutError:
-            if (transport := self._within_reach.get("transport")) is not None:
-                transport.abort()
+            self._wire.transport.abort()
 
 
 def _fills(times: list[float], most: int, window_seconds: float) -> bool:

@@ -302,6 +302,21 @@ async def _run(app: ASGIApp, scope: Any, receive: Any, send: Any) -> None:
     await app(scope, receive, send)
 
 
+class Wire:
+    """Stands for our protocol class: what goes past ASGI comes with the rest of the answers."""
+
+    transport: asyncio.Transport  # only a full socket is asked what waits in it
+    closed_with: int | None = None
+    on_room: Callable[[], None] | None = None
+
+    def __init__(self, answers: asyncio.Queue[Message]) -> None:
+        self._answers = answers
+
+    def write_frame(self, payload: bytes) -> bool:
+        self._answers.put_nowait({"type": "websocket.send", "text": payload.decode()})
+        return True
+
+
 class LocalClient(ChatClient):
     """A client of one of these workers. Use as an async context manager."""
 
@@ -311,6 +326,7 @@ class LocalClient(ChatClient):
         self._requests: asyncio.Queue[Message] = asyncio.Queue()
         self._accepted = asyncio.Event()
         self._is_lost = False
+        self._answers: asyncio.Queue[Message] = asyncio.Queue()
 
     async def __aenter__(self) -> Self:
         scope = {
@@ -323,12 +339,13 @@ class LocalClient(ChatClient):
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 80),
             "scheme": "ws",
-            "extensions": {},
+            "extensions": {"parley.transport": Wire(self._answers)},
         }
         self.open_record()
+        self._reading = asyncio.create_task(self._read())
         self._requests.put_nowait({"type": "websocket.connect"})
         self._task = asyncio.create_task(
-            _run(self._worker.app, scope, self._requests.get, self._send_from_app)
+            _run(self._worker.app, scope, self._requests.get, self._answers.put)
         )
         await self._accepted.wait()
         return self
@@ -337,6 +354,9 @@ class LocalClient(ChatClient):
         self.cut()
         if not self._is_lost:
             await self._task
+            async with asyncio.timeout(PATIENCE):
+                await self._answers.join()
+        self._reading.cancel()
         if self.close_code is None:
             await self.end(0)
         if self.broken is not None:
@@ -354,7 +374,12 @@ class LocalClient(ChatClient):
         """Lose the connection without a close frame."""
         self._requests.put_nowait({"type": "websocket.disconnect", "code": 1006})
 
-    async def _send_from_app(self, message: Message) -> None:
+    async def _read(self) -> None:
+        while True:
+            await self._take_answer(await self._answers.get())
+            self._answers.task_done()
+
+    async def _take_answer(self, message: Message) -> None:
         if message["type"] == "websocket.accept":
             self._accepted.set()
         elif message["type"] == "websocket.close":

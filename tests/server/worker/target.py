@@ -43,7 +43,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def _echo(scope: Scope, receive: Receive, send: Send) -> None:
-    write = scope["extensions"]["parley.transport"]["write"]
+    write = scope["extensions"]["parley.transport"].write_frame
     while (message := await receive())["type"] != "websocket.disconnect":
         if message["type"] == "websocket.connect":
             await send({"type": "websocket.accept", "subprotocol": "chat.v1"})

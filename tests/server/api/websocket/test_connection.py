@@ -32,7 +32,10 @@ class Socket:
         self.aborted = False
         self.is_jammed = False
         self.unsent: list[int] = []  # bytes at each look; the last one stays
-        self.scope = {"extensions": {"parley.transport": {"transport": self}}}
+        self.closed_with: int | None = None
+        self.on_room: Callable[[], None] | None = None
+        self.transport = self
+        self.scope = {"extensions": {"parley.transport": self}}
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
@@ -48,10 +51,10 @@ class Socket:
             self.client_state = WebSocketState.DISCONNECTED
         return message
 
-    async def send(self, message: dict[str, Any]) -> None:
-        if self.is_jammed:
-            await asyncio.Event().wait()
-        self._sent.put_nowait(json.loads(message["text"]))
+    def write_frame(self, payload: bytes) -> bool:
+        if not self.is_jammed:
+            self._sent.put_nowait(json.loads(payload))
+        return not self.is_jammed
 
     async def next(self, kind: str) -> dict[str, Any]:
         async with asyncio.timeout(PATIENCE):

@@ -11,7 +11,7 @@ from server.protocol.close_codes import CloseCode
 from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis
 from tests.helpers.redis_server import fresh_prefix
-from tests.server.helpers.in_process import TOKEN, Dice, ScriptedEngine, running_workers
+from tests.server.helpers.in_process import TOKEN, Dice, ScriptedEngine, Wire, running_workers
 
 GOOD = [(b"host", b"localhost"), (b"authorization", f"Bearer {TOKEN}".encode())]
 
@@ -41,7 +41,7 @@ class Handshake:
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 80),
             "scheme": "ws",
-            "extensions": {"websocket.http.response": {}},
+            "extensions": {"websocket.http.response": {}, "parley.transport": Wire(self.sent)},
         }
         app = worker.app(scope, self._received.get, self.sent.put)
         self.task = asyncio.ensure_future(app)
