@@ -2,14 +2,19 @@
 
 What the application cannot see or cannot do is here: a handshake that does not parse, frames that
 come before it is answered, a close frame that must arrive, a message that does not end.
+
+There are thousands of these, mostly idle, so an idle one holds little: slots for what uvicorn and
+websockets keep in dictionaries, a parser only while there is something to parse, and nothing of the
+handshake.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from http import HTTPStatus
 from typing import Any
 
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.datastructures import Headers
 from websockets.exceptions import InvalidState, ProtocolError
@@ -38,6 +43,71 @@ WEBSOCKET_PIECE_BYTES = 4 * 1024
 CLOSE_INVALID_TEXT = 1007
 FINAL_TEXT = 0x80 | Opcode.TEXT
 
+GoingOn = Callable[[], Awaitable[None]]
+
+
+class Inbox:
+    """What the application will receive, and the application that waits for it.
+
+    With only what uvicorn calls of asyncio's queue, which takes 3 KiB when it is empty.
+    """
+
+    __slots__ = ("_messages", "_waiter")
+
+    def __init__(self) -> None:
+        self._messages: list[Any] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    def qsize(self) -> int:
+        return len(self._messages)
+
+    def empty(self) -> bool:
+        return not self._messages
+
+    def put_nowait(self, message: Any) -> None:
+        self._messages.append(message)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def get(self) -> Any:
+        """The next message. One caller at a time."""
+        while not self._messages:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._messages.pop(0)
+
+
+class Switch:
+    """What uvicorn calls of asyncio's event, which takes 0.7 KiB: is there room to write?"""
+
+    __slots__ = ("_is_set", "_waiters")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiters: list[asyncio.Future[None]] | None = None
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    async def wait(self) -> None:
+        while not self._is_set:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters = [*(self._waiters or ()), waiter]
+            await waiter
+
 
 class FrameReader(StreamReader):
     """websockets' own, which also says whether a part of a frame has come."""
@@ -59,11 +129,48 @@ class Framing(ServerProtocol):
     reach it, so they are counted here: a fragment that is not small costs its sender enough.
     """
 
+    __slots__ = (
+        "_frames",
+        "_idle_frames",
+        "_num_after_close",
+        "_state",
+        "accept_called",
+        "available_extensions",
+        "available_subprotocols",
+        "close_rcvd",
+        "close_rcvd_then_sent",
+        "close_sent",
+        "current_size",
+        "debug",
+        "eof_sent",
+        "events",
+        "expect_continuation_frame",
+        "extensions",
+        "handshake_exc",
+        "id",
+        "logger",
+        "max_fragment_size",
+        "max_message_size",
+        "num_ended",
+        "origin",
+        "origins",
+        "parser",
+        "parser_exc",
+        "reader",
+        "side",
+        "subprotocol",
+        "writes",
+    )
+
     def __init__(self, *, max_size: int | None, logger: LoggerLike) -> None:
         super().__init__(max_size=max_size, logger=logger)
         self.num_ended = 0  # messages, and control frames between two of them
         self._num_after_close = 0
         self._idle_frames = TokenBucket(IDLE_FRAMES_PER_S)
+        self._frames: FrameReader | None = None  # none between two frames
+        self._begin_parsing()
+
+    def _begin_parsing(self) -> None:
         self.reader = self._frames = FrameReader()
         self.parser = self.parse()
         next(self.parser)
@@ -71,7 +178,21 @@ class Framing(ServerProtocol):
     @property
     def is_message_open(self) -> bool:
         """Whether a message, or a frame, has begun and not ended."""
-        return self._frames.is_in_frame or self.current_size is not None
+        return self.current_size is not None or (
+            self._frames is not None and self._frames.is_in_frame
+        )
+
+    def receive_data(self, data: bytes | bytearray) -> None:
+        if self._frames is None:
+            self._begin_parsing()
+        super().receive_data(data)
+        self.rest()
+
+    def rest(self) -> None:
+        """Between two frames, let the parser go: there are five generators in it."""
+        if self.state is State.OPEN and self._frames is not None and not self._frames.is_in_frame:
+            self._frames = None
+            del self.reader, self.parser
 
     def recv_frame(self, frame: Frame) -> None:
         is_small_part = not frame.fin and len(frame.data) < SMALL_FRAGMENT_BYTES
@@ -87,6 +208,11 @@ class Framing(ServerProtocol):
         super().recv_frame(frame)
         if self.current_size is None:
             self.num_ended += 1
+
+    def fail(self, code: int, reason: str = "") -> None:
+        if self._frames is None:
+            self._begin_parsing()  # it is told to drop what still comes
+        super().fail(code, reason)
 
     def refuse(self, code: CloseCode, reason: str) -> None:
         """End the connection as for a frame that is wrong."""
@@ -115,8 +241,61 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     into a reset that destroys the close frame on its way.
     """
 
+    __slots__ = (
+        "_framing",
+        "_go_on",
+        "_lingering",
+        "_message_timer",
+        "_num_ended",
+        "_unread",
+        "app",
+        "app_state",
+        "asgi_version",
+        "client",
+        "close_sent",
+        "close_timeout",
+        "close_timer",
+        "closed_with",
+        "config",
+        "conn",
+        "connections",
+        "curr_msg_data_type",
+        "default_headers",
+        "disconnected",
+        "frames",
+        "handshake_complete",
+        "handshake_initiated",
+        "initial_response",
+        "last_ping_rtt",
+        "logger",
+        "loop",
+        "on_room",
+        "pending_ping_payload",
+        "ping_interval",
+        "ping_sent_at",
+        "ping_timeout",
+        "ping_timer",
+        "pong_timer",
+        "queue",
+        "read_paused",
+        "request",
+        "response",
+        "root_path",
+        "scheme",
+        "scope",
+        "server",
+        "tasks",
+        "transport",
+        "writable",
+    )
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # They are declared as asyncio's, of which they are not, for its size.
+        self.queue = Inbox()  # type: ignore[assignment]
+        self.writable = Switch()  # type: ignore[assignment]
+        self.writable.set()
+        self._go_on: GoingOn | None = None
         self.conn = self._framing = Framing(max_size=self.config.ws_max_size, logger=self.logger)
         self._unread = bytearray()  # came, and is not parsed yet
         self.closed_with: int | None = None  # the code of a close that came from down here
@@ -190,7 +369,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if not self.handshake_complete and self.transport.is_closing():
             self.handshake_complete = self.disconnected = True  # nobody is there to be answered
         if message["type"] == "websocket.accept":
-            del self.request, self.response  # 4 KiB that nobody reads any more
+            # 4 KiB that nobody reads any more; the scope goes when the application has returned.
+            del self.request, self.response
+            self.server = self.client = None
+            self._framing.rest()
         if (
             message["type"] == "websocket.close"
             and message.get("code") in UNRULY
@@ -202,6 +384,29 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._read()
         elif message["type"] == "websocket.close":
             self._read()  # the client's own close frame may be there
+
+    def go_on_with(self, going_on: GoingOn) -> None:
+        """What the application does after the handshake: called when it has returned.
+
+        So its layers, twelve coroutines and the scope, do not stay for as long as the websocket.
+        """
+        self._go_on = going_on
+
+    async def run_asgi(self) -> None:
+        self.app = self._run_app
+        await super().run_asgi()
+
+    async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self.app = self.config.loaded_app
+        await app(scope, receive, send)
+        if (go_on := self._go_on) is not None:
+            del self.scope, scope, receive, send
+            self._go_on = None
+            await go_on()
+
+    def wake(self) -> None:
+        """Let `receive` return, though nothing has come: by a message that ASGI does not know."""
+        self.queue.put_nowait({"type": "parley.wake"})  # type: ignore[arg-type, misc]
 
     async def receive(self) -> Any:
         was_paused = self.read_paused

@@ -8,20 +8,21 @@ once.
 Nobody writes: what is put into the outbox leaves in the same call. While the socket is full, it
 waits there, and a timer watches whether the socket takes anything at all.
 
-There are thousands of these, mostly idle, so an idle one is only two tasks that wait: the worker
+There are thousands of these, mostly idle, so an idle one is only one task that waits: the worker
 exists while there are frames, and queues and events, half a KiB each, while they hold something.
+Of the upgrade it keeps what is read again.
 """
 
 import asyncio
 import random
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
 import structlog
 from starlette.requests import HTTPConnection
-from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from server.access.audit import Actor
 from server.access.auth import address_of
@@ -73,8 +74,11 @@ MAX_AGE_SECONDS = 3600
 RESUME_WINDOW_SECONDS = 600
 
 
+TRACED = (b"traceparent", b"tracestate")
+
+
 class Wire(Protocol):
-    """Our protocol class, past ASGI."""
+    """Our protocol class: ASGI's two calls, and what goes past ASGI."""
 
     transport: asyncio.Transport
     closed_with: int | None  # the code of a close that came from down there
@@ -83,9 +87,48 @@ class Wire(Protocol):
     def write_frame(self, payload: bytes) -> bool:
         """Send a text frame; False, and nothing is sent, if it cannot leave now."""
 
+    async def receive(self) -> Any: ...
+
+    async def send(self, message: Any) -> None: ...
+
+    def wake(self) -> None:
+        """Let `receive` return, though nothing has come."""
+
+    def go_on_with(self, going_on: Callable[[], Awaitable[None]]) -> None:
+        """Call this when the application has returned."""
+
+
+def wire_of(websocket: WebSocket) -> Wire:
+    wire: Wire = websocket.scope["extensions"]["parley.transport"]
+    return wire
+
 
 class Connection:
     """A connected client. `serve` returns when it is gone, and has closed the socket by then."""
+
+    __slots__ = (
+        "_address",
+        "_alarm",
+        "_bad_frames",
+        "_ending",
+        "_failures",
+        "_frames",
+        "_full_alarm",
+        "_handlers",
+        "_is_gone",
+        "_messages",
+        "_services",
+        "_strikes",
+        "_was_heard",
+        "_wire",
+        "_working",
+        "id",
+        "outbox",
+        "request",
+        "sent_ends",
+        "uid",
+        "user",
+    )
 
     def __init__(self, websocket: WebSocket, user: User, services: Services) -> None:
         self.id = "conn_" + secrets.token_urlsafe(16)
@@ -93,8 +136,9 @@ class Connection:
         self.user = user
         self.outbox = Outbox(self._on_overflow)
         self.sent_ends = SentEnds()
-        self._websocket = websocket
-        self._wire: Wire = websocket.scope["extensions"]["parley.transport"]
+        self.request = _traced(websocket)  # the upgrade, if it names a span
+        self._address = address_of(websocket)
+        self._wire = wire_of(websocket)
         self._services = services
         self._handlers = Handlers(self, services)
         self._frames: list[tuple[int, ClientFrame]] = []  # read, for the worker
@@ -102,13 +146,12 @@ class Connection:
         self._bad_frames: list[float] = []
         self._strikes: list[float] = []
         self._failures: list[float] = []
-        self._reading: asyncio.Task[None] | None = None
         self._working: asyncio.Task[None] | None = None  # only while there are frames
         self._alarm: asyncio.TimerHandle | None = None
         self._full_alarm: asyncio.TimerHandle | None = None  # only while the socket is full
         self._was_heard = False
         self._ending: BaseException | None = None  # why it ends; the first reason counts
-        self._end_waiter: asyncio.Future[None] | None = None
+        self._is_gone = False  # the client, or what came below closed it
 
     async def serve(self) -> None:
         """Talk until either side ends it; every exception becomes a close code."""
@@ -126,7 +169,7 @@ class Connection:
         except StoreUnavailable:
             code, reason = CloseCode.TRY_LATER, "store_unavailable;retry_after_ms=1000"
         except Exception as error:
-            if not _is_disconnect(error):
+            if not isinstance(error, WebSocketDisconnect):
                 logger.exception("connection failed", connection_id=self.id)
                 code = CloseCode.INTERNAL
         finally:
@@ -140,14 +183,9 @@ class Connection:
         self.end(CloseConnection(CloseCode.RESTART, "restart"))
 
     @property
-    def request(self) -> HTTPConnection:
-        """The upgrade to the websocket."""
-        return self._websocket
-
-    @property
     def actor(self) -> Actor:
         """The user as the audit log knows them."""
-        return Actor(self.user, address_of(self._websocket))
+        return Actor(self.user, self._address)
 
     def refuse(self, error: ApiError) -> None:
         """The user's rights have ended: say nothing more and close with 4401 or 4403."""
@@ -161,22 +199,21 @@ class Connection:
         """Close from outside; the first reason counts."""
         if self._ending is None:
             self._ending = ending
-            if self._end_waiter is not None and not self._end_waiter.done():
-                self._end_waiter.set_result(None)
+            self._wire.wake()
 
-    # ---- the tasks ------------------------------------------------------------------------------
+    # ---- reading and working --------------------------------------------------------------------
 
     async def _talk(self) -> None:
         """Raises why the connection ends. What is said last leaves before that."""
         loop = asyncio.get_running_loop()
         silence = CloseConnection(CloseCode.NO_FIRST_FRAME, "no_first_frame")
         self._alarm = loop.call_later(FIRST_FRAME_SECONDS, self.end, silence)
-        self._reading = self._spawn(self._read())
-        if self._ending is None:
-            self._end_waiter = loop.create_future()
-            await self._end_waiter
+        try:
+            await self._read()
+        except Exception as error:
+            self.end(error)
         ending = self._ending
-        assert ending is not None  # nothing else wakes us
+        assert ending is not None  # nothing else ends the reader
         if isinstance(ending, CloseConnection):
             if ending.code is CloseCode.RESTART:
                 wait_ms = random.randint(100, 2000)
@@ -201,17 +238,20 @@ class Connection:
         for alarm in (self._alarm, self._full_alarm):
             if alarm is not None:
                 alarm.cancel()
-        tasks = [task for task in (self._reading, self._working) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._working is not None:
+            self._working.cancel()
+            await asyncio.gather(self._working, return_exceptions=True)
 
     async def _read(self) -> None:
+        """Return when the connection is to end; raises `WebSocketDisconnect`."""
         num_frames = 0
-        while True:
-            message = await self._websocket.receive()
+        while self._ending is None:
+            message = await self._wire.receive()
             if message["type"] == "websocket.disconnect":
+                self._is_gone = True
                 raise WebSocketDisconnect(message.get("code") or 1005)
+            if self._ending is not None:
+                return
             self._hear()
             num_frames += 1
             if num_frames % FRAMES_PER_TURN == 0:
@@ -352,18 +392,25 @@ class Connection:
 
     async def _close(self, code: CloseCode, reason: str) -> None:
         """Send the close frame; a jammed socket takes none, so its transport is cut soon after."""
-        if self._websocket.client_state is not WebSocketState.CONNECTED:
+        if self._is_gone:
             if (below := self._wire.closed_with) is not None:
                 self._services.metrics.count_close(below)
             return
         self._services.metrics.count_close(int(code))
         try:
             async with asyncio.timeout(ABORT_AFTER_CLOSE_SECONDS):
-                await self._websocket.close(int(code), reason)
-        except (RuntimeError, WebSocketDisconnect):
-            pass  # it was closed meanwhile, and its close frame may be on its way
+                await self._wire.send(
+                    {"type": "websocket.close", "code": int(code), "reason": reason}
+                )
         except TimeoutError:
             self._wire.transport.abort()
+        except (RuntimeError, OSError):
+            pass  # it was closed meanwhile, and its close frame may be on its way
+
+
+def _traced(websocket: WebSocket) -> HTTPConnection | None:
+    headers = [header for header in websocket.scope["headers"] if header[0] in TRACED]
+    return HTTPConnection({"type": "websocket", "headers": headers}) if headers else None
 
 
 def _fills(times: list[float], most: int, window_seconds: float) -> bool:
@@ -372,10 +419,3 @@ def _fills(times: list[float], most: int, window_seconds: float) -> bool:
     times.append(now)
     del times[:-most]
     return len(times) == most and now - times[0] < window_seconds
-
-
-def _is_disconnect(error: Exception) -> bool:
-    # Starlette raises RuntimeError for the same thing when the close was seen elsewhere.
-    return isinstance(error, WebSocketDisconnect) or (
-        isinstance(error, RuntimeError) and "websocket" in str(error).lower()
-    )

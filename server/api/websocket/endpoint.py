@@ -1,6 +1,7 @@
 """`WebSocketEndpoint`: a websocket's way in, from its handshake to its `Connection`."""
 
 import contextlib
+from functools import partial
 
 import structlog
 from starlette.requests import Request
@@ -9,7 +10,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from server.access.auth import BEARER_SUBPROTOCOL, Authenticator, address_of
 from server.access.identities import UserDisabled
-from server.api.websocket.connection import Connection
+from server.api.websocket.connection import Connection, wire_of
 from server.commands.services import Services
 from server.protocol.close_codes import CloseCode, refusal_of
 from server.protocol.errors import ApiError
@@ -77,16 +78,23 @@ class WebSocketEndpoint:
                 PROTOCOL, headers=self._authenticator.renamed_cookie(websocket, user)
             )
             connection = Connection(websocket, user, self._services)
-            self._connections.add(connection)
-            self._services.metrics.connections.inc()
-            try:
-                with self._services.identities.holding(user, connection.refuse):
-                    await connection.serve()
-            finally:
-                self._connections.discard(connection)
-                self._services.metrics.connections.dec()
-        finally:
+        except BaseException:
             counter.leave(user.uid, address)
+            raise
+        wire_of(websocket).go_on_with(partial(self._talk, connection, address))
+
+    async def _talk(self, connection: Connection, address: str) -> None:
+        """All of a connection's life; whoever was there for the handshake is gone by now."""
+        user = connection.user
+        self._connections.add(connection)
+        self._services.metrics.connections.inc()
+        try:
+            with self._services.identities.holding(user, connection.refuse):
+                await connection.serve()
+        finally:
+            self._connections.discard(connection)
+            self._services.metrics.connections.dec()
+            self._services.connections.leave(user.uid, address)
 
     async def _refuse_protocol(
         self, websocket: WebSocket, ours: list[str], offered_any: bool

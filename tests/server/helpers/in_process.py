@@ -11,7 +11,14 @@ import json
 import random
 import re
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
 from typing import Any, Self, cast
 
 import msgspec
@@ -309,8 +316,29 @@ class Wire:
     closed_with: int | None = None
     on_room: Callable[[], None] | None = None
 
-    def __init__(self, answers: asyncio.Queue[Message]) -> None:
+    def __init__(self, requests: asyncio.Queue[Message], answers: asyncio.Queue[Message]) -> None:
+        self._requests = requests
         self._answers = answers
+        self._go_on: Callable[[], Awaitable[None]] | None = None
+
+    async def run(self, app: ASGIApp, scope: Any) -> None:
+        """The application, and what it goes on with."""
+        scope["extensions"]["parley.transport"] = self
+        await app(scope, self.receive, self.send)
+        if self._go_on is not None:
+            await self._go_on()
+
+    def go_on_with(self, going_on: Callable[[], Awaitable[None]]) -> None:
+        self._go_on = going_on
+
+    async def receive(self) -> Message:
+        return await self._requests.get()
+
+    async def send(self, message: Message) -> None:
+        self._answers.put_nowait(message)
+
+    def wake(self) -> None:
+        self._requests.put_nowait({"type": "parley.wake"})
 
     def write_frame(self, payload: bytes) -> bool:
         self._answers.put_nowait({"type": "websocket.send", "text": payload.decode()})
@@ -339,14 +367,13 @@ class LocalClient(ChatClient):
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 80),
             "scheme": "ws",
-            "extensions": {"parley.transport": Wire(self._answers)},
+            "extensions": {},
         }
         self.open_record()
         self._reading = asyncio.create_task(self._read())
         self._requests.put_nowait({"type": "websocket.connect"})
-        self._task = asyncio.create_task(
-            _run(self._worker.app, scope, self._requests.get, self._answers.put)
-        )
+        wire = Wire(self._requests, self._answers)
+        self._task = asyncio.create_task(wire.run(self._worker.app, scope))
         await self._accepted.wait()
         return self
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from starlette.types import Receive, Scope, Send
 
 from server.worker import websocket_protocol
+from server.worker.websocket_protocol import WebSocketProtocol
 
 BIG = 16 * 2**20  # more than the buffers between two sockets hold
 late_writes: list[bool] = []  # whether frames could be written to websockets that had ended
+handed_over: list[WebSocketProtocol] = []  # by the path /over, the newest last
 
 
 @dataclass
@@ -43,6 +45,9 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def _echo(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["path"] == "/over":
+        await _hand_over(scope, receive, send)
+        return
     write = scope["extensions"]["parley.transport"].write_frame
     while (message := await receive())["type"] != "websocket.disconnect":
         if message["type"] == "websocket.connect":
@@ -68,3 +73,19 @@ async def _echo(scope: Scope, receive: Receive, send: Send) -> None:
             echo = {"type": "echo", "length": len(message["text"])}
             await send({"type": "websocket.send", "text": json.dumps(echo)})
     late_writes.append(write(b"too late"))
+
+
+async def _hand_over(scope: Scope, receive: Receive, send: Send) -> None:
+    """Return after the handshake, and echo nevertheless; what only wakes it up is said, too."""
+    wire: WebSocketProtocol = scope["extensions"]["parley.transport"]
+
+    async def go_on() -> None:
+        while (message := await wire.receive())["type"] != "websocket.disconnect":
+            length = len(message.get("text", ""))
+            echo = {"type": "echo", "length": length, "kind": message["type"]}
+            wire.write_frame(json.dumps(echo).encode())
+
+    assert (await receive())["type"] == "websocket.connect"
+    await send({"type": "websocket.accept", "subprotocol": "chat.v1"})
+    handed_over.append(wire)
+    wire.go_on_with(go_on)

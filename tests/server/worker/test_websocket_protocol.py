@@ -18,6 +18,8 @@ from server.worker.websocket_protocol import (
     UNRULY,
     WEBSOCKET_PIECE_BYTES,
     Framing,
+    Inbox,
+    Switch,
     WebSocketProtocol,
 )
 from tests.end_to_end.frames.raw import (
@@ -32,7 +34,7 @@ from tests.end_to_end.frames.raw import (
     upgrade,
 )
 from tests.helpers.patience import PATIENCE
-from tests.server.worker.target import Target, late_writes
+from tests.server.worker.target import Target, handed_over, late_writes
 
 SOON = 0.1  # seconds, for deadlines that a test waits for
 IN_TIME = 1.5  # for those that it must not miss, whatever else the machine does
@@ -69,6 +71,37 @@ async def test_an_ended_websocket_takes_no_frame_past_all_layers(target: Target)
         await socket.send(frame(CLOSE, b"\x03\xe8"))
         assert await socket.closed() == (1000, "")
     assert late_writes == [False]
+
+
+async def test_an_application_that_has_returned_goes_on_with_what_it_has_handed_over(
+    target: Target,
+) -> None:
+    async with RawSocket(target) as socket:
+        assert (await socket.ask(upgrade(target, path="/over"))).status == 101
+        await socket.send(frame(TEXT, b"hello"))
+        assert (await socket.next("echo"))["length"] == 5
+        handed_over[-1].wake()
+        assert (await socket.next("echo"))["kind"] == "parley.wake"
+        await socket.send(close_frame(1000, b"bye"))
+        assert await socket.closed() == (1000, "bye")
+
+
+async def test_an_idle_websocket_holds_no_parser_and_nothing_of_its_handshake(
+    target: Target,
+) -> None:
+    async with RawSocket(target) as socket:
+        assert (await socket.ask(upgrade(target, path="/over"))).status == 101
+        await socket.send(frame(TEXT, b"hello"))
+        await socket.next("echo")
+        wire = handed_over[-1]
+        assert not any(hasattr(wire, name) for name in ("scope", "request", "response"))
+        assert not any(hasattr(wire.conn, name) for name in ("reader", "parser"))
+        assert not vars(wire) and not vars(wire.conn)  # a new attribute of uvicorn's wants a slot
+        await socket.send(frame(TEXT, b"hello")[:-1])
+        await socket.send(frame(TEXT, b"hello")[-1:] + frame(TEXT, b"x", fin=False))
+        assert (await socket.next("echo"))["length"] == 5
+        await socket.send(frame(CONTINUATION, b"y"))
+        assert (await socket.next("echo"))["length"] == 2
 
 
 @pytest.mark.row("B14")
@@ -249,3 +282,37 @@ async def test_a_message_that_the_application_keeps_waiting_is_not_late(
         await socket.send(whole[4:])
         for _ in range(2):
             assert (await socket.next("echo"))["length"] == 5
+
+
+async def test_an_inbox_is_first_in_first_out_and_wakes_who_waits() -> None:
+    inbox = Inbox()
+    assert inbox.empty()
+    getting = asyncio.ensure_future(inbox.get())
+    await asyncio.sleep(0)
+    inbox.put_nowait(1)
+    inbox.put_nowait(2)
+    async with asyncio.timeout(PATIENCE):
+        assert (await getting, await inbox.get()) == (1, 2)
+    getting = asyncio.ensure_future(inbox.get())
+    await asyncio.sleep(0)
+    inbox.put_nowait(3)
+    getting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await getting
+    assert inbox.qsize() == 1  # a get that is cancelled takes nothing
+
+
+async def test_a_switch_lets_all_go_on_who_wait_for_it() -> None:
+    switch = Switch()
+    waits = [asyncio.ensure_future(switch.wait()) for _ in range(3)]
+    await asyncio.sleep(0)
+    waits[0].cancel()
+    switch.set()
+    switch.clear()  # before they had their turn: they wait on
+    await asyncio.sleep(0)
+    assert not any(wait.done() for wait in waits[1:])
+    switch.set()
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.gather(*waits[1:])
+        await switch.wait()
+    assert switch.is_set()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from starlette.websockets import WebSocket, WebSocketState
+from starlette.websockets import WebSocket
 
 from server.access.identities import User, UserDisabled
 from server.api.websocket import connection as module
@@ -24,10 +24,11 @@ Handle = Callable[[ClientFrame], Any]
 
 
 class Socket:
-    """Stands for Starlette's: the test feeds it, and reads what was sent."""
+    """Stands for Starlette's, and for our protocol class: the test feeds it, and reads it."""
+
+    client = None
 
     def __init__(self) -> None:
-        self.client_state = WebSocketState.CONNECTED
         self.closed: tuple[int, str] | None = None
         self.aborted = False
         self.is_jammed = False
@@ -35,7 +36,7 @@ class Socket:
         self.closed_with: int | None = None
         self.on_room: Callable[[], None] | None = None
         self.transport = self
-        self.scope = {"extensions": {"parley.transport": self}}
+        self.scope = {"headers": [], "extensions": {"parley.transport": self}}
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
@@ -46,10 +47,10 @@ class Socket:
         self._incoming.put_nowait({"type": "websocket.disconnect", "code": 1001})
 
     async def receive(self) -> dict[str, Any]:
-        message = await self._incoming.get()
-        if message["type"] == "websocket.disconnect":
-            self.client_state = WebSocketState.DISCONNECTED
-        return message
+        return await self._incoming.get()
+
+    def wake(self) -> None:
+        self._incoming.put_nowait({"type": "parley.wake"})
 
     def write_frame(self, payload: bytes) -> bool:
         if not self.is_jammed:
@@ -62,10 +63,11 @@ class Socket:
                 pass
             return frame
 
-    async def close(self, code: int, reason: str) -> None:
+    async def send(self, message: dict[str, Any]) -> None:
+        assert message["type"] == "websocket.close"
         if self.is_jammed:
             await asyncio.Event().wait()
-        self.closed = (code, reason)
+        self.closed = (message["code"], message["reason"])
 
     def abort(self) -> None:
         self.aborted = True

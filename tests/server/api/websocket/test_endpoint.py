@@ -41,10 +41,10 @@ class Handshake:
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 80),
             "scheme": "ws",
-            "extensions": {"websocket.http.response": {}, "parley.transport": Wire(self.sent)},
+            "extensions": {"websocket.http.response": {}},
         }
-        app = worker.app(scope, self._received.get, self.sent.put)
-        self.task = asyncio.ensure_future(app)
+        wire = Wire(self._received, self.sent)
+        self.task = asyncio.create_task(wire.run(worker.app, scope))
 
     async def leave(self) -> None:
         self._received.put_nowait({"type": "websocket.disconnect", "code": 1001})
