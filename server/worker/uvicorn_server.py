@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from server.protocol.client_frames import MAX_MESSAGE_BYTES
 from server.worker.http_protocol import HttpProtocol
 from server.worker.middleware import MAX_HEADER_BYTES
-from server.worker.websocket_protocol import WebSocketProtocol
+from server.worker.websocket_protocol import Config, WebSocketProtocol
 
 KEEP_ALIVE_SECONDS = 15
 SHUTDOWN_SECONDS = 3
@@ -35,10 +35,11 @@ class Server(uvicorn.Server):
 
 def uvicorn_config(
     app: ASGIApp, ping_seconds: float, trusted_proxies: Sequence[str] = ()
-) -> uvicorn.Config:
+) -> Config:
     """How every worker speaks HTTP and websockets, whatever `app` does."""
-    return uvicorn.Config(
+    return Config(
         app,
+        ping_seconds=ping_seconds,
         http=HttpProtocol,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         ws=WebSocketProtocol,

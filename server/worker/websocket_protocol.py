@@ -4,16 +4,19 @@ What the application cannot see or cannot do is here: a handshake that does not 
 come before it is answered, a close frame that must arrive, a message that does not end.
 
 There are thousands of these, mostly idle, so an idle one holds little: slots for what uvicorn and
-websockets keep in dictionaries, a parser only while there is something to parse, and nothing of the
-handshake.
+websockets keep in dictionaries, a parser only while there is something to parse, one timer for the
+pings of all, and nothing of the handshake.
 """
 
 import asyncio
 import contextlib
+import random
+from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from http import HTTPStatus
 from typing import Any
 
+import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.datastructures import Headers
@@ -42,8 +45,48 @@ MAX_FRAMES_AFTER_CLOSE = 256  # then the client's own close frame is not looked 
 WEBSOCKET_PIECE_BYTES = 4 * 1024
 CLOSE_INVALID_TEXT = 1007
 FINAL_TEXT = 0x80 | Opcode.TEXT
+PINGS_PER_TURN = 50  # of those that are due: then the others have their turn
 
 GoingOn = Callable[[], Awaitable[None]]
+
+
+class Keepalive:
+    """Pings all websockets of a worker, each once in `seconds`, by one timer for all."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._protocols: deque[WebSocketProtocol] = deque()  # who is due first is the first
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, protocol: "WebSocketProtocol") -> None:
+        """It has said at `ping_sent_at` that it lives, and is due `seconds` later."""
+        self._protocols.append(protocol)
+        if self._timer is None:
+            self._await_first()
+
+    def _await_first(self) -> None:
+        first = self._protocols[0]
+        self._timer = first.loop.call_at(first.ping_sent_at + self._seconds, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        for _ in range(min(PINGS_PER_TURN, len(self._protocols))):
+            first = self._protocols[0]
+            if first.ping_sent_at + self._seconds > first.loop.time():
+                break
+            self._protocols.popleft()
+            if first.keep_alive():
+                self._protocols.append(first)
+        if self._protocols:
+            self._await_first()
+
+
+class Config(uvicorn.Config):
+    """uvicorn's, with what its websockets share."""
+
+    def __init__(self, *args: Any, ping_seconds: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.keepalive = Keepalive(ping_seconds)
 
 
 class Inbox:
@@ -288,6 +331,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         "transport",
         "writable",
     )
+    config: Config
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -455,6 +499,32 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.close_sent = True
         self.transport.write(b"".join(self.conn.data_to_send()))
         self._linger()
+
+    def start_keepalive(self) -> None:
+        """All are pinged by one timer, and the time for a pong ends where the next ping is due."""
+        if self.ping_interval:
+            self.ping_sent_at = self.loop.time()
+            self.config.keepalive.add(self)
+
+    def keep_alive(self) -> bool:
+        """Send a ping, or close if the last one went unanswered; False at the end."""
+        if (
+            self.close_sent
+            or self.disconnected
+            or self._is_lingering
+            or self.transport.is_closing()
+            or self.conn.state is not State.OPEN
+        ):
+            return False
+        if self.pending_ping_payload is not None:
+            self.keepalive_timeout()
+            return False
+        # Random, so that a pong that nobody asked for is not taken for its answer.
+        self.pending_ping_payload = random.randbytes(4)
+        self.ping_sent_at = self.loop.time()
+        self.conn.send_ping(self.pending_ping_payload)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        return True
 
     def keepalive_timeout(self) -> None:
         self._note_close(int(CloseCode.INTERNAL))

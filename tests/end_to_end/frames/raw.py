@@ -188,6 +188,13 @@ class RawSocket:
             if opcode == TEXT and (body := json.loads(payload))["type"] in kinds:
                 return dict(body)
 
+    async def next_ping(self) -> bytes:
+        """What the next ping holds."""
+        while True:
+            opcode, payload = await self._read_frame()
+            if opcode == PING:
+                return payload
+
     async def next_or_close(self) -> dict[str, Any] | tuple[int, str]:
         """The next text frame, or the code and reason of the server's close frame."""
         while True:

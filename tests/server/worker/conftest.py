@@ -10,8 +10,9 @@ from tests.server.worker.target import Target, app
 
 
 @pytest.fixture
-async def target() -> AsyncIterator[Target]:
-    config = uvicorn_config(app, ping_seconds=20.0)
+async def target(request: pytest.FixtureRequest) -> AsyncIterator[Target]:
+    """Its parameter, if it has one, is `ping_seconds`."""
+    config = uvicorn_config(app, ping_seconds=getattr(request, "param", 20.0))
     config.host, config.port = "127.0.0.1", 0
     server = Server(config)
     serving = asyncio.create_task(server.serve())

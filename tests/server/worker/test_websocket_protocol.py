@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,11 +15,13 @@ from server.worker import websocket_protocol
 from server.worker.websocket_protocol import (
     IDLE_FRAMES_PER_S,
     MAX_FRAMES_AFTER_CLOSE,
+    PINGS_PER_TURN,
     SMALL_FRAGMENT_BYTES,
     UNRULY,
     WEBSOCKET_PIECE_BYTES,
     Framing,
     Inbox,
+    Keepalive,
     Switch,
     WebSocketProtocol,
 )
@@ -316,3 +319,87 @@ async def test_a_switch_lets_all_go_on_who_wait_for_it() -> None:
         await asyncio.gather(*waits[1:])
         await switch.wait()
     assert switch.is_set()
+
+
+class Pinged:
+    """Stands for a protocol that is kept alive; its clock is the test's."""
+
+    def __init__(self, clock: "Clock") -> None:
+        self.loop = clock
+        self.ping_sent_at = clock.now
+        self.pinged_at: list[float] = []
+        self.lives = True
+
+    def keep_alive(self) -> bool:
+        self.pinged_at.append(self.loop.now)
+        self.ping_sent_at = self.loop.now
+        return self.lives
+
+
+class Clock:
+    """Stands for the loop's: `run_until` calls what is due, and notes how many each call pinged."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.due: list[tuple[float, Callable[[], None]]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> object:
+        self.due.append((when, callback))
+        return object()
+
+    def run_until(self, when: float) -> int:
+        """Returns how many calls that took."""
+        num_calls = 0
+        while self.due and self.due[0][0] <= when:
+            assert len(self.due) == 1  # one timer for all
+            due, callback = self.due.pop()
+            self.now = max(self.now, due)
+            callback()
+            num_calls += 1
+        self.now = when
+        return num_calls
+
+
+def test_each_is_pinged_once_in_the_time_that_is_set_by_one_timer_for_all() -> None:
+    clock, keepalive = Clock(), Keepalive(20.0)
+    first = Pinged(clock)
+    keepalive.add(first)  # type: ignore[arg-type]  # as for all of these: they stand for one
+    clock.run_until(5.0)
+    second = Pinged(clock)
+    keepalive.add(second)  # type: ignore[arg-type]
+    clock.run_until(50.0)
+    assert (first.pinged_at, second.pinged_at) == ([20.0, 40.0], [25.0, 45.0])
+    first.lives = False
+    clock.run_until(90.0)
+    assert (first.pinged_at[2:], second.pinged_at[2:]) == ([60.0], [65.0, 85.0])
+    second.lives = False
+    clock.run_until(200.0)
+    assert not clock.due
+    third = Pinged(clock)
+    keepalive.add(third)  # type: ignore[arg-type]
+    clock.run_until(220.0)
+    assert third.pinged_at == [220.0]
+
+
+def test_thousands_that_came_at_once_are_pinged_in_many_turns() -> None:
+    clock, keepalive = Clock(), Keepalive(20.0)
+    crowd = [Pinged(clock) for _ in range(10 * PINGS_PER_TURN)]
+    for one in crowd:
+        keepalive.add(one)  # type: ignore[arg-type]
+    assert clock.run_until(20.0) == 10
+    assert all(one.pinged_at == [20.0] for one in crowd)
+    assert clock.run_until(40.0) == 10
+
+
+@pytest.mark.parametrize("target", [SOON], indirect=True)
+async def test_who_answers_pings_stays_and_who_does_not_is_closed_with_1011(
+    target: Target,
+) -> None:
+    async with RawSocket(target) as socket:
+        await socket.upgrade()
+        for _ in range(3):
+            await socket.send(frame(PONG, await socket.next_ping()))
+        assert await socket.closed() == (1011, "keepalive ping timeout")
