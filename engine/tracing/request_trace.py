@@ -2,7 +2,7 @@
 
 They are made when the request has ended, of the times that it reports: the core knows nothing of
 them. The names of span and attributes are vLLM's, beside those that OpenTelemetry has settled on
-since. Text is made of tokens while they are decoded, so that `decode` includes it.
+since. Text is made of tokens while others are decoded, so that `detokenize` lies across `decode`.
 """
 
 from __future__ import annotations
@@ -65,6 +65,13 @@ class RequestTrace:
         self._model = model
         self._arrival_time = arrival_time
         self._has_ended = False
+        self._text_times = (0.0, 0.0)  # when the first and the last text was made, monotonic
+        self._text_seconds = 0.0
+
+    def made_text(self, start: float, end: float) -> None:
+        """Tokens became text from then to then, monotonic seconds."""
+        self._text_times = (self._text_times[0] or start, end)
+        self._text_seconds += end - start
 
     def end(self, request: Traced, reason: str, error: str | None = None) -> None:
         """The request has ended, with this finish reason; only the first end counts."""
@@ -79,6 +86,10 @@ class RequestTrace:
         phases = _phases(request, now)
         for name, (start, end) in phases.items():
             tracing.child(span, name, tracing.ns(start), tracing.ns(end))
+        if self._text_seconds:
+            start, end = map(tracing.ns, self._text_times)
+            took = {"parley.detokenize.seconds": self._text_seconds}
+            tracing.child(span, "detokenize", start, end, took)
         latency = _latency(phases)
         latency["gen_ai.latency.e2e"] = (tracing.ns(now) - start_ns) / 1e9
         tracing.end(span, tracing.ns(now), {**_used(request, reason), **latency}, error)

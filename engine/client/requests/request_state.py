@@ -212,7 +212,10 @@ class RequestState:
         visible = token_ids
         if output.finish_reason == "stop" and not self.params.include_stop_str_in_output:
             visible = token_ids[:-1]  # the token that stopped it has no text
+        started = 0.0 if self.trace is None else time.monotonic()
         text, num_taken = self._detokenizer.feed(visible)
+        if self.trace is not None:
+            self.trace.made_text(started, time.monotonic())
         self._new_text += text
         if self._detokenizer.stop is not None:
             return token_ids[:num_taken], self._detokenizer.stop
