@@ -31,6 +31,8 @@ CHECK_SECONDS = 1.0  # how often open connections are looked at; with the next l
 RECHECK_SECONDS = 2.0
 TOUCH_SECONDS = 300.0  # how often the use of a cookie is noted
 MAX_KNOWN = 10_000
+CHECKED_PER_TURN = 100  # credentials: then others have their turn, about 4 ms later
+EXPIRIES_PER_TURN = 1000
 
 USED_LOGIN_CODE = "this login link was used already, is too old, or was taken back"
 OLD_LOGIN_CODE = "this login link was made by an older version of Parley"
@@ -305,12 +307,15 @@ class Identities:
                 async with asyncio.timeout(CHECK_SECONDS):
                     await self._wake.wait()
             self._wake.clear()
-            self._end_expired()
-            due, self._due = self._due | self._stale(), set()
+            await self._end_expired()
+            noticed, self._due = self._due, set()
+            due = [*noticed, *(self._stale() - noticed)]
             try:
-                await self._check(list(due))
+                # In pieces: those who came at once would be checked at once, for as long as 0.5 s.
+                for start in range(0, len(due), CHECKED_PER_TURN):
+                    await self._check(due[start : start + CHECKED_PER_TURN])
             except StoreUnavailable:
-                self._due |= due
+                self._due.update(due)
                 await asyncio.sleep(CHECK_SECONDS)  # the event may be set again by what is due
 
     def _stale(self) -> set[str]:
@@ -335,9 +340,11 @@ class Identities:
                 elif found.credential is not None and found.credential.kind == "cookie":
                     await self._touch(digest)
 
-    def _end_expired(self) -> None:
+    async def _end_expired(self) -> None:
         """Needs no Redis: this clock knows when a credential ends."""
-        for holders in list(self._holders.values()):
+        for number, holders in enumerate(list(self._holders.values()), 1):
+            if number % EXPIRIES_PER_TURN == 0:
+                await asyncio.sleep(0)
             for holder in list(holders):
                 if holder.user.credential is not None and holder.user.credential.has_expired:
                     holder.end(_expired())
