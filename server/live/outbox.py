@@ -203,8 +203,10 @@ class Outbox:
         self._wake()
 
     def disconnect(self) -> None:
-        """Send nothing more."""
+        """Send nothing more, and call nobody any more."""
         self._write = self._straight = None
+        self._on_overflow = self._on_full = _nobody
+        self._fail = _nobody
         self._cancel_timers()
 
     def go_on(self) -> None:
@@ -444,3 +446,7 @@ class Outbox:
         if self._num_bytes > MAX_BYTES and not self._overflowed:
             self._overflowed = True
             self._on_overflow()
+
+
+def _nobody(*_: object) -> None:
+    """Who is called after the end."""

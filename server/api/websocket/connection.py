@@ -75,6 +75,7 @@ RESUME_WINDOW_SECONDS = 600
 
 
 TRACED = (b"traceparent", b"tracestate")
+ENDED = CloseConnection(CloseCode.NORMAL, "")
 
 
 class Wire(Protocol):
@@ -177,6 +178,9 @@ class Connection:
             await self._handlers.leave_all()
             await hub.remove_watcher(self)
             await self._close(code, reason)
+            # No circle stays, so that all of it goes now, not when all objects are looked through.
+            self._ending = ENDED
+            del self._handlers
 
     def close_soon(self) -> None:
         """The worker restarts: tell the client and close with 1012."""
@@ -220,7 +224,10 @@ class Connection:
                 self.outbox.put(ConnectionDraining(reconnect_after_ms=wait_ms))
             if ending.code in (CloseCode.RESTART, CloseCode.EVICTED, CloseCode.SERVER_BUG):
                 await asyncio.sleep(FAREWELL_SECONDS)
-        raise ending
+        try:
+            raise ending
+        finally:
+            del ending  # its traceback holds this frame
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task of this connection, which ends with it."""

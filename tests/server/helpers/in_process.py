@@ -325,8 +325,9 @@ class Wire:
         """The application, and what it goes on with."""
         scope["extensions"]["parley.transport"] = self
         await app(scope, self.receive, self.send)
-        if self._go_on is not None:
-            await self._go_on()
+        if (go_on := self._go_on) is not None:
+            self._go_on = None
+            await go_on()
 
     def go_on_with(self, going_on: Callable[[], Awaitable[None]]) -> None:
         self._go_on = going_on

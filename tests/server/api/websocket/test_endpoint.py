@@ -1,12 +1,14 @@
 """`WebSocketEndpoint`: who is let in, and by which close code the others learn why not."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from starlette.types import Message, Scope
 
+from server.api.websocket.connection import Connection
 from server.protocol.close_codes import CloseCode
 from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis
@@ -73,6 +75,24 @@ async def test_a_connection_counts_until_it_is_gone(worker: Worker) -> None:
     assert (len(worker.connections), counter.num_open) == (1, 1)
     await handshake.leave()
     assert (len(worker.connections), counter.num_open) == (0, 0)
+
+
+async def test_nothing_of_a_connection_that_is_gone_waits_for_the_garbage_collection(
+    worker: Worker,
+) -> None:
+    gc.collect()
+    gc.disable()  # else it might come to its help
+    try:
+        handshake = Handshake(worker, ["chat.v1"])
+        for _ in range(2):
+            await handshake.sent.get()
+        assert sum(type(one) is Connection for one in gc.get_objects()) == 1
+        await handshake.leave()
+        del handshake
+        await asyncio.sleep(0)
+        assert not any(type(one) is Connection for one in gc.get_objects())
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(("offered", "selected"), [([], None), (["chat.v9", "x"], "chat.v9")])
