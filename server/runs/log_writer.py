@@ -1,14 +1,13 @@
-"""`LogWriter`: stores what is new of one answer, and keeps the lease on it.
+"""`LogWriter`: what is new of one answer, for the `Appender` to store, and the lease on it.
 
-One append is in flight at a time, with all that came since the last; without events a renewal goes
-out instead. Its reply carries the wish to stop, its refusal says that the answer is lost.
+One append is on its way at a time, with all that came since the last; without events it renews the
+lease. Its reply carries the wish to stop, its refusal says that the answer is lost.
 """
 
 import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 
 import structlog
@@ -16,32 +15,18 @@ import structlog
 from server.config.intervals import STORE_RETRY_SECONDS, Intervals
 from server.live.hub import Hub
 from server.live.retries import until_done
+from server.runs.appender import APPEND_SECONDS, Appender
 from server.runs.run import Run
-from sessions.background import start
+from sessions.model.codec import TOKEN_ID_BYTES, encode_token_ids
 from sessions.model.errors import RunEnded, RunGone, RunLost, SequenceGap, StoreUnavailable
-from sessions.model.events import Event, ObjectEvent
+from sessions.model.events import ObjectEvent, encode_event
 from sessions.model.replies import AppendReply
+from sessions.store.runs import Append, field_arguments
 from sessions.store.store import SessionStore
 
 logger = structlog.get_logger("server")
 
-APPEND_SECONDS = 0.03  # between two appends of one answer: what comes meanwhile shares a call
-APPEND_DELAY_SECONDS = 0.005  # from an event to its append: the sockets here come first
 LOSSES = (RunLost, RunEnded, RunGone, SequenceGap)
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What one append stores. Without a reply it is sent again as it was: it may be stored."""
-
-    first: int
-    events: list[Event]
-    token_ids: list[int]
-    text_length: int
-
-    @property
-    def last(self) -> int:
-        return self.first - 1 + len(self.events)
 
 
 class LogWriter:
@@ -56,6 +41,7 @@ class LogWriter:
         self,
         run: Run,
         *,
+        appender: Appender,
         store: SessionStore,
         intervals: Intervals,
         hub: Hub,
@@ -63,22 +49,35 @@ class LogWriter:
         on_loss: Callable[[Exception], None] | None = None,
     ) -> None:
         self._run = run
+        self._log = store.runs.log_of(run.response_id)
+        self._appender = appender
         self._store = store
         self._intervals = intervals
         self._hub = hub
         self._on_stop = on_stop
         self._on_loss = on_loss or partial(lose, run)
-        self._unanswered: Batch | None = None
+        self._lease_ms = int(intervals.lease * 1000)
+        self._unanswered: Append | None = None  # maybe stored: it is sent again as it was
+        self._on_its_way: Append | None = None  # the same, or a renewal
+        self._sent = 0.0
+        self._free: asyncio.Event | None = None  # of who waits until it is not busy
+        self.is_noted = self.is_busy = False
+        self.not_before = 0.0
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Write in the background; at the end of the block no append is on its way."""
-        writing = start(self._write_forever())
+        self._appender.add(self)
+        self._run.on_change = partial(self._appender.note, self)
+        self._note_rest()
         try:
             yield
         finally:
-            writing.cancel()
-            await asyncio.gather(writing, return_exceptions=True)
+            self._run.on_change = _nothing
+            self._appender.remove(self)
+            if self.is_busy:  # it may still be applied, and what follows must begin after it
+                self._free = asyncio.Event()
+                await self._free.wait()
 
     async def hand_over(self) -> None:
         """Store what there is and give up the lease, so that the next owner goes on at once."""
@@ -94,8 +93,9 @@ class LogWriter:
         run = self._run
         # An empty append may be repeated; one with events would renew the lease again.
         while self._unanswered is not None or run.num_stored < run.sequence_number:
-            await self._append()
-        reply = await self._renew(0.0)
+            append, sent = self._unanswered or self._next(), time.monotonic()
+            self._note_stored(append, await self._store.runs.write(append), sent)
+        reply = await self._store.runs.write(self._renewal(), lease_seconds=0.0)
         await self._store.runs.touch({run.response_id: reply.lease_until})
 
     def settle_at(self, sequence_number: int) -> bool:
@@ -113,7 +113,7 @@ class LogWriter:
         self._unanswered = None
         run.num_stored = gap.sequence_number
         run.num_tokens_stored = gap.num_tokens
-        run.changed.set()
+        self._appender.note(self)
         # The log went back in time, to before what was shown: its viewers begin anew.
         logger.warning("redis lost its last writes, which are written again", **run.ids)
         self._hub.spawn(self._hub.data_loss.renew(run.session_id))
@@ -123,80 +123,40 @@ class LogWriter:
         if not isinstance(error, SequenceGap) or not self.rewind(error):
             self._on_loss(error)
 
-    async def _write_forever(self) -> None:
-        run = self._run
-        now = asyncio.get_running_loop().time
-        next_append = 0.0
-        while run.is_here:
-            await self._changed()
-            await asyncio.sleep(max(APPEND_DELAY_SECONDS, next_append - now()))
-            run.changed.clear()
-            append = start(self._append())
-            try:
-                await asyncio.shield(append)
-            except asyncio.CancelledError:
-                # It may still be applied, and what follows must begin after it.
-                await asyncio.gather(append, return_exceptions=True)
-                raise
-            except StoreUnavailable:  # not `until_done`: the next append has what came meanwhile
-                run.changed.set()
-                await asyncio.sleep(STORE_RETRY_SECONDS)
-            except LOSSES as error:
-                self._lose(error)
-            else:
-                next_append = now() + APPEND_SECONDS
+    # ---- what the appender sends -----------------------------------------------------------------
 
-    async def _changed(self) -> None:
-        """Return when there is something to append, or the lease wants to be renewed."""
-        changed = self._run.changed
-        renewal = asyncio.get_running_loop().call_later(self._intervals.renewal, changed.set)
-        try:
-            await changed.wait()
-        finally:
-            renewal.cancel()
+    def take(self, now: float) -> Append | None:
+        """What is new, or was never answered, or a renewal; None if nothing is stored any more."""
+        if not self._run.is_here:
+            return None
+        append = self._on_its_way = self._unanswered or self._next()
+        self.is_busy = True
+        self._sent = time.monotonic()
+        self.not_before = now + APPEND_SECONDS
+        append.answered = self._take_outcome
+        return append
 
-    async def _append(self) -> None:
+    def _next(self) -> Append:
         run = self._run
-        batch = self._unanswered or Batch(
-            run.num_stored + 1,
-            run.events[run.num_stored :],
-            run.token_ids[run.num_tokens_stored :],
-            run.text_length,
-        )
-        if not batch.events:
-            await self._renew()
-            return
-        self._unanswered = batch
-        starts = any(isinstance(event, ObjectEvent) for event in batch.events)
-        sent = time.monotonic()
-        reply = await self._store.runs.append(
-            run.response_id,
-            fence=run.fence,
-            first=batch.first,
-            events=batch.events,
-            token_ids=batch.token_ids,
-            text_length=batch.text_length,
-            status="in_progress" if starts else None,
-            fields=self._fields() if starts else {},
-        )
-        if run.trace is not None:
-            run.trace.wrote(sent, len(batch.events))
-        self._settle(batch)
-        await self._take(reply, sent)
+        events = run.events[run.num_stored :]
+        if not events:
+            return self._renewal()
+        starts = False
+        entries = []
+        for event in events:
+            entries.append(encode_event(event))
+            starts = starts or isinstance(event, ObjectEvent)
+        append = self._unanswered = self._renewal()
+        append.entries = entries
+        append.token_ids = encode_token_ids(run.token_ids[run.num_tokens_stored :])
+        append.text_length = run.text_length
+        if starts:
+            append.status = "in_progress"
+            append.fields = field_arguments({}, self._fields())
+        return append
 
-    async def _renew(self, lease_seconds: float | None = None) -> AppendReply:
-        run = self._run
-        sent = time.monotonic()
-        reply = await self._store.runs.append(
-            run.response_id,
-            fence=run.fence,
-            first=run.num_stored + 1,
-            events=(),
-            lease_seconds=lease_seconds,
-        )
-        if lease_seconds is None:
-            await self._take(reply, sent)
-        return reply
+    def _renewal(self) -> Append:
+        return Append(self._log, self._run.fence, self._run.num_stored + 1)
 
     def _fields(self) -> dict[str, str | int]:
         """What another owner must know to build the same prompt, and to see that it did."""
@@ -210,28 +170,68 @@ class LogWriter:
             fields["prompt_from"] = run.prompt_from
         return fields
 
-    async def _take(self, reply: AppendReply, sent: float) -> None:
+    # ---- what became of it -----------------------------------------------------------------------
+
+    def _take_outcome(self, outcome: AppendReply | Exception) -> None:
+        """A reply, a refusal or an outage. The next one may go, unless a stop must be heeded."""
+        append, run = self._on_its_way, self._run
+        assert append is not None
+        self.is_busy = False
+        try:
+            if isinstance(outcome, AppendReply):
+                self._note_stored(append, outcome, self._sent)
+                if outcome.cancel and run.stopping is None and self._on_stop is not None:
+                    self.is_busy = True
+                    self._hub.spawn(self._heed_stop(self._on_stop))
+                elif run.num_stored < len(run.events):  # more came while it was on its way
+                    self._appender.note(self)
+            else:
+                self._take_failure(outcome)
+        finally:
+            if self._free is not None and not self.is_busy:
+                self._free.set()
+
+    def _take_failure(self, error: Exception) -> None:
+        if isinstance(error, StoreUnavailable):
+            self.not_before = asyncio.get_running_loop().time() + STORE_RETRY_SECONDS
+            self._appender.note(self)
+        elif isinstance(error, LOSSES):
+            self._lose(error)
+        else:  # it can only end now
+            self._appender.remove(self)
+            logger.error("append failed", exc_info=error, **self._run.ids)
+
+    async def _heed_stop(self, on_stop: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await on_stop()
+        finally:
+            self.is_busy = False
+            if self._free is not None:
+                self._free.set()
+            self._note_rest()
+
+    def _note_rest(self) -> None:
+        """There may be something new that the appender was not told of."""
+        if self._run.num_stored < len(self._run.events):
+            self._appender.note(self)
+
+    def _note_stored(self, append: Append, reply: AppendReply, sent: float) -> None:
         run = self._run
+        if append.entries:
+            if run.trace is not None:
+                run.trace.wrote(sent, len(append.entries))
+            self._settle(append)
         run.lease_until = reply.lease_until
         if not reply.repeated:  # a repeat says that the first try had renewed, whenever that was
             run.renewed_at = sent
-            run.timeline.set_clock(self._replied_at(reply))
+            run.timeline.set_clock(reply.lease_until - self._lease_ms)
             self._hub.show_held(run)
-        if reply.cancel and run.stopping is None and self._on_stop is not None:
-            await self._on_stop()
 
-    def _replied_at(self, reply: AppendReply) -> int:
-        """Redis' clock when it replied, milliseconds since 1970."""
-        return reply.lease_until - int(self._intervals.lease * 1000)
-
-    def _settle(self, batch: Batch) -> None:
-        """The batch is stored."""
-        run = self._run
+    def _settle(self, append: Append) -> None:
+        """The append is stored."""
         self._unanswered = None
-        run.num_stored = batch.last
-        run.num_tokens_stored += len(batch.token_ids)
-        if run.num_stored < run.sequence_number:  # more came while it was unanswered
-            run.changed.set()
+        self._run.num_stored = append.last
+        self._run.num_tokens_stored += len(append.token_ids) // TOKEN_ID_BYTES
 
 
 def lose(run: Run, error: Exception) -> None:
@@ -239,3 +239,7 @@ def lose(run: Run, error: Exception) -> None:
     if not run.is_deleted:
         logger.warning("run lost", error=type(error).__name__, **run.ids)
     run.lose()
+
+
+def _nothing() -> None:
+    """Of an answer that nobody writes any more."""

@@ -38,6 +38,7 @@ from server.protocol.server_frames import (
     ResponseProgress,
     ResponseQueued,
 )
+from server.runs.appender import Appender
 from server.runs.finisher import Finisher
 from server.runs.log_writer import LogWriter, lose
 from server.runs.run import Run
@@ -64,6 +65,7 @@ class Producer:
         self,
         run: Run,
         *,
+        appender: Appender,
         store: SessionStore,
         engine: EngineClient,
         prompts: PromptBuilder,
@@ -89,6 +91,7 @@ class Producer:
         run.must_be_silent = self._must_be_silent
         self._writer = LogWriter(
             run,
+            appender=appender,
             store=store,
             intervals=intervals,
             hub=hub,

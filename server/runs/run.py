@@ -125,7 +125,7 @@ class Run:
         self._published: End | None = None  # the end that `response.done` has told of
         self.timeline = Timeline()
         self.trace: AnswerTrace | None = None
-        self.changed = asyncio.Event()  # there is something to append
+        self.on_change: Callable[[], None] = lambda: None  # there is something to append
         self.stop_asked = asyncio.Event()  # wakes the loop that waits for its flush window
         self.stop_is_stored = False  # then not even this worker's death can undo the stop
         self._when_stop_is_stored: list[Callable[[], None]] = []
@@ -325,14 +325,14 @@ class Run:
         self.events.append(event)
         self.has_spoken.set()
         self.text_length += utf16_length(delta)
-        self.changed.set()
+        self.on_change()
         return event
 
     def add_object(self, entry: InProgressEntry | DoneEntry) -> ObjectEvent:
         """Number any other entry."""
         event = ObjectEvent(entry.wire())
         self.events.append(event)
-        self.changed.set()
+        self.on_change()
         return event
 
     def note_published(self, end: End) -> None:

@@ -23,6 +23,7 @@ from server.protocol.errors import ApiError
 from server.protocol.objects import Reason
 from server.protocol.server_frames import QueueReason, ResponseQueued
 from server.runs.active_limit import ActiveLimit
+from server.runs.appender import Appender
 from server.runs.finisher import Finisher
 from server.runs.log_writer import LogWriter
 from server.runs.producer import Producer
@@ -54,6 +55,7 @@ class Runs:
     def __init__(
         self,
         *,
+        appender: Appender,
         store: SessionStore,
         engine: EngineClient,
         hub: Hub,
@@ -68,6 +70,7 @@ class Runs:
     ) -> None:
         self._cache_secret = cache_secret.encode()
         self._answer_seconds = answer_seconds
+        self._appender = appender
         self._store = store
         self._engine = engine
         self._hub = hub
@@ -164,7 +167,13 @@ class Runs:
 
     async def finish(self, run: Run, end: End) -> None:
         """End a run that was taken over: it produces nothing more, only its end is missing."""
-        writer = LogWriter(run, store=self._store, intervals=self._intervals, hub=self._hub)
+        writer = LogWriter(
+            run,
+            appender=self._appender,
+            store=self._store,
+            intervals=self._intervals,
+            hub=self._hub,
+        )
         finisher = Finisher(
             run,
             store=self._store,
@@ -180,6 +189,7 @@ class Runs:
     def _producer(self, run: Run) -> Producer:
         return Producer(
             run,
+            appender=self._appender,
             store=self._store,
             engine=self._engine,
             prompts=self._prompts,

@@ -82,7 +82,7 @@ class Worker:
         self._others = others = build_others(given, self._figures)
         self._live = live = build_live(given, others.peers, self._on_refused)
         self._adapters = adapters = build_adapters(given, others.peers)
-        self._answers = answers = build_answers(given, live.hub, others.peers, adapters)
+        self._answers = answers = build_answers(given, live, others.peers, adapters)
         self.access = build_access(given, live.feed)
         self.services = build_services(
             given, others, live, answers, self.access.identities, adapters

@@ -26,6 +26,7 @@ from server.live.health import Health
 from server.live.hub import Hub
 from server.runs.abandonment import Abandonment
 from server.runs.active_limit import ActiveLimit
+from server.runs.appender import Appender
 from server.runs.peers import Figures, Peers
 from server.runs.runs import Runs
 from server.runs.takeover import Takeover
@@ -163,13 +164,15 @@ def build_live(given: Given, peers: Peers, on_refused: Callable[[StoreRefused], 
     return Live(feed, hub, health)
 
 
-def build_answers(given: Given, hub: Hub, peers: Peers, adapters: Adapters | None) -> Answers:
-    config, store = given.config, given.store
+def build_answers(given: Given, live: Live, peers: Peers, adapters: Adapters | None) -> Answers:
+    config, store, hub = given.config, given.store, live.hub
     settings = config.settings
     max_active = settings.limits.max_active_responses_per_user
     limit = ActiveLimit(store, hub, max_active) if max_active else None
     prompts = PromptBuilder(store.messages, given.engine)
+    appender = Appender(store, renewal_seconds=settings.intervals.renewal, listener=live.feed)
     runs = Runs(
+        appender=appender,
         limit=limit,
         prompts=prompts,
         store=store,

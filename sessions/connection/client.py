@@ -8,10 +8,10 @@ calls) and answers them in order.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from redis.asyncio.connection import AbstractConnection
 from redis.crc import key_slot
@@ -24,6 +24,8 @@ from sessions.connection.link import Command as Command
 from sessions.connection.scripts import Scripts, Value
 from sessions.connection.sentinel import connect_to_primary
 from sessions.model.errors import StoreUnavailable
+
+T = TypeVar("T")
 
 TIMEOUT_SECONDS: Final = 1.0  # for a whole batch; scripts take microseconds
 MAX_READS: Final = 256  # of one script: Redis does nothing else for half a millisecond
@@ -58,6 +60,10 @@ class RedisClient:
             self._cluster = Cluster(self.address, self._scripts, timeout_seconds)
 
     @property
+    def is_cluster(self) -> bool:
+        return self._cluster is not None
+
+    @property
     def timeout_seconds(self) -> float:
         """How long a batch may take, its connection included."""
         return self._timeout_seconds
@@ -86,6 +92,13 @@ class RedisClient:
             await connection.disconnect(nowait=True)
             raise
         return connection
+
+    def enqueue(self, command: Command | ScriptRun) -> asyncio.Future[Any]:
+        """Send a command with the others of this tick; the future is its reply's.
+
+        Raises `StoreUnavailable` if it cannot be sent at all.
+        """
+        return self._enqueue(command).future
 
     async def call(self, *command: Argument) -> Any:
         """Send one command and return its raw reply (RESP3, bytes not decoded)."""
@@ -134,7 +147,7 @@ class RedisClient:
         """
         batches = [
             group[start : start + MAX_READS]
-            for group in self._by_slot(keys)
+            for group in self.by_slot(keys, lambda key: key)
             for start in range(0, len(group), MAX_READS)
         ]
         answers = await self.calls(
@@ -195,13 +208,13 @@ class RedisClient:
         packed = script.pack(arguments)
         return ScriptRun(name, ("EVALSHA", script.digest, len(keys), *keys, *packed))
 
-    def _by_slot(self, keys: Sequence[str]) -> list[list[str]]:
-        """These keys as groups that one script may touch."""
+    def by_slot(self, items: Iterable[T], key_of: Callable[[T], str]) -> list[list[T]]:
+        """These items as groups whose keys one script may touch."""
         if self._cluster is None:
-            return [list(keys)]
-        groups: dict[int, list[str]] = {}
-        for key in keys:
-            groups.setdefault(key_slot(key.encode()), []).append(key)
+            return [[*items]]
+        groups: dict[int, list[T]] = {}
+        for item in items:
+            groups.setdefault(key_slot(key_of(item).encode()), []).append(item)
         return list(groups.values())
 
     async def close(self) -> None:

@@ -83,6 +83,16 @@ class LiveFeed:
         """Whether every channel is subscribed on a connection that is thought to be alive."""
         return self._connected.is_set()
 
+    @property
+    def own_channel(self) -> str:
+        """A channel that nobody else has subscribed: with it come all the others."""
+        return self._probe_channel
+
+    def hears(self, channel: str) -> bool:
+        """Whether Redis has confirmed that channel, and it was not left since."""
+        subscription = self._subscriptions.get(channel)
+        return subscription is not None and subscription.confirmed.is_set()
+
     def on_resync(self, callback: Callable[[], None]) -> None:
         """Call this after each reconnection, when everything is subscribed again."""
         self._resync_callbacks.append(callback)

@@ -61,7 +61,9 @@ TRIALS: Final[tuple[Command, ...]] = (
 )
 # Sent in places where a trial would show nothing new: a connection does not open without them.
 CONNECTING: Final = ("AUTH", "HELLO", "SELECT", "SCRIPT", "EVALSHA", "SUBSCRIBE", "UNSUBSCRIBE")
-OPTIONAL: Final = ("CONFIG",)  # GET alone; managed servers deny it, and checks are left out then
+# CONFIG GET and PUBSUB NUMSUB alone. Managed servers deny the first, and checks are left out then;
+# without the second everything is published, also what nobody but its own writer hears.
+OPTIONAL: Final = ("CONFIG", "PUBSUB")
 CLUSTER: Final = ("CLUSTER", "ASKING")
 SENTINEL: Final = ("ROLE",)
 COMMANDS: Final = frozenset(str(words[0]) for words in TRIALS).union(
@@ -121,7 +123,12 @@ def _named(command: str, error: exceptions.ResponseError) -> str:
 
 def acl_rule(prefix: str = "parley:") -> str:
     """The words after `ACL SETUSER name on >password` that give what is needed, and no more."""
-    only = {"CONFIG": "config|get", "SCRIPT": "script|load", "CLUSTER": "cluster|slots"}
+    only = {
+        "CLUSTER": "cluster|slots",
+        "CONFIG": "config|get",
+        "PUBSUB": "pubsub|numsub",
+        "SCRIPT": "script|load",
+    }
     free = {"AUTH"}  # never denied; 6.2 knows no rule for it
     names = sorted(only.get(name, name.lower()) for name in COMMANDS - free)
     commands = " ".join("+" + name for name in names)

@@ -60,8 +60,21 @@ local function publish_session(epoch, offset, lines)
   publish('s ' .. epoch .. ' ' .. offset .. '\n' .. lines)
 end
 
+local function response_payload(rid, fence, first, last, lines)
+  return 'r ' .. rid .. ' ' .. fence .. ' ' .. first .. ' ' .. last .. '\n' .. lines
+end
+
 local function publish_response(rid, fence, first, last, lines)
-  publish('r ' .. rid .. ' ' .. fence .. ' ' .. first .. ' ' .. last .. '\n' .. lines)
+  publish(response_payload(rid, fence, first, last, lines))
+end
+
+-- Whether a command failed because this server takes no writes now, whatever they are: it has taken none of this script
+-- either. The caller's connection must see such an error (sessions/connection/link.py).
+local function is_outage(message)
+  for _, word in ipairs({'READONLY', 'OOM command', 'MISCONF', 'NOREPLICAS', 'MASTERDOWN'}) do
+    if string.find(message, word, 1, true) then return true end
+  end
+  return false
 end
 
 -- Entries that their run does not count are of a script that failed half-way. Nobody has seen them, and a stream

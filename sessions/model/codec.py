@@ -85,6 +85,7 @@ def decode_count(text: str) -> int:
     return min(int(text), MAX_COUNT)
 
 
+TOKEN_ID_BYTES: Final = 4
 _RUN_TEXTS: Final = ("uid", "status", "owner", "message_id", "model", "cancel_by", "cancel_reason")
 _RUN_NUMBERS: Final = ("fence", "lease_until", "sequence_number", "created_at", "num_tokens")
 _RUN_OPTIONAL_NUMBERS: Final = (

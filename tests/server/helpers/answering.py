@@ -11,6 +11,7 @@ from server.engines.client import SamplingParams, TokensPrompt
 from server.generation.prompts import Prompt, PromptBuilder
 from server.live.hub import Hub
 from server.live.subscription import Subscription
+from server.runs.appender import Appender
 from server.runs.producer import Producer
 from server.runs.run import Run
 from server.telemetry.metrics import Metrics
@@ -107,6 +108,7 @@ class Answering:
         subscription.put_events(self.rid, 1, 1, self.run.events)
         self.producer = Producer(
             self.run,
+            appender=Appender(self.store, renewal_seconds=self.intervals.renewal),
             store=self.store,
             engine=self.engine,
             prompts=cast("PromptBuilder", None),  # it has its prompt

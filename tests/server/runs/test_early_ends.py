@@ -21,6 +21,7 @@ from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_answer, oracle_word
 from tests.server.helpers.answering import until
+from tests.server.helpers.appends import Outage
 from tests.server.helpers.in_process import (
     PATIENT,
     Dice,
@@ -48,6 +49,9 @@ class Site:
     response: str = ""
     is_away: bool = False
 
+    def __post_init__(self) -> None:
+        self.outage = Outage(self.first.store.runs, self.monkeypatch)
+
     async def ask(self, client: LocalClient) -> None:
         self.session = await client.new_session()
         settings = {"max_output_tokens": NUM_TOKENS}
@@ -61,8 +65,11 @@ class Site:
     def cut_off(self) -> None:
         """The first worker cannot store what it writes."""
         self.is_away = True
-        for name in ("append", "finish"):
-            self._break(self.first.store.runs, name)
+        self.outage.lasts = True
+        self._break(self.first.store.runs, "finish")
+
+    def come_back(self) -> None:
+        self.is_away = self.outage.lasts = False
 
     def lose_commands(self) -> None:
         """The first worker does not hear what the second one tells it."""
@@ -147,7 +154,7 @@ async def test_a_stop_promised_by_another_worker_corrects_an_end_that_was_sent(s
         await late.done(site.response)
         cancel = Http(site.first, "POST", f"{path}/cancel")
         await asyncio.sleep(0)
-        site.is_away = False
+        site.come_back()
 
         for client in (*watching, late):
             ends = await site.final_end(client)
@@ -179,7 +186,7 @@ async def test_the_first_stop_that_was_stored_is_the_one_that_cuts_the_text(site
         assert (await stopper.next("response.cancelling"))["durable"]
         await asker.send("stop", response_id=site.response)
         await asker.done(site.response)
-        site.is_away = False
+        site.come_back()
         for client in (asker, stopper):
             assert (await site.final_end(client))[-1] == ("cancelled", True)
         record = await site.second.store.runs.get(None, site.response)
@@ -201,7 +208,7 @@ async def test_the_end_that_was_sent_is_sent_again_when_it_is_stored(site: Site)
             await client.done(site.response)
         await events.first("response.done")
         assert not events.answered.done()
-        site.is_away = False
+        site.come_back()
         for client in watching:
             ends = await site.final_end(client)
             assert ends == [("incomplete", False), ("incomplete", True)]
@@ -219,7 +226,7 @@ async def test_of_a_session_that_is_deleted_after_an_early_end_the_end_is_sent(s
             await client.done(site.response)
         await other.send("session.delete", session_id=site.session)
         await watching[0].next("session.deleted")
-        site.is_away = False
+        site.come_back()
         for client in watching:
             assert (await site.final_end(client))[-1] == ("cancelled", True)
 
@@ -232,7 +239,7 @@ async def test_whose_session_is_lost_after_an_early_end_hears_of_that(site: Site
             await client.done(site.response)
         site.history.is_data_lost = True
         await site.first.store.client.call("FLUSHALL")
-        site.is_away = False
+        site.come_back()
         for client in (asker, tab, follower):
             await client.wait(lambda c=client: len(site.dones(c.frames)) == 2)  # type: ignore[misc]
             assert site.dones(client.frames)[1] == ("failed", False)

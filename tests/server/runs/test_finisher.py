@@ -8,7 +8,9 @@ import pytest
 from server.live.response_log import read_log
 from server.runs.stop import Stop
 from sessions.model.codec import encode_token_ids
+from sessions.store.runs import Append
 from tests.server.helpers.answering import Answering, output, until
+from tests.server.helpers.appends import Answered, Outcome, intercept
 
 
 async def test_the_end_that_is_sent_is_the_end_that_is_stored(
@@ -38,19 +40,21 @@ async def test_an_append_on_its_way_when_the_answer_ends_is_waited_for(
 ) -> None:
     """Its numbers are taken: an end that overtakes its reply would seem to leave a gap."""
     applied, reply = asyncio.Event(), asyncio.Event()
-    append, finish = answering.store.runs.append, answering.store.runs.finish
+    finish = answering.store.runs.finish
 
-    async def slow_append(response_id: str, **arguments: Any) -> Any:
-        result = await append(response_id, **arguments)
+    def hear_slowly(append: Append, outcome: Outcome, answered: Answered) -> None:
         applied.set()
+        answering.hub.spawn(pass_on(outcome, answered))
+
+    async def pass_on(outcome: Outcome, answered: Answered) -> None:
         await reply.wait()
-        return result
+        answered(outcome)
 
     async def finish_as_the_reply_comes(response_id: str, **arguments: Any) -> Any:
         reply.set()
         return await finish(response_id, **arguments)
 
-    monkeypatch.setattr(answering.store.runs, "append", slow_append)
+    intercept(monkeypatch, answering.store.runs, hear_slowly)
     monkeypatch.setattr(answering.store.runs, "finish", finish_as_the_reply_comes)
     producing = answering.start()
     answering.engine.say(output(answering.rid, "one "))

@@ -11,7 +11,9 @@ from engine.outputs import RequestProgress
 from server.runs import producer as producer_module
 from server.runs.stop import Stop
 from sessions.model.errors import StoreUnavailable
+from sessions.store.runs import Append
 from tests.server.helpers.answering import MAX_SECONDS, Answering, output
+from tests.server.helpers.appends import Answered, Outcome, intercept
 
 
 async def test_an_answer_is_shown_stored_and_ended_once(answering: Answering) -> None:
@@ -107,17 +109,16 @@ async def test_an_append_whose_reply_was_lost_is_stored_once(
     answering: Answering, monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:
     lost, again = asyncio.Event(), asyncio.Event()
-    append = answering.store.runs.append
 
-    async def lose_the_first_reply(response_id: str, **arguments: Any) -> Any:
-        reply = await append(response_id, **arguments)
-        if not lost.is_set() and arguments["events"]:
+    def lose_the_first_reply(append: Append, outcome: Outcome, answered: Answered) -> None:
+        if not lost.is_set() and append.entries:
             lost.set()
-            raise StoreUnavailable
-        again.set()
-        return reply
+            answered(StoreUnavailable())
+        else:
+            again.set()
+            answered(outcome)
 
-    monkeypatch.setattr(answering.store.runs, "append", lose_the_first_reply)
+    intercept(monkeypatch, answering.store.runs, lose_the_first_reply)
     producing = answering.start()
     answering.engine.say(output(answering.rid, "one "))
     await lost.wait()

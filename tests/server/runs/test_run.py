@@ -41,10 +41,11 @@ def run() -> Run:
 
 def test_events_are_numbered_from_response_created_on(run: Run) -> None:
     assert run.sequence_number == 1
+    numbers: list[int] = []
+    run.on_change = lambda: numbers.append(run.sequence_number)
     run.add_object(BEGINNING)
     run.add_text("one ", [1])
-    assert run.sequence_number == 3
-    assert run.changed.is_set()
+    assert numbers == [2, 3]
 
 
 def test_offsets_count_utf16_units(run: Run) -> None:

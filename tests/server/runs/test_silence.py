@@ -6,24 +6,9 @@ from typing import Any
 import pytest
 
 from server.live.subscription import Subscription
-from sessions.model.errors import StoreUnavailable
 from tests.server.helpers.answering import Answering, output, until
+from tests.server.helpers.appends import Outage
 from tests.server.helpers.watching import Viewer
-
-
-class Outage:
-    """Lets no append through while it lasts."""
-
-    def __init__(self, answering: Answering, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.lasts = False
-        append = answering.store.runs.append
-
-        async def failing_append(response_id: str, **arguments: Any) -> Any:
-            if self.lasts:
-                raise StoreUnavailable
-            return await append(response_id, **arguments)
-
-        monkeypatch.setattr(answering.store.runs, "append", failing_append)
 
 
 async def texts_of(answering: Answering) -> list[str]:
@@ -45,7 +30,7 @@ async def shown_and_stored(answering: Answering, outage: Outage) -> asyncio.Task
 async def test_owner_without_renewal_shows_nothing_where_others_could_take_over(
     answering: Answering, monkeypatch: pytest.MonkeyPatch, has_peers: bool
 ) -> None:
-    outage = Outage(answering, monkeypatch)
+    outage = Outage(answering.store.runs, monkeypatch)
     answering.has_peers = has_peers
     producing = await shown_and_stored(answering, outage)
     answering.run.renewed_at -= answering.intervals.silence
@@ -62,7 +47,7 @@ async def test_owner_without_renewal_shows_nothing_where_others_could_take_over(
 async def test_owner_that_lost_its_answer_drops_what_it_held_and_shows_the_log(
     answering: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outage = Outage(answering, monkeypatch)
+    outage = Outage(answering.store.runs, monkeypatch)
     answering.has_peers = True
     producing = await shown_and_stored(answering, outage)
     answering.run.renewed_at -= answering.intervals.silence
@@ -91,7 +76,7 @@ async def shown_and_queued(answering: Answering, outage: Outage) -> asyncio.Task
 async def test_text_that_was_queued_in_time_is_not_sent_too_late(
     answering: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outage = Outage(answering, monkeypatch)
+    outage = Outage(answering.store.runs, monkeypatch)
     producing = await shown_and_queued(answering, outage)
     newcomer = Viewer()
     subscription = Subscription(newcomer, answering.chat.session_id)
@@ -113,7 +98,7 @@ async def test_text_that_was_queued_in_time_is_not_sent_too_late(
 async def test_text_that_was_queued_in_time_is_never_sent_if_the_answer_is_lost(
     answering: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outage = Outage(answering, monkeypatch)
+    outage = Outage(answering.store.runs, monkeypatch)
     producing = await shown_and_queued(answering, outage)
     await answering.store.runs.reap(answering.rid, new_owner="w2", exited_owner="w1")
     outage.lasts = False

@@ -34,6 +34,7 @@ from tests.end_to_end.oracle.history import History
 from tests.helpers.patience import PATIENCE
 from tests.helpers.redis_server import fresh_prefix
 from tests.helpers.tiny_model import oracle_answer, oracle_word
+from tests.server.helpers.appends import Outage
 from tests.server.helpers.in_process import Dice, LocalClient, ScriptedEngine, running_workers
 from tests.sessions.helpers.chat import Chat
 
@@ -429,7 +430,7 @@ async def test_the_end_by_the_next_owner_reaches_a_client_that_stopped_and_was_s
                 if (await first.store.runs.get(None, response)).num_tokens:
                     break
                 await asyncio.sleep(0.01)
-            monkeypatch.setattr(first.store.runs, "append", fail)
+            Outage(first.store.runs, monkeypatch, lasts=True)
             monkeypatch.setattr(first.store.runs, "finish", fail)
             request.is_held = {"last"}
             request.released.set()

@@ -68,4 +68,5 @@ def test_a_script_that_does_not_call_read_args_is_refused() -> None:
 
 def test_a_script_is_sent_with_the_functions_of_the_prelude_that_it_calls() -> None:
     defined = re.findall(r"^local function (\w+)", SCRIPTS["append"].source, re.M)
-    assert defined == ["read_args", "now_ms", "is_live", "ended", "publish", "publish_response"]
+    shared = ["read_args", "now_ms", "is_live", "ended", "response_payload", "is_outage"]
+    assert defined == [*shared, "append", "taken"]

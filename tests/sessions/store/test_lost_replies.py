@@ -16,11 +16,13 @@ from redis.asyncio.connection import AbstractConnection
 
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.errors import RevisionConflict, RunGone, RunLost, SessionNotFound
+from sessions.model.replies import AppendReply
 from sessions.store.copies import Draft
 from sessions.store.messages import PART_MESSAGES
 from sessions.store.store import SessionStore
 from tests.sessions.helpers.chat import Chat, user_message
 from tests.sessions.helpers.queued import queued, texts_of
+from tests.sessions.store.test_appends import an_append, outcomes
 
 pytestmark = pytest.mark.row("R4")
 
@@ -179,6 +181,17 @@ async def test_append_and_finish(lossy_chat: Chat, proxy: LossyProxy) -> None:
     assert await lossy_chat.store.runs.token_ids(rid) == [0, 1]
     session = await lossy_chat.store.sessions.get("alice", lossy_chat.session_id)
     assert (session.output_tokens, session.active_response_id) == (5, queued)
+
+
+async def test_appends_of_many_runs(lossy: SessionStore, proxy: LossyProxy) -> None:
+    rids = [(await (await Chat.create(lossy)).begin()).response_id for _ in range(3)]
+    await lossy.runs.reap(rids[0], new_owner="w2", exited_owner="w1")
+    proxy.lose_next()
+    lost, *others = await outcomes(lossy, [an_append(lossy, rid, 2, "x") for rid in rids])
+    assert proxy.num_lost == 1
+    assert isinstance(lost, RunLost)
+    assert [reply.repeated for reply in others if isinstance(reply, AppendReply)] == [True, True]
+    assert [len(await lossy.runs.events(rid)) for rid in rids] == [1, 2, 2]
 
 
 async def test_reap(lossy_chat: Chat, proxy: LossyProxy) -> None:
