@@ -110,6 +110,7 @@ class Link:
         self._unanswered: deque[Call] = deque()  # sent on the connection, in this order
         self._sender: asyncio.Task[None] | None = None
         self._reader: asyncio.Task[None] | None = None
+        self._will_flush = False
         self._is_read_only = False
         self._closed = False
 
@@ -137,41 +138,64 @@ class Link:
     # ---- sending ---------------------------------------------------------------------------------
 
     def _wake_sender(self) -> None:
-        if self._sender is None and not self._closed:
+        if self._sender is None and not self._will_flush and not self._closed:
             # It runs after this tick, so every call of the tick is in its first batch.
-            self._sender = start(self._send_waiting())
+            self._will_flush = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Write what waits; what must wait for a connection or for the server waits in a task."""
+        self._will_flush = False
+        while self._waiting and self._sender is None and not self._closed:
+            connection = self._connection
+            transport = None if connection is None else _ready_transport(connection)
+            if connection is None or transport is None or self._must_wait():
+                self._sender = start(self._send_waiting())
+            elif batch := self._next_batch(asyncio.get_running_loop().time()):
+                self._expect(connection, batch)
+                transport.write(self._pack(batch))
+
+    def _must_wait(self) -> bool:
+        """For replies, before anything more is sent."""
+        return self._reader is not None and (
+            self._is_read_only or len(self._unanswered) >= MAX_UNANSWERED
+        )
 
     async def _send_waiting(self) -> None:
+        loop = asyncio.get_running_loop()
         try:
             while self._waiting:
-                if self._reader is not None and (
-                    self._is_read_only or len(self._unanswered) >= MAX_UNANSWERED
-                ):
+                if self._reader is not None and self._must_wait():
                     await asyncio.wait([self._reader])
-                batch: list[Call] = []
-                while self._waiting and len(batch) < MAX_BATCH:
-                    call = self._waiting.popleft()
-                    if not call.future.cancelled():
-                        batch.append(call)
-                if batch:
+                if batch := self._next_batch(loop.time()):
                     await self._send(batch)
         finally:
             self._sender = None
 
+    def _next_batch(self, now: float) -> list[Call]:
+        """Of what waits, what is sent now: somebody still wants it."""
+        batch: list[Call] = []
+        while self._waiting and len(batch) < MAX_BATCH:
+            call = self._waiting.popleft()
+            if not call.future.cancelled():
+                call.deadline = now + self.timeout_seconds
+                batch.append(call)
+        return batch
+
+    def _expect(self, connection: AbstractConnection, batch: list[Call]) -> None:
+        """From now on the calls are among the unanswered."""
+        self._unanswered.extend(batch)
+        if self._reader is None:
+            self._reader = start(self._read_replies(connection))
+
     async def _send(self, batch: list[Call]) -> None:
-        """Write the calls; from then on they are among the unanswered."""
-        deadline = asyncio.get_running_loop().time() + self.timeout_seconds
-        for call in batch:
-            call.deadline = deadline
+        """Connect if need be, and write the calls."""
         connection = None
         try:
             async with before_deadline(lambda: batch[0]):
                 connection = await self._connected()
-                self._unanswered.extend(batch)
-                if self._reader is None:
-                    reading = self._read_replies(connection)
-                    self._reader = start(reading)
-                await self._write(connection, batch)
+                self._expect(connection, batch)
+                await connection.send_packed_command(self._pack(batch), check_health=False)
         except asyncio.CancelledError:
             if connection is None:
                 _fail_all(deque(batch), StoreUnavailable("the session store is closed"))
@@ -202,14 +226,14 @@ class Link:
         return connection
 
     @staticmethod
-    async def _write(connection: AbstractConnection, calls: Sequence[Call]) -> None:
+    def _pack(calls: Sequence[Call]) -> bytes:
         packed = []  # by hiredis: redis-py takes six times as long, half of all that a call costs
         for call in calls:
             if call.is_asking:
                 packed.append(hiredis.pack_command(("ASKING",)))
             words: Any = tuple(call.command)  # its stub knows tuples of one word
             packed.append(hiredis.pack_command(words))
-        await connection.send_packed_command(b"".join(packed), check_health=False)
+        return b"".join(packed)
 
     # ---- receiving -------------------------------------------------------------------------------
 
@@ -293,6 +317,14 @@ class Link:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.disconnect(nowait=True)
+
+
+def _ready_transport(connection: AbstractConnection) -> asyncio.WriteTransport | None:
+    """Where to write without waiting: nothing is broken, and nothing waits for the socket."""
+    if connection._writer is None:
+        return None
+    transport = connection._writer.transport
+    return None if transport.is_closing() or transport.get_write_buffer_size() else transport
 
 
 def _fail_all(calls: deque[Call], error: BaseException) -> None:
