@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.core.attention.backends import UNIT_TOKENS, AttentionBackend, OfStep
-from engine.core.attention.prompts import attend_prompts, can_attend
+from engine.core.attention.prompts import attend_prompts, can_attend, prepare
 from engine.core.attention.scores import Scores
 from engine.core.tensors.batch import Batch
 
@@ -88,6 +88,7 @@ class CudaPrompts:
 
     def __init__(self, library: Any) -> None:
         self._library = library
+        prepare()
 
     def attend(
         self,

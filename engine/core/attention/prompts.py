@@ -6,7 +6,6 @@ tokens take, and a chunk has hundreds. On a GPU torch then uses its own FlashAtt
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.core.attention.scores import Scores
@@ -31,6 +30,11 @@ def can_attend(
     )
 
 
+def prepare() -> None:
+    """Import what `attend_prompts` needs, which takes as long as many prompts."""
+    import torch.nn.attention.bias  # noqa: F401  # for the sake of being there
+
+
 def attend_prompts(
     query: Tensor,  # [num_tokens, num_heads, head_dim]
     key_cache: Tensor,  # [num_blocks, page_size, num_kv_heads, head_dim]
@@ -40,6 +44,8 @@ def attend_prompts(
     scale: float,
 ) -> None:
     """As `paged_attention_reference` of engine/core/ops/library.py, sequence by sequence."""
+    from torch.nn.attention.bias import causal_lower_right  # half a second; `prepare` has paid it
+
     start = 0
     for row, (num_queries, num_keys) in enumerate(batch.lens):
         blocks = batch.block_tables[row, : -(-num_keys // key_cache.shape[1])]
