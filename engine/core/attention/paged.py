@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from engine.core.attention.backends import AttentionBackend
 from engine.core.attention.scores import Scores
@@ -168,6 +167,10 @@ def _check_call(
 
 def register() -> None:
     """Make `attn_implementation="parley_paged"` known to transformers; again is harmless."""
+    from transformers.modeling_utils import (
+        ALL_ATTENTION_FUNCTIONS,
+    )  # takes long, where there is one
+
     function: Callable[..., Any] = paged_attention_forward
     ALL_ATTENTION_FUNCTIONS.register(NAME, function)
 

@@ -2,6 +2,9 @@
 
 Only safetensors, no code from the folder, no network. What paged attention cannot do is refused
 here, before the first request: a model that loads must give the text that transformers gives.
+
+A folder that holds one of the fused families and nothing else is read without transformers
+(`fused/plain_config.py`); every other one is transformers' business (`general.py`).
 """
 
 import logging
@@ -12,24 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
-from transformers.quantizers.auto import AutoHfQuantizer
 
 from engine.config import EngineConfig
 from engine.core.attention import paged as attention
 from engine.core.attention.backends import UNIT_TOKENS, AttentionBackend
 from engine.core.attention.choice import AttentionNeeds, choose_attention
 from engine.core.attention.paged import PagedLayer, StepContext
-from engine.core.models import classifier, experts, linear, trial, weight_files
+from engine.core.models import classifier, weight_files
 from engine.core.models.checkpoint import Checkpoint, check_folder
-from engine.core.models.fused import shape, support
+from engine.core.models.fused import plain_config, plain_model, shape, support
 from engine.core.models.fused.decoder import FusedDecoder, fuse
 from engine.core.models.fused.gpu_decoder import GpuDecoder, fuse_for_gpu
-from engine.core.models.implied_shapes import check_names, check_size, mismatch
 from engine.core.models.lora.fused_adapters import FusedAdapters
-from engine.core.models.lora.module_adapters import ModuleAdapters
 from engine.core.models.lora.shelf import AdapterHost
 from engine.core.ops.library import Ops
 from engine.core.sampling.classifier_head import ClassifierHead
@@ -39,7 +37,6 @@ from engine.pooling import GENERATING_TASKS
 
 logger = logging.getLogger(__name__)
 
-ATTENTION_TYPES = {"full_attention", "sliding_attention"}
 LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}  # rotates all by the longest sequence of the batch
 FALLBACK_POSITIONS = 4096  # for a model that names no limit
 
@@ -82,35 +79,8 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
     started = time.monotonic()
     folder = Path(config.model)
     checkpoint = check_folder(folder, needs_weights=config.load_format != "dummy")
-    with reading(checkpoint.config_file):
-        whole_config, hf_config = _read_configs(folder)
-        check_names(checkpoint, hf_config)
-        _check_config(hf_config)
-        is_classifier = classifier.classifies(checkpoint.config)
-        if is_classifier and config.runner == "generate":
-            problem = "is of a model that classifies, and generates no text"
-            raise UnsupportedModelError(f"{checkpoint.config_file} {problem}")
-        device = choose_device(config.device)
-        _check_quantization(config, whole_config, device, ops)
-        if not getattr(whole_config, "quantization_config", None):  # else transformers reads them
-            weight_files.check_dtypes(checkpoint)
-        is_fused = _choose_fused(config, whole_config, device, ops)
-        dtype = _choose_dtype(config.dtype, hf_config, device, is_fused)
-    logger.info("loading %s as %s on %s", folder, str(dtype).removeprefix("torch."), device)
-    attention.register()
-    read_dtype = dtype
-    if config.quantization and dtype == torch.float32 and not is_fused:
-        read_dtype = _own_dtype(hf_config)  # float32 would need twice the memory for a moment
-    overrides = {"tie_word_embeddings": True} if is_classifier else {}
-    model, unexpected = _build(
-        checkpoint, hf_config, read_dtype, config.load_format, device, overrides
-    )
-    head: ClassifierHead | None = None
-    if is_classifier:
-        head = classifier.read_head(checkpoint, whole_config, _width(model))
-        unexpected.discard(classifier.WEIGHT)
-    weight_files.check_all_taken(checkpoint, unexpected, hf_config)
-    model.to(device)
+    built = _build_plain(config, checkpoint, ops) or _build_general(config, checkpoint, ops)
+    model, hf_config = built.model, built.config
     model.eval().requires_grad_(False)
 
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -125,45 +95,37 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
     context = StepContext(ops)
     layers: list[PagedLayer] = []
     fused: FusedDecoder | GpuDecoder | None = None
-    adapters: FusedAdapters | ModuleAdapters | None = None
-    if is_fused:
+    adapters: AdapterHost | None = None
+    if built.is_fused:
         try:
             with torch.inference_mode():
-                fused = _fuse(model, config, dtype, context)
+                fused = _fuse(model, config, built.dtype, context)
             if config.enable_lora and isinstance(fused, FusedDecoder):
                 adapters = FusedAdapters(fused, hf_config.intermediate_size)
         except (ValueError, OSError) as error:  # parameters of another model, or no memory
             raise UnsupportedModelError(f"{folder}: {describe(error)}") from None
     else:
-        if ops.name == "cpu":
-            of_all = None if read_dtype == dtype else dtype
-            linear.pack_layers(model, ops, config.quantization or "float32", of_all)
-        if read_dtype != dtype:
-            model.to(dtype)
-        attached = attention.attach_layers(model, context)
-        experts.attach_experts(model, context)
-        hooks = ModuleAdapters(model, context, trial.NUM_TOKENS) if config.enable_lora else None
-        layers = trial.try_model(model, attached, hf_config, device)
-        if hooks is not None:
-            hooks.end_trial()
-            adapters = hooks
+        from engine.core.models import general
+
+        later_dtype = None if built.read_dtype == built.dtype else built.dtype
+        layers, adapters = general.attach(model, config, hf_config, context, later_dtype)
         needs = AttentionNeeds.of(shape for layer in layers for shape in layer.shapes)
-        context.attention = choose_attention(config, needs, ops, device)
+        context.attention = choose_attention(config, needs, ops, built.device)
     eos_sources = (getattr(model, "generation_config", None), hf_config)
     loaded = LoadedModel(
         model=model,
         context=context,
         layers=layers,
-        device=device,
-        dtype=dtype,
+        device=built.device,
+        dtype=built.dtype,
         num_parameters=num_parameters,
         vocab_size=vocab_size,
         max_positions=max_positions,
         eos_token_ids=sorted(_token_ids(eos_sources)),
         checkpoint=checkpoint,
         fused=fused,
-        head=head,
-        tasks=_tasks(head, config.runner),
+        head=built.head,
+        tasks=_tasks(built.head, config.runner),
         adapters=adapters,
     )
     logger.info(
@@ -172,6 +134,79 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
         time.monotonic() - started,
     )
     return loaded
+
+
+@dataclass(frozen=True, slots=True)
+class _BuiltModel:
+    """A model with its weights, before its attention is ours."""
+
+    model: Any  # an nn.Module with a transformers model's methods
+    config: Any  # transformers' of its text, or what stands for it
+    device: torch.device
+    dtype: torch.dtype
+    read_dtype: torch.dtype  # which it has until its layers are packed
+    is_fused: bool
+    head: ClassifierHead | None = None
+
+
+def _build_plain(config: EngineConfig, checkpoint: Checkpoint, ops: Ops) -> _BuiltModel | None:
+    """The model without transformers, which takes as long to import as torch.
+
+    None if the fused decoder does not compute it, or anything about its folder is unusual: then
+    transformers says what it is, or what is wrong with it.
+    """
+    if config.device not in ("auto", "cpu") or config.load_format == "dummy":
+        return None
+    device = torch.device("cpu")
+    plain = plain_config.read_plain_config(checkpoint)
+    try:
+        if plain is None or not _choose_fused(config, plain, device, ops):
+            return None
+    except UnsupportedModelError:  # the same will be said there
+        return None
+    dtype = _choose_dtype(config.dtype, plain, device, is_fused=True)
+    _log_loading(checkpoint, dtype, device)
+    model = plain_model.build_plain_model(checkpoint, plain, dtype)
+    return _BuiltModel(model, plain, device, dtype, dtype, is_fused=True)
+
+
+def _build_general(config: EngineConfig, checkpoint: Checkpoint, ops: Ops) -> _BuiltModel:
+    """The model as transformers makes it. Raises UnsupportedModelError."""
+    from engine.core.models import general
+
+    with reading(checkpoint.config_file):
+        whole_config, hf_config = general.read_configs(checkpoint)
+        is_classifier = classifier.classifies(checkpoint.config)
+        if is_classifier and config.runner == "generate":
+            problem = "is of a model that classifies, and generates no text"
+            raise UnsupportedModelError(f"{checkpoint.config_file} {problem}")
+        device = choose_device(config.device)
+        general.check_quantization(config, whole_config, device, ops)
+        if not getattr(whole_config, "quantization_config", None):  # else transformers reads them
+            weight_files.check_dtypes(checkpoint)
+        is_fused = _choose_fused(config, whole_config, device, ops)
+        dtype = _choose_dtype(config.dtype, hf_config, device, is_fused)
+    _log_loading(checkpoint, dtype, device)
+    attention.register()
+    read_dtype = dtype
+    if config.quantization and dtype == torch.float32 and not is_fused:
+        read_dtype = _own_dtype(hf_config)  # float32 would need twice the memory for a moment
+    overrides = {"tie_word_embeddings": True} if is_classifier else {}
+    model, unexpected = general.build(
+        checkpoint, hf_config, read_dtype, config.load_format, device, overrides
+    )
+    head: ClassifierHead | None = None
+    if is_classifier:
+        head = classifier.read_head(checkpoint, whole_config, _width(model))
+        unexpected.discard(classifier.WEIGHT)
+    weight_files.check_all_taken(checkpoint, unexpected, hf_config)
+    model.to(device)
+    return _BuiltModel(model, hf_config, device, dtype, read_dtype, is_fused, head)
+
+
+def _log_loading(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+    name = str(dtype).removeprefix("torch.")
+    logger.info("loading %s as %s on %s", checkpoint.folder, name, device)
 
 
 def _tasks(head: ClassifierHead | None, runner: str) -> tuple[str, ...]:
@@ -188,9 +223,10 @@ def drop_weights(loaded: LoadedModel) -> None:
     if loaded.fused is not None:
         loaded.fused.drop_weights()
     shape.drop_weights(loaded.model)
-    for module in loaded.model.modules():
-        if isinstance(module, linear.PackedLinear):
-            module.drop()
+    if loaded.fused is None:
+        from engine.core.models import general
+
+        general.drop_packed(loaded.model)
 
 
 def _fuse(
@@ -209,59 +245,6 @@ def _fuse(
         return context.attention
 
     return fuse_for_gpu(model, ops, choose)
-
-
-def _read_configs(folder: Path) -> tuple[Any, Any]:
-    """The whole config, and of it the part for text, which mostly is the same."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    return config, config.get_text_config()
-
-
-def _check_config(config: Any) -> None:
-    name = config.model_type
-    if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(f"{name} is an encoder-decoder")
-    others = set(getattr(config, "layer_types", None) or ()) - ATTENTION_TYPES
-    if others:
-        raise UnsupportedModelError(f"{name} has layers without paged attention: {sorted(others)}")
-    if getattr(config, "num_kv_shared_layers", 0):
-        raise UnsupportedModelError(f"{name} shares keys and values between layers")
-    if getattr(config, "alibi", False):
-        raise UnsupportedModelError(f"{name} uses alibi positions")
-    reads_all = getattr(config, "use_bidirectional_attention", None) in (True, "all")
-    if reads_all or getattr(config, "is_causal", True) is False:
-        raise UnsupportedModelError(f"{name} reads a text in both directions, so it continues none")
-
-
-def _check_quantization(
-    config: EngineConfig, hf_config: Any, device: torch.device, ops: Ops
-) -> None:
-    """`hf_config` is the whole one: transformers reads no other's `quantization_config`."""
-    declared = getattr(hf_config, "quantization_config", None)
-    if declared and not _is_known_quantization(declared):
-        method = declared.get("quant_method") or declared.get("quant_algo")
-        raise UnsupportedModelError(
-            f"{config.model}: its weights are quantized by {method!r}, which transformers does not "
-            "read; take the checkpoint in bfloat16 or float16"
-        )
-    reason = None
-    if device.type != "cpu":
-        reason = "the model runs on a GPU"
-    elif ops.name != "cpu":
-        reason = "no C++ kernels"
-    elif declared:
-        reason = "its weights are quantized already"
-    if config.quantization and reason:
-        raise UnsupportedModelError(
-            f"quantization {config.quantization!r} is not possible here: {reason}"
-        )
-
-
-def _is_known_quantization(declared: Any) -> bool:
-    try:
-        return bool(AutoHfQuantizer.supports_quant_method(declared))
-    except (ValueError, AttributeError):  # it names no method, or is no object
-        return False
 
 
 def choose_device(name: str) -> torch.device:
@@ -331,76 +314,6 @@ def _has_native_bfloat16() -> bool:
     except OSError:
         return False
     return any(flag in flags for flag in ("avx512_bf16", "amx_bf16", " bf16"))
-
-
-def _build(
-    checkpoint: Checkpoint,
-    config: Any,
-    dtype: torch.dtype,
-    load_format: str,
-    device: torch.device,
-    overrides: dict[str, Any],
-) -> tuple[nn.Module, set[str]]:
-    """The model, and the names of what the checkpoint holds besides.
-
-    `overrides` are fields of config.json that count in the place of its own.
-    """
-    folder, faulty = checkpoint.folder, checkpoint.config_file
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()  # what it warns of, we refuse or accept
-    unexpected: set[str] = set()
-    try:
-        if load_format == "dummy":
-            torch.manual_seed(0)
-            config.update(overrides)
-            with device:  # there are GPUs with more memory than the machine around them
-                model = AutoModelForCausalLM.from_config(
-                    config, dtype=dtype, attn_implementation=attention.NAME
-                )
-            missing = []
-        else:
-            check_size(checkpoint, attention.NAME)
-            _check_generation_config(checkpoint)
-            faulty = folder
-            model, report = AutoModelForCausalLM.from_pretrained(
-                folder,
-                dtype=dtype,
-                attn_implementation=attention.NAME,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                ignore_mismatched_sizes=True,  # they are reported with the missing ones
-                output_loading_info=True,
-                **overrides,
-            )
-            missing = report["missing_keys"]
-            unexpected = report["unexpected_keys"]
-            for name, stored, wanted in sorted(report["mismatched_keys"]):
-                raise mismatch(checkpoint, config, name, stored, wanted)
-    except UnsupportedModelError:
-        raise
-    except Exception as error:  # broken files fail in many ways; each becomes one line
-        problem = f"{faulty}: {describe(error)}"
-        if attention.NAME in str(error):  # it knows its own few implementations only
-            problem = f"{config.model_type} does not take our attention"
-        if "Unrecognized configuration class" in str(error):
-            problem = f"{faulty}: transformers has no causal language model for {config.model_type}"
-        raise UnsupportedModelError(problem) from None
-    if missing:
-        raise UnsupportedModelError(
-            f"{checkpoint.weights_file}: lacks {len(missing)} weights of its shape, "
-            f"first {min(missing)}"
-        )
-    if model.config.get_text_config()._attn_implementation != attention.NAME:
-        raise UnsupportedModelError(f"{config.model_type} does not take our attention")
-    return model, unexpected
-
-
-def _check_generation_config(checkpoint: Checkpoint) -> None:
-    """transformers reads it after the weights, and says nothing of a broken one."""
-    if checkpoint.generation_file.exists():
-        with reading(checkpoint.generation_file):
-            GenerationConfig.from_pretrained(checkpoint.folder, local_files_only=True)
 
 
 def _named_positions(config: Any) -> int:

@@ -1,0 +1,187 @@
+"""What the loader needs transformers for: models that the fused decoder does not take as they lie.
+
+It is imported for those alone, because transformers takes as long to import as torch.
+"""
+
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.quantizers.auto import AutoHfQuantizer
+
+from engine.config import EngineConfig
+from engine.core.attention import paged as attention
+from engine.core.attention.paged import PagedLayer, StepContext
+from engine.core.models import experts, linear, trial
+from engine.core.models.checkpoint import Checkpoint
+from engine.core.models.implied_shapes import check_names, check_size, mismatch
+from engine.core.models.lora.module_adapters import ModuleAdapters
+from engine.core.ops.library import Ops
+from engine.errors import UnsupportedModelError
+from engine.folder.model_files import describe, reading
+
+ATTENTION_TYPES = {"full_attention", "sliding_attention"}
+
+
+def read_configs(checkpoint: Checkpoint) -> tuple[Any, Any]:
+    """The whole config, and of it the part for text, which mostly is the same.
+
+    Raises UnsupportedModelError for what paged attention cannot do, and whatever transformers does.
+    """
+    config = AutoConfig.from_pretrained(
+        checkpoint.folder, local_files_only=True, trust_remote_code=False
+    )
+    text_config = config.get_text_config()
+    check_names(checkpoint, text_config)
+    _check_config(text_config)
+    return config, text_config
+
+
+def _check_config(config: Any) -> None:
+    name = config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(f"{name} is an encoder-decoder")
+    others = set(getattr(config, "layer_types", None) or ()) - ATTENTION_TYPES
+    if others:
+        raise UnsupportedModelError(f"{name} has layers without paged attention: {sorted(others)}")
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise UnsupportedModelError(f"{name} shares keys and values between layers")
+    if getattr(config, "alibi", False):
+        raise UnsupportedModelError(f"{name} uses alibi positions")
+    reads_all = getattr(config, "use_bidirectional_attention", None) in (True, "all")
+    if reads_all or getattr(config, "is_causal", True) is False:
+        raise UnsupportedModelError(f"{name} reads a text in both directions, so it continues none")
+
+
+def check_quantization(
+    config: EngineConfig, hf_config: Any, device: torch.device, ops: Ops
+) -> None:
+    """`hf_config` is the whole one: transformers reads no other's `quantization_config`."""
+    declared = getattr(hf_config, "quantization_config", None)
+    if declared and not _is_known_quantization(declared):
+        method = declared.get("quant_method") or declared.get("quant_algo")
+        raise UnsupportedModelError(
+            f"{config.model}: its weights are quantized by {method!r}, which transformers does not "
+            "read; take the checkpoint in bfloat16 or float16"
+        )
+    reason = None
+    if device.type != "cpu":
+        reason = "the model runs on a GPU"
+    elif ops.name != "cpu":
+        reason = "no C++ kernels"
+    elif declared:
+        reason = "its weights are quantized already"
+    if config.quantization and reason:
+        raise UnsupportedModelError(
+            f"quantization {config.quantization!r} is not possible here: {reason}"
+        )
+
+
+def _is_known_quantization(declared: Any) -> bool:
+    try:
+        return bool(AutoHfQuantizer.supports_quant_method(declared))
+    except (ValueError, AttributeError):  # it names no method, or is no object
+        return False
+
+
+def build(
+    checkpoint: Checkpoint,
+    config: Any,
+    dtype: torch.dtype,
+    load_format: str,
+    device: torch.device,
+    overrides: dict[str, Any],
+) -> tuple[nn.Module, set[str]]:
+    """The model, and the names of what the checkpoint holds besides.
+
+    `overrides` are fields of config.json that count in the place of its own.
+    """
+    folder, faulty = checkpoint.folder, checkpoint.config_file
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # what it warns of, we refuse or accept
+    unexpected: set[str] = set()
+    try:
+        if load_format == "dummy":
+            torch.manual_seed(0)
+            config.update(overrides)
+            with device:  # there are GPUs with more memory than the machine around them
+                model = AutoModelForCausalLM.from_config(
+                    config, dtype=dtype, attn_implementation=attention.NAME
+                )
+            missing = []
+        else:
+            check_size(checkpoint, attention.NAME)
+            _check_generation_config(checkpoint)
+            faulty = folder
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                attn_implementation=attention.NAME,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # they are reported with the missing ones
+                output_loading_info=True,
+                **overrides,
+            )
+            missing = report["missing_keys"]
+            unexpected = report["unexpected_keys"]
+            for name, stored, wanted in sorted(report["mismatched_keys"]):
+                raise mismatch(checkpoint, config, name, stored, wanted)
+    except UnsupportedModelError:
+        raise
+    except Exception as error:  # broken files fail in many ways; each becomes one line
+        problem = f"{faulty}: {describe(error)}"
+        if attention.NAME in str(error):  # it knows its own few implementations only
+            problem = f"{config.model_type} does not take our attention"
+        if "Unrecognized configuration class" in str(error):
+            problem = f"{faulty}: transformers has no causal language model for {config.model_type}"
+        raise UnsupportedModelError(problem) from None
+    if missing:
+        raise UnsupportedModelError(
+            f"{checkpoint.weights_file}: lacks {len(missing)} weights of its shape, "
+            f"first {min(missing)}"
+        )
+    if model.config.get_text_config()._attn_implementation != attention.NAME:
+        raise UnsupportedModelError(f"{config.model_type} does not take our attention")
+    return model, unexpected
+
+
+def attach(
+    model: nn.Module,
+    config: EngineConfig,
+    hf_config: Any,
+    context: StepContext,
+    later_dtype: torch.dtype | None,
+) -> tuple[list[PagedLayer], ModuleAdapters | None]:
+    """Make attention, experts and adapters of a built model ours, and try it.
+
+    `later_dtype` is the one that the model gets when its linear layers are packed.
+    """
+    if context.ops.name == "cpu":
+        linear.pack_layers(model, context.ops, config.quantization or "float32", later_dtype)
+    if later_dtype is not None:
+        model.to(later_dtype)
+    attached = attention.attach_layers(model, context)
+    experts.attach_experts(model, context)
+    adapters = ModuleAdapters(model, context, trial.NUM_TOKENS) if config.enable_lora else None
+    layers = trial.try_model(model, attached, hf_config, next(model.parameters()).device)
+    if adapters is not None:
+        adapters.end_trial()
+    return layers, adapters
+
+
+def drop_packed(model: nn.Module) -> None:
+    """Give the memory of packed weights back."""
+    for module in model.modules():
+        if isinstance(module, linear.PackedLinear):
+            module.drop()
+
+
+def _check_generation_config(checkpoint: Checkpoint) -> None:
+    """transformers reads it after the weights, and says nothing of a broken one."""
+    if checkpoint.generation_file.exists():
+        with reading(checkpoint.generation_file):
+            GenerationConfig.from_pretrained(checkpoint.folder, local_files_only=True)
