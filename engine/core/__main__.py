@@ -103,6 +103,7 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
     from engine.core.sampling.logits_processors import LogitsProcessors
     from engine.core.worker import Worker
 
+    gc.freeze()  # no look for garbage in what was imported: it takes long and finds little
     gc.enable()
     if config.threads:
         torch.set_num_threads(config.threads)
