@@ -20,7 +20,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from server.config.intervals import SHORTENED, Intervals
 from server.config.limits import MIN_SECRET_CHARACTERS, Limits
-from sessions.connection.address import RedisAddress
 from sessions.model.quotas import Quotas
 
 PREFIX = "PARLEY_"
@@ -238,6 +237,8 @@ class Settings(BaseSettings):
     @classmethod
     def _known_redis(cls, value: str | None) -> str | None:
         if value is not None:
+            from sessions.connection.address import RedisAddress  # and with it the redis client
+
             RedisAddress.parse(value)
         return value
 

@@ -1,12 +1,14 @@
 """What the supervisor sends a worker at its start, and the worker's exit codes."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from server.config.intervals import Intervals
 from server.config.limits import Limits
-from server.config.settings import Settings
+
+if TYPE_CHECKING:
+    from server.config.settings import Settings  # with pydantic, which no worker needs
 
 EXIT_MODEL = 2  # the model's folder cannot be served
 EXIT_REFUSED = 3  # the store must not be used: restarting would not help
@@ -29,7 +31,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     lora_dir: str | None  # absolute; None: no adapters
 
     @classmethod
-    def of(cls, settings: Settings) -> "WorkerSettings":
+    def of(cls, settings: "Settings") -> "WorkerSettings":
         """Read them off, by name. None has a default here: one that is missing is an error."""
         return msgspec.convert(settings, cls, from_attributes=True)
 

@@ -6,19 +6,19 @@ A kind is a module or a folder beside this file with the functions of `EngineKin
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from server.config.settings import Settings
 from server.engines import native
 from server.engines.client import CoreState, EngineClient, ServedModel
 from server.engines.managed import ManagedEngine
 
 if TYPE_CHECKING:
+    from server.config.settings import Settings
     from server.engines.tracing import Tracing
 
 
 class EngineKind(Protocol):
     """What the supervisor and the workers need of a kind."""
 
-    def manage(self, settings: Settings, wake: Callable[[], None]) -> ManagedEngine:
+    def manage(self, settings: "Settings", wake: Callable[[], None]) -> ManagedEngine:
         """Prepare an engine for the supervisor, whose `watch` is due whenever `wake` was called.
 
         Raises `EngineSetupError`.
@@ -44,6 +44,6 @@ class EngineKind(Protocol):
 KINDS: dict[str, EngineKind] = {"native": native}
 
 
-def chosen_kind(settings: Settings) -> str:
+def chosen_kind(settings: "Settings") -> str:
     """The name of the kind that an operator's settings ask for."""
     return "native"

@@ -5,7 +5,6 @@ thread that forked it), and nothing else competes for attention. The children ho
 process, so a `kill -9` of it leaves nothing behind.
 """
 
-import asyncio
 import contextlib
 import json
 import os
@@ -30,7 +29,6 @@ from server.engines.tracing import check_endpoint
 from server.supervisor.workers import StartError, WorkerKeeper
 from sessions.connection.embedded import EmbeddedRedis
 from sessions.model.errors import EmbeddedRedisError, StoreRefused, StoreUnavailable
-from sessions.store.store import SessionStore
 
 logger = structlog.get_logger("server")
 
@@ -92,12 +90,12 @@ class Supervisor:
         kind = chosen_kind(self._settings)
         self._engine = KINDS[kind].manage(self._settings, wake=lambda: self._wake(b"c"))
         self._raise_if_interrupted()
+        self._engine.start()  # first of all: it takes the longest
         redis_url = self._start_redis()
         self._workers = WorkerKeeper(self._shared_config(redis_url, kind, self._engine))
         name = self._engine.model_name
         loading = f"[dim]·[/] loading the model [bold]{name}[/] …"
         self._tell(loading, "loading the model", model=name)
-        self._engine.start()
         for _ in range(self._settings.workers):
             self._workers.start()
         self._await_engine(self._engine, self._workers)
@@ -149,6 +147,8 @@ class Supervisor:
 
     def _check_redis(self, url: str) -> None:
         """Refuse in one line what every worker would refuse; wait for what is only away."""
+        import asyncio  # with the client of Redis it takes as long as all the rest of this process
+
         try:
             asyncio.run(_verify(url, self._settings))
         except StoreRefused as error:
@@ -352,6 +352,8 @@ def request_login_url(url: str, token: str) -> str:
 
 
 async def _verify(url: str, settings: Settings) -> None:
+    from sessions.store.store import SessionStore
+
     store = await SessionStore.open(
         url, secret=settings.redis_secret, timeout_seconds=settings.redis_timeout_seconds
     )

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import orjson
 
-from engine import AsyncLLM, CoreState
 from server.engines.client import EngineClient, ServedModel
 from server.engines.native.fingerprint import model_fingerprint
 
 if TYPE_CHECKING:
+    from engine import CoreState
     from server.engines.tracing import Tracing
 
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -29,10 +29,12 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
 def connect(
     options: Mapping[str, Any],
     *,
-    on_core_state: Callable[[CoreState, str], None],
+    on_core_state: "Callable[[CoreState, str], None]",
     tracing: "Tracing | None" = None,
 ) -> EngineClient:
     """Join the core, which may not be there yet. Raises `UnsupportedModelError`."""
+    from engine import AsyncLLM  # workers need it; the supervisor imports this module, too
+
     given = msgspec.convert(options, ConnectOptions)
     return AsyncLLM.connect(
         given.address,
