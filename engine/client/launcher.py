@@ -5,6 +5,8 @@ whose children import the caller's script again. Its configuration goes in as on
 stdin; the pipe then stays open, and when it closes (also because we were killed) the core exits.
 Readiness comes back as one JSON line on stdout. The child has its own session: Ctrl-C reaches only
 us.
+
+A standby core is loaded and waits; it says so in a line before, and serves when it is called.
 """
 
 import contextlib
@@ -18,7 +20,8 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from queue import Empty, SimpleQueue
+from typing import IO, Any
 
 import msgspec
 
@@ -54,8 +57,9 @@ class PrivateDirectory:
 class CoreProcess:
     """A core that we started and must end. Every method blocks; none needs an event loop.
 
-    `log` receives the core's stderr line by line; None passes it on to our own. Methods may be
-    called from different threads, one at a time.
+    `log` receives the core's stderr line by line; None passes it on to our own. With
+    `standby_bytes` it is a standby core, which does not start unless there is so much memory.
+    Methods may be called from different threads, one at a time.
     """
 
     def __init__(
@@ -65,22 +69,26 @@ class CoreProcess:
         log: IO[bytes] | None = None,
         env: Mapping[str, str] | None = None,
         module: str = "engine.core",
+        standby_bytes: int | None = None,
     ) -> None:
         self.config = config
         self._log = log
         self._last_lines: deque[str] = deque(maxlen=NUM_LOG_LINES)
         self._is_ready = False
         self._is_refusal = False  # the core's report says that it is for the model's sake
+        self.is_prepared = False  # a standby core that may be called
+        self.report: dict[str, Any] = {}  # of a core that is ready, what it says of itself
+        self._num_reports = 1 if standby_bytes is None else 2
+        as_standby = [] if standby_bytes is None else ["--standby", str(standby_bytes)]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module],
+            [sys.executable, "-P", "-m", module, *as_standby],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=_child_environment(os.environ if env is None else env),
             start_new_session=True,
         )
-        self._report = b""  # the first line of stdout
-        self._has_reported = threading.Event()
+        self._reports: SimpleQueue[bytes] = SimpleQueue()  # lines of stdout; an empty one: the end
         self._readers = [
             threading.Thread(target=self._read_stderr, name="core-stderr", daemon=True),
             threading.Thread(target=self._read_stdout, name="core-stdout", daemon=True),
@@ -107,17 +115,19 @@ class CoreProcess:
         """
         if self._is_ready:
             return
-        try:
-            problem = self._wait_for_report(timeout)
-        except BaseException:
-            self.terminate(timeout=1.0)
-            raise
-        if problem is not None:
-            self.terminate(timeout=1.0)
-            if self._is_refusal:
-                raise UnsupportedModelError(problem)
-            raise EngineStartError(problem, self.last_log())
+        self.report = self._wait_for("ready", timeout)
         self._is_ready = True
+
+    def wait_prepared(self, timeout: float = READY_TIMEOUT_SECONDS) -> None:
+        """Return when a standby core is loaded. Raises as `wait_ready` does."""
+        self._wait_for("standby", timeout)
+        self.is_prepared = True
+
+    def call(self) -> None:
+        """Have a standby core serve, on the address of its configuration."""
+        with contextlib.suppress(OSError, ValueError):  # it has died: wait_ready says so
+            self._stdin.write(b"serve\n")
+            self._stdin.flush()
 
     def poll(self) -> int | None:
         """The exit status, or None while it runs."""
@@ -156,16 +166,32 @@ class CoreProcess:
             self._stdin.write(msgspec.json.encode(self.config) + b"\n")
             self._stdin.flush()
 
-    def _wait_for_report(self, timeout: float) -> str | None:
-        """None when the core is ready, else what is wrong."""
-        if not self._has_reported.wait(timeout):
+    def _wait_for(self, stage: str, timeout: float) -> dict[str, Any]:
+        """What the core says when it has come so far. Ends it, and raises, if it does not."""
+        try:
+            found = self._wait_for_report(stage, timeout)
+        except BaseException:
+            self.terminate(timeout=1.0)
+            raise
+        if isinstance(found, dict):
+            return found
+        self.terminate(timeout=1.0)
+        if self._is_refusal:
+            raise UnsupportedModelError(found)
+        raise EngineStartError(found, self.last_log())
+
+    def _wait_for_report(self, stage: str, timeout: float) -> dict[str, Any] | str:
+        """Its next report, or what is wrong."""
+        try:
+            line = self._reports.get(timeout=timeout)
+        except Empty:
             return f"the engine core was not ready within {timeout:g} s"
-        if not self._report:
+        if not line:
             return self._early_exit()
         try:
-            report = json.loads(self._report)
+            report: dict[str, Any] = json.loads(line)
             self._is_refusal = bool(report.get("is_refusal"))
-            return None if report["ready"] else str(report["error"])
+            return report if report.get(stage) else str(report["error"])
         except (ValueError, LookupError, TypeError, AttributeError):
             return "the engine core reported something unreadable"
 
@@ -179,8 +205,8 @@ class CoreProcess:
     def _read_stdout(self) -> None:
         assert self.process.stdout is not None
         with self.process.stdout as stream:
-            self._report = stream.readline()
-            self._has_reported.set()
+            for _ in range(self._num_reports):
+                self._reports.put(stream.readline())
             while stream.read(65536):  # nothing more is expected; a full pipe would block the core
                 pass
 

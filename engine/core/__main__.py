@@ -4,6 +4,9 @@
     stdout  one line of JSON: {"ready": true, ...} or {"ready": false, "error": "one line"}
     stderr  the log, without a word of a user's
 
+With `--standby BYTES` it loads the model if there is so much memory, says {"standby": true}, and
+serves only when another line comes in on stdin. Its cache takes no memory until then.
+
 The step loop is `engine/core/step_loop.py`. A fault that leaves it ends the process, which says so
 first and never limps on.
 """
@@ -29,6 +32,7 @@ from engine.config import EngineConfig
 from engine.core.io_thread import InboxItem, IoThread, Shutdown
 from engine.core.metrics import CoreMetrics
 from engine.core.models.checkpoint import check_folder, file_stamps
+from engine.core.runner.system_memory import require as require_memory
 from engine.core.scheduling.block_manager import BlockManager
 from engine.core.scheduling.scheduler import Scheduler
 from engine.core.scheduling.sequence import Launch, ScheduledSequence, Tokens
@@ -56,8 +60,14 @@ def main() -> int:
     config = msgspec.json.decode(_read_line(0), type=EngineConfig)
     configure_log(config.log_level, config.log_format)
     watch = ParentWatch()
+    standby_bytes = _standby_bytes(sys.argv[1:])
     try:
+        if standby_bytes is not None:
+            require_memory(standby_bytes)
         core, ready = load_core(config)
+        if standby_bytes is not None:
+            _report(report_to, {"standby": True})
+            watch.called.wait()
         io = IoThread(config.address, ready, core.pong)
     except Exception as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are on our way out
@@ -66,12 +76,15 @@ def main() -> int:
         problem = f"{error}".strip() or type(error).__name__
         is_refusal = isinstance(error, UnsupportedModelError)
         _report(report_to, {"ready": False, "error": problem, "is_refusal": is_refusal})
+        report_to.close()
         return 1
     core.inbox, core.aborts, core.send = io.inbox, io.aborts, io.send
     watch.inbox = io.inbox
     signal.signal(signal.SIGTERM, lambda *_: io.inbox.put(Shutdown()))
     io.start()
-    _report(report_to, {"ready": True, "pid": os.getpid(), "epoch": ready.epoch})
+    of_standby = {"num_blocks": ready.num_blocks, "standby_bytes": core.standby_bytes}
+    _report(report_to, {"ready": True, "pid": os.getpid(), "epoch": ready.epoch, **of_standby})
+    report_to.close()
     try:
         core.run()
     except Exception as error:
@@ -172,8 +185,9 @@ def load_core(config: EngineConfig) -> tuple[EngineCore, Ready]:
         memory=memory,
         prepare=processors.prepare,
         adapters=adapters,
+        on_run=lambda: memory.start_warming(lambda: core.is_idle),
     )
-    memory.start_warming(lambda: core.is_idle)
+    core.standby_bytes = memory.bytes_of_another()
     return core, ready
 
 
@@ -196,16 +210,20 @@ def translate_out_of_memory(launch: Launch) -> Launch:
 
 
 class ParentWatch(threading.Thread):
-    """Ends the process when stdin does: the parent is gone. Before there is an inbox, at once."""
+    """Ends the process when stdin does: the parent is gone. Before there is an inbox, at once.
+
+    `called` is set by a line after the first one.
+    """
 
     def __init__(self) -> None:
         super().__init__(name="parent-watch", daemon=True)
         self.inbox: SimpleQueue[InboxItem] | None = None
+        self.called = threading.Event()
         self.start()
 
     def run(self) -> NoReturn:
         while os.read(0, 65536):
-            pass
+            self.called.set()
         if self.inbox is not None:
             self.inbox.put(Shutdown())
             time.sleep(PARENT_GRACE_SECONDS)
@@ -220,10 +238,14 @@ def _read_line(fd: int) -> bytes:
     return line
 
 
+def _standby_bytes(arguments: list[str]) -> int | None:
+    """The memory that a standby core needs; None: we are none."""
+    return int(arguments[1]) if arguments[:1] == ["--standby"] else None
+
+
 def _report(stream: Any, line: dict[str, object]) -> None:
     try:
         print(json.dumps(line), file=stream, flush=True)
-        stream.close()
     except OSError:
         logger.warning("nobody reads our report")
 

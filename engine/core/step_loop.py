@@ -59,7 +59,7 @@ class EngineCore:
     `runs_ahead` starts steps before the last one has ended, wherever no sequence of that one needs
     its token here. `now` is a monotonic clock, replaced in tests; `worker` is what `collective_rpc`
     calls, `memory` what is given back during sleep, and `adapters` are those of the model.
-    `prepare` sees each new sequence, and may refuse it.
+    `prepare` sees each new sequence, and may refuse it. `on_run` is called before the first round.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class EngineCore:
         memory: Memory | None = None,
         prepare: Callable[[Sequence], Problem | None] = lambda sequence: None,
         adapters: Adapters | None = None,
+        on_run: Callable[[], None] = lambda: None,
     ) -> None:
         self.scheduler = scheduler
         self.metrics = metrics
@@ -83,7 +84,9 @@ class EngineCore:
         self.aborts: deque[tuple[str, Abort]] = deque()
         self.send: Callable[[str, CoreMessage], None] = lambda client_id, message: None
         self._launch = launch
+        self.standby_bytes: int | None = None  # memory of a second core like this; None: no room
         self._prepare = prepare
+        self._on_run = on_run
         self._runs_ahead = runs_ahead
         self._in_flight: StepInFlight | None = None  # between two rounds
         self._last_ended = -math.inf  # when a step ended last
@@ -115,6 +118,8 @@ class EngineCore:
 
     def run(self) -> None:
         """Step until a `Shutdown` arrives. An exception of a step is not caught here."""
+        self._awake_since = self._now()  # a core may have stood by for long
+        self._on_run()
         while not self._is_stopping:
             if not self.step() and not self._is_stopping:
                 self.wait()

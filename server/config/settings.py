@@ -148,6 +148,11 @@ class Settings(BaseSettings):
         description="An engine is killed and restarted after this many seconds without a sign of "
         "life.",
     )
+    standby_core: bool = Field(
+        False,
+        description="Keep a second engine process, loaded and without a cache, that takes over at "
+        "once when the first dies; it takes memory for the weights again.",
+    )
     sleep_after_seconds: float = Field(
         0.0,
         ge=0,

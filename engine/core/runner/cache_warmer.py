@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from engine.core.runner import system_memory
+from engine.core.runner.system_memory import RESERVE_BYTES, RESERVE_SHARE
 
 logger = logging.getLogger(__name__)
 
 # Taken at once, within some milliseconds: so long the process can neither map other memory nor end.
 PIECE_BYTES = 2 << 20
 LOOK_SECONDS = 0.05  # whether the core is idle again
-RESERVE_BYTES, RESERVE_SHARE = 1 << 30, 0.25  # of the memory that is free: it stays for others
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, of Linux 5.14
 
 

@@ -13,6 +13,7 @@ import torch
 
 from engine.core.models.checkpoint import Checkpoint, check_unchanged
 from engine.core.models.loader import LoadedModel, drop_weights
+from engine.core.runner import system_memory
 from engine.core.runner.cache_warmer import CacheWarmer
 from engine.core.runner.model_runner import ModelRunner
 
@@ -34,6 +35,15 @@ class RunnerMemory:
         self._has_cache = self._has_weights = self._wants_cache = True
         self._is_idle: Callable[[], bool] = lambda: False
         self._warmer: CacheWarmer | None = None
+
+    def bytes_of_another(self) -> int | None:
+        """What a second core like this would take beside it: all of its own, and this one's cache,
+        which is not taken yet. None on a GPU, where there is seldom room for two.
+        """
+        if self._runner.loaded.device.type != "cpu":
+            return None
+        cache = sum(part.untyped_storage().nbytes() for part in self._runner.caches())
+        return system_memory.own() + cache
 
     def start_warming(self, is_idle: Callable[[], bool]) -> None:
         """Take the memory of each cache from now on while `is_idle`, on a CPU."""

@@ -1,8 +1,9 @@
 """`available`: how much memory we may still take, by the system and by our control groups."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+RESERVE_BYTES, RESERVE_SHARE = 1 << 30, 0.25  # of the memory that is free: it stays for others
 PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 Names = tuple[tuple[str, ...], str, str]  # of limits, of what is used, of files' memory in the stat
 VERSION_2: Names = (("memory.max", "memory.high"), "memory.current", "inactive_file")
@@ -20,6 +21,21 @@ def available(proc: Path = PROC, groups: Path = GROUPS) -> int:
     that this one is in. What a group has read of files and not used lately is free.
     """
     return min([_of_system(proc), *_of_groups(proc, groups)])
+
+
+def own(proc: Path = PROC) -> int:
+    """Bytes that this process has to itself: what it has mapped of files, others may share."""
+    fields = _fields(proc / "self/status")
+    return (fields["RssAnon:"] + fields["RssShmem:"]) * 1024
+
+
+def require(num_bytes: int, free: Callable[[], int] = available) -> None:
+    """Raise ValueError unless there is so much memory, and some more for all others."""
+    found = free()
+    usable = found - min(RESERVE_BYTES, int(found * RESERVE_SHARE))
+    if usable < num_bytes:
+        wanted = f"{num_bytes >> 20} MiB of memory are needed"
+        raise ValueError(f"{wanted}, {max(0, usable) >> 20} can be had")
 
 
 def _of_system(proc: Path) -> int:

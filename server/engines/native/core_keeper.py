@@ -1,8 +1,8 @@
 """`CoreKeeper`: one engine core after another, for the supervisor.
 
-A core that dies is replaced after a while, one that hangs is killed first. Loading a model takes
-its time, so it is waited for in a thread. All methods but `clean_up` belong to the supervisor's own
-thread.
+A core that dies is replaced, at once if it was the first in a while, and by the standby core if
+there is one (`standby.py`). One that hangs is killed first. Loading a model takes its time, so a
+thread waits for it. All methods but `clean_up` belong to the supervisor's own thread.
 """
 
 import threading
@@ -16,6 +16,7 @@ from engine import CoreProcess, EngineStartError, PrivateDirectory, UnsupportedM
 from engine.client.probe import CoreProbe
 from engine.config import EngineConfig
 from server.engines.native.backoff import Backoff
+from server.engines.native.standby import Standby
 
 logger = structlog.get_logger("server")
 
@@ -34,6 +35,7 @@ class CoreKeeper:
         connect_options: Mapping[str, Any],
         watchdog_seconds: float,
         wake: Callable[[], None],
+        standby_core: bool = False,
     ) -> None:
         self.start_error: str | None = None  # why the last start failed
         self.is_refusal = False  # for the model's sake: the reason stands for itself
@@ -44,9 +46,11 @@ class CoreKeeper:
         self._watchdog_seconds = watchdog_seconds
         self._wake = wake
         self._restarts = Backoff()
+        self._standby = Standby(config) if standby_core else None
         self._core: CoreProcess | None = None
         self._starting: threading.Thread | None = None
         self._ready_at: float | None = None
+        self._died_at: float | None = None  # the core before, if there was one
         self._probe: CoreProbe | None = None  # of a core that is ready
 
     @property
@@ -64,12 +68,16 @@ class CoreKeeper:
     def start(self) -> None:
         """Start a core and return; the rest goes on while it loads."""
         self.due = self.start_error = self._ready_at = None
-        core = self._core = CoreProcess(self._config)
+        prepared = None if self._standby is None else self._standby.take()
+        core = self._core = prepared or CoreProcess(self._config)
 
         def wait() -> None:
             try:
                 core.wait_ready()
                 self._ready_at = time.monotonic()
+                if self._died_at is not None:
+                    away = self._ready_at - self._died_at
+                    logger.info("core serves again", after_seconds=round(away, 3))
             except EngineStartError as error:
                 self.is_refusal = isinstance(error, UnsupportedModelError)
                 self.start_error = error.reason
@@ -84,6 +92,8 @@ class CoreKeeper:
         if core is not None:
             if core.is_ready:
                 self._kill_if_hanging(core)
+                if self._standby is not None:
+                    self._standby.watch(core)
             if core.poll() is not None and not self._plan_restart(core):
                 return False
         if self.due is not None and time.monotonic() >= self.due:
@@ -94,6 +104,8 @@ class CoreKeeper:
         self._close_probe()
         if self._core is not None:
             self._core.terminate()
+        if self._standby is not None:
+            self._standby.stop()
         self.clean_up()
 
     def clean_up(self) -> None:
@@ -108,9 +120,12 @@ class CoreKeeper:
             core.wait()
 
     def _plan_restart(self, core: CoreProcess) -> bool:
+        died_at = time.monotonic()
         self._close_probe()
         if self._starting is not None:
             self._starting.join()  # it says whether the core was ever ready
+        if self._ready_at is not None:  # else it has not served since the one before
+            self._died_at = died_at
         ready_at = self._ready_at
         seconds = None if ready_at is None else time.monotonic() - ready_at
         delay = self._restarts.delay_after(seconds)

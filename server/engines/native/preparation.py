@@ -32,6 +32,7 @@ def manage(settings: Settings, wake: Callable[[], None]) -> CoreKeeper:
         connect_options=connect_options(settings, folder, directory.address),
         watchdog_seconds=settings.intervals.watchdog,
         wake=wake,
+        standby_core=settings.standby_core,
     )
 
 

@@ -22,6 +22,14 @@ READY = """
     print(json.dumps({"ready": True}), flush=True)
     sys.stdin.read()  # until the parent closes the pipe
 """
+STANDBY = """
+    import json, sys
+    config = json.loads(sys.stdin.readline())
+    print(json.dumps({"standby": True}), flush=True)
+    line = sys.stdin.readline()
+    print(json.dumps({"ready": True, "told": line.strip(), "args": sys.argv[1:]}), flush=True)
+    sys.stdin.read()
+"""
 
 
 @pytest.fixture
@@ -36,11 +44,14 @@ def config(directory: PrivateDirectory) -> EngineConfig:
     return AsyncEngineArgs("no-model").create_engine_config(directory.address)
 
 
-def _start(program: str, config: EngineConfig, folder: Path) -> CoreProcess:
+def _start(
+    program: str, config: EngineConfig, folder: Path, standby_bytes: int | None = None
+) -> CoreProcess:
     """A core whose code is `program`, a module in `folder`."""
     (folder / "fake_core.py").write_text(textwrap.dedent(program))
     env = {**os.environ, "PYTHONPATH": str(folder)}
-    return CoreProcess(config, log=io.BytesIO(), env=env, module="fake_core")
+    log = io.BytesIO()
+    return CoreProcess(config, log=log, env=env, module="fake_core", standby_bytes=standby_bytes)
 
 
 def _is_gone(pid: int) -> bool:
@@ -96,6 +107,42 @@ def test_failed_start_carries_the_last_log_lines(config: EngineConfig, tmp_path:
         core.wait_ready(PATIENCE)
     assert "so it goes" in caught.value.log
     assert _is_gone(core.pid)
+
+
+def test_a_standby_core_serves_when_it_is_called(config: EngineConfig, tmp_path: Path) -> None:
+    core = _start(STANDBY, config, tmp_path, standby_bytes=123)
+    assert not core.is_prepared
+    core.wait_prepared(PATIENCE)
+    assert core.is_prepared and not core.is_ready
+    core.call()
+    core.wait_ready(PATIENCE)
+    assert core.is_ready
+    assert (core.report["told"], core.report["args"]) == ("serve", ["--standby", "123"])
+    core.terminate()
+
+
+def test_a_standby_core_that_cannot_start_says_why(config: EngineConfig, tmp_path: Path) -> None:
+    program = """
+        import json
+        print(json.dumps({"ready": False, "error": "memory is short"}), flush=True)
+    """
+    core = _start(program, config, tmp_path, standby_bytes=123)
+    with pytest.raises(EngineStartError, match="memory is short"):
+        core.wait_prepared(PATIENCE)
+    core.call()  # in vain, and without an error
+    assert not core.is_prepared and _is_gone(core.pid)
+
+
+def test_a_standby_core_that_dies_before_it_is_called_never_serves(
+    config: EngineConfig, tmp_path: Path
+) -> None:
+    core = _start(STANDBY, config, tmp_path, standby_bytes=123)
+    core.wait_prepared(PATIENCE)
+    core.process.kill()
+    core.wait()
+    core.call()
+    with pytest.raises(EngineStartError, match="exited before it was ready"):
+        core.wait_ready(PATIENCE)
 
 
 def test_core_that_is_never_ready_is_ended(config: EngineConfig, tmp_path: Path) -> None:

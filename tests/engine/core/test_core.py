@@ -40,6 +40,7 @@ from tests.helpers.root import ROOT
 from tests.helpers.tiny_model import build_oracle_model
 
 TIMEOUT_MS = 20_000
+STANDBY = ("-m", "engine.core", "--standby")  # and the memory that it needs
 
 
 class CoreUnderTest:
@@ -266,3 +267,31 @@ def test_a_broken_folder_is_one_clear_line(tmp_path: Path) -> None:
         assert b"Traceback" not in core.process.stderr.read()
     finally:
         core.close()
+
+
+def test_a_standby_core_is_loaded_and_serves_when_it_is_called(oracle: Path) -> None:
+    with _running_core(oracle, *STANDBY, "1") as core:
+        assert core.report == {"standby": True}
+        assert not Path(core.address.removeprefix("ipc://")).exists()
+        assert core.process.stdin is not None and core.process.stdout is not None
+        core.process.stdin.write(b"serve\n")
+        core.process.stdin.flush()
+        report = msgspec.json.decode(core.process.stdout.readline())
+        ready = core.hello()
+        assert report["ready"] and report["num_blocks"] == ready.num_blocks
+        assert report["standby_bytes"] > 1 << 20
+        core.send(make_request("a", prompt=[5], max_tokens=3))
+        assert _tokens(core.outputs_until(_is_ended)) == [6, 7, 8]
+
+
+def test_a_standby_core_does_not_start_where_memory_is_short(oracle: Path) -> None:
+    with _running_core(oracle, *STANDBY, str(1 << 60)) as core:
+        assert core.report["ready"] is False
+        assert "MiB of memory are needed" in core.report["error"]
+
+
+def test_a_standby_core_ends_with_its_parent(oracle: Path) -> None:
+    with _running_core(oracle, *STANDBY, "1") as core:
+        assert core.report == {"standby": True} and core.process.stdin is not None
+        core.process.stdin.close()
+        assert core.process.wait(TIMEOUT_MS / 1000) == 1

@@ -469,6 +469,15 @@ def test_an_idle_core_falls_asleep_after_its_time(drowsy: SteppedCore, memory: M
     assert drowsy.scheduler.stats().is_sleeping
 
 
+def test_a_core_that_has_stood_by_is_awake_when_it_begins_to_serve(
+    drowsy: SteppedCore, memory: Memory
+) -> None:
+    drowsy.time += 1000
+    drowsy.core.inbox.put(Shutdown())
+    drowsy.core.run()
+    assert timeout_of_wait(drowsy) == 60 and memory.asked == []
+
+
 @pytest.mark.parametrize("seconds", [None, 60.0])
 def test_without_the_setting_or_with_a_request_nobody_falls_asleep(
     memory: Memory, seconds: float | None

@@ -85,3 +85,17 @@ def test_a_system_that_does_not_tell_is_an_error(proc: Path, tmp_path: Path) -> 
 
 def test_this_machine_has_some() -> None:
     assert system_memory.available() > 1 << 20
+
+
+def test_memory_that_was_mapped_from_files_is_not_a_processs_own(proc: Path) -> None:
+    lines = "VmRSS: 900 kB\nRssAnon: 40 kB\nRssFile: 850 kB\nRssShmem: 10 kB\n"
+    (proc / "self/status").write_text(lines)
+    assert system_memory.own(proc) == 50 * 1024
+    assert system_memory.own() > 1 << 20
+
+
+@pytest.mark.parametrize(("free", "usable"), [(1 << 30, 768 << 20), (8 << 30, 7 << 30)])
+def test_what_is_required_must_be_free_with_some_left_for_others(free: int, usable: int) -> None:
+    system_memory.require(usable, lambda: free)
+    with pytest.raises(ValueError, match=f"MiB of memory are needed, {usable >> 20} can be had"):
+        system_memory.require(usable + 1, lambda: free)
