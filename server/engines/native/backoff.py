@@ -6,7 +6,7 @@ STABLE_SECONDS = 60.0  # a core that was ready for so long owes nothing to the o
 
 
 class Backoff:
-    """Counts deaths. Each one soon after another makes the next start wait longer."""
+    """Counts deaths. The first leads to a start at once, each soon after another to a later one."""
 
     def __init__(self) -> None:
         self._num_deaths = 0  # in a row, without a stable core between them
@@ -26,4 +26,6 @@ class Backoff:
             if ready_seconds >= STABLE_SECONDS:
                 self._num_deaths = 0
         self._num_deaths += 1
-        return min(2.0 ** (self._num_deaths - 1), MAX_DELAY_SECONDS)
+        if self._num_deaths == 1:
+            return 0.0
+        return min(2.0 ** (self._num_deaths - 2), MAX_DELAY_SECONDS)
