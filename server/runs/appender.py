@@ -10,8 +10,12 @@ import asyncio
 from collections import OrderedDict
 from typing import Protocol
 
+import structlog
+
 from sessions.store.runs import Append, Listener
 from sessions.store.store import SessionStore
+
+logger = structlog.get_logger("server")
 
 APPEND_SECONDS = 0.03  # between two appends of one answer: what comes meanwhile shares a call
 APPEND_DELAY_SECONDS = 0.005  # from an event to its append: the sockets here come first
@@ -68,7 +72,7 @@ class Appender:
             self._changed.remove(writer)
         if not self._renewals and self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+            self._timer, self._comes_soon = None, False
 
     def note(self, writer: Writer) -> None:
         """There is something new of a writer that was added: called for each event of it."""
@@ -96,7 +100,16 @@ class Appender:
     def _tick(self) -> None:
         now = asyncio.get_running_loop().time()
         self._timer, self._comes_soon, self._last_tick = None, False, now
-        appends = [append for writer in self._due(now) if (append := writer.take(now)) is not None]
+        appends = []
+        for writer in self._due(now):
+            try:
+                append = writer.take(now)
+            except Exception:  # what is wrong with one answer keeps no other one waiting
+                logger.exception("answer cannot be appended to")
+                self.remove(writer)
+            else:
+                if append is not None:
+                    appends.append(append)
         if appends:
             self._store.runs.send_appends(appends, listener=self._listener)
         self._arm_next()

@@ -152,8 +152,13 @@ class Link:
             if connection is None or transport is None or self._must_wait():
                 self._sender = start(self._send_waiting())
             elif batch := self._next_batch(asyncio.get_running_loop().time()):
+                try:
+                    packed = self._pack(batch)
+                except Exception as error:  # nothing was sent, and no reply comes
+                    _fail_all(deque(batch), error)
+                    continue
                 self._expect(connection, batch)
-                transport.write(self._pack(batch))
+                transport.write(packed)
 
     def _must_wait(self) -> bool:
         """For replies, before anything more is sent."""

@@ -173,3 +173,29 @@ def test_nothing_is_sent_of_an_answer_that_has_left(clock: Clock, appender: Appe
     assert clock.advance(0.1) == [["b"]]
     appender.remove(two)
     assert clock.at is None
+
+
+def test_an_answer_that_begins_after_all_others_have_left_is_written_as_soon(
+    clock: Clock, appender: Appender
+) -> None:
+    one = ScriptedWriter("a", appender)
+    appender.note(one)
+    appender.remove(one)
+    two = ScriptedWriter("b", appender)
+    appender.note(two)
+    assert clock.advance(0.0051) == [["b"]]
+
+
+def test_an_answer_that_cannot_be_appended_to_keeps_no_other_one_waiting(
+    clock: Clock, appender: Appender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(now: float) -> Append | None:
+        raise KeyError
+
+    broken, whole = [ScriptedWriter(name, appender) for name in "ab"]
+    monkeypatch.setattr(broken, "take", fail)
+    for _ in range(2):
+        appender.note(broken)
+        appender.note(whole)
+        assert clock.advance(0.1) == [["b"]]
+        whole.is_busy = False

@@ -83,6 +83,15 @@ async def test_one_wrong_command_fails_alone(client: RedisClient, prefix: str) -
     assert isinstance(replies[1], ResponseError)
 
 
+async def test_a_command_that_cannot_be_sent_takes_no_reply_of_another(
+    client: RedisClient,
+) -> None:
+    await client.call("PING")  # connected: what follows is written at once
+    with pytest.raises(UnicodeEncodeError):
+        await client.call("ECHO", "\ud800")
+    assert await asyncio.gather(*(client.call("ECHO", n) for n in range(3))) == [b"0", b"1", b"2"]
+
+
 async def test_scripts_come_back_after_script_flush(chat: Chat) -> None:
     rid = (await chat.begin()).response_id
     for number in range(2, 12):
