@@ -1,7 +1,9 @@
-"""`python -m bench.sockets`: memory of idle sockets, and a storm of connections.
+"""`python -m bench.sockets`: a storm of connections, memory of idle sockets, and a pong among them.
 
-Both are on one worker. A connection of the storm authenticates, subscribes to a session of its own
-and has come when it has been answered. The clients' addresses are 127.0.0.2 and following.
+All are on one worker. A connection of the storm authenticates, subscribes to a session of its own
+and has come when it has been answered. The clients' addresses are 127.0.0.2 and following. While
+the idle ones are pinged and their credentials are checked, one more asks for pongs: one that comes
+late has waited for a turn of the worker's event loop, or of this process'.
 """
 
 import argparse
@@ -18,7 +20,10 @@ from bench.harness.socket_client import BenchSocket
 from tests.end_to_end.site.harness import Server
 
 PER_ADDRESS = 1000
-MAX_KIB = 40.0
+MAX_KIB = 20.0
+PONG_SECONDS = 30.0  # more than from one ping of the server to the next
+PONG_PAUSE_SECONDS = 0.02
+MAX_PONG_MS = 10.0
 MAX_STORM_SECONDS = 5.0
 MAX_CONNECT_MS = 4000.0
 REFUSED_SECONDS = 1.0  # the wait that a refusal with 1013 asks for
@@ -47,6 +52,7 @@ async def measure(server: Server, num_idle: int, num_storm: int) -> list[Figure]
         sockets += await asyncio.gather(*opening)
     await asyncio.sleep(2.0)
     kib = (worker.memory_info().rss - before) / num_idle / 1024
+    pongs = await pongs_beside(server, tokens[0])
     num_lost = sum(socket.close_code is not None for socket in sockets)
     for socket in sockets:
         socket.close()
@@ -54,6 +60,7 @@ async def measure(server: Server, num_idle: int, num_storm: int) -> list[Figure]
         *figures,
         Figure(f"memory of an idle socket, {num_idle} open", kib, MAX_KIB, "KiB"),
         Figure("idle sockets lost", num_lost, 0, ""),
+        *latencies("a pong beside them", pongs, MAX_PONG_MS),
     ]
 
 
@@ -62,6 +69,20 @@ async def opened(server: Server, token: str, number: int) -> BenchSocket:
     socket.send("ping", t=1)
     await socket.next("pong")
     return socket
+
+
+async def pongs_beside(server: Server, token: str) -> list[float]:
+    """How long one socket waits for each pong, in seconds."""
+    socket = await BenchSocket.open(server, token)
+    seconds = []
+    until = time.monotonic() + PONG_SECONDS
+    while time.monotonic() < until:
+        sent_at = time.monotonic()
+        socket.send("ping", t=1)
+        seconds.append((await socket.next("pong")).at - sent_at)
+        await asyncio.sleep(PONG_PAUSE_SECONDS)
+    socket.close()
+    return seconds
 
 
 async def storm(server: Server, tokens: Sequence[str]) -> list[Figure]:

@@ -104,41 +104,28 @@ class PendingDelta:
         return self.characters > MAX_DELTA_CHARACTERS or len(self.logprobs) > MAX_DELTA_LOGPROBS
 
     def encode(self) -> bytes:
-        """A `TextDelta`."""
-        return _encode_text(
-            self.response_id,
-            self.first,
+        """A `TextDelta`. It is by far the most frequent frame, so it is written as it leaves."""
+        text = orjson.dumps("".join(self.parts))
+        rest = b""
+        if self.first != self.last:
+            rest = b',"first_sequence_number":%d' % self.first
+        if self.logprobs:
+            rest += b',"logprobs":' + orjson.dumps(self.logprobs)
+        return TEXT_DELTA % (
+            self.response_id.encode(),
             self.last,
             self.fence,
             self.text_offset,
-            "".join(self.parts),
-            self.logprobs,
+            text,
+            rest,
         )
 
 
 def encode_text(response_id: str, number: int, fence: int, event: TextEvent) -> bytes:
     """One text event as the frame in which it leaves alone."""
-    return _encode_text(
-        response_id, number, number, fence, event.text_offset, event.delta, event.logprobs
-    )
-
-
-def _encode_text(
-    response_id: str,
-    first: int,
-    last: int,
-    fence: int,
-    text_offset: int,
-    text: str,
-    logprobs: Sequence[dict[str, Any]],
-) -> bytes:
-    """A `TextDelta`. It is by far the most frequent frame, so it is written as it leaves."""
-    rest = b""
-    if first != last:
-        rest = b',"first_sequence_number":%d' % first
-    if logprobs:
-        rest += b',"logprobs":' + orjson.dumps(logprobs)
-    return TEXT_DELTA % (response_id.encode(), last, fence, text_offset, orjson.dumps(text), rest)
+    rest = b',"logprobs":' + orjson.dumps(event.logprobs) if event.logprobs else b""
+    text = orjson.dumps(event.delta)
+    return TEXT_DELTA % (response_id.encode(), number, fence, event.text_offset, text, rest)
 
 
 class Outbox:

@@ -299,12 +299,15 @@ class Subscription:
         An end that brings its text needs none before it. `frame` is a single text event, encoded.
         """
         if (
-            frame is not None
+            frame is not None  # what comes most often: the very next entry, and nothing else
             and self.cursors.get(response_id) == first - 1
             and not self.watcher.sent_ends.knows(response_id)
             and len(frame) <= MAX_BURST_BYTES
+            and isinstance(event := events[0], TextEvent)
         ):
-            self._put_text(response_id, fence, first, events[0], frame)
+            self.cursors[response_id] = first
+            self._open.add(response_id)
+            self.watcher.outbox.put_text(response_id, first, fence, event, frame)
             return True
         is_doubted, num_sent = self.doubts(response_id), self._num_sent(response_id)
         if is_doubted or first > num_sent + 1:
@@ -324,15 +327,6 @@ class Subscription:
             self.cursors[response_id] = place
             self._put_event(response_id, fence, place, event)
         return True
-
-    def _put_text(
-        self, response_id: str, fence: int, number: int, event: Event, frame: bytes
-    ) -> None:
-        """What comes most often: the very next entry, and nothing else to be thought of."""
-        assert isinstance(event, TextEvent)
-        self.cursors[response_id] = number
-        self._open.add(response_id)
-        self.watcher.outbox.put_text(response_id, number, fence, event, frame)
 
     def _put_replay(
         self, response_id: str, fence: int, first: int, entries: Sequence[Event]

@@ -23,7 +23,7 @@ from websockets.datastructures import Headers
 from websockets.exceptions import InvalidState, ProtocolError
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
-from websockets.protocol import State
+from websockets.protocol import OPEN, State
 from websockets.server import ServerProtocol
 from websockets.streams import StreamReader
 from websockets.typing import LoggerLike
@@ -45,6 +45,8 @@ MAX_FRAMES_AFTER_CLOSE = 256  # then the client's own close frame is not looked 
 WEBSOCKET_PIECE_BYTES = 4 * 1024
 CLOSE_INVALID_TEXT = 1007
 FINAL_TEXT = 0x80 | Opcode.TEXT
+TWO_BYTES_OF_SIZE = bytes((FINAL_TEXT, 126))
+EIGHT_BYTES_OF_SIZE = bytes((FINAL_TEXT, 127))
 PINGS_PER_TURN = 50  # of those that are due: then the others have their turn
 
 GoingOn = Callable[[], Awaitable[None]]
@@ -395,7 +397,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if (
             not self.writable.is_set()
             or self.close_sent
-            or self.conn.state is not State.OPEN
+            or self.conn.state is not OPEN
             or self.transport.is_closing()
         ):
             return False
@@ -590,5 +592,5 @@ def text_head(size: int) -> bytes:
     if size < 126:
         return bytes((FINAL_TEXT, size))
     if size < 1 << 16:
-        return bytes((FINAL_TEXT, 126)) + size.to_bytes(2)
-    return bytes((FINAL_TEXT, 127)) + size.to_bytes(8)
+        return TWO_BYTES_OF_SIZE + size.to_bytes(2)
+    return EIGHT_BYTES_OF_SIZE + size.to_bytes(8)
