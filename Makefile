@@ -47,8 +47,8 @@ bench: setup     ## decode, chats, time to first token and stop latency beside t
 demo-crash: setup ## kill -9 the worker of an answer, and watch it go on with the same text
 	@$(BIN)/python examples/crash_demo.py
 
-bench-server: setup ## sockets, stops, resume, relay, lists, refusals, fairness: achieved beside target
-	@for name in sockets stop_latency resume relay admin_list timing_leaks fairness; do $(BIN)/python -m bench.$$name || exit 1; done
+bench-server: setup ## starts, sockets, stops, resume, relay, lists, refusals, fairness: achieved beside target
+	@for name in start sockets stop_latency resume relay admin_list timing_leaks fairness; do $(BIN)/python -m bench.$$name || exit 1; done
 
 bench-peers: setup ## vLLM, llama.cpp, OpenVINO, transformers and Parley in turns: hours; ARGS="--quick"
 	@$(BIN)/python -m bench.peers $(ARGS)

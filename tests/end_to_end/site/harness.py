@@ -79,7 +79,7 @@ class Server:
         self.begin_start()
         assert self.process is not None
         deadline = time.monotonic() + PATIENCE
-        while not self._is_ready():
+        while not self.is_ready():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(f"parley serve did not start:\n{self.log()}")
             time.sleep(0.05)  # a start is observed from outside: there is no event to wait for
@@ -101,7 +101,8 @@ class Server:
             start_new_session=True,
         )
 
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
+        """Whether `/readyz` says so now."""
         try:
             self.url = json.loads((self.data_dir / "server.json").read_text())["url"]
             chosen = self._environment.get("PARLEY_TOKEN")

@@ -66,7 +66,7 @@ async def test_every_line_of_a_json_log_is_json_through_starts_deaths_and_the_en
 
 
 def is_replaced(server: Server, child: str, before: int) -> bool:
-    return any(it.pid != before for it in server.children(child)) and server._is_ready()
+    return any(it.pid != before for it in server.children(child)) and server.is_ready()
 
 
 @pytest.mark.row("L10")
