@@ -15,13 +15,13 @@ import structlog
 from server.config.intervals import STORE_RETRY_SECONDS, Intervals
 from server.live.hub import Hub
 from server.live.retries import until_done
-from server.runs.appender import APPEND_SECONDS, Appender
 from server.runs.run import Run
 from sessions.model.codec import TOKEN_ID_BYTES, encode_token_ids
 from sessions.model.errors import RunEnded, RunGone, RunLost, SequenceGap, StoreUnavailable
 from sessions.model.events import ObjectEvent, encode_event
 from sessions.model.replies import AppendReply
-from sessions.store.runs import Append, field_arguments
+from sessions.store.appends.append import Append, field_arguments
+from sessions.store.appends.appender import APPEND_SECONDS, Appender
 from sessions.store.store import SessionStore
 
 logger = structlog.get_logger("server")
@@ -49,7 +49,7 @@ class LogWriter:
         on_loss: Callable[[Exception], None] | None = None,
     ) -> None:
         self._run = run
-        self._log = store.runs.log_of(run.response_id)
+        self._log = store.appends.log_of(run.response_id)
         self._appender = appender
         self._store = store
         self._intervals = intervals
@@ -94,8 +94,8 @@ class LogWriter:
         # An empty append may be repeated; one with events would renew the lease again.
         while self._unanswered is not None or run.num_stored < run.sequence_number:
             append, sent = self._unanswered or self._next(), time.monotonic()
-            self._note_stored(append, await self._store.runs.write(append), sent)
-        reply = await self._store.runs.write(self._renewal(), lease_seconds=0.0)
+            self._note_stored(append, await self._store.appends.write(append), sent)
+        reply = await self._store.appends.write(self._renewal(), lease_seconds=0.0)
         await self._store.runs.touch({run.response_id: reply.lease_until})
 
     def settle_at(self, sequence_number: int) -> bool:

@@ -38,7 +38,6 @@ from server.protocol.server_frames import (
     ResponseProgress,
     ResponseQueued,
 )
-from server.runs.appender import Appender
 from server.runs.finisher import Finisher
 from server.runs.log_writer import LogWriter, lose
 from server.runs.run import Run
@@ -48,6 +47,7 @@ from server.telemetry.metrics import Metrics
 from sessions.background import start
 from sessions.model.errors import ResponseNotFound, StoreUnavailable
 from sessions.model.replies import Finished
+from sessions.store.appends.appender import Appender
 from sessions.store.store import SessionStore
 
 logger = structlog.get_logger("server")

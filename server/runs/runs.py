@@ -23,7 +23,6 @@ from server.protocol.errors import ApiError
 from server.protocol.objects import Reason
 from server.protocol.server_frames import QueueReason, ResponseQueued
 from server.runs.active_limit import ActiveLimit
-from server.runs.appender import Appender
 from server.runs.finisher import Finisher
 from server.runs.log_writer import LogWriter
 from server.runs.producer import Producer
@@ -34,6 +33,7 @@ from server.telemetry.metrics import Metrics
 from sessions.background import Background
 from sessions.model.errors import ResponseNotFound, RunEnded, SessionError, StoreUnavailable
 from sessions.model.replies import BegunResponse, Finished
+from sessions.store.appends.appender import Appender
 from sessions.store.store import SessionStore
 
 logger = structlog.get_logger("server")

@@ -26,7 +26,6 @@ from server.live.health import Health
 from server.live.hub import Hub
 from server.runs.abandonment import Abandonment
 from server.runs.active_limit import ActiveLimit
-from server.runs.appender import Appender
 from server.runs.peers import Figures, Peers
 from server.runs.runs import Runs
 from server.runs.takeover import Takeover
@@ -42,6 +41,7 @@ from sessions.directory.samples import Samples
 from sessions.directory.users import Users
 from sessions.indexes.sweep import IndexSweep
 from sessions.model.errors import StoreRefused
+from sessions.store.appends.appender import Appender
 from sessions.store.store import SessionStore
 
 if TYPE_CHECKING:
@@ -170,7 +170,9 @@ def build_answers(given: Given, live: Live, peers: Peers, adapters: Adapters | N
     max_active = settings.limits.max_active_responses_per_user
     limit = ActiveLimit(store, hub, max_active) if max_active else None
     prompts = PromptBuilder(store.messages, given.engine)
-    appender = Appender(store, renewal_seconds=settings.intervals.renewal, listener=live.feed)
+    appender = Appender(
+        store.appends, renewal_seconds=settings.intervals.renewal, listener=live.feed
+    )
     runs = Runs(
         appender=appender,
         limit=limit,

@@ -27,8 +27,8 @@ from sessions.model.ids import check_session_id, is_message_id, is_response_id, 
 from sessions.model.queue import TakenInput
 from sessions.model.records import UNSET, Message, Unset
 from sessions.model.replies import BegunResponse, LiveResponses
+from sessions.store.appends.append import field_arguments
 from sessions.store.context import StoreContext
-from sessions.store.runs import field_arguments
 
 MAX_MOVES: Final = 8  # each means that another response began in between
 

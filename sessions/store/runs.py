@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from collections.abc import Mapping, Sequence
 
-from redis.exceptions import ResponseError
-
-from sessions.connection.client import Argument
-from sessions.connection.link import translate
 from sessions.model.arguments import owner_argument
 from sessions.model.codec import (
-    MANAGED_RUN_FIELDS,
     decode_entries,
     decode_run,
     decode_token_ids,
@@ -23,15 +15,9 @@ from sessions.model.codec import (
     encode_token_ids,
 )
 from sessions.model.errors import (
-    CancelPending,
     ResponseNotFound,
-    RunEnded,
     RunGone,
     RunLive,
-    RunLost,
-    SequenceGap,
-    SessionError,
-    StoreUnavailable,
 )
 from sessions.model.events import Event, decode_event, encode_event
 from sessions.model.ids import is_response_id, session_of
@@ -39,162 +25,26 @@ from sessions.model.records import LIVE_STATUSES, Message, RunRecord
 from sessions.model.replies import AppendReply, CancelRequested, Finished, Reaped
 from sessions.model.session_events import MessageUpdatedEvent, encode_session_event
 from sessions.store.allowances import Budgets
+from sessions.store.appends.append import (
+    Append,
+    Appends,
+    field_arguments,
+    optional_number,
+    run_error,
+)
 from sessions.store.context import PUBLISH, StoreContext
-
-logger = logging.getLogger("parley.sessions")
-
-MAX_APPENDS: Final = 64  # of one script: Redis does nothing else for a millisecond
-MAX_APPEND_BYTES: Final = 256 * 1024  # of their entries, but any one append goes whole
-
-
-@dataclass(slots=True)
-class RunLog:
-    """What the log of one run is called in Redis, made once for all that is written there."""
-
-    response_id: str
-    run_keys: Sequence[str]  # of its hash, its entries, its token ids
-    channel: str
-
-
-@dataclass(slots=True, eq=False)
-class Append:
-    """Entries `first`, `first` + 1, … of one run and what comes with them; none: a renewal."""
-
-    log: RunLog
-    fence: int
-    first: int
-    entries: Sequence[bytes] = ()
-    token_ids: bytes = b""
-    text_length: int | str = "-"
-    status: str = ""
-    fields: Sequence[Argument] = ()
-    # Called once with what became of it, each time that it is sent.
-    answered: Callable[[AppendReply | Exception], None] = lambda outcome: None
-
-    @property
-    def last(self) -> int:
-        """The number of its last entry."""
-        return self.first + len(self.entries) - 1
-
-
-class Listener(Protocol):
-    """Where this worker hears what is published: `LiveFeed`."""
-
-    @property
-    def own_channel(self) -> str: ...
-
-    def hears(self, channel: str) -> bool: ...
 
 
 class Runs:
     """Runs, their logs and who owns them."""
 
-    def __init__(self, context: StoreContext, budgets: Budgets) -> None:
+    def __init__(self, context: StoreContext, budgets: Budgets, appends: Appends) -> None:
         self._context = context
         self._client = context.client
         self._indexes = context.indexes
         self._keys = context.keys
         self._budgets = budgets
-        self._may_count = True  # who listens to a channel, as far as is known
-
-    def log_of(self, response_id: str) -> RunLog:
-        """The names that an `Append` needs. Raises `RunGone` for what is no response id."""
-        if not is_response_id(response_id):
-            raise RunGone
-        session_id = session_of(response_id)
-        keys = self._context.run_keys(session_id, response_id)
-        return RunLog(response_id, keys, self._keys.session_channel(session_id))
-
-    def send_appends(
-        self,
-        appends: Iterable[Append],
-        *,
-        listener: Listener | None = None,
-        lease_seconds: float | None = None,
-    ) -> None:
-        """Store and publish what is new of many runs, and renew their leases: `append` for each.
-
-        All of them go in one script, or in a few where they are many or large, and in a cluster
-        in one for each slot. Each is told on its own what became of it: a reply, a refusal that
-        `append` would raise, or `StoreUnavailable`, after which it may be stored and is repeated as
-        it was. What nobody but `listener` would hear is not published.
-        """
-        if self._client.is_cluster or not self._may_count:
-            listener = None  # in a cluster each node counts its own subscribers alone
-        lease_ms = self._context.lease_ms if lease_seconds is None else int(lease_seconds * 1000)
-        for group in self._client.by_slot(appends, lambda append: append.log.run_keys[0]):
-            for part in _parts_of(group):
-                self._send_part(part, listener, lease_ms)
-
-    def _send_part(self, part: list[Append], listener: Listener | None, lease_ms: int) -> None:
-        keys: list[str] = []
-        channels, heads, token_ids = [], [], []
-        fields: list[Argument] = []
-        entries: list[bytes] = []
-        for append in part:
-            log = append.log
-            own_listeners = 1 if listener is not None and listener.hears(log.channel) else 0
-            keys += log.run_keys
-            channels.append(log.channel)
-            heads.append(
-                f"{log.response_id} {append.fence} {append.first} {append.status or '-'} "
-                f"{append.text_length} {own_listeners} {len(append.fields)} "
-                f"{len(append.entries)} {len(append.token_ids)}"
-            )
-            token_ids.append(append.token_ids)
-            fields += append.fields
-            entries += append.entries
-        run = self._client.script_run(
-            "append",
-            keys,
-            lease_ms=lease_ms,
-            feed_channel=None if listener is None else listener.own_channel,
-            token_ids=b"".join(token_ids),
-            channels=channels,
-            heads=heads,
-            fields=fields,
-            entries=entries,
-        )
-        try:
-            call = self._client.enqueue(run)
-        except StoreUnavailable as error:
-            _tell_all(part, error)
-            return
-        call.add_done_callback(lambda reply: self._take_replies(part, reply))
-
-    def _take_replies(self, part: list[Append], call: asyncio.Future[Any]) -> None:
-        if call.cancelled():
-            _tell_all(part, StoreUnavailable("the session store is closed"))
-        elif (error := call.exception()) is not None:
-            assert isinstance(error, Exception)
-            _tell_all(part, error)
-        else:
-            _, is_denied, replies = call.result()
-            if is_denied:
-                self._may_count = False
-            for append, reply in zip(part, replies, strict=True):
-                if reply[0] == b"ok":
-                    _tell(append, AppendReply(reply[1] == 1, reply[2]))
-                else:
-                    _tell(append, _refusal(append, reply))
-
-    async def write(self, append: Append, lease_seconds: float | None = None) -> AppendReply:
-        """Send one append and wait for its reply, which is told to nobody else.
-
-        Raises what `append` does.
-        """
-        future: asyncio.Future[AppendReply | Exception] = asyncio.get_running_loop().create_future()
-
-        def take(outcome: AppendReply | Exception) -> None:
-            if not future.cancelled():
-                future.set_result(outcome)
-
-        append.answered = take
-        self.send_appends([append], lease_seconds=lease_seconds)
-        outcome = await future
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+        self._appends = appends
 
     async def append(
         self,
@@ -223,7 +73,7 @@ class Runs:
         if token_ids and not events:
             raise ValueError("token ids are stored with the event of their text")
         append = Append(
-            self.log_of(response_id),
+            self._appends.log_of(response_id),
             fence,
             first,
             [encode_event(event) for event in events],
@@ -232,7 +82,7 @@ class Runs:
             status or "",
             field_arguments({}, fields),
         )
-        return await self.write(append, lease_seconds)
+        return await self._appends.write(append, lease_seconds)
 
     async def request_cancel(
         self,
@@ -262,7 +112,7 @@ class Runs:
         if reply[0] == b"not_found":
             raise ResponseNotFound
         if reply[0] != b"ok":
-            raise _run_error(reply)
+            raise run_error(reply)
         return CancelRequested(
             owner=reply[1].decode(),
             fence=reply[2],
@@ -345,7 +195,7 @@ class Runs:
             entries=[encode_event(event) for event in events],
         )
         if reply[0] != b"ok":
-            raise _run_error(reply)
+            raise run_error(reply)
         uid, now_ms = reply[4].decode(), reply[5]
         await asyncio.gather(
             self._budgets.charge(uid, response_id, input_tokens + output_tokens, now_ms),
@@ -389,7 +239,7 @@ class Runs:
                 sequence_number=reply[2],
                 status=reply[3].decode(),
                 cancel=reply[4] == 1,
-                seen=_optional_number(reply[5]),
+                seen=optional_number(reply[5]),
                 old_owner=reply[6].decode(),
                 lease_until=reply[7],
             )
@@ -397,7 +247,7 @@ class Runs:
             await self._indexes.settle([self._indexes.run(response_id, reply[3])])
             raise RunLive(reply[1], reply[2].decode())
         await self._indexes.settle([self._indexes.without_run(response_id)])
-        raise _run_error(reply)
+        raise run_error(reply)
 
     async def expired(self, limit: int = 100) -> list[str]:
         """Runs that may be due for `reap`, which alone decides: this index can be stale."""
@@ -459,83 +309,3 @@ class Runs:
         payload = b"\n".join([head, *map(encode_event, events)])
         channel = self._keys.session_channel(session_of(response_id))
         await self._client.call(PUBLISH, channel, payload)
-
-
-def field_arguments(
-    own: Mapping[str, str | int], fields: Mapping[str, str | int] | None
-) -> list[Argument]:
-    """Name and value pairs for a run hash; raises `ValueError` for a field that scripts manage."""
-    if managed := MANAGED_RUN_FIELDS & set(fields or ()):
-        raise ValueError(f"run fields {sorted(managed)} are set by the store")
-    return [part for pair in {**(fields or {}), **own}.items() for part in pair]
-
-
-def _optional_number(text: bytes) -> int | None:
-    """A number that a script may leave empty."""
-    return int(text) if text else None
-
-
-def _run_error(reply: Sequence[Any]) -> SessionError:
-    """The error that a refusal to write a run means."""
-    word, *rest = reply
-    match word:
-        case b"lost":
-            return RunLost(rest[0], rest[1].decode())
-        case b"ended":
-            status, reason, sequence_number, engine, text_length, fence = rest
-            return RunEnded(
-                status.decode(),
-                reason.decode(),
-                sequence_number,
-                engine.decode(),
-                text_length,
-                fence,
-            )
-        case b"gap":
-            return SequenceGap(rest[0], num_tokens=rest[-1])
-        case b"cancelled":
-            return CancelPending(_optional_number(rest[0]), rest[1].decode(), rest[2].decode())
-        case _:
-            return RunGone()
-
-
-# ---- appends -------------------------------------------------------------------------------------
-
-
-def _parts_of(appends: Sequence[Append]) -> Iterator[list[Append]]:
-    """As many as one script takes."""
-    part: list[Append] = []
-    size = 0
-    for append in appends:
-        more = sum(map(len, append.entries))
-        if part and (len(part) == MAX_APPENDS or size + more > MAX_APPEND_BYTES):
-            yield part
-            part, size = [], 0
-        part.append(append)
-        size += more
-    if part:
-        yield part
-
-
-def _refusal(append: Append, reply: Sequence[Any]) -> AppendReply | Exception:
-    """What the script says of an append that it has not stored now."""
-    if reply[0] == b"gap" and reply[1] >= append.last:
-        return AppendReply(reply[2] == 1, reply[3], repeated=True)
-    if reply[0] == b"error":
-        error = translate(ResponseError(reply[1].decode(errors="replace")))
-        assert isinstance(error, Exception)
-        return error
-    return _run_error(reply)
-
-
-def _tell_all(part: Iterable[Append], error: Exception) -> None:
-    for append in part:
-        _tell(append, error)
-
-
-def _tell(append: Append, outcome: AppendReply | Exception) -> None:
-    """Whatever its writer makes of it, the others hear of theirs."""
-    try:
-        append.answered(outcome)
-    except Exception:
-        logger.exception("append's outcome not taken")

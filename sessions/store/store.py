@@ -22,6 +22,7 @@ from sessions.model.keys import PROBE_MS, Keys
 from sessions.model.quotas import Quotas
 from sessions.model.replies import StoreFault
 from sessions.store.allowances import Budgets, Slots
+from sessions.store.appends.append import Appends
 from sessions.store.context import PUBLISH, StoreContext
 from sessions.store.copies import Copies
 from sessions.store.messages import Messages
@@ -65,7 +66,8 @@ class SessionStore:
         self.budgets = Budgets(context)
         self.responses = Responses(context)
         self.queues = Queues(context)
-        self.runs = Runs(context, self.budgets)
+        self.appends = Appends(context)
+        self.runs = Runs(context, self.budgets, self.appends)
         self.slots = Slots(context)
         self.viewers = Viewers(context)
         self._secret = secret

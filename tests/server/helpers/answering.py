@@ -11,12 +11,12 @@ from server.engines.client import SamplingParams, TokensPrompt
 from server.generation.prompts import Prompt, PromptBuilder
 from server.live.hub import Hub
 from server.live.subscription import Subscription
-from server.runs.appender import Appender
 from server.runs.producer import Producer
 from server.runs.run import Run
 from server.telemetry.metrics import Metrics
 from sessions.connection.feed import LiveFeed
 from sessions.model.events import ObjectEvent, TextEvent
+from sessions.store.appends.appender import Appender
 from sessions.store.store import SessionStore
 from tests.helpers.patience import PATIENCE
 from tests.server.helpers.engines import IdleEngine
@@ -108,7 +108,7 @@ class Answering:
         subscription.put_events(self.rid, 1, 1, self.run.events)
         self.producer = Producer(
             self.run,
-            appender=Appender(self.store, renewal_seconds=self.intervals.renewal),
+            appender=Appender(self.store.appends, renewal_seconds=self.intervals.renewal),
             store=self.store,
             engine=self.engine,
             prompts=cast("PromptBuilder", None),  # it has its prompt

@@ -8,17 +8,19 @@ import pytest
 
 from sessions.model.errors import StoreUnavailable
 from sessions.model.replies import AppendReply
-from sessions.store.runs import Append, Runs
+from sessions.store.appends.append import Append, Appends
 
 Outcome = AppendReply | Exception
 Answered = Callable[[Outcome], None]
 
 
 def intercept(
-    monkeypatch: pytest.MonkeyPatch, runs: Runs, hear: Callable[[Append, Outcome, Answered], None]
+    monkeypatch: pytest.MonkeyPatch,
+    appends: Appends,
+    hear: Callable[[Append, Outcome, Answered], None],
 ) -> None:
     """`hear` gets what becomes of each append in place of its writer, and may pass it on."""
-    send_appends = runs.send_appends
+    send_appends = appends.send
 
     def send(appends: Iterable[Append], **options: Any) -> None:
         appends = list(appends)
@@ -26,7 +28,7 @@ def intercept(
             append.answered = partial(_hear, hear, append, append.answered)
         send_appends(appends, **options)
 
-    monkeypatch.setattr(runs, "send_appends", send)
+    monkeypatch.setattr(appends, "send", send)
 
 
 def _hear(
@@ -42,10 +44,12 @@ def _hear(
 class Outage:
     """Lets no append through while it lasts."""
 
-    def __init__(self, runs: Runs, monkeypatch: pytest.MonkeyPatch, *, lasts: bool = False) -> None:
+    def __init__(
+        self, appends: Appends, monkeypatch: pytest.MonkeyPatch, *, lasts: bool = False
+    ) -> None:
         self.lasts = lasts
-        self._send_appends = runs.send_appends
-        monkeypatch.setattr(runs, "send_appends", self._send)
+        self._send_appends = appends.send
+        monkeypatch.setattr(appends, "send", self._send)
 
     def _send(self, appends: Iterable[Append], **options: Any) -> None:
         if not self.lasts:

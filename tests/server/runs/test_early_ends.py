@@ -50,7 +50,7 @@ class Site:
     is_away: bool = False
 
     def __post_init__(self) -> None:
-        self.outage = Outage(self.first.store.runs, self.monkeypatch)
+        self.outage = Outage(self.first.store.appends, self.monkeypatch)
 
     async def ask(self, client: LocalClient) -> None:
         self.session = await client.new_session()

@@ -8,7 +8,7 @@ import pytest
 from server.live.response_log import read_log
 from server.runs.stop import Stop
 from sessions.model.codec import encode_token_ids
-from sessions.store.runs import Append
+from sessions.store.appends.append import Append
 from tests.server.helpers.answering import Answering, output, until
 from tests.server.helpers.appends import Answered, Outcome, intercept
 
@@ -54,7 +54,7 @@ async def test_an_append_on_its_way_when_the_answer_ends_is_waited_for(
         reply.set()
         return await finish(response_id, **arguments)
 
-    intercept(monkeypatch, answering.store.runs, hear_slowly)
+    intercept(monkeypatch, answering.store.appends, hear_slowly)
     monkeypatch.setattr(answering.store.runs, "finish", finish_as_the_reply_comes)
     producing = answering.start()
     answering.engine.say(output(answering.rid, "one "))

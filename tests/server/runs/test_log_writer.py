@@ -8,11 +8,11 @@ from redis.exceptions import ResponseError
 
 from server.config.intervals import Intervals
 from server.live.hub import Hub
-from server.runs.appender import Appender
 from server.runs.log_writer import LogWriter
 from server.runs.run import Run
 from sessions.model.events import ObjectEvent
-from sessions.store.runs import Append
+from sessions.store.appends.append import Append
+from sessions.store.appends.appender import Appender
 from sessions.store.store import SessionStore
 from tests.server.helpers.answering import until
 from tests.server.helpers.appends import Answered, Outage, Outcome, intercept
@@ -30,7 +30,7 @@ async def a_run(store: SessionStore) -> Run:
 
 @pytest.fixture
 def appender(store: SessionStore) -> Appender:
-    return Appender(store, renewal_seconds=Intervals().renewal)
+    return Appender(store.appends, renewal_seconds=Intervals().renewal)
 
 
 def a_writer(run: Run, store: SessionStore, hub: Hub, appender: Appender, **more: Any) -> LogWriter:
@@ -68,8 +68,8 @@ async def test_what_was_not_answered_is_sent_again_as_it_was_and_the_rest_follow
         sent.append((append.first, len(append.entries)))
         answered(outcome)
 
-    intercept(monkeypatch, store.runs, note)
-    outage = Outage(store.runs, monkeypatch, lasts=True)
+    intercept(monkeypatch, store.appends, note)
+    outage = Outage(store.appends, monkeypatch, lasts=True)
     writer = a_writer(run, store, hub, appender)
     async with writer.running():
         run.add_text("one ", [1])
@@ -119,7 +119,7 @@ async def test_the_end_waits_for_the_append_on_its_way(
         held.append((outcome, answered))
         applied.set()
 
-    intercept(monkeypatch, store.runs, hold)
+    intercept(monkeypatch, store.appends, hold)
     ended = asyncio.Event()
 
     async def write() -> None:
@@ -154,7 +154,7 @@ async def test_an_append_that_fails_is_logged_and_ends_the_writing(
         answered(ResponseError("WRONGTYPE"))
         failed.set()
 
-    intercept(monkeypatch, store.runs, fail)
+    intercept(monkeypatch, store.appends, fail)
     async with a_writer(run, store, hub, appender).running():
         run.add_text("one ", [1])
         await failed.wait()

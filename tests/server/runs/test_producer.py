@@ -11,7 +11,7 @@ from engine.outputs import RequestProgress
 from server.runs import producer as producer_module
 from server.runs.stop import Stop
 from sessions.model.errors import StoreUnavailable
-from sessions.store.runs import Append
+from sessions.store.appends.append import Append
 from tests.server.helpers.answering import MAX_SECONDS, Answering, output
 from tests.server.helpers.appends import Answered, Outcome, intercept
 
@@ -118,7 +118,7 @@ async def test_an_append_whose_reply_was_lost_is_stored_once(
             again.set()
             answered(outcome)
 
-    intercept(monkeypatch, answering.store.runs, lose_the_first_reply)
+    intercept(monkeypatch, answering.store.appends, lose_the_first_reply)
     producing = answering.start()
     answering.engine.say(output(answering.rid, "one "))
     await lost.wait()

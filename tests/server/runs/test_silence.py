@@ -30,7 +30,7 @@ async def shown_and_stored(answering: Answering, outage: Outage) -> asyncio.Task
 async def test_owner_without_renewal_shows_nothing_where_others_could_take_over(
     answering: Answering, monkeypatch: pytest.MonkeyPatch, has_peers: bool
 ) -> None:
-    outage = Outage(answering.store.runs, monkeypatch)
+    outage = Outage(answering.store.appends, monkeypatch)
     answering.has_peers = has_peers
     producing = await shown_and_stored(answering, outage)
     answering.run.renewed_at -= answering.intervals.silence
@@ -47,7 +47,7 @@ async def test_owner_without_renewal_shows_nothing_where_others_could_take_over(
 async def test_owner_that_lost_its_answer_drops_what_it_held_and_shows_the_log(
     answering: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outage = Outage(answering.store.runs, monkeypatch)
+    outage = Outage(answering.store.appends, monkeypatch)
     answering.has_peers = True
     producing = await shown_and_stored(answering, outage)
     answering.run.renewed_at -= answering.intervals.silence
@@ -76,7 +76,7 @@ async def shown_and_queued(answering: Answering, outage: Outage) -> asyncio.Task
 async def test_text_that_was_queued_in_time_is_not_sent_too_late(
     answering: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outage = Outage(answering.store.runs, monkeypatch)
+    outage = Outage(answering.store.appends, monkeypatch)
     producing = await shown_and_queued(answering, outage)
     newcomer = Viewer()
     subscription = Subscription(newcomer, answering.chat.session_id)
@@ -98,7 +98,7 @@ async def test_text_that_was_queued_in_time_is_not_sent_too_late(
 async def test_text_that_was_queued_in_time_is_never_sent_if_the_answer_is_lost(
     answering: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outage = Outage(answering.store.runs, monkeypatch)
+    outage = Outage(answering.store.appends, monkeypatch)
     producing = await shown_and_queued(answering, outage)
     await answering.store.runs.reap(answering.rid, new_owner="w2", exited_owner="w1")
     outage.lasts = False

@@ -430,7 +430,7 @@ async def test_the_end_by_the_next_owner_reaches_a_client_that_stopped_and_was_s
                 if (await first.store.runs.get(None, response)).num_tokens:
                     break
                 await asyncio.sleep(0.01)
-            Outage(first.store.runs, monkeypatch, lasts=True)
+            Outage(first.store.appends, monkeypatch, lasts=True)
             monkeypatch.setattr(first.store.runs, "finish", fail)
             request.is_held = {"last"}
             request.released.set()

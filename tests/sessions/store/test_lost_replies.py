@@ -22,7 +22,7 @@ from sessions.store.messages import PART_MESSAGES
 from sessions.store.store import SessionStore
 from tests.sessions.helpers.chat import Chat, user_message
 from tests.sessions.helpers.queued import queued, texts_of
-from tests.sessions.store.test_appends import an_append, outcomes
+from tests.sessions.store.appends.test_append import an_append, outcomes
 
 pytestmark = pytest.mark.row("R4")
 

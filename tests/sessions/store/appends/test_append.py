@@ -15,7 +15,7 @@ from sessions.model.errors import RunEnded, RunGone, RunLost, SequenceGap, Store
 from sessions.model.events import LivePayload, LiveResponseEvents, TextEvent, encode_event
 from sessions.model.ids import new_response_id
 from sessions.model.replies import AppendReply
-from sessions.store.runs import MAX_APPEND_BYTES, MAX_APPENDS, Append, Listener
+from sessions.store.appends.append import MAX_APPEND_BYTES, MAX_APPENDS, Append, Listener
 from sessions.store.store import SessionStore
 from tests.helpers.patience import PATIENCE
 from tests.sessions.conftest import make_user
@@ -27,7 +27,7 @@ Outcome = AppendReply | Exception
 def an_append(store: SessionStore, rid: str, first: int, text: str = "", fence: int = 1) -> Append:
     """One text entry, or a renewal."""
     entries = [encode_event(TextEvent(0, text))] if text else []
-    return Append(store.runs.log_of(rid), fence, first, entries, text_length=first)
+    return Append(store.appends.log_of(rid), fence, first, entries, text_length=first)
 
 
 async def outcomes(
@@ -39,7 +39,7 @@ async def outcomes(
     told: list[asyncio.Future[Outcome]] = [loop.create_future() for _ in appends]
     for append, future in zip(appends, told, strict=True):
         append.answered = future.set_result
-    store.runs.send_appends(appends, listener=listener)
+    store.appends.send(appends, listener=listener)
     async with asyncio.timeout(PATIENCE):
         return await asyncio.gather(*told)
 
@@ -92,7 +92,7 @@ async def test_what_is_refused_to_one_run_changes_nothing_for_the_others(
 async def test_a_run_that_fails_in_the_script_fails_alone(store: SessionStore) -> None:
     """Those before it in the script are stored, and so are those after it."""
     first, damaged, last = rids = await begun(store, 3)
-    log = store.runs.log_of(damaged).run_keys[1]
+    log = store.appends.log_of(damaged).run_keys[1]
     await store.client.calls(("UNLINK", log), ("SET", log, "no stream"))
     told = await outcomes(store, [an_append(store, rid, 2, "x") for rid in rids])
     assert [type(outcome) for outcome in told] == [AppendReply, ResponseError, AppendReply]
@@ -132,7 +132,7 @@ async def test_a_writer_that_raises_keeps_no_other_one_from_its_reply(store: Ses
         raise KeyError
 
     first.answered, last.answered = fail, told.set_result
-    store.runs.send_appends([first, last])
+    store.appends.send([first, last])
     assert isinstance(await told, AppendReply)
 
 

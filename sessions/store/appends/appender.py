@@ -7,15 +7,13 @@ renewed by the same calls. No task, future or timer belongs to one answer.
 """
 
 import asyncio
+import logging
 from collections import OrderedDict
 from typing import Protocol
 
-import structlog
+from sessions.store.appends.append import Append, Appends, Listener
 
-from sessions.store.runs import Append, Listener
-from sessions.store.store import SessionStore
-
-logger = structlog.get_logger("server")
+logger = logging.getLogger("parley.sessions")
 
 APPEND_SECONDS = 0.03  # between two appends of one answer: what comes meanwhile shares a call
 APPEND_DELAY_SECONDS = 0.005  # from an event to its append: the sockets here come first
@@ -43,12 +41,12 @@ class Appender:
 
     def __init__(
         self,
-        store: SessionStore,
+        appends: Appends,
         *,
         renewal_seconds: float,
         listener: Listener | None = None,
     ) -> None:
-        self._store = store
+        self._appends = appends
         self._renewal_seconds = renewal_seconds
         self._listener = listener
         self._renewals = OrderedDict[Writer, float]()  # when each is due, the soonest first
@@ -111,7 +109,7 @@ class Appender:
                 if append is not None:
                     appends.append(append)
         if appends:
-            self._store.runs.send_appends(appends, listener=self._listener)
+            self._appends.send(appends, listener=self._listener)
         self._arm_next()
 
     def _due(self, now: float) -> list[Writer]:

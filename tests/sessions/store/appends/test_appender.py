@@ -7,10 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from server.runs import appender as appender_module
-from server.runs.appender import APPEND_SECONDS, TICK_SECONDS, Appender
-from sessions.store.runs import Append
-from sessions.store.store import SessionStore
+from sessions.store.appends import appender as appender_module
+from sessions.store.appends.append import Append, Appends
+from sessions.store.appends.appender import APPEND_SECONDS, TICK_SECONDS, Appender
 
 
 class ScriptedWriter:
@@ -48,7 +47,7 @@ class Clock:
     def _cancel(self) -> None:
         self.at = None
 
-    def send_appends(self, appends: Iterable[Append], **_: Any) -> None:
+    def send(self, appends: Iterable[Append], **_: Any) -> None:
         self.calls.append([cast("ScriptedWriter", append).name for append in appends])
 
     def advance(self, seconds: float) -> list[list[str]]:
@@ -72,7 +71,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def appender(clock: Clock) -> Appender:
-    return Appender(cast("SessionStore", SimpleNamespace(runs=clock)), renewal_seconds=1.0)
+    return Appender(cast("Appends", clock), renewal_seconds=1.0)
 
 
 def test_what_comes_within_the_delay_goes_in_one_call(clock: Clock, appender: Appender) -> None:
