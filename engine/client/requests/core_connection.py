@@ -312,6 +312,14 @@ class CoreConnection:
     def _lose(self, reason: str) -> None:
         self._forget_core(EngineDeadError(reason))
         self._set_state(CoreState.DEAD, reason)
+        self._tick_soon()
+
+    def _tick_soon(self) -> None:
+        """Say hello to the next core as soon as it may be there, not when a ping would be due."""
+        if self._loop is not None and self._timer is not None:
+            self._timer.cancel()
+            self._next_tick = self._loop.time() + HELLO_SECONDS
+            self._timer = self._loop.call_later(HELLO_SECONDS, self._tick)
 
     def _forget_core(self, error: EngineDeadError) -> None:
         self.ready = None

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.client.async_llm import AsyncLLM
-from engine.client.requests.core_connection import CoreState
+from engine.client.requests.core_connection import HELLO_SECONDS, CoreState
 from engine.errors import EngineDeadError, RetryableRequestError
 from engine.ipc import Abort, AddRequest, Dead, SchedulerStats, SequenceOutput
 from tests.engine.helpers.connected_engine import DELTA, PROMPT, A, B, receive, settle, texts
@@ -72,6 +72,24 @@ async def test_dead_core_ends_every_stream_that_is_not_resubmitted(
         CoreState.DEAD,
         CoreState.READY,
     ]
+
+
+async def test_the_next_core_is_greeted_at_once_and_not_when_a_ping_is_due(
+    core: ScriptedCore, model: Path
+) -> None:
+    died = asyncio.Event()
+    engine = AsyncLLM.connect(
+        core.address,
+        model=str(model),
+        on_core_state=lambda state, reason: died.set() if state is CoreState.DEAD else None,
+    )
+    await engine.wait_ready(PATIENCE)
+    await asyncio.to_thread(core.kill)
+    await died.wait()
+    timer = engine._client.connection._timer
+    assert timer is not None
+    assert timer.when() - asyncio.get_running_loop().time() <= HELLO_SECONDS
+    engine.shutdown()
 
 
 async def test_core_s_last_words_are_the_reason(core: ScriptedCore, model: Path) -> None:
