@@ -30,8 +30,8 @@ RECORD_SECONDS = 5.0  # no frame is handled by an older one
 CHECK_SECONDS = 1.0  # how often open connections are looked at; with the next line: 3 s at most
 RECHECK_SECONDS = 2.0
 TOUCH_SECONDS = 300.0  # how often the use of a cookie is noted
-MAX_KNOWN = 10_000
-CHECKED_PER_TURN = 100  # credentials: then others have their turn, about 4 ms later
+MAX_KNOWN = 10_000  # besides the credentials of open connections, which are needed again at once
+CHECKED_PER_TURN = 50  # credentials, in 2 to 3 ms: then others have their turn
 EXPIRIES_PER_TURN = 1000
 
 USED_LOGIN_CODE = "this login link was used already, is too old, or was taken back"
@@ -214,7 +214,7 @@ class Identities:
         found = [_judge(credential, stored, minters) for credential in credentials]
         for digest, user in zip(digests, found, strict=True):
             if isinstance(user, User):
-                if len(self._known) >= MAX_KNOWN:
+                if len(self._known) >= MAX_KNOWN + len(self._holders):
                     self._known.clear()
                 self._known[digest] = _Known(at, user)
             else:

@@ -1,6 +1,7 @@
 """Rights of open connections: what ends them, by a message or without one, and what does not."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import orjson
@@ -376,3 +377,23 @@ async def test_a_user_who_is_deleted_during_the_login_gets_no_cookie(
         await identities.redeem_login_code(code, 60)
     for key in (store.keys.user_tokens(guest.uid), store.keys.user_record(guest.uid)):
         assert await store.client.call("EXISTS", key) == 0
+
+
+async def test_of_more_credentials_than_are_checked_in_a_turn_none_is_missed(
+    identities: Identities,
+    credentials: Credentials,
+    users: Users,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "CHECKED_PER_TURN", 2)
+    stored = await users.create("Ada")
+    sockets = []
+    with contextlib.ExitStack() as open_ones:
+        for _ in range(5):
+            user = await identities.of_token(await credentials.create_token(stored.uid))
+            sockets.append(Socket())
+            open_ones.enter_context(identities.holding(user, sockets[-1].end))
+            await credentials.revoke_digest(digest(user))
+        identities.on_resync()
+        for socket in sockets:
+            assert await socket.code() == "token_invalid"
