@@ -5,7 +5,8 @@ nothing and its tokens come when a real one's would. Each delta is measured from
 it could first have been sent: when its first token left the core, or 25 ms after the previous
 delta, which is how long the server collects text on purpose.
 
-A second part counts the calls to Redis that the workers send for each token, at two rates.
+A second part counts the calls to Redis that the workers send for each token, at two rates. A third
+says what a token costs a worker.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import uvloop
 from bench.harness.report import Figure, latencies, report
 from bench.harness.servers import running_server, user_tokens
 from bench.harness.socket_client import BenchSocket
+from bench.relay.token_cost import token_cost
 from server.runs.producer import FLUSH_SECONDS
 from tests.end_to_end.site.harness import Server
 from tests.helpers.tiny_model import oracle_word
@@ -32,6 +34,7 @@ MAX_RELAY_MS = 5.0
 MAX_CALLS_PER_TOKEN = 0.25
 MAX_CALLS_PER_SECOND = 40.0
 FAST, SLOW = 160.0, 40.0  # tokens/s of a stream
+TOKEN_COST_RATE = 30.0
 NUM_COUNTED_STREAMS = 32  # enough that what a worker asks for itself weighs little
 
 
@@ -55,6 +58,7 @@ def main() -> None:
     figures = relay(arguments.streams, arguments.seats, arguments.tokens, arguments.workers)
     for rate in (FAST, SLOW):
         figures += redis_calls(rate)
+    figures += token_cost(TOKEN_COST_RATE, ReplayServer)
     report("relay", figures)
 
 
