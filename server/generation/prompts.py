@@ -81,7 +81,10 @@ class PromptBuilder:
         # An answer may ask for more than half the context, but not at the cost of all history.
         reserved = min(max_output_tokens, max_model_len // 2)
         room = max(max_model_len - reserved, len(alone))
+        is_settled = all(message.status != "in_progress" for message in path)
         history = [message for message in path if message.text]
+        if not history:
+            return Prompt(alone, None, 0, is_settled)
         start = await self._start(uid, history, text, len(alone), room)
         while True:
             ids = alone
@@ -95,7 +98,7 @@ class PromptBuilder:
                 len(history),
             )
         first = history[start].id if 0 < start < len(history) else None
-        return Prompt(ids, first, start, all(m.status != "in_progress" for m in path))
+        return Prompt(ids, first, start, is_settled)
 
     async def _alone(self, uid: str, system: str, text: str, base: str) -> list[int]:
         """The prompt without any history. Raises `ApiError` if that is too long already."""

@@ -327,9 +327,9 @@ async def test_a_users_question_waits_for_one_long_question_of_another_at_most(
     )
     await turns.step()
     short = asyncio.create_task(ask(engine, "alice", "Why, then? " * 100))
-    while turns.owners.count("alice") < 2:  # it is rendered, and counted
+    while "alice" not in turns.owners:
         await turns.step()
-    assert turns.owners == ["mallory", "mallory", "alice", "mallory", "alice"]
+    assert turns.owners == ["mallory", "mallory", "alice"]
     assert (await short).token_ids
     while turns.steps.functions:
         await turns.step()
