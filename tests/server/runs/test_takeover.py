@@ -21,6 +21,7 @@ from server.live.outbox import Outbox
 from server.live.sent_ends import SentEnds
 from server.protocol.client_frames import CancelResponse
 from server.protocol.errors import ApiError
+from server.runs import producer
 from server.runs.takeover import MAX_FENCE
 from server.worker.app import Worker
 from sessions.connection.embedded import EmbeddedRedis
@@ -417,6 +418,7 @@ async def test_the_end_by_the_next_owner_reaches_a_client_that_stopped_and_was_s
     async def fail(*_: Any, **__: Any) -> Any:
         raise StoreUnavailable
 
+    monkeypatch.setattr(producer, "FLUSH_SECONDS", 0.0)  # an event for each token that it showed
     async with running_workers(url, prefix, engine, dice, 2) as (first, second):
         async with LocalClient(first, history) as asker, LocalClient(first, history) as viewer:
             session = await asker.new_session()
