@@ -324,6 +324,7 @@ export class Chat {
       this.sessions.put(frame.session);
       return this.#changed("sessions");
     }
+    this.sessions.bury(id);
     this.#gone(id, { reason: frame.reason });
   }
 

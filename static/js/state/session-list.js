@@ -12,6 +12,7 @@
 export class SessionList {
   /** @type {Map<string, Entry>} */
   #entries = new Map();
+  #gone = new Set(); // a page of the list that was read before the deletion brings none of them back
 
   /** @returns {Entry | undefined} */
   get(id) {
@@ -35,6 +36,7 @@ export class SessionList {
 
   /** Take over what the server says of a session, unless something newer is known, or named, here already. */
   put(session) {
+    if (this.#gone.has(session.id)) return;
     const known = this.#entries.get(session.id);
     if (known && (session.revision ?? 0) < (known.session.revision ?? 0)) return;
     const says = session.active_response_id !== undefined;
@@ -87,6 +89,12 @@ export class SessionList {
   }
 
   delete(id) {
+    this.#entries.delete(id);
+  }
+
+  /** The server has deleted it: no session will ever have its id again. */
+  bury(id) {
+    this.#gone.add(id);
     this.#entries.delete(id);
   }
 }

@@ -160,6 +160,13 @@ test("what becomes of a rename that a newer one replaced needs no word", () => {
   assert.deepEqual(take(), [second]);
 });
 
+test("a list that was read before a deletion does not bring the chat back", () => {
+  const { chat, receive } = newChat();
+  receive({ type: "session.deleted", session_id: "ses_B", by: "user" });
+  chat.listed([session(), session({ id: "ses_B" })], { complete: true });
+  assert.deepEqual(chat.sessions.sorted.map((entry) => entry.session.id), [SESSION]);
+});
+
 test("a deleted chat stays out of the list, whatever is read of it before the server says so", () => {
   const { chat, receive, titles } = listing((chat) => chat.remove(SESSION));
   chat.listed([session({ revision: 2 })]);
