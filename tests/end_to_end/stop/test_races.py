@@ -236,7 +236,7 @@ async def test_of_two_questions_in_the_same_moment_one_comes_first_in_both_tabs(
                         session_id=session,
                         idempotency_key=f"key-{number}",
                         input=oracle_word(number + 1),
-                        settings=short(4),
+                        settings=short(2000),  # neither ends before the other is asked
                         on_busy=on_busy,
                     )
                     for number, tab in enumerate(tabs)
@@ -246,6 +246,7 @@ async def test_of_two_questions_in_the_same_moment_one_comes_first_in_both_tabs(
             begun = [r["response"]["id"] for r in replies if r["type"] == "response.created"]
             assert refused == (["response_in_progress"] if on_busy == "reject" else [])
             for response in begun:
+                await tabs[0].send("stop", response_id=response)
                 one, other = await first.done(response), await second.done(response)
                 assert one.final == other.final
             assert questions(first, session) == questions(second, session)
