@@ -128,6 +128,7 @@ async def walks(redis_server: EmbeddedRedis) -> dict[str, Walk]:
             session = await client.new_session()
             settings = {"max_output_tokens": 2}
             await client.done(await client.ask(session, oracle_word(1), settings=settings))
+            await client.wait(lambda: any(f["type"] == "session.updated" for f in client.frames))
             await client.send("session.unsubscribe", session_id="none")
             await client.next("error")  # what was asked for before is done
             with walks["message"].recording():
