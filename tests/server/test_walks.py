@@ -15,12 +15,13 @@ import contextlib
 import contextvars
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from types import FrameType
 from typing import Any
 
 import pytest
 
+from server.engines.client import RequestOutput, SamplingParams, TokensPrompt
 from sessions.connection.embedded import EmbeddedRedis
 from tests.end_to_end.oracle.history import History
 from tests.helpers.redis_server import fresh_prefix
@@ -106,11 +107,18 @@ def module_of(frame: FrameType) -> str:
 
 
 class Walkers(ScriptedEngine):
-    """Ends the walk of a stop where it reaches the engine."""
+    """Ends the walk of a stop where it reaches the engine. A second token comes when told to."""
 
     def __init__(self) -> None:
         super().__init__(Dice(0))
         self.recordings = contextlib.ExitStack()
+        self.held: set[str] = set()  # phases of requests that begin now
+
+    def generate(
+        self, prompt: TokensPrompt, sampling_params: SamplingParams, request_id: str, **more: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        self.requests[request_id].is_held |= self.held
+        return super().generate(prompt, sampling_params, request_id, **more)
 
     async def abort(self, request_id: str) -> None:
         self.recordings.close()
@@ -131,12 +139,13 @@ async def walks(redis_server: EmbeddedRedis) -> dict[str, Walk]:
             await client.wait(lambda: any(f["type"] == "session.updated" for f in client.frames))
             await client.send("session.unsubscribe", session_id="none")
             await client.next("error")  # what was asked for before is done
+            engine.held = {"mid"}
             with walks["message"].recording():
                 response = await client.ask(session, oracle_word(1))
                 await client.next("response.output_text.delta")
             request = engine.requests[response]
-            request.is_held.add("mid")
             await request.reached["mid"].wait()
+            await worker.store.client.call("PING")  # what went to the store before is answered
             engine.recordings.enter_context(walks["stop"].recording())
             await client.send("stop", response_id=response)
             await client.done(response)
