@@ -58,7 +58,7 @@ def main() -> None:
                 said = server.log(None).count(IS_READY)  # of those before it, in the same file
                 start(server)
                 while server.log(None).count(IS_READY) == said:
-                    time.sleep(LOOK_SECONDS)  # likewise
+                    time.sleep(LOOK_SECONDS)  # only its log tells of it: there is no event
                 takeovers.append(kill_core(server))
     report(
         "start",

@@ -337,7 +337,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # They are declared as asyncio's, of which they are not, for its size.
+        # uvicorn declares a queue and an event of asyncio's, and calls only what these two have.
+        # mypy is silenced for both, because subclasses of asyncio's would be as large as they are.
         self.queue = Inbox()  # type: ignore[assignment]
         self.writable = Switch()  # type: ignore[assignment]
         self.writable.set()
@@ -452,6 +453,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def wake(self) -> None:
         """Let `receive` return, though nothing has come: by a message that ASGI does not know."""
+        # mypy knows only the messages of ASGI, to which this one does not belong.
         self.queue.put_nowait({"type": "parley.wake"})  # type: ignore[arg-type, misc]
 
     async def receive(self) -> Any:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Callable
+from typing import cast
 from urllib.parse import urlsplit
 
 import pytest
@@ -366,10 +367,10 @@ class Clock:
 def test_each_is_pinged_once_in_the_time_that_is_set_by_one_timer_for_all() -> None:
     clock, keepalive = Clock(), Keepalive(20.0)
     first = Pinged(clock)
-    keepalive.add(first)  # type: ignore[arg-type]  # as for all of these: they stand for one
+    keepalive.add(cast("WebSocketProtocol", first))
     clock.run_until(5.0)
     second = Pinged(clock)
-    keepalive.add(second)  # type: ignore[arg-type]
+    keepalive.add(cast("WebSocketProtocol", second))
     clock.run_until(50.0)
     assert (first.pinged_at, second.pinged_at) == ([20.0, 40.0], [25.0, 45.0])
     first.lives = False
@@ -379,7 +380,7 @@ def test_each_is_pinged_once_in_the_time_that_is_set_by_one_timer_for_all() -> N
     clock.run_until(200.0)
     assert not clock.due
     third = Pinged(clock)
-    keepalive.add(third)  # type: ignore[arg-type]
+    keepalive.add(cast("WebSocketProtocol", third))
     clock.run_until(220.0)
     assert third.pinged_at == [220.0]
 
@@ -388,7 +389,7 @@ def test_thousands_that_came_at_once_are_pinged_in_many_turns() -> None:
     clock, keepalive = Clock(), Keepalive(20.0)
     crowd = [Pinged(clock) for _ in range(10 * PINGS_PER_TURN)]
     for one in crowd:
-        keepalive.add(one)  # type: ignore[arg-type]
+        keepalive.add(cast("WebSocketProtocol", one))
     assert clock.run_until(20.0) == 10
     assert all(one.pinged_at == [20.0] for one in crowd)
     assert clock.run_until(40.0) == 10
