@@ -11,7 +11,8 @@ from starlette.types import ASGIApp
 from server.protocol.client_frames import MAX_MESSAGE_BYTES
 from server.worker.http_protocol import HttpProtocol
 from server.worker.middleware import MAX_HEADER_BYTES
-from server.worker.websocket_protocol import Config, WebSocketProtocol
+from server.worker.websocket.keepalive import Config
+from server.worker.websocket_protocol import WebSocketProtocol
 
 KEEP_ALIVE_SECONDS = 15
 SHUTDOWN_SECONDS = 3

@@ -11,26 +11,21 @@ pings of all, and nothing of the handshake.
 import asyncio
 import contextlib
 import random
-from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from http import HTTPStatus
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.datastructures import Headers
-from websockets.exceptions import InvalidState, ProtocolError
-from websockets.frames import Frame, Opcode
-from websockets.http11 import Request, Response
+from websockets.exceptions import InvalidState
+from websockets.frames import Frame
+from websockets.http11 import Request
 from websockets.protocol import OPEN, State
-from websockets.server import ServerProtocol
-from websockets.streams import StreamReader
-from websockets.typing import LoggerLike
 
-from server.access.rates import TokenBucket
-from server.protocol.close_codes import CloseCode, CloseConnection
+from server.protocol.close_codes import CloseCode
 from server.worker.lingering import BAD_REQUEST, Lingering
+from server.worker.websocket.framing import Framing, text_head
+from server.worker.websocket.keepalive import Config
+from server.worker.websocket.waiting import Inbox, Switch
 
 UNRULY = (
     CloseCode.BAD_FRAMES,
@@ -39,242 +34,10 @@ UNRULY = (
     CloseCode.TOO_MANY,
 )
 MESSAGE_SECONDS = 30.0  # from the first byte of a websocket message to its last
-IDLE_FRAMES_PER_S = 50  # pings, pongs and small fragments of one websocket; burst twice that
-SMALL_FRAGMENT_BYTES = 1024
-MAX_FRAMES_AFTER_CLOSE = 256  # then the client's own close frame is not looked for any more
 WEBSOCKET_PIECE_BYTES = 4 * 1024
 CLOSE_INVALID_TEXT = 1007
-FINAL_TEXT = 0x80 | Opcode.TEXT
-TWO_BYTES_OF_SIZE = bytes((FINAL_TEXT, 126))
-EIGHT_BYTES_OF_SIZE = bytes((FINAL_TEXT, 127))
-PINGS_PER_TURN = 50  # of those that are due: then the others have their turn
 
 GoingOn = Callable[[], Awaitable[None]]
-
-
-class Keepalive:
-    """Pings all websockets of a worker, each once in `seconds`, by one timer for all."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._protocols: deque[WebSocketProtocol] = deque()  # who is due first is the first
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self, protocol: "WebSocketProtocol") -> None:
-        """It has said at `ping_sent_at` that it lives, and is due `seconds` later."""
-        self._protocols.append(protocol)
-        if self._timer is None:
-            self._await_first()
-
-    def _await_first(self) -> None:
-        first = self._protocols[0]
-        self._timer = first.loop.call_at(first.ping_sent_at + self._seconds, self._look)
-
-    def _look(self) -> None:
-        self._timer = None
-        for _ in range(min(PINGS_PER_TURN, len(self._protocols))):
-            first = self._protocols[0]
-            if first.ping_sent_at + self._seconds > first.loop.time():
-                break
-            self._protocols.popleft()
-            if first.keep_alive():
-                self._protocols.append(first)
-        if self._protocols:
-            self._await_first()
-
-
-class Config(uvicorn.Config):
-    """uvicorn's, with what its websockets share."""
-
-    def __init__(self, *args: Any, ping_seconds: float, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.keepalive = Keepalive(ping_seconds)
-
-
-class Inbox:
-    """What the application will receive, and the application that waits for it.
-
-    With only what uvicorn calls of asyncio's queue, which takes 3 KiB when it is empty.
-    """
-
-    __slots__ = ("_messages", "_waiter")
-
-    def __init__(self) -> None:
-        self._messages: list[Any] = []
-        self._waiter: asyncio.Future[None] | None = None
-
-    def qsize(self) -> int:
-        return len(self._messages)
-
-    def empty(self) -> bool:
-        return not self._messages
-
-    def put_nowait(self, message: Any) -> None:
-        self._messages.append(message)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def get(self) -> Any:
-        """The next message. One caller at a time."""
-        while not self._messages:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        return self._messages.pop(0)
-
-
-class Switch:
-    """What uvicorn calls of asyncio's event, which takes 0.7 KiB: is there room to write?"""
-
-    __slots__ = ("_is_set", "_waiters")
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._waiters: list[asyncio.Future[None]] | None = None
-
-    def is_set(self) -> bool:
-        return self._is_set
-
-    def set(self) -> None:
-        self._is_set = True
-        waiters, self._waiters = self._waiters, None
-        for waiter in waiters or ():
-            if not waiter.done():
-                waiter.set_result(None)
-
-    def clear(self) -> None:
-        self._is_set = False
-
-    async def wait(self) -> None:
-        while not self._is_set:
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters = [*(self._waiters or ()), waiter]
-            await waiter
-
-
-class FrameReader(StreamReader):
-    """websockets' own, which also says whether a part of a frame has come."""
-
-    is_in_frame = False
-
-    def at_eof(self) -> Generator[None, None, bool]:
-        """Called between two frames."""
-        self.is_in_frame = False
-        has_ended = yield from super().at_eof()
-        self.is_in_frame = not has_ended
-        return has_ended
-
-
-class Framing(ServerProtocol):
-    """websockets' parser, without words in its refusals, and with a limit for idle frames.
-
-    The application chooses whom it talks to, and counts messages. Pings, pongs and fragments never
-    reach it, so they are counted here: a fragment that is not small costs its sender enough.
-    """
-
-    __slots__ = (
-        "_frames",
-        "_idle_frames",
-        "_num_after_close",
-        "_state",
-        "accept_called",
-        "available_extensions",
-        "available_subprotocols",
-        "close_rcvd",
-        "close_rcvd_then_sent",
-        "close_sent",
-        "current_size",
-        "debug",
-        "eof_sent",
-        "events",
-        "expect_continuation_frame",
-        "extensions",
-        "handshake_exc",
-        "id",
-        "logger",
-        "max_fragment_size",
-        "max_message_size",
-        "num_ended",
-        "origin",
-        "origins",
-        "parser",
-        "parser_exc",
-        "reader",
-        "side",
-        "subprotocol",
-        "writes",
-    )
-
-    def __init__(self, *, max_size: int | None, logger: LoggerLike) -> None:
-        super().__init__(max_size=max_size, logger=logger)
-        self.num_ended = 0  # messages, and control frames between two of them
-        self._num_after_close = 0
-        self._idle_frames = TokenBucket(IDLE_FRAMES_PER_S)
-        self._frames: FrameReader | None = None  # none between two frames
-        self._begin_parsing()
-
-    def _begin_parsing(self) -> None:
-        self.reader = self._frames = FrameReader()
-        self.parser = self.parse()
-        next(self.parser)
-
-    @property
-    def is_message_open(self) -> bool:
-        """Whether a message, or a frame, has begun and not ended."""
-        return self.current_size is not None or (
-            self._frames is not None and self._frames.is_in_frame
-        )
-
-    def receive_data(self, data: bytes | bytearray) -> None:
-        if self._frames is None:
-            self._begin_parsing()
-        super().receive_data(data)
-        self.rest()
-
-    def rest(self) -> None:
-        """Between two frames, let the parser go: there are five generators in it."""
-        if self.state is State.OPEN and self._frames is not None and not self._frames.is_in_frame:
-            self._frames = None
-            del self.reader, self.parser
-
-    def recv_frame(self, frame: Frame) -> None:
-        is_small_part = not frame.fin and len(frame.data) < SMALL_FRAGMENT_BYTES
-        is_idle = frame.opcode in (Opcode.PING, Opcode.PONG) or is_small_part
-        if is_idle and not self._idle_frames.take():
-            self.refuse(CloseCode.TOO_MANY, "rate_limited;retry_after_ms=5000")
-            raise ProtocolError("too many idle frames")  # so that parsing stops here
-        self._num_after_close += self.state is State.CLOSING
-        if self._num_after_close > MAX_FRAMES_AFTER_CLOSE:
-            raise ProtocolError("too many frames after our close frame")
-        if frame.opcode is Opcode.CLOSE:
-            self.current_size = None  # RFC 6455 §5.4: also between two fragments
-        super().recv_frame(frame)
-        if self.current_size is None:
-            self.num_ended += 1
-
-    def fail(self, code: int, reason: str = "") -> None:
-        if self._frames is None:
-            self._begin_parsing()  # it is told to drop what still comes
-        super().fail(code, reason)
-
-    def refuse(self, code: CloseCode, reason: str) -> None:
-        """End the connection as for a frame that is wrong."""
-        self.fail(code, reason)
-        self.parser_exc = CloseConnection(code, reason)
-
-    def reject(self, status: int, text: str) -> Response:
-        response = super().reject(status, "")
-        if status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UPGRADE_REQUIRED):
-            response.headers["Sec-WebSocket-Version"] = "13"
-        return response
-
-    def process_origin(self, headers: Headers) -> None:
-        return None
-
-    def process_subprotocol(self, headers: Headers) -> None:
-        return None
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
@@ -587,12 +350,3 @@ def _is_utf8(parts: Sequence[bytes]) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def text_head(size: int) -> bytes:
-    """What stands in front of so many bytes of text that are one frame of the server's."""
-    if size < 126:
-        return bytes((FINAL_TEXT, size))
-    if size < 1 << 16:
-        return TWO_BYTES_OF_SIZE + size.to_bytes(2)
-    return EIGHT_BYTES_OF_SIZE + size.to_bytes(8)

@@ -12,7 +12,8 @@ from server.worker import http_protocol, lingering
 from server.worker.bounded_h11 import FREE_CHUNKS, BoundedConnection
 from server.worker.http_protocol import HttpProtocol
 from server.worker.lingering import BAD_REQUEST
-from server.worker.websocket_protocol import IDLE_FRAMES_PER_S, WebSocketProtocol
+from server.worker.websocket.framing import IDLE_FRAMES_PER_S
+from server.worker.websocket_protocol import WebSocketProtocol
 from tests.end_to_end.frames.raw import PONG, TEXT, RawSocket, frame, request
 from tests.server.worker.target import BIG, Target
 

@@ -13,19 +13,15 @@ from websockets.frames import Frame
 from server.protocol.client_frames import MAX_MESSAGE_BYTES
 from server.protocol.close_codes import CloseCode
 from server.worker import websocket_protocol
-from server.worker.websocket_protocol import (
+from server.worker.websocket.framing import (
     IDLE_FRAMES_PER_S,
     MAX_FRAMES_AFTER_CLOSE,
-    PINGS_PER_TURN,
     SMALL_FRAGMENT_BYTES,
-    UNRULY,
-    WEBSOCKET_PIECE_BYTES,
     Framing,
-    Inbox,
-    Keepalive,
-    Switch,
-    WebSocketProtocol,
 )
+from server.worker.websocket.keepalive import PINGS_PER_TURN, Keepalive
+from server.worker.websocket.waiting import Inbox, Switch
+from server.worker.websocket_protocol import UNRULY, WEBSOCKET_PIECE_BYTES, WebSocketProtocol
 from tests.end_to_end.frames.raw import (
     CLOSE,
     CONTINUATION,
@@ -326,14 +322,14 @@ class Pinged:
     """Stands for a protocol that is kept alive; its clock is the test's."""
 
     def __init__(self, clock: "Clock") -> None:
-        self.loop = clock
+        self.loop = cast("asyncio.AbstractEventLoop", clock)  # what a `Keepalive` calls of it
         self.ping_sent_at = clock.now
         self.pinged_at: list[float] = []
         self.lives = True
 
     def keep_alive(self) -> bool:
-        self.pinged_at.append(self.loop.now)
-        self.ping_sent_at = self.loop.now
+        self.pinged_at.append(self.loop.time())
+        self.ping_sent_at = self.loop.time()
         return self.lives
 
 
@@ -367,10 +363,10 @@ class Clock:
 def test_each_is_pinged_once_in_the_time_that_is_set_by_one_timer_for_all() -> None:
     clock, keepalive = Clock(), Keepalive(20.0)
     first = Pinged(clock)
-    keepalive.add(cast("WebSocketProtocol", first))
+    keepalive.add(first)
     clock.run_until(5.0)
     second = Pinged(clock)
-    keepalive.add(cast("WebSocketProtocol", second))
+    keepalive.add(second)
     clock.run_until(50.0)
     assert (first.pinged_at, second.pinged_at) == ([20.0, 40.0], [25.0, 45.0])
     first.lives = False
@@ -380,7 +376,7 @@ def test_each_is_pinged_once_in_the_time_that_is_set_by_one_timer_for_all() -> N
     clock.run_until(200.0)
     assert not clock.due
     third = Pinged(clock)
-    keepalive.add(cast("WebSocketProtocol", third))
+    keepalive.add(third)
     clock.run_until(220.0)
     assert third.pinged_at == [220.0]
 
@@ -389,7 +385,7 @@ def test_thousands_that_came_at_once_are_pinged_in_many_turns() -> None:
     clock, keepalive = Clock(), Keepalive(20.0)
     crowd = [Pinged(clock) for _ in range(10 * PINGS_PER_TURN)]
     for one in crowd:
-        keepalive.add(cast("WebSocketProtocol", one))
+        keepalive.add(one)
     assert clock.run_until(20.0) == 10
     assert all(one.pinged_at == [20.0] for one in crowd)
     assert clock.run_until(40.0) == 10

@@ -1,0 +1,1 @@
+"""What `WebSocketProtocol` is made of: frames, pings, and what waits."""
