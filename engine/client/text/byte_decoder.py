@@ -49,7 +49,11 @@ class ByteDecoder:
             if len(tail) >= MAX_CHARACTER_BYTES:
                 break
         _, num_read = utf_8_decode(tail, "replace", False)
-        self._rest = tail[num_read:]  # the bytes of an unfinished character
+        rest = tail[num_read:]
+        # The start of a surrogate is held back as if it were one of a character. It is none: the
+        # prompt has what it is written as.
+        is_unfinished = len(rest.decode(errors="replace")) == 1
+        self._rest = rest if is_unfinished else b""  # the bytes of an unfinished character
         # The answer may finish it, but is not to blame if it does not.
         self._is_of_prompt = bool(self._rest)
 

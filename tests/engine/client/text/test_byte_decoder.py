@@ -59,6 +59,23 @@ def test_random_tokens_in_any_pieces_are_the_full_decode(
             assert text == full_decode(tokenizer, prompt, ids, skip_special_tokens=skip)
 
 
+def test_the_start_of_a_surrogate_at_a_prompts_end_is_the_prompts(
+    tokenizers: dict[str, Tokenizer],
+) -> None:
+    tokenizer = tokenizers["chatml"]
+    table = tokenizer.token_bytes
+    assert table is not None
+    of_byte = {table[token_id]: token_id for token_id in range(len(tokenizer))}
+    for second in (0x9F, 0xA0, 0xA2, 0xBF):
+        prompt = [of_byte[b"\xed"], of_byte[bytes([second])]]
+        for ids in ([of_byte[b" "]], [of_byte[b"\x80"]], [of_byte[b"\xed"], of_byte[b" "]]):
+            decoder = byte_decoder(tokenizer, prompt)
+            other = IncrementalDecoder(tokenizer, prompt)
+            pieces = [[token_id] for token_id in ids]
+            text = "".join(deltas(decoder, pieces))
+            assert text == "".join(deltas(other, pieces)), (second, ids)
+
+
 @given(text=st.text(max_size=40), cuts=st.lists(st.integers(0, 60), max_size=20))
 @settings(max_examples=200, deadline=None)
 def test_no_whole_character_is_held_back(
