@@ -120,10 +120,10 @@ class Finisher:
                 ending = self._ending(run.end("abort", None, end.engine))
             except SequenceGap as gap:
                 if not self._writer.settle_at(gap.sequence_number) and not self._writer.rewind(gap):
-                    self._finish_lost(gap)
+                    await self._finish_lost(gap)
                     return None
             except (RunLost, RunEnded, RunGone) as error:
-                self._finish_lost(error)
+                await self._finish_lost(error)
                 return None
         if run.trace is not None:
             call = {"parley.store.call": "finish"}
@@ -202,12 +202,15 @@ class Finisher:
         self._run.renewed_at = time.monotonic()
         self._hub.show_held(self._run)
 
-    def _finish_lost(self, error: Exception) -> None:
+    async def _finish_lost(self, error: Exception) -> None:
         """The run is somebody else's, or its session is gone: end it for the viewers here."""
         run = self._run
+        is_gone = isinstance(error, RunGone | SequenceGap)
+        if is_gone and not run.is_deleted and await self._was_deleted():
+            run.delete()  # what the store says may come before the word of who deletes it
         lose(run, error)
         deleted = run.is_deleted
-        if isinstance(error, RunGone | SequenceGap):
+        if is_gone:
             if deleted:
                 end = End("cancelled", "session_deleted", "released", "user")
             else:
@@ -222,6 +225,11 @@ class Finisher:
             if run.stopping is not None and not run.stop_is_stored:
                 self._hub.spawn(self._pass_on(run.stopping))
         run.done.set()
+
+    async def _was_deleted(self) -> bool:
+        with contextlib.suppress(StoreUnavailable):
+            return await self._store.sessions.was_deleted(self._run.session_id)
+        return False
 
     async def _tell_others_of_the_end(self) -> None:
         """Viewers at other workers hear through Redis, and there is no log any more.

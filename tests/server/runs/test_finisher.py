@@ -136,3 +136,18 @@ async def test_stop_that_could_not_be_stored_goes_to_the_next_owner(
     await stored.wait()
     record = await answering.store.runs.get(None, answering.rid)
     assert (record.owner, record.cancel, record.seen_sequence_number) == ("w2", True, 2)
+
+
+async def test_a_session_whose_deletion_the_store_tells_first_is_deleted_and_not_lost(
+    answering: Answering,
+) -> None:
+    producing = answering.start()
+    answering.engine.say(output(answering.rid, "half "))
+    await answering.text_comes()
+    await answering.store.sessions.delete("alice", answering.chat.session_id)
+    await answering.engine.abort(answering.rid)
+    assert await producing is None
+    (done,) = (f for f in await answering.viewer.sent() if f["type"] == "response.done")
+    assert done["response"]["status_details"]["reason"] == "session_deleted"
+    assert done["durable"]
+    assert answering.run.status == "cancelled"
