@@ -31,7 +31,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     attn_backend: str = "auto"  # auto, cpu or cuda (csrc), flash_attn, varlen, torch (reference)
     model_impl: str = "auto"  # auto, transformers, fused
     runner: str = "auto"  # generate: refuse a model that generates nothing; auto, pooling
-    quantization: str | None = None  # int8: weights in 8 bits
+    quantization: str | None = None  # int8, int4: weights in so many bits
     kv_cache_dtype: str = "auto"  # auto: as the model; int8: fused only
     logprobs_mode: str = "raw_logprobs"  # raw or processed, logprobs or logits
     logits_processors: list[str] = []  # module:Class, which the core imports

@@ -288,7 +288,7 @@ _CHOICES = {
     "prefix_caching_hash_algo": ("builtin", "sha256", "sha256_cbor", "xxhash", "xxhash_cbor"),
 }
 _ONLY_VALUES: dict[str, tuple[object, ...]] = {
-    "quantization": (None, "int8"),
+    "quantization": (None, "int8", "int4"),
     "kv_cache_dtype": ("auto", "int8"),
     "skip_tokenizer_init": (False,),
     "enable_chunked_prefill": (None, True),  # a prefill is always chunked

@@ -39,7 +39,7 @@ CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "attn_backend": ("auto", "cpu", "torch", "flash_attn", "varlen", "cuda"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
-    "quantize": ("int8",),
+    "quantize": ("int8", "int4"),
     "kv_cache_dtype": ("auto", "int8"),
 }
 
@@ -111,7 +111,9 @@ class Settings(BaseSettings):
         0.9, gt=0, le=1, description="Share of a GPU's memory for weights, keys, values and steps."
     )
     dtype: str = Field("auto", description="auto, float32, bfloat16 or float16.")
-    quantize: str | None = Field(None, description="int8: the weights of linear layers in 8 bits.")
+    quantize: str | None = Field(
+        None, description="int8 or int4: the weights of linear layers in 8 or 4 bits."
+    )
     kv_cache_dtype: str = Field(
         "auto", description="int8: keys and values in 8 bits, for llama, mistral, qwen2 and qwen3."
     )

@@ -258,6 +258,7 @@ def test_store_kv_equals_the_reference_and_skips_padding(
 LINEAR_SHAPES = [  # of a format and a weight: outputs, inputs
     *(("float32", *shape) for shape in [(1, 1), (16, 7), (17, 512), (50, 513), (130, 96)]),
     *((format, *shape) for format in ("bfloat16", "int8") for shape in [(17, 512), (50, 1500)]),
+    *(("int4", *shape) for shape in [(1, 8), (17, 512), (50, 1512), (130, 96)]),
 ]
 LINEARS = pytest.mark.parametrize(("format", "num_outputs", "num_inputs"), LINEAR_SHAPES)
 
@@ -287,7 +288,7 @@ def test_linear_equals_the_reference(
     if format == "float32":
         exact = rows.double() @ weight.double().T + (0 if bias is None else bias)
         torch.testing.assert_close(reference.double(), exact, rtol=0, atol=2e-6 * num_inputs**0.5)
-    step = {"float32": 4e-6, "bfloat16": 2e-2, "int8": 2e-5}[format]
+    step = {"float32": 4e-6, "bfloat16": 2e-2, "int8": 2e-5, "int4": 2e-5}[format]
     torch.testing.assert_close(ours, reference, rtol=0, atol=step * num_inputs**0.5)
 
 
@@ -362,7 +363,7 @@ def test_schemas_and_fake_kernels_pass_opcheck(dtype: torch.dtype) -> None:
     for sinks in (None, torch.randn(4).to(dtype)):
         args = (case.query, *caches, *indices, out, 0.2, 0, 0.0, sinks)
         torch.library.opcheck(torch.ops.parley.paged_attention.default, args)
-    for format in ("float32", "int8"):
+    for format in ("float32", "int8", "int4"):
         weight = PackedWeight.allocate(1, 20, 8, format)
         scales = None if weight.scales is None else weight.scales[0]
         tensors = (torch.randn(3, 8), weight.panels[0], scales, torch.randn(20), torch.empty(3, 20))

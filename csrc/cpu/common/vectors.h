@@ -66,6 +66,30 @@ PARLEY_INLINE FloatPart load_part(const float* from) {  // aligned as a float is
   return result;
 }
 
+PARLEY_INLINE float to_float(Half x) {  // finite
+  const uint32_t shifted = (x.bits & 0x7fffu) << 13, sign = (x.bits & 0x8000u) << 16;
+  float magnitude;
+  std::memcpy(&magnitude, &shifted, sizeof(magnitude));
+  magnitude *= 0x1p112f;  // exponents begin elsewhere
+  uint32_t bits;
+  std::memcpy(&bits, &magnitude, sizeof(bits));
+  bits |= sign;
+  std::memcpy(&magnitude, &bits, sizeof(bits));
+  return magnitude;
+}
+
+PARLEY_INLINE FloatPart load_part(const Half* from) {
+#if defined(PARLEY_X86) && PARLEY_WIDTH == 16
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif defined(PARLEY_X86) && PARLEY_WIDTH == 8
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+  FloatPart result;
+  for (int i = 0; i < PARLEY_WIDTH; ++i) result[i] = to_float(from[i]);
+  return result;
+#endif
+}
+
 // Without this intrinsic the compiler makes many instructions of a conversion to wider numbers.
 PARLEY_INLINE FloatPart load_part(const BFloat16* from) {
 #if defined(PARLEY_X86) && PARLEY_WIDTH == 16

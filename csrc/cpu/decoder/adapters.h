@@ -46,12 +46,12 @@ struct Adapter {
   bool has(int64_t layer, int module) const { return targets[layer] >> module & 1; }
 
   Matrix down(const ModuleSizes& sizes, int64_t layer, int module) const {
-    return {weights + element_size(format) * place(sizes, layer, module), sizes[module].num_inputs, rank};
+    return {weights + bytes_of(format, place(sizes, layer, module)), sizes[module].num_inputs, rank};
   }
 
   Matrix up(const ModuleSizes& sizes, int64_t layer, int module) const {
     const int64_t first = place(sizes, layer, module) + round_up_to_panels(rank) * sizes[module].num_inputs;
-    return {weights + element_size(format) * first, rank, sizes[module].num_outputs};
+    return {weights + bytes_of(format, first), rank, sizes[module].num_outputs};
   }
 
  private:

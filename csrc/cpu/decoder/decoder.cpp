@@ -19,8 +19,8 @@ Stack read_stack(
   Stack stack{};
   Weight& weight = stack.first;
   weight = read_weight(panels, scales, num_layers, num_outputs);
-  stack.panels_bytes = panels.size(1) * weight.num_inputs * kPanel * element_size(weight.format);
-  stack.num_scales = panels.size(1) * weight.num_groups() * kPanel;
+  stack.panels_bytes = panels.size(1) * kPanel * bytes_of(weight.format, weight.num_inputs);
+  stack.scales_bytes = panels.size(1) * weight.scales_bytes();
   if (bias) {
     STD_TORCH_CHECK(
         bias->scalar_type() == ScalarType::Float && bias->is_contiguous() &&
@@ -229,7 +229,7 @@ void decoder_step_cpu(
   const int64_t widest = std::max({s.hidden_size, num_heads * s.head_dim, s.num_gated});
   s.values = buffers.values.get<std::byte>(s.num_rows * widest * sizeof(float));
   s.scales = buffers.scales.get<float>(s.num_rows * (widest / kGroup + 1));
-  s.offsets = buffers.offsets.get<int32_t>(s.num_rows * (widest / kGroup + 1));
+  s.offsets = buffers.offsets.get<int32_t>(s.num_rows * (widest / kPart + 1));
 
   const bool has_adapters = adapter_rows.has_value();
   STD_TORCH_CHECK(

@@ -124,15 +124,17 @@ void store_int8(
 
 // Bytes of one input of a row, as the products of this weight read it.
 int64_t prepared_size(Format format) {
-  if (format == Format::kInt8) return sizeof(Quantized);
+  if (has_whole_numbers(format)) return sizeof(Quantized);
 #if defined(PARLEY_DOT_BFLOAT16)
   if (format == Format::kBFloat16) return sizeof(BFloat16);
 #endif
   return sizeof(float);
 }
 
-// A group of inputs of a tile's rows as whole numbers, four of a row together.
-PARLEY_INLINE void prepare_int8(const TilePart& part, int64_t size, int64_t num_groups, void* to) {
+// A group of inputs of a tile's rows as whole numbers, four of a row together. All that are multiplied with one
+// scale of the weight, `part_size` of them, have an offset: their sum times `factor`.
+PARLEY_INLINE void prepare_numbers(
+    const TilePart& part, int64_t size, const Weight& weight, int64_t part_size, int32_t factor, void* to) {
   struct Four { Quantized numbers[4]; };
   using Word = std::conditional_t<sizeof(Four) == 4, uint32_t, uint64_t>;
   Word fours[kTallest][kGroup / 4];
@@ -140,9 +142,11 @@ PARLEY_INLINE void prepare_int8(const TilePart& part, int64_t size, int64_t num_
     const float* const x = part.rows + row * part.stride + part.group * kGroup;
     Quantized numbers[kGroup];
     const Rounding rounding = rounding_of(x, size);
-    const int64_t place = row * num_groups + part.group;
-    part.scales[place] = rounding.scale;
-    part.offsets[place] = -128 * round_to(x, size, rounding, numbers);  // weights have 128 added
+    part.scales[row * weight.num_groups() + part.group] = rounding.scale;
+    int32_t* const offsets = part.offsets + row * weight.num_parts() + part.group * (kGroup / part_size);
+    for (int64_t i = 0; i < size; i += part_size) {
+      offsets[i / part_size] = factor * round_to(x + i, std::min(part_size, size - i), rounding, numbers + i);
+    }
     if constexpr (place_of(1) != 1) {
       for (int64_t i = 0; i < size; i += 4) std::swap(numbers[i + 1], numbers[i + 2]);
     }
@@ -169,7 +173,10 @@ void prepare(const Weight& weight, const TilePart& part) {
   const int64_t begin = part.group * kGroup, height = part.num_rows;
   const int64_t size = std::min(kGroup, weight.num_inputs - begin);
   void* const to = static_cast<std::byte*>(part.values) + begin * height * prepared_size(weight.format);
-  if (weight.format == Format::kInt8) return prepare_int8(part, size, weight.num_groups(), to);
+  if (weight.format == Format::kInt8) {  // weights have 128 added
+    return prepare_numbers(part, size, weight, kGroup, -128, to);
+  }
+  if (weight.format == Format::kInt4) return prepare_numbers(part, size, weight, kPart, 1, to);
 #if defined(PARLEY_DOT_BFLOAT16)
   if (weight.format == Format::kBFloat16) return prepare_pairs(part, size, to);
 #endif
@@ -194,9 +201,18 @@ void unpack_output(const Weight& weight, int64_t output, float* out) {
         break;
       case Format::kInt8: {
         const auto* panels = static_cast<const uint8_t*>(weight.panels);
-        const float* scales = weight.scales + panel * weight.num_groups() * kPanel;
+        const float* scales =
+            static_cast<const float*>(weight.scales) + panel * weight.num_groups() * kPanel;
         out[i] = static_cast<float>(panels[begin + i / 4 * 4 * kPanel + lane * 4 + i % 4] - 128) *
                  scales[i / kGroup * kPanel + lane];
+        break;
+      }
+      case Format::kInt4: {
+        const auto* panels = static_cast<const uint8_t*>(weight.panels);
+        const int byte = panels[(begin + i / 8 * 8 * kPanel) / 2 + lane * 4 + i % 4];
+        const Scale4& of = static_cast<const Scale4*>(weight.scales)[panel * weight.num_parts() + i / kPart];
+        out[i] = static_cast<float>(i % 8 < 4 ? byte & 15 : byte >> 4) * to_float(of.scale[lane]) +
+                 to_float(of.least[lane]);
         break;
       }
     }

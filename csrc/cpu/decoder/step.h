@@ -55,12 +55,12 @@ struct Buffers {
 // A weight of all layers, or of the output layer.
 struct Stack {
   Weight first;
-  int64_t panels_bytes, num_scales;  // of each layer
+  int64_t panels_bytes, scales_bytes;  // of each layer
 
   Weight layer(int64_t index) const {
     Weight weight = first;
     weight.panels = static_cast<const std::byte*>(first.panels) + index * panels_bytes;
-    if (first.scales) weight.scales += index * num_scales;
+    if (first.scales) weight.scales = static_cast<const std::byte*>(first.scales) + index * scales_bytes;
     if (first.bias) weight.bias += index * first.num_outputs;
     return weight;
   }

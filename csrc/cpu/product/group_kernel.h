@@ -170,7 +170,10 @@ void add_dot_group(
 
 #endif
 
-// ---- int8: exact sums of a group, then their scales --------------------------------------------------
+// ---- int8 and int4: exact sums of inputs that share a scale, then their scales ------------------------
+//
+// `fours` gives the weights of four inputs of a panel as bytes, whatever they are kept as: BytesOf of int8,
+// NibblesOf of int4.
 
 #if defined(PARLEY_X86) && PARLEY_WIDTH >= 8 && !defined(PARLEY_DOT_INT8)
 
@@ -184,17 +187,35 @@ PARLEY_INLINE GroupSums sums_from(int32_t offset) {
   return {{_mm256_set1_epi32(offset), _mm256_set1_epi32(offset)}};
 }
 
+struct BytesOf {
+  PARLEY_MEMBER __m256i operator()(int64_t panel, int64_t part) const {  // of 8 outputs
+    const auto* const from = reinterpret_cast<const __m256i*>(weights + panel * panel_bytes + 32 * part);
+    return _mm256_loadu_si256(from);
+  }
+
+  const uint8_t* weights;
+  int64_t panel_bytes;
+};
+
+template <bool kHigh>
+struct NibblesOf {
+  PARLEY_MEMBER __m256i operator()(int64_t panel, int64_t part) const {
+    const __m256i both = bytes(panel, part), low = _mm256_set1_epi8(15);
+    return _mm256_and_si256(kHigh ? _mm256_srli_epi16(both, 4) : both, low);
+  }
+
+  BytesOf bytes;
+};
+
 // The products of kRows rows with four inputs of kPanels panels.
-template <int kRows, int kPanels>
+template <int kRows, int kPanels, typename Fours>
 PARLEY_INLINE void add_products(
-    GroupSums (&sums)[kRows][kPanels], const uint8_t* weights, int64_t panel_size,
-    const Quantized* inputs) {
+    GroupSums (&sums)[kRows][kPanels], const Fours& fours, const Quantized* inputs) {
   const __m256i even = _mm256_set1_epi32(0x00ff00ff);
   unrolled<kPanels, 2>([&](auto panel, auto pair) PARLEY_LAMBDA {  // bytes 0 and 2, then 1 and 3
     __m256i two[2];
     unrolled<2>([&](auto part) PARLEY_LAMBDA {
-      const auto* const from = weights + panel * panel_size + 32 * part;
-      const __m256i four = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+      const __m256i four = fours(panel, part);
       two[part] = pair == 0 ? _mm256_and_si256(four, even) : _mm256_srli_epi16(four, 8);
     });
     unrolled<kRows>([&](auto row) PARLEY_LAMBDA {
@@ -227,18 +248,34 @@ struct GroupSums {
 
 PARLEY_INLINE GroupSums sums_from(int32_t offset) { return {_mm512_set1_epi32(offset)}; }
 
-template <int kRows, int kPanels>
+struct BytesOf {
+  PARLEY_MEMBER __m512i operator()(int64_t panel) const {  // of 16 outputs
+    return _mm512_loadu_si512(weights + panel * panel_bytes);
+  }
+
+  const uint8_t* weights;
+  int64_t panel_bytes;
+};
+
+template <bool kHigh>
+struct NibblesOf {
+  PARLEY_MEMBER __m512i operator()(int64_t panel) const {
+    const __m512i both = bytes(panel), low = _mm512_set1_epi8(15);
+    return _mm512_and_si512(kHigh ? _mm512_srli_epi16(both, 4) : both, low);
+  }
+
+  BytesOf bytes;
+};
+
+template <int kRows, int kPanels, typename Fours>
 PARLEY_INLINE void add_products(
-    GroupSums (&sums)[kRows][kPanels], const uint8_t* weights, int64_t panel_size,
-    const Quantized* inputs) {
-  __m512i fours[kPanels];  // of 16 outputs
-  unrolled<kPanels>([&](auto panel) PARLEY_LAMBDA {
-    fours[panel] = _mm512_loadu_si512(weights + panel * panel_size);
-  });
+    GroupSums (&sums)[kRows][kPanels], const Fours& fours, const Quantized* inputs) {
+  __m512i weights[kPanels];
+  unrolled<kPanels>([&](auto panel) PARLEY_LAMBDA { weights[panel] = fours(panel); });
   unrolled<kRows>([&](auto row) PARLEY_LAMBDA {
     const __m512i value = _mm512_set1_epi32(*reinterpret_cast<const Word*>(inputs + 4 * row));
     unrolled<kPanels>([&](auto panel) PARLEY_LAMBDA {
-      asm("vpdpbusd %2, %1, %0" : "+v"(sums[row][panel].sums) : "v"(fours[panel]), "v"(value));
+      asm("vpdpbusd %2, %1, %0" : "+v"(sums[row][panel].sums) : "v"(weights[panel]), "v"(value));
     });
   });
 }
@@ -266,16 +303,32 @@ PARLEY_INLINE GroupSums sums_from(int32_t offset) {
   return result;
 }
 
-template <int kRows, int kPanels>
+struct BytesOf {
+  PARLEY_MEMBER int32_t operator()(int64_t panel, int64_t place) const {  // output * 4 + input
+    return weights[panel * panel_bytes + place];
+  }
+
+  const uint8_t* weights;
+  int64_t panel_bytes;
+};
+
+template <bool kHigh>
+struct NibblesOf {
+  PARLEY_MEMBER int32_t operator()(int64_t panel, int64_t place) const {
+    return kHigh ? bytes(panel, place) >> 4 : bytes(panel, place) & 15;
+  }
+
+  BytesOf bytes;
+};
+
+template <int kRows, int kPanels, typename Fours>
 PARLEY_INLINE void add_products(
-    GroupSums (&sums)[kRows][kPanels], const uint8_t* weights, int64_t panel_size,
-    const Quantized* inputs) {
+    GroupSums (&sums)[kRows][kPanels], const Fours& fours, const Quantized* inputs) {
   for (int panel = 0; panel < kPanels; ++panel) {
     for (int row = 0; row < kRows; ++row) {
       for (int output = 0; output < kPanel; ++output) {
         for (int i = 0; i < 4; ++i) {
-          sums[row][panel].sums[output] +=
-              weights[panel * panel_size + 4 * output + i] * inputs[4 * row + i];
+          sums[row][panel].sums[output] += fours(panel, 4 * output + i) * inputs[4 * row + i];
         }
       }
     }
@@ -300,16 +353,17 @@ void add_int8_group(
     const Fetch& fetch) {
   const Inputs<Quantized, uint8_t, kRows> inputs(p, first_row, first_panel, group);
   const int64_t num_groups = p.weight.num_groups(), first = first_row * num_groups + group;
-  const float* const scales = p.weight.scales + (first_panel * num_groups + group) * kPanel;
+  const float* const scales =
+      static_cast<const float*>(p.weight.scales) + (first_panel * num_groups + group) * kPanel;
   GroupSums sums[kRows][kPanels];
   unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA {
     sums[row][panel] = sums_from(p.rows.offsets[first + row * num_groups]);
   });
   Fetching<kRows, kPanels> fetching(fetch);
   for (int64_t input = 0; input < inputs.count; input += 4) {
-    const uint8_t* const from = inputs.weights + input * kPanel;
+    const BytesOf fours{inputs.weights + input * kPanel, inputs.panel_size};
     fetching.next();
-    add_products<kRows, kPanels>(sums, from, inputs.panel_size, inputs.rows + input * kRows);
+    add_products<kRows, kPanels>(sums, fours, inputs.rows + input * kRows);
   }
   unrolled<kPanels>([&](auto panel) PARLEY_LAMBDA {
     const Floats scale = load(scales + panel * num_groups * kPanel);
@@ -317,6 +371,48 @@ void add_int8_group(
       const Floats scaled = product(to_floats(sums[row][panel]), scale);
       add_scaled(totals[row * kPanels + panel], p.rows.scales[first + row * num_groups], scaled);
     });
+  });
+}
+
+// What 32 weights of an output have at least is multiplied with the sum of the inputs.
+template <int kRows, int kPanels>
+void add_int4_group(
+    const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals,
+    const Fetch& fetch) {
+  constexpr int64_t kTogether = 8;  // inputs in a line of each panel
+  const int64_t num_inputs = p.weight.num_inputs, begin = group * kGroup;
+  const int64_t num_parts = p.weight.num_parts(), num_groups = p.weight.num_groups();
+  const int64_t panel_bytes = kPanel * bytes_of(Format::kInt4, num_inputs);
+  const auto* const rows = static_cast<const Quantized*>(p.rows.values) + first_row * num_inputs;
+  const auto* const weights = static_cast<const uint8_t*>(p.weight.panels) + first_panel * panel_bytes;
+  const auto* const scales = static_cast<const Scale4*>(p.weight.scales) + first_panel * num_parts;
+  const int32_t* const row_sums = p.rows.offsets + first_row * num_parts;
+  Floats of_group[kRows][kPanels];
+  unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA { of_group[row][panel] = splat(0.0f); });
+  Fetching<kRows, kPanels> fetching(fetch);
+  const int64_t end = std::min(begin + kGroup, num_inputs);
+  for (int64_t part = begin / kPart; part * kPart < end; ++part) {
+    GroupSums sums[kRows][kPanels];
+    unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA { sums[row][panel] = sums_from(0); });
+    const int64_t part_end = std::min((part + 1) * kPart, end);
+    for (int64_t input = part * kPart; input < part_end; input += kTogether) {
+      const BytesOf bytes{weights + kPanel * bytes_of(Format::kInt4, input), panel_bytes};
+      fetching.next();
+      add_products<kRows, kPanels>(sums, NibblesOf<false>{bytes}, rows + input * kRows);
+      add_products<kRows, kPanels>(sums, NibblesOf<true>{bytes}, rows + (input + 4) * kRows);
+    }
+    unrolled<kPanels>([&](auto panel) PARLEY_LAMBDA {
+      const Scale4& of_panel = scales[panel * num_parts + part];
+      const Floats scale = load(of_panel.scale), least = load(of_panel.least);
+      unrolled<kRows>([&](auto row) PARLEY_LAMBDA {
+        add_product(of_group[row][panel], to_floats(sums[row][panel]), scale);
+        add_scaled(of_group[row][panel], static_cast<float>(row_sums[row * num_parts + part]), least);
+      });
+    });
+  }
+  unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA {
+    const float row_scale = p.rows.scales[(first_row + row) * num_groups + group];
+    add_scaled(totals[row * kPanels + panel], row_scale, of_group[row][panel]);
   });
 }
 

@@ -29,7 +29,7 @@ struct PreparedRows {
     if (count <= 1 && element == sizeof(float)) return {rows, nullptr, nullptr};  // one lies as it must
     values.resize(count * weight.num_inputs * element);
     scales.resize(count * groups);
-    offsets.resize(count * groups);
+    offsets.resize(count * weight.num_parts());
     const Tiles tiles(count, k.tallest_tile());
     std::byte* const to = values.data();
     float* const row_scales = scales.data();
@@ -43,7 +43,7 @@ struct PreparedRows {
                 .rows = rows + row * stride, .stride = stride,
                 .num_rows = tiles.begin(tile + 1) - row, .group = part % groups,
                 .values = to + row * weight.num_inputs * element,
-                .scales = row_scales + row * groups, .offsets = row_offsets + row * groups});
+                .scales = row_scales + row * groups, .offsets = row_offsets + row * weight.num_parts()});
           }
         });
     return {to, row_scales, row_offsets};

@@ -90,8 +90,13 @@ constexpr int kMostInt8Sums = kMostFloatSums / 2;
 constexpr int kMostInt8Sums = kMostFloatSums;
 #endif
 
+// Of int4, sums of whole numbers and what they are added to grow side by side.
+constexpr int kMostInt4Sums = std::max(kMostInt8Sums / 2, kTallest);
+
 template <Format kFormat>
-constexpr int kMostSums = kFormat == Format::kInt8 ? kMostInt8Sums : kMostFloatSums;
+constexpr int kMostSums = kFormat == Format::kInt4   ? kMostInt4Sums
+                          : kFormat == Format::kInt8 ? kMostInt8Sums
+                                                     : kMostFloatSums;
 
 constexpr int kBundle = 4;  // tiles that take turns with a group of weights, which stays in the cache meanwhile
 
@@ -109,6 +114,8 @@ constexpr AddGroup add_group() {
     return add_float_group<float, kRows, kPanels>;
   } else if constexpr (kFormat == Format::kInt8) {
     return add_int8_group<kRows, kPanels>;
+  } else if constexpr (kFormat == Format::kInt4) {
+    return add_int4_group<kRows, kPanels>;
   } else {
 #if defined(PARLEY_DOT_BFLOAT16)
     return add_dot_group<kRows, kPanels>;
@@ -143,11 +150,16 @@ PARLEY_INLINE void fetch_outputs(
   }
 }
 
-// Fetch the scales of a group of `width` panels.
+// Fetch the scales of a group of `width` panels: a line for each part of it.
+template <Format kFormat>
 PARLEY_INLINE void fetch_scales(const Weight& weight, int64_t panel, int64_t width, int64_t group) {
-  const float* const scales = weight.scales + (panel * weight.num_groups() + group) * kPanel;
+  constexpr int64_t kLines = kFormat == Format::kInt4 ? kGroup / kPart : 1;
+  const int64_t panel_bytes = weight.scales_bytes();
+  const auto* const scales = static_cast<const std::byte*>(weight.scales) + panel * panel_bytes;
   for (int64_t i = 0; i < width; ++i) {
-    __builtin_prefetch(scales + i * weight.num_groups() * kPanel, 0, 2);
+    for (int64_t line = group * kLines; line < (group + 1) * kLines; ++line) {
+      __builtin_prefetch(scales + i * panel_bytes + line * kLineBytes, 0, 2);
+    }
   }
 }
 
@@ -161,13 +173,13 @@ void compute_bundle(
   const int64_t first_row = begins[0], num_rows = begins[last - first] - first_row;
   std::fill(totals, totals + num_rows * width, splat(0.0f));
   const int64_t num_groups = (p.weight.num_inputs + kInputs<kFormat> - 1) / kInputs<kFormat>;
-  const int64_t group_bytes = kInputs<kFormat> * kPanel * element_size(kFormat);
-  const int64_t panel_bytes = p.weight.num_inputs * kPanel * element_size(kFormat);
+  const int64_t group_bytes = kPanel * bytes_of(kFormat, kInputs<kFormat>);
+  const int64_t panel_bytes = kPanel * bytes_of(kFormat, p.weight.num_inputs);
   const auto* const later = static_cast<const std::byte*>(p.weight.panels) + (panel + width) * panel_bytes;
   const int shift = last - first >= 4 ? 2 : last - first >= 2 ? 1 : 0;
   const int64_t fetched = group_bytes >> shift;  // by each tile, of each panel
   for (int64_t group = 0; group < num_groups; ++group) {
-    if (kFormat == Format::kInt8) fetch_scales(p.weight, panel + width, width, group);
+    if constexpr (has_whole_numbers(kFormat)) fetch_scales<kFormat>(p.weight, panel + width, width, group);
     for (int64_t tile = 0; tile < last - first; ++tile) {
       const int64_t row = begins[tile], height = begins[tile + 1] - row;
       fetch_outputs(p, row, row + height, panel, width, group, num_groups);
@@ -211,6 +223,7 @@ void multiply(const Product& p, int64_t begin, int64_t end) {
     case Format::kFloat32: return compute_pieces<Format::kFloat32>(p, begin, end);
     case Format::kBFloat16: return compute_pieces<Format::kBFloat16>(p, begin, end);
     case Format::kInt8: return compute_pieces<Format::kInt8>(p, begin, end);
+    case Format::kInt4: return compute_pieces<Format::kInt4>(p, begin, end);
   }
 }
 

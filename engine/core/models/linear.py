@@ -2,7 +2,7 @@
 
 Their sums have one order, whatever the number of rows, so that these layers need no padding
 (engine/core/runner/invariance.py); and with few rows they are about twice as fast as torch's own.
-In float32 they replace torch's, and with `quantization="int8"` those of every other type, too.
+In float32 they replace torch's, and with a `quantization` those of every other type, too.
 Otherwise torch's own is kept in bfloat16: what was measured gave the same bits for any number of
 rows.
 """
@@ -132,10 +132,10 @@ class PackedLinear(nn.Module):
 def pack_layers(
     model: nn.Module, ops: Ops, format: str = "float32", dtype: torch.dtype | None = None
 ) -> None:
-    """Replace the linear layers of a model on a CPU: the float32 ones, or for "int8" all.
+    """Replace the linear layers of a model on a CPU: the float32 ones, or with other formats all.
 
-    Layers of other kinds stay, and those whose inputs don't come in whole fours. `dtype` is the one
-    that all of the model is converted to afterwards, if it is.
+    Layers of other kinds stay, and those whose inputs don't come in whole fours, or eights for
+    "int4". `dtype` is the one that all of the model is converted to afterwards, if it is.
     """
     packed: dict[nn.Module, PackedLinear] = {}  # a module may have several parents
     for parent in list(model.modules()):
@@ -154,6 +154,6 @@ def pack_layers(
                 bias = None if layer.bias is None else layer.bias.detach()
                 packed[child] = PackedLinear(weight, bias, ops, format, dtype)
             setattr(parent, name, packed[child])
-    if format == "int8":
+    if format in ("int8", "int4"):
         num_packed = sum(layer.weight.numel() for layer in packed.values())
-        logger.info("%.1fM weights in 8 bits", num_packed / 1e6)
+        logger.info("%.1fM weights in %s bits", num_packed / 1e6, format.removeprefix("int"))

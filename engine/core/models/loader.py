@@ -267,6 +267,8 @@ def _choose_fused(config: EngineConfig, hf_config: Any, device: torch.device, op
     if config.model_impl == "transformers":
         obstacle = "model_impl is 'transformers'"
     is_on_cpu = device.type == "cpu"
+    if obstacle is None and config.quantization == "int4":
+        obstacle = support.int4_obstacle(text_config)
     if obstacle is None and not is_on_cpu:
         obstacle = support.gpu_obstacle(text_config)
     if obstacle is None and is_on_cpu and config.dtype == "float16":

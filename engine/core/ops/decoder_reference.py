@@ -95,8 +95,7 @@ def decoder_step_reference(
             adapted(panels[:, :, place].flatten(1), rows, layer, 4 + place) for place in (0, 1)
         )
         gated = functional.silu(gates) * ups
-        down = weights.down.panels
-        num_inputs = down.shape[2] * down.shape[4]
+        num_inputs = weights.down.num_inputs
         hidden = hidden + multiply(gated[:, :num_inputs], weights.down, layer)[:, :hidden_size]
         hidden = adapted(hidden, gated[:, :num_inputs], layer, 6)
     if hidden_rows is not None:

@@ -98,9 +98,8 @@ def module_sizes(
     """Inputs and outputs of a layer's modules, with the padding of the packed weights."""
     hidden, attended = weights.norms.shape[1], num_heads * head_dim
     gated = weights.gate_up.panels.shape[1] // 2 * PANEL_OUTPUTS
-    down = weights.down.panels
     key, gate = (hidden, num_kv_heads * head_dim), (hidden, gated)
-    num_gated = down.shape[2] * down.shape[4]
+    num_gated = weights.down.num_inputs
     return ((hidden, attended), key, key, (attended, hidden), gate, gate, (num_gated, hidden))
 
 

@@ -123,7 +123,7 @@ def test_names_of_others_are_left_alone() -> None:
         ({"gpu_memory_utilization": 1.1}, "gpu_memory_utilization"),
         ({"gpu_memory_utilization": 0}, "gpu_memory_utilization"),
         ({"dtype": "int8"}, "dtype"),
-        ({"quantize": "int4"}, "quantize"),
+        ({"quantize": "int3"}, "quantize"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
         ({"log_level": "loud"}, "log_level"),
         ({"token": ""}, "token"),

@@ -67,6 +67,14 @@ def gpu_obstacle(config: Any) -> str | None:
     return None
 
 
+def int4_obstacle(config: Any) -> str | None:
+    """What of this config, which has no `obstacle`, cannot be packed in 4 bits."""
+    attended = head_dim(config) * config.num_attention_heads
+    if config.hidden_size % 8 or attended % 8:
+        return "widths that are not multiples of 8"  # inputs are packed by eights
+    return None
+
+
 def unknown_parameters(layer: nn.Module) -> set[str]:
     """Parameters of a decoder layer that are missing, or too many."""
     names = {name for name, _ in layer.named_parameters()}

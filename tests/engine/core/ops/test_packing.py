@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.core.ops import packing
+from engine.core.ops.four_bits import PART_INPUTS
 from engine.core.ops.packing import GROUP_INPUTS, PackedWeight, join_gate_up, quantize
 
 
@@ -76,6 +77,51 @@ def test_an_int8_weight_is_off_by_half_a_step_of_its_group_at_most() -> None:
         assert (difference[:, group] <= half_step * 1.0001).all()
 
 
+def test_eight_inputs_of_int4_lie_in_four_bytes_the_first_four_in_the_low_halves() -> None:
+    packed = PackedWeight.allocate(1, 32, 24, "int4")
+    assert (packed.format, packed.num_inputs) == ("int4", 24)
+    numbers = torch.arange(32)[:, None] + torch.arange(24) * 7
+    numbers = (
+        numbers % 16
+    )  # in each part of an output all from 0 to 15, so that these are its codes
+    packed.fill(0, numbers.float())
+    assert packed.panels.shape == (1, 2, 3, 16, 4)
+    panel, step, output = 1, 2, 5
+    stored = packed.panels[0, panel, step, output]
+    expected = numbers[16 * panel + output, 8 * step : 8 * step + 8]
+    assert torch.equal(torch.cat([stored & 15, stored >> 4]), expected.to(torch.uint8))
+    assert torch.equal(packed.unpack(0)[:, :24], numbers.float())
+
+
+def test_an_int4_weight_of_sixteen_numbers_is_kept_as_it_is() -> None:
+    weight = torch.randint(0, 16, (20, 320)) * torch.rand(20, 1).half().float()
+    weight[:, ::32], weight[:, 1::32] = 0, 15 * weight.view(20, -1).amax(1, keepdim=True) / 15
+    weight[3] = -0.5
+    packed = PackedWeight.allocate(1, 20, 320, "int4")
+    packed.fill(0, weight)
+    torch.testing.assert_close(packed.unpack(0)[:20], weight, rtol=2e-3, atol=2e-3)
+
+
+def test_an_int4_weight_is_off_by_a_step_of_its_part_at_most_and_mostly_by_half_of_it() -> None:
+    weight = torch.randn(20, 304) * torch.logspace(-3, 4, 20).unsqueeze(1)
+    packed = PackedWeight.allocate(1, 20, 304, "int4")
+    packed.fill(0, weight)
+    unpacked = packed.unpack(0)[:20, :304]
+    for begin in range(0, 304, PART_INPUTS):
+        part = slice(begin, begin + PART_INPUTS)
+        low, high = torch.aminmax(weight[:, part], dim=1, keepdim=True)
+        step = (high - low) / 15
+        assert ((unpacked - weight)[:, part].abs() <= step).all()
+        error = (unpacked - weight)[:, part].square().mean(1).sqrt()
+        assert (error <= 0.5 * step.squeeze(1)).all()
+
+
+def test_weights_beyond_float16_are_kept_finite() -> None:
+    packed = PackedWeight.allocate(1, 16, 32, "int4")
+    packed.fill(0, torch.full((16, 32), 1e30))
+    assert packed.unpack(0).isfinite().all()
+
+
 def test_stored_numbers_are_symmetric_around_their_zero() -> None:
     stored, scales = quantize(torch.tensor([[-2.0, 0.0, 1.0, 2.0]]))
     assert stored.tolist() == [[1, 128, 192, 255]]
@@ -89,7 +135,7 @@ def test_panels_of_gate_and_up_take_turns() -> None:
     assert torch.equal(joined[:, 1].flatten(0, 1)[:20], up)
 
 
-@pytest.mark.parametrize("format", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("format", ["float32", "bfloat16", "int8", "int4"])
 def test_a_weight_is_packed_alike_in_slabs_and_whole(
     format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +149,7 @@ def test_a_weight_is_packed_alike_in_slabs_and_whole(
         assert torch.equal(slabs.scales, whole.scales)
 
 
-@pytest.mark.parametrize("format", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("format", ["float32", "bfloat16", "int8", "int4"])
 def test_packing_copies_no_more_than_a_slab_at_once(
     format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,8 +36,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # name: (family, settings)
     "llama": ("llama", {}),  # fused, as the next two
     "llama in bfloat16": ("llama", {"dtype": "bfloat16"}),
     "llama in 8 bits": ("llama", {"quantization": "int8", "kv_cache_dtype": "int8"}),
+    "llama in 4 bits": ("llama", {"quantization": "int4"}),
     "gpt2": ("gpt2", {}),
     "gpt2 in 8 bits": ("gpt2", {"quantization": "int8"}),
+    "gpt2 in 4 bits": ("gpt2", {"quantization": "int4"}),
     "gemma2": ("gemma2", {}),
     "qwen3_moe": ("qwen3_moe", {}),  # padded: for experts
 }

@@ -83,6 +83,7 @@ KINDS = [
     pytest.param("llama", {}, id="fused"),
     pytest.param("qwen3", {"dtype": "bfloat16"}, id="fused bfloat16"),
     pytest.param("qwen2", {"quantization": "int8", "kv_cache_dtype": "int8"}, id="fused int8"),
+    pytest.param("llama", {"quantization": "int4"}, id="fused int4"),
     pytest.param("gpt2", {}, id="packed layers"),
     pytest.param("gpt2", {"quantization": "int8"}, id="packed layers int8"),
     pytest.param("qwen3_moe", {}, id="experts"),

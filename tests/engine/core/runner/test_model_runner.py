@@ -201,7 +201,7 @@ def test_seeded_answers_are_alike_alone_batched_and_resumed(folders: Folders) ->
     assert engine.tokens["resumed"] == answer[10:]
 
 
-def eight_bit_logits(engine: SteppedEngine, ids: list[int]) -> Tensor:
+def few_bit_logits(engine: SteppedEngine, ids: list[int]) -> Tensor:
     """After each token, of the readable decoder with the engine's packed weights."""
     fused = engine.runner.loaded.fused
     assert isinstance(fused, FusedDecoder)
@@ -215,10 +215,13 @@ def eight_bit_logits(engine: SteppedEngine, ids: list[int]) -> Tensor:
 
 
 @needs_kernels
-@pytest.mark.parametrize(("cache", "share"), [("auto", 0.9), ("int8", 0.5)])
+@pytest.mark.parametrize(
+    ("weights", "cache", "share", "largest"),
+    [("int8", "auto", 0.9, 0.1), ("int8", "int8", 0.5, 0.1), ("int4", "auto", 0.5, 0.2)],
+)
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_eight_bit_answers_equal_the_reference_with_the_same_weights(
-    family: str, cache: str, share: float, folders: Folders
+def test_answers_of_few_bits_equal_the_reference_with_the_same_weights(
+    family: str, weights: str, cache: str, share: float, largest: float, folders: Folders
 ) -> None:
     """Chunks of five beside decodes. Where a sum ends between two steps of a row's numbers, the
     order of its summands decides which is nearer: few logits differ for that reason, by little. In
@@ -227,7 +230,7 @@ def test_eight_bit_answers_equal_the_reference_with_the_same_weights(
     engine = SteppedEngine(
         folders(family),
         keeps_logits=True,
-        quantization="int8",
+        quantization=weights,
         kv_cache_dtype=cache,
         max_num_batched_tokens=5,
     )
@@ -238,13 +241,14 @@ def test_eight_bit_answers_equal_the_reference_with_the_same_weights(
     differences = []
     for number, prompt in enumerate(prompts):
         answer = engine.tokens[str(number)]
-        expected = eight_bit_logits(engine, prompt + answer[:-1])[len(prompt) - 1 :]
-        assert answer == expected.argmax(-1).tolist()
+        expected = few_bit_logits(engine, prompt + answer[:-1])[len(prompt) - 1 :]
+        chosen = expected.gather(1, torch.tensor(answer)[:, None]).squeeze(1)
+        assert (expected.amax(-1) - chosen).max() < largest  # the best, or one that is as good
         difference = (torch.stack(engine.logits[str(number)]) - expected).abs().amax(-1)
         differences += difference.tolist()
     assert len(differences) == NUM_TOKENS * len(prompts)
     assert sum(difference < 1e-4 for difference in differences) > share * len(differences)
-    assert max(differences) < 0.1
+    assert max(differences) < largest
 
 
 @needs_kernels
@@ -255,10 +259,11 @@ def test_eight_bit_answers_equal_the_reference_with_the_same_weights(
         {"quantization": "int8"},
         {"kv_cache_dtype": "int8"},
         {"quantization": "int8", "kv_cache_dtype": "int8"},
+        {"quantization": "int4"},
     ],
-    ids=["weights", "cache", "both"],
+    ids=["weights", "cache", "both", "four bits"],
 )
-def test_eight_bit_answers_are_the_same_to_the_last_bit_alone_and_batched(
+def test_answers_of_few_bits_are_the_same_to_the_last_bit_alone_and_batched(
     bytes_for: dict[str, str], dtype: str, folders: Folders
 ) -> None:
     settings: dict[str, Any] = {"keeps_logits": True, "dtype": dtype, **bytes_for}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from engine.config import EngineConfig
 from engine.core.models import loader
@@ -49,16 +49,39 @@ def test_others_are_transformers(family: str, tmp_path: Path) -> None:
         load(folder, kv_cache_dtype="int8")
 
 
+@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "qwen3_moe", "olmo2", "phi3"])
-def test_others_have_their_linear_layers_in_8_bits(family: str, tmp_path: Path) -> None:
+def test_others_have_their_linear_layers_in_few_bits(
+    family: str, bits: int, tmp_path: Path
+) -> None:
     folder = build_tiny_model(tmp_path, family)
-    loaded = load(folder, quantization="int8")
+    loaded = load(folder, quantization=f"int{bits}")
     layers = [module for module in loaded.model.modules() if isinstance(module, PackedLinear)]
     assert loaded.fused is None and loaded.dtype == torch.float32
     assert len(layers) > 4 and {layer.get_buffer("panels").dtype for layer in layers} == {
         torch.uint8
     }
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("hidden_size", "head_dim", "is_packed"), [(64, 16, True), (36, 16, False), (64, 6, False)]
+)
+def test_only_widths_that_are_multiples_of_8_are_fused_in_4_bits(
+    hidden_size: int, head_dim: int, is_packed: bool, tmp_path: Path
+) -> None:
+    config = LlamaConfig(
+        hidden_size=hidden_size,
+        head_dim=head_dim,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_hidden_layers=1,
+        intermediate_size=40,
+        vocab_size=50,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    assert load(tmp_path, quantization="int8").fused is not None
+    assert (load(tmp_path, quantization="int4").fused is not None) is is_packed
 
 
 def test_nothing_is_in_8_bits_without_kernels(tmp_path: Path) -> None:
