@@ -1,8 +1,8 @@
-"""`python -m bench.quantization`: what `--quantize int8` and `--kv-cache-dtype int8` change.
+"""`python -m bench.quantization`: what `--quantize` and `--kv-cache-dtype int8` change.
 
 The demo model reads documents of its own generator that it was not trained on, and a model with
 random weights at real dimensions reads random tokens. The fused decoder reads both: with float32
-weights, with bfloat16 and with int8, and each of these with keys and values in 8 bits. Its
+weights, with bfloat16, int8 and int4, and some of these with keys and values in 8 bits. Its
 predictions after each token are compared with those of float32 and bfloat16, and greedy answers,
 each continued from its own tokens, with those of bfloat16.
 """
@@ -39,6 +39,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "bfloat16, int8 cache": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "int8, int8 cache": {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"},
+    "int4": {"dtype": "bfloat16", "quantization": "int4"},
 }
 REFERENCES = ("float32", "bfloat16")
 CONTEXT = 512

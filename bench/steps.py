@@ -33,6 +33,7 @@ FORMATS = {
     "bf16": {"dtype": "bfloat16"},
     "bf16-kv8": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "int4": {"dtype": "bfloat16", "quantization": "int4"},
     "int8-kv8": {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"},
 }
 CASES = ("1x128", "4x128", "16x128", "32x128", "1x2048")
