@@ -309,9 +309,10 @@ class Tab:
         if self.is_queued_hit:
             self.stopped.add(reply["response_id"])
         self.queued = None
-        answer = self.answers.get(reply["response_id"])
-        if answer is None or not answer.last:
-            position = {"fence": 1, "after_sequence_number": 0}
+        # It may have ended while nobody was connected who knew that it is this tab's.
+        answer = self.answers.get(reply["response_id"], Answer())
+        if not self._has_final_end(reply["response_id"]):
+            position = {"fence": answer.fence or 1, "after_sequence_number": answer.last}
             await client.send("response.resume", response_id=reply["response_id"], **position)
 
     async def _read_slowly(self, client: Client) -> None:
