@@ -1,7 +1,8 @@
 """What can be checked of a model folder before torch is imported, so that faults show at once.
 
 `model_files.py` reads the files, `model_config.py` checks the fields, `weight_headers.py` the
-headers of the weights. `tokenizer_folder.py` checks what the worker reads.
+headers of the weights, `gguf/headers.py` those of a GGUF file that a folder stands for.
+`tokenizer_folder.py` checks what the worker reads.
 """
 
 import contextlib
@@ -10,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.core.models.gguf.headers import GgufTensor, read_gguf_headers
 from engine.core.models.weight_headers import INDEX, StoredTensor, num_stored_layers, read_headers
 from engine.errors import UnsupportedModelError
+from engine.folder.gguf.link import read_link
 from engine.folder.model_config import (
     check_config,
     check_token_ids,
@@ -40,9 +43,14 @@ class Checkpoint:
 
     @property
     def weights_file(self) -> Path:
-        """The file of the weights, or the index of several."""
+        """The file of the weights, or the index of several; of the parts of a GGUF the first."""
         files = {tensor.file for tensor in self.tensors.values()}
-        return files.pop() if len(files) == 1 else self.folder / INDEX
+        return min(files) if len(files) == 1 or self.is_gguf else self.folder / INDEX
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether the weights are blocks of GGUF files."""
+        return any(isinstance(tensor, GgufTensor) for tensor in self.tensors.values())
 
 
 def check_folder(folder: Path, *, needs_weights: bool = True) -> Checkpoint:
@@ -54,7 +62,10 @@ def check_folder(folder: Path, *, needs_weights: bool = True) -> Checkpoint:
     if config is None:
         raise UnsupportedModelError(f"{folder} has no config.json")
     check_config(file, config)
-    tensors = read_headers(folder) if needs_weights else {}
+    link = read_link(folder)
+    tensors: Mapping[str, StoredTensor] = {}
+    if needs_weights:
+        tensors = read_headers(folder) if link is None else read_gguf_headers(link, config)
     found = Checkpoint(folder, config, tensors)
     _check_layers(found)
     _check_token_ids(found)

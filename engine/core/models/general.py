@@ -3,6 +3,7 @@
 It is imported for those alone, because transformers takes as long to import as torch.
 """
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from engine.core.models import experts, linear, trial
 from engine.core.models.checkpoint import Checkpoint
 from engine.core.models.implied_shapes import check_names, check_size, mismatch
 from engine.core.models.lora.module_adapters import ModuleAdapters
+from engine.core.models.stored_weights import read_weights
 from engine.core.ops.library import Ops
 from engine.errors import UnsupportedModelError
 from engine.folder.model_files import describe, reading
@@ -115,8 +117,14 @@ def build(
             check_size(checkpoint, attention.NAME)
             _check_generation_config(checkpoint)
             faulty = folder
-            model, report = AutoModelForCausalLM.from_pretrained(
-                folder,
+            kind: Any = AutoModelForCausalLM
+            source: Path | None = folder
+            if checkpoint.is_gguf:  # no file that transformers reads: it gets what we have read
+                kind, source = getattr(transformers, config.architectures[0]), None
+                weights = dict(read_weights(checkpoint, dtype))
+                overrides = {"config": config, "state_dict": weights, **overrides}
+            model, report = kind.from_pretrained(
+                source,
                 dtype=dtype,
                 attn_implementation=attention.NAME,
                 local_files_only=True,
@@ -126,6 +134,8 @@ def build(
                 output_loading_info=True,
                 **overrides,
             )
+            if checkpoint.is_gguf:
+                model.generation_config = GenerationConfig.from_pretrained(folder)
             missing = report["missing_keys"]
             unexpected = report["unexpected_keys"]
             for name, stored, wanted in sorted(report["mismatched_keys"]):

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.core.models.checkpoint import Checkpoint
 from engine.core.models.loader import LoadedModel
+from engine.core.models.stored_weights import read_weights
 from engine.core.scheduling.sequence import ScheduledSequence, Sequence
 from engine.errors import UnsupportedModelError
 from engine.folder.model_files import reading
@@ -64,12 +64,10 @@ def check_answers(loaded: LoadedModel, compute: Callable[[], Tensor]) -> None:
 
 def _unusable_weight(checkpoint: Checkpoint) -> str | None:
     """The first weight with NaN or infinity in it, and its file."""
-    for file in sorted({tensor.file for tensor in checkpoint.tensors.values()}):
-        with safe_open(file, framework="pt") as weights:
-            for name in weights.keys():
-                weight = weights.get_tensor(name)
-                if weight.is_floating_point() and not torch.isfinite(weight.float()).all():
-                    return f"{file}: {name} is not finite, and so is no answer"
+    for name, weight in read_weights(checkpoint):
+        if weight.is_floating_point() and not torch.isfinite(weight.float()).all():
+            file = checkpoint.tensors[name].file
+            return f"{file}: {name} is not finite, and so is no answer"
     return None
 
 

@@ -172,7 +172,7 @@ def _rope_parameters(given: Mapping[str, Any]) -> dict[str, Any] | None:
 def _has_plain_weights(checkpoint: Checkpoint, config: PlainConfig) -> bool:
     """Whether there are those of the model, in one type of float, and no others."""
     stored = checkpoint.tensors
-    if {tensor.dtype for tensor in stored.values()} - STORED_DTYPES:
+    if not checkpoint.is_gguf and {tensor.dtype for tensor in stored.values()} - STORED_DTYPES:
         return False
     wanted = config.weight_shapes()
     if config.tie_word_embeddings and HEAD in stored:  # a second time

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from engine.core.models.checkpoint import Checkpoint
 from engine.core.models.fused.plain_config import CLASSES, HEAD, PlainConfig
+from engine.core.models.stored_weights import read_weights
 from engine.errors import UnsupportedModelError
 from engine.folder.model_files import describe
 
@@ -127,18 +127,9 @@ def build_plain_model(
 ) -> PlainModel:
     """Read the weights, which are those of the config. Raises `UnsupportedModelError`."""
     try:
-        return PlainModel(config, _read_weights(checkpoint, dtype))
+        return PlainModel(config, dict(read_weights(checkpoint, dtype)))
     except Exception as error:  # the files may change while they are read, or memory be short
         raise UnsupportedModelError(f"{checkpoint.folder}: {describe(error)}") from None
-
-
-def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, Tensor]:
-    weights: dict[str, Tensor] = {}
-    for file in {tensor.file for tensor in checkpoint.tensors.values()}:
-        with safe_open(file, framework="pt") as stored:
-            for name in stored.keys():
-                weights[name] = stored.get_tensor(name).to(dtype)
-    return weights
 
 
 def _as_llama3(frequencies: Tensor, rope: Mapping[str, Any]) -> Tensor:

@@ -1,0 +1,1 @@
+"""Weights that lie in GGUF files."""

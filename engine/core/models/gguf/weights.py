@@ -1,0 +1,84 @@
+"""The weights of GGUF files: as the blocks that lie there, or as numbers.
+
+`raw_blocks` shows the bytes where they are in the file, for kernels that read codes.
+`read_tensor` computes the numbers that they stand for, slab by slab, so that nothing is in memory
+twice: by the `gguf` package, which is ggml's own description of its formats, and is imported here
+alone. It reads the slabs instead of mapping them: of a file that is cut meanwhile, a read says so,
+where a mapping would end the process.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.core.models.gguf.headers import GgufTensor
+from engine.errors import UnsupportedModelError
+
+SLAB_NUMBERS = 1 << 20  # 4 MB of float32
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+
+
+def raw_blocks(tensor: GgufTensor) -> Bytes:
+    """Its blocks, [num_rows, row_bytes], as a view of the file that cannot be written.
+
+    The rows are as they lie in the file; `row_order` says in which order a checkpoint has them.
+    """
+    mapped = np.memmap(tensor.file, dtype=np.uint8, mode="r")
+    blocks = mapped[tensor.start : tensor.start + tensor.num_bytes]
+    return blocks.reshape(tensor.num_rows, tensor.row_bytes)
+
+
+def row_order(tensor: GgufTensor) -> Tensor | None:
+    """[num_rows] int64: the row of the file that is each row of a checkpoint; None if all are."""
+    num_heads = tensor.num_interleaved_heads
+    if not num_heads:
+        return None
+    rows = torch.arange(tensor.num_rows).view(num_heads, -1, 2)
+    return rows.transpose(1, 2).reshape(-1)
+
+
+def read_tensor(tensor: GgufTensor, dtype: torch.dtype) -> Tensor:
+    """Its numbers, of its shape. Raises `UnsupportedModelError` if the file has become shorter."""
+    width = tensor.shape[-1]
+    numbers = torch.empty(tensor.num_rows, width, dtype=dtype)
+    row = 0
+    for slab in _slabs(tensor.file, tensor):
+        part = _numbers(slab, tensor)
+        numbers[row : row + len(part)] = part
+        row += len(part)
+    order = row_order(tensor)
+    if order is not None:
+        numbers = numbers[order]
+    return numbers.view(tensor.shape)
+
+
+def _slabs(file: Path, tensor: GgufTensor) -> Iterator[Bytes]:
+    """Rows of blocks, as many at a time as make some megabytes of numbers."""
+    num_rows = max(1, SLAB_NUMBERS // tensor.shape[-1])
+    with file.open("rb", buffering=0) as stream:
+        stream.seek(tensor.start)
+        for first in range(0, tensor.num_rows, num_rows):
+            slab = np.empty((min(num_rows, tensor.num_rows - first), tensor.row_bytes), np.uint8)
+            view, filled = slab.reshape(-1).data, 0
+            while filled < len(view):
+                count = os.readv(stream.fileno(), [view[filled:]])
+                if not count:
+                    raise UnsupportedModelError(f"{file}: has become shorter while it was read")
+                filled += count
+            yield slab
+
+
+def _numbers(slab: Bytes, tensor: GgufTensor) -> Tensor:
+    if (dtype := _FLOATS.get(tensor.type.name)) is not None:
+        return torch.from_numpy(slab).view(dtype)
+    with np.errstate(all="ignore"):  # what is not finite shows in the trial of answers
+        return torch.from_numpy(
+            gguf.quants.dequantize(slab, gguf.GGMLQuantizationType[tensor.type.name])
+        )
