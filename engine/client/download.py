@@ -1,49 +1,144 @@
 """A model's name → the folder it is in; a hub id is downloaded first.
 
 Only what the engine reads is fetched: configuration, safetensors, tokenizer and template, never
-code or pickled weights. The usual settings of huggingface_hub hold (`HF_HOME`, `HF_TOKEN`,
-`HF_ENDPOINT`, `HF_HUB_OFFLINE`).
+code or pickled weights. Of a repository of GGUF files it is the one model that is meant. A GGUF
+file has no folder: one is made for it (`engine/folder/gguf/derived.py`). The usual settings of
+huggingface_hub hold (`HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`).
 """
 
+import glob
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from engine.errors import DownloadError
+from engine.folder.gguf.choice import NotChosen, choose
+from engine.folder.gguf.derived import derive_folder
+from engine.folder.gguf.parts import SUFFIX, part_name
 
 PATTERNS = ("*.json", "*.safetensors", "tokenizer*", "*.jinja", "merges.txt", "vocab.txt")
 IGNORED = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.onnx", "*.py", "*/*")
 HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
+QUANTIZATION = re.compile(r"[\w][\w.-]*")  # after a colon: which model of a repository
 
 
 def resolve_model(model: str, *, revision: str | None = None, cache_dir: str | None = None) -> Path:
     """The local folder of `model`: itself, or where its download is. Blocks, with progress.
 
-    Raises `DownloadError` with one line for a person: no network, no such model, no access.
+    `model` may also be a GGUF file, one part of several, a folder of one, or the id of a repository
+    of them, as `owner/name-GGUF` or `owner/name-GGUF:Q4_K_M`.
+
+    Raises `DownloadError` with one line for a person: no network, no such model, no access; and
+    `UnsupportedModelError` for a GGUF file that cannot be served.
     """
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        if not os.path.lexists(folder / "config.json"):  # what it is, is seen when it is read
-            raise DownloadError(f"{folder} is no model: it has no config.json")
-        return folder.absolute()
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _local_folder(path.absolute())
+    if path.suffix.lower() == SUFFIX and path.exists():
+        return derive_folder(path)
     looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
-    if looks_local or not HUB_ID.fullmatch(model):
-        raise DownloadError(f"there is no folder {model}")
-    return _download(model, revision, cache_dir)
+    name, colon, wanted = model.partition(":")
+    is_id = HUB_ID.fullmatch(name) and (not colon or QUANTIZATION.fullmatch(wanted))
+    if looks_local or not is_id:
+        kind = "file" if path.suffix.lower() == SUFFIX else "folder"
+        raise DownloadError(f"there is no {kind} {model}")
+    if colon:
+        return _download_gguf(name, wanted, revision, cache_dir)
+    folder = _download(name, list(PATTERNS), list(IGNORED), revision, cache_dir)
+    if any(folder.glob("*.safetensors")):
+        return folder
+    return _download_gguf(name, None, revision, cache_dir)
 
 
-def _download(model: str, revision: str | None, cache_dir: str | None) -> Path:
-    import huggingface_hub  # slow to import, and rarely needed
+def model_name(model: str) -> str:
+    """What people call it: of a local model the name of its folder, or of its file."""
+    path = Path(model).expanduser()
+    if not path.exists():
+        return model
+    part = part_name(path.name)
+    return part[0] if part else path.stem if path.suffix.lower() == SUFFIX else path.name
+
+
+def _local_folder(folder: Path) -> Path:
+    has_config = os.path.lexists(folder / "config.json")  # what it is, is seen when it is read
+    if has_config and any(folder.glob("*.safetensors")):
+        return folder
+    names = [path.name for path in folder.iterdir() if path.suffix.lower() == SUFFIX]
+    if has_config and not names:
+        return folder
+    if not names:
+        raise DownloadError(f"{folder} is no model: it has no config.json")
+    try:
+        return derive_folder(folder / choose(names, is_only=True)[0])
+    except NotChosen as error:
+        raise DownloadError(f"{folder} {error}; name one of the files") from None
+
+
+def _download_gguf(
+    model: str, wanted: str | None, revision: str | None, cache_dir: str | None
+) -> Path:
+    """Only the files of the model that is meant. The folder is the one that stands for them."""
+    try:
+        names = choose(_gguf_names(model, revision, cache_dir), wanted)
+    except NotChosen as error:
+        what = "has no safetensors weights, and it " if wanted is None else ""
+        raise DownloadError(f"{model} {what}{error}") from None
+    patterns = [glob.escape(name) for name in names]
+    return derive_folder(_download(model, patterns, None, revision, cache_dir) / names[0])
+
+
+def _gguf_names(model: str, revision: str | None, cache_dir: str | None) -> list[str]:
+    """The GGUF files of a repository; without a network those that are here."""
+    import huggingface_hub
     from huggingface_hub import errors
 
-    try:
+    with _refusals(model, revision):
+        try:
+            about = huggingface_hub.HfApi().model_info(model, revision=revision)
+            names = [file.rfilename for file in about.siblings or ()]
+        except (errors.HfHubHTTPError, errors.HFValidationError):
+            raise
+        except Exception:  # of whichever HTTP client, or offline mode: as snapshot_download does
+            path = huggingface_hub.snapshot_download(
+                model,
+                revision=revision,
+                cache_dir=cache_dir,
+                allow_patterns=[],  # it need not be all here
+                local_files_only=True,
+            )
+            names = [file.relative_to(path).as_posix() for file in Path(path).rglob("*.*")]
+    return [name for name in names if name.lower().endswith(SUFFIX)]
+
+
+def _download(
+    model: str,
+    patterns: list[str],
+    ignored: list[str] | None,
+    revision: str | None,
+    cache_dir: str | None,
+) -> Path:
+    import huggingface_hub  # slow to import, and rarely needed
+
+    with _refusals(model, revision):
         path = huggingface_hub.snapshot_download(
             model,
             revision=revision,
             cache_dir=cache_dir,
-            allow_patterns=list(PATTERNS),
-            ignore_patterns=list(IGNORED),
+            allow_patterns=patterns,
+            ignore_patterns=ignored,
         )
+    return Path(path)
+
+
+@contextmanager
+def _refusals(model: str, revision: str | None) -> Iterator[None]:
+    """Raise `DownloadError` for whatever huggingface_hub raises within."""
+    from huggingface_hub import errors
+
+    try:
+        yield
     except errors.GatedRepoError:
         raise DownloadError(f"{model} is gated: accept its terms and set HF_TOKEN") from None
     except errors.RepositoryNotFoundError:
@@ -63,10 +158,6 @@ def _download(model: str, revision: str | None, cache_dir: str | None) -> Path:
         raise DownloadError(f"{model}: the hub answered {status}") from None
     except OSError as error:
         raise DownloadError(f"{model} could not be downloaded: {_first_line(error)}") from None
-    folder = Path(path)
-    if not any(folder.glob("*.safetensors")):
-        raise DownloadError(f"{model} has no safetensors weights")
-    return folder
 
 
 def _endpoint() -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from engine import AsyncEngineArgs, DownloadError, PrivateDirectory, demo_model
-from engine.client.download import resolve_model
+from engine.client.download import model_name, resolve_model
 from engine.client.text.tokenizer_folder import try_chat_template
 from engine.config import EngineConfig
 from server.config.settings import Settings
@@ -78,5 +78,4 @@ def connect_options(settings: Settings, folder: Path, address: str) -> dict[str,
 def _model_name(settings: Settings) -> str:
     if settings.is_demo:
         return "parley-demo"
-    folder = Path(settings.model)
-    return folder.name if folder.exists() else settings.model
+    return model_name(settings.model)

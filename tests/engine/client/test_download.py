@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -7,12 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from engine.client.download import resolve_model
-from engine.errors import DownloadError
+from engine.client.download import model_name, resolve_model
+from engine.errors import DownloadError, UnsupportedModelError
+from engine.folder.gguf.link import read_stamps
+from tests.engine.helpers.gguf.gguf_files import write_gguf
 from tests.helpers.patience import PATIENCE
+from tests.helpers.tiny_model import build_tiny_model
 
 FILES = {
     "config.json": b"{}",
@@ -22,33 +27,41 @@ FILES = {
     "pytorch_model.bin": b"pickle",
 }
 COMMIT = "0" * 40
+PLACE = re.compile(
+    r"(?:/api/models)?/(?P<id>org/[\w-]+)(?:/(?P<part>\w+)/[^/?]+/?(?P<file>[^?]*))?(?:\?.*)?"
+)
 
 
 class _Hub(BaseHTTPRequestHandler):
-    """As much of the hub as one model needs; other names get what the hub says to strangers."""
+    """As much of the hub as some models need; other names get what the hub says to strangers."""
+
+    repositories: ClassVar[dict[str, dict[str, bytes]]] = {}
 
     def do_GET(self) -> None:
-        if self.path.startswith("/api/models/org/tiny/tree/"):
+        found = PLACE.fullmatch(self.path)
+        files = None if found is None else self.repositories.get(found["id"])
+        if "gated" in self.path:
+            self._answer(403, b"", ("X-Error-Code", "GatedRepo"))
+        elif "broken" in self.path:
+            self._answer(500, b"")
+        elif found is None or files is None:
+            self._answer(401, b"", ("X-Error-Code", "RepoNotFound"))
+        elif found["part"] == "tree":
             tree = [
                 {"type": "file", "path": name, "size": len(content), "oid": "0"}
-                for name, content in FILES.items()
+                for name, content in files.items()
             ]
-            self._answer(200, json.dumps(tree))
-        elif self.path.startswith("/api/models/org/tiny/"):
-            siblings = [{"rfilename": name} for name in FILES]
-            self._answer(200, json.dumps({"id": "org/tiny", "sha": COMMIT, "siblings": siblings}))
-        elif self.path.startswith("/org/tiny/resolve/"):
-            self._answer(200, FILES[self.path.rsplit("/", 1)[1]].decode())
-        elif "gated" in self.path:
-            self._answer(403, "", ("X-Error-Code", "GatedRepo"))
-        elif "broken" in self.path:
-            self._answer(500, "")
+            self._answer(200, json.dumps(tree).encode())
+        elif found["part"] == "resolve":
+            self._answer(200, files[found["file"]])
         else:
-            self._answer(401, "", ("X-Error-Code", "RepoNotFound"))
+            siblings = [{"rfilename": name} for name in files]
+            about = {"id": found["id"], "sha": COMMIT, "siblings": siblings}
+            self._answer(200, json.dumps(about).encode())
 
     do_HEAD = do_GET
 
-    def _answer(self, status: int, body: str, *headers: tuple[str, str]) -> None:
+    def _answer(self, status: int, body: bytes, *headers: tuple[str, str]) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("ETag", f'"{len(body)}"')
@@ -57,15 +70,18 @@ class _Hub(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(body.encode())
+            self.wfile.write(body)
 
     def log_message(self, *args: object) -> None:
         pass
 
 
 @contextmanager
-def _hub() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
+def _hub(**repositories: dict[str, bytes]) -> Iterator[str]:
+    """Of `org/tiny` and others, in the place of whose `-` is a `_`."""
+    named = {f"org/{name.replace('_', '-')}": files for name, files in repositories.items()}
+    hub = type("Hub", (_Hub,), {"repositories": {"org/tiny": FILES, **named}})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), hub)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
@@ -80,13 +96,14 @@ def _resolve(model: str, endpoint: str, home: Path) -> str:
     """In a fresh process: huggingface_hub reads its settings when it is imported."""
     program = (
         "import sys\nfrom engine.client.download import resolve_model\n"
-        "from engine.errors import DownloadError\n"
+        "from engine.errors import DownloadError, UnsupportedModelError\n"
         "try: print(resolve_model(sys.argv[1]))\n"
-        "except DownloadError as error: print(f'error: {error}')"
+        "except (DownloadError, UnsupportedModelError) as error: print(f'error: {error}')"
     )
     env = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
     env |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DOWNLOAD_TIMEOUT": "2"}
     env |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_ETAG_TIMEOUT": "2"}
+    env |= {"XDG_CACHE_HOME": str(home / "cache")}
     done = subprocess.run(
         [sys.executable, "-c", program, model],
         env=env,
@@ -142,3 +159,122 @@ def test_no_network_is_one_line(tmp_path: Path) -> None:
     assert (
         answer == "error: org/tiny is not downloaded yet, and http://127.0.0.1:9 cannot be reached"
     )
+
+
+@pytest.fixture(scope="module")
+def ggufs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two files of a model, one in parts and a projector for pictures."""
+    folder = tmp_path_factory.mktemp("ggufs")
+    original = build_tiny_model(tmp_path_factory.mktemp("tiny"))
+    for kind in ("F32", "Q4_0"):
+        write_gguf(original, folder / f"tiny-{kind}.gguf", kind)
+    write_gguf(original, folder / "tiny-Q8_0.gguf", "Q8_0", split=20)
+    (folder / "mmproj-tiny-F16.gguf").write_bytes(b"GGUF")
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def _files(folder: Path | str) -> list[str]:
+    """The names of the GGUF files that a derived folder stands for."""
+    return [file.name for file in read_stamps(Path(folder)).files]
+
+
+PARTS = ["tiny-Q8_0-00001-of-00002.gguf", "tiny-Q8_0-00002-of-00002.gguf"]
+
+
+@pytest.mark.usefixtures("cache")
+def test_gguf_file_gets_a_folder(ggufs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = resolve_model(str(ggufs / "tiny-Q4_0.gguf"))
+    assert _files(folder) == ["tiny-Q4_0.gguf"]
+    monkeypatch.chdir(ggufs)
+    assert resolve_model("tiny-Q4_0.gguf") == folder
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("name", PARTS)
+def test_part_of_a_gguf_stands_for_all(ggufs: Path, name: str) -> None:
+    assert _files(resolve_model(str(ggufs / name))) == PARTS
+
+
+@pytest.mark.usefixtures("cache")
+def test_folder_of_one_gguf_is_its_model(ggufs: Path, tmp_path: Path) -> None:
+    for name in (*PARTS, "mmproj-tiny-F16.gguf"):
+        (tmp_path / name).write_bytes((ggufs / name).read_bytes())
+    (tmp_path / "config.json").write_text("{}")  # as repositories of the hub have one beside it
+    assert _files(resolve_model(str(tmp_path))) == PARTS
+
+
+def test_folder_of_several_ggufs_says_which_there_are(ggufs: Path) -> None:
+    with pytest.raises(DownloadError) as refused:
+        resolve_model(str(ggufs))
+    several = "has several models: tiny-F32, tiny-Q4_0, tiny-Q8_0; name one of the files"
+    assert str(refused.value) == f"{ggufs} {several}"
+
+
+def test_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_text("text")
+    with pytest.raises(UnsupportedModelError, match=r"a\.gguf: is no GGUF file"):
+        resolve_model(str(tmp_path / "a.gguf"))
+    with pytest.raises(DownloadError, match=r"there is no file ./b\.gguf"):
+        resolve_model("./b.gguf")
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("tiny-F32.gguf", "tiny-F32"),
+        (PARTS[1], "tiny-Q8_0"),
+        (".", ""),
+        ("org/tiny-GGUF:Q4_0", "org/tiny-GGUF:Q4_0"),
+    ],
+)
+def test_model_is_called_by_its_file(
+    ggufs: Path, monkeypatch: pytest.MonkeyPatch, model: str, name: str
+) -> None:
+    monkeypatch.chdir(ggufs)
+    assert model_name(model) == name
+    assert model_name(str(ggufs)) == ggufs.name
+
+
+@pytest.mark.parametrize(
+    ("suffix", "names"),
+    [("", ["tiny-Q4_0.gguf"]), (":f32", ["tiny-F32.gguf"]), (":Q8_0", PARTS)],
+)
+def test_only_the_gguf_that_is_meant_is_downloaded(
+    ggufs: Path, tmp_path: Path, suffix: str, names: list[str]
+) -> None:
+    files = {file.name: file.read_bytes() for file in ggufs.iterdir()} | {"config.json": b"{}"}
+    if names == PARTS:  # as large ones lie in folders of their own
+        files |= {f"Q8_0/{name}": files.pop(name) for name in PARTS}
+    with _hub(tiny_GGUF=files) as endpoint:
+        folder = _resolve(f"org/tiny-GGUF{suffix}", endpoint, tmp_path)
+    assert _files(folder) == names
+    downloaded = {file.name for file in (tmp_path / "hub").rglob("*.gguf")}
+    assert downloaded == set(names)
+    again = _resolve(f"org/tiny-GGUF{suffix}", "http://127.0.0.1:9", tmp_path)
+    assert again == folder  # without a network
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("org/others-GGUF", "org/others-GGUF has no safetensors weights, and it has several"),
+        ("org/others-GGUF:Q4_K_M", "org/others-GGUF has no model named Q4_K_M; there are a-F16, b"),
+        ("org/none", "org/none has no safetensors weights, and it has no GGUF files of a model"),
+        ("org/cut-GGUF", ""),
+        ("org/unknown:Q4_0", "the hub has no model org/unknown, or it is private"),
+        ("org/tiny:a/b", "there is no folder org/tiny:a/b"),
+    ],
+)
+def test_gguf_that_is_not_there_is_one_line(tmp_path: Path, model: str, says: str) -> None:
+    others = {"a-F16.gguf": b"GGUF", "b-F16.gguf": b"GGUF"}
+    cut = {"cut-Q4_0.gguf": b"GGUF\3"}
+    with _hub(others_GGUF=others, none={"README.md": b""}, cut_GGUF=cut) as endpoint:
+        answer = _resolve(model, endpoint, tmp_path)
+    assert answer.startswith(f"error: {says}")
+    assert says or "cut-Q4_0.gguf: is cut" in answer
+    assert "\n" not in answer

@@ -1,15 +1,15 @@
 """The weights of GGUF files: as the blocks that lie there, or as numbers.
 
 `raw_blocks` shows the bytes where they are in the file, for kernels that read codes.
-`read_tensor` computes the numbers that they stand for, slab by slab, so that nothing is in memory
-twice: by the `gguf` package, which is ggml's own description of its formats, and is imported here
-alone. It reads the slabs instead of mapping them: of a file that is cut meanwhile, a read says so,
-where a mapping would end the process.
+`read_tensor` computes the numbers that they stand for, slab by slab in threads, so that nothing is
+in memory twice: by the `gguf` package, which is ggml's own description of its formats, and is
+imported here alone. It reads the slabs instead of mapping them: of a file that is cut meanwhile, a
+read says so, where a mapping would end the process.
 """
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 
 import gguf
 import numpy as np
@@ -46,33 +46,36 @@ def row_order(tensor: GgufTensor) -> Tensor | None:
 
 def read_tensor(tensor: GgufTensor, dtype: torch.dtype) -> Tensor:
     """Its numbers, of its shape. Raises `UnsupportedModelError` if the file has become shorter."""
-    width = tensor.shape[-1]
-    numbers = torch.empty(tensor.num_rows, width, dtype=dtype)
-    row = 0
-    for slab in _slabs(tensor.file, tensor):
-        part = _numbers(slab, tensor)
-        numbers[row : row + len(part)] = part
-        row += len(part)
+    numbers = torch.empty(tensor.num_rows, tensor.shape[-1], dtype=dtype)
+    slab_rows = max(1, SLAB_NUMBERS // tensor.shape[-1])
+    with tensor.file.open("rb", buffering=0) as stream:
+
+        def fill(first: int) -> None:
+            rows = numbers[first : first + slab_rows]
+            rows.copy_(_numbers(_read_rows(stream.fileno(), tensor, first, len(rows)), tensor))
+
+        slabs = range(0, tensor.num_rows, slab_rows)
+        if len(slabs) == 1:
+            fill(0)
+        else:
+            with ThreadPoolExecutor(min(len(slabs), torch.get_num_threads())) as pool:
+                deque(pool.map(fill, slabs), maxlen=0)  # raises what one of them has raised
     order = row_order(tensor)
     if order is not None:
         numbers = numbers[order]
     return numbers.view(tensor.shape)
 
 
-def _slabs(file: Path, tensor: GgufTensor) -> Iterator[Bytes]:
-    """Rows of blocks, as many at a time as make some megabytes of numbers."""
-    num_rows = max(1, SLAB_NUMBERS // tensor.shape[-1])
-    with file.open("rb", buffering=0) as stream:
-        stream.seek(tensor.start)
-        for first in range(0, tensor.num_rows, num_rows):
-            slab = np.empty((min(num_rows, tensor.num_rows - first), tensor.row_bytes), np.uint8)
-            view, filled = slab.reshape(-1).data, 0
-            while filled < len(view):
-                count = os.readv(stream.fileno(), [view[filled:]])
-                if not count:
-                    raise UnsupportedModelError(f"{file}: has become shorter while it was read")
-                filled += count
-            yield slab
+def _read_rows(descriptor: int, tensor: GgufTensor, first: int, count: int) -> Bytes:
+    """Rows of blocks, [count, row_bytes]."""
+    rows = np.empty((count, tensor.row_bytes), np.uint8)
+    left, place = rows.reshape(-1).data, tensor.start + first * tensor.row_bytes
+    while left:
+        num_bytes = os.preadv(descriptor, [left], place)
+        if not num_bytes:
+            raise UnsupportedModelError(f"{tensor.file}: has become shorter while it was read")
+        left, place = left[num_bytes:], place + num_bytes
+    return rows
 
 
 def _numbers(slab: Bytes, tensor: GgufTensor) -> Tensor:
