@@ -10,6 +10,7 @@ from pathlib import Path
 
 # Which part a test is in, by the first of these paths that it lies under.
 PARTS = {
+    "fuzz/test_fuzz.py[gguf": "fuzz-gguf",
     "fuzz/test_fuzz.py[http": "fuzz-http",
     "fuzz/test_fuzz.py[templates": "fuzz-templates",
     "fuzz/test_fuzz.py[websocket": "fuzz-websocket",

@@ -4,14 +4,16 @@ It holds config.json, generation_config.json, tokenizer.json and tokenizer_confi
 file's metadata, and `gguf.files`, which says where the weights are. So tokenizer, templates, checks
 and console know of no other format than one; only what reads weights asks `read_link`.
 
-The folders are a cache. Each is named after the path, size and time of the files, so a changed file
-gets another one; it may be deleted whenever no server uses it.
+The folders are a cache. Each is named after the file, which is how a line about one of its files
+tells where it is from, and by a digest of path, size and time, so that a changed file gets another
+one. It may be deleted whenever no server uses it.
 """
 
 import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -29,7 +31,8 @@ from engine.folder.model_files import reading
 
 MADE = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", LINK)
 FORMAT = 1  # of what is made: a change of it makes all folders anew
-DIGITS = 32
+DIGITS = 16
+MAX_NAME = 100  # characters of a file's name
 
 
 def derive_folder(file: Path) -> Path:
@@ -40,7 +43,7 @@ def derive_folder(file: Path) -> Path:
     files = tuple(each.absolute() for each in part_files(file))
     stamps = {each: stamp_of(each) for each in files}
     cache = cache_folder()
-    folder = cache / _digest(stamps)
+    folder = cache / _name(stamps)
     if _fits(folder, stamps):
         return folder
     contents = _make(files, stamps)
@@ -113,6 +116,7 @@ def _check_owner(cache: Path) -> None:
         raise UnsupportedModelError(f"{cache}: {problem}")
 
 
-def _digest(stamps: Mapping[Path, Stamp]) -> str:
+def _name(stamps: Mapping[Path, Stamp]) -> str:
     text = json.dumps([FORMAT, [[str(file), *stamp] for file, stamp in stamps.items()]])
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+    own = re.sub(r"[^\w.-]", "_", next(iter(stamps)).stem, flags=re.ASCII)[:MAX_NAME]
+    return f"{own}-{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}"

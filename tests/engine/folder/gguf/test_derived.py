@@ -58,6 +58,7 @@ def test_type_of_most_weights_is_the_models(
 def test_folder_is_private_and_kept(file: Path, cache: Path) -> None:
     folder = derive_folder(file)
     assert folder.parent == cache / "parley" / "gguf"
+    assert folder.name.startswith("tiny-")
     for each in (folder, folder.parent):
         assert stat.S_IMODE(each.stat().st_mode) == 0o700
     before = (folder / "tokenizer.json").stat().st_mtime_ns
@@ -75,6 +76,13 @@ def test_changed_file_has_another_folder_and_the_old_one_is_refused(file: Path) 
     with pytest.raises(UnsupportedModelError, match=r"tiny\.gguf: has changed since"):
         read_link(folder)
     assert derive_folder(file) != folder
+
+
+@pytest.mark.parametrize("name", ["ä b.gguf", "\n.gguf", "x" * 200 + ".gguf", "..gguf"])
+def test_file_may_have_any_name(file: Path, name: str) -> None:
+    folder = derive_folder(file.rename(file.with_name(name)))
+    assert read_link(folder) is not None
+    assert len(folder.name) < 128 and folder.name.isascii() and folder.name.isprintable()
 
 
 def test_file_that_is_gone_is_named(file: Path) -> None:

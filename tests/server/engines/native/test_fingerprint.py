@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from engine.folder.gguf.derived import derive_folder
 from server.engines.native import fingerprint
 from server.engines.native.fingerprint import model_fingerprint
+from tests.engine.helpers.gguf.gguf_files import write_gguf
+from tests.helpers.tiny_model import build_tiny_model
 
 
 @pytest.fixture
@@ -35,3 +38,18 @@ def test_other_contents_have_another(
     data = (folder / name).read_bytes()
     (folder / name).write_bytes(data[:-1] + change)
     assert model_fingerprint(folder) != before
+
+
+def test_a_gguf_file_counts_wherever_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = write_gguf(build_tiny_model(tmp_path / "tiny"), tmp_path / "tiny.gguf")
+    before = model_fingerprint(derive_folder(file))
+    (tmp_path / "other").mkdir()
+    moved = Path(shutil.move(file, tmp_path / "other" / "tiny.gguf"))
+    assert model_fingerprint(derive_folder(moved)) == before
+    content = bytearray(moved.read_bytes())
+    content[-1] ^= 1
+    moved.write_bytes(content)
+    assert model_fingerprint(derive_folder(moved)) != before

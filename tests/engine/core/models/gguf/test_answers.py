@@ -8,13 +8,16 @@ from unittest.mock import patch
 
 import pytest
 
+from engine.client.text.tokenizer_folder import read_folder
 from engine.core.models.checkpoint import check_folder, check_unchanged, file_stamps
 from engine.core.models.fused.plain_config import read_plain_config
 from engine.errors import UnsupportedModelError
 from engine.folder.gguf.derived import derive_folder
 from tests.engine.helpers import greedy_oracle
+from tests.engine.helpers.family_models import build_family
 from tests.engine.helpers.gguf.gguf_files import rounded_checkpoint, write_gguf
 from tests.engine.helpers.greedy_oracle import Folders, Reference, check_equals_transformers
+from tests.engine.helpers.small_tokenizers import build_mistral
 from tests.engine.helpers.stepped_engine import SteppedEngine
 from tests.helpers.built_kernels import needs_kernels
 
@@ -102,6 +105,16 @@ def test_embeddings_are_the_output_layer_if_there_is_none(
     save_file(weights, original / "model.safetensors", metadata={"format": "pt"})
     file = write_gguf(original, tmp_path / "tiny.gguf")
     check_equal(file, original)
+
+
+def test_vocabulary_of_sentencepiece_is_served(tmp_path: Path) -> None:
+    original = build_family(tmp_path / "pieces", "llama", vocab_size=512)
+    build_mistral(original)
+    file = write_gguf(original, tmp_path / "tiny.gguf")
+    check_equal(file, original)
+    found = read_folder(derive_folder(file))
+    assert found.special_tokens["unk_token"] == "<unk>"
+    assert found.chat_template == read_folder(original).chat_template
 
 
 def test_parts_are_one_model(checkpoint: Folders, tmp_path: Path) -> None:

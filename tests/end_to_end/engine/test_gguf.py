@@ -1,0 +1,77 @@
+"""`parley serve --model file.gguf`, from the file to the words on a socket."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from engine.client.text.tokenizer import Tokenizer
+from tests.end_to_end.site.harness import Client, Server
+from tests.engine.helpers.gguf.gguf_files import write_gguf
+from tests.helpers.patience import PATIENCE
+from tests.helpers.root import ROOT
+from tests.helpers.tiny_model import build_tiny_model
+
+NUM_TOKENS = 12
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> Path:
+    return build_tiny_model(tmp_path / "original", "llama")
+
+
+def answer_of(folder: Path, text: str) -> str:
+    """As transformers computes it."""
+    tokenizer = Tokenizer(folder)
+    try:
+        ids = tokenizer.chat_token_ids([{"role": "user", "content": text}])
+    finally:
+        tokenizer.close()
+    import torch
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    made = model.generate(torch.tensor([ids]), max_new_tokens=NUM_TOKENS, do_sample=False)
+    return tokenizer.decode(made[0, len(ids) :].tolist(), skip_special_tokens=True)
+
+
+async def test_file_is_served_with_its_template_and_by_its_name(
+    original: Path, tmp_path: Path, new_server: Callable[..., Server]
+) -> None:
+    file = write_gguf(original, tmp_path / "tiny-F32.gguf", "F32", split=20)
+    server = new_server(PARLEY_MODEL=str(file), XDG_CACHE_HOME=str(tmp_path / "cache"))
+    expected = answer_of(original, "Hello, how are you?")
+    async with Client(server) as client:
+        session = await client.new_session()
+        settings = {"temperature": 0, "max_output_tokens": NUM_TOKENS}
+        response = await client.ask(session, "Hello, how are you?", settings=settings)
+        answer = await client.done(response)
+    assert answer.final == expected
+    assert server.get_json("/v1/models")["data"][0]["id"] == "tiny-F32"
+
+
+def test_file_that_is_cut_is_refused_with_2_and_one_line(original: Path, tmp_path: Path) -> None:
+    file = write_gguf(original, tmp_path / "tiny.gguf")
+    file.write_bytes(file.read_bytes()[:-10_000])
+    done = subprocess.run(
+        [sys.executable, "-m", "server", "serve", "--model", str(file)],
+        cwd=ROOT,
+        env={
+            **{k: v for k, v in os.environ.items() if not k.startswith("PARLEY_")},
+            "PARLEY_PORT": "0",
+            "PARLEY_LOG_FORMAT": "text",
+            "PARLEY_DATA_DIR": str(tmp_path / "data"),
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 2, said
+    (line,) = [line for line in said.splitlines() if "parley:" in line]
+    assert line.startswith(f"parley: {file}: is cut: "), said
+    assert "Traceback" not in said and "[error" not in said
