@@ -1,7 +1,7 @@
 """JSON Schemas of every frame, both ways, and an AsyncAPI 3 document, made from the definitions.
 
-`python -m server.protocol.schemas` writes both into docs/; a test fails when what lies there is not
-what the definitions give. A server answers `/asyncapi.json` with the same document.
+`python -m server.protocol.schemas` writes both into docs/schemas/; a test fails when what lies
+there is not what the definitions give. A server answers `/asyncapi.json` with the same document.
 """
 
 import re
@@ -17,8 +17,8 @@ from server.protocol import client_frames as protocol
 from server.protocol import server_frames
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-SCHEMA_FILE = DOCS / "chat.v1.schema.json"
-ASYNCAPI_FILE = DOCS / "asyncapi.json"
+SCHEMA_FILE = DOCS / "schemas" / "chat.v1.schema.json"
+ASYNCAPI_FILE = DOCS / "schemas" / "asyncapi.json"
 
 Document = dict[str, Any]
 
