@@ -69,7 +69,8 @@ class Settings(BaseSettings):
         description="Redis counts as unavailable after this many seconds without a reply.",
     )
     model: str = Field(
-        "demo", description="Folder or hub id of a causal language model; `demo` is built in."
+        "demo",
+        description="Folder, GGUF file or hub id of a causal language model; `demo` is built in.",
     )
     workers: int = Field(1, ge=1, le=64, description="Web processes that share one engine.")
     pace: float | None = Field(
