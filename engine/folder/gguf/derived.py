@@ -44,12 +44,13 @@ def derive_folder(file: Path) -> Path:
     stamps = {each: stamp_of(each) for each in files}
     cache = cache_folder()
     folder = cache / _name(stamps)
+    if cache.is_dir():
+        _check_owner(cache)
     if _fits(folder, stamps):
         return folder
     contents = _make(files, stamps)
     try:
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _check_owner(cache)
         _write(folder, contents)
     except OSError as error:
         problem = f"cannot be written ({error.strerror}); XDG_CACHE_HOME names another place"

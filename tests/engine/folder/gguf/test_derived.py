@@ -110,9 +110,12 @@ def test_many_may_make_it_at_once(file: Path) -> None:
     assert len(list(folder.parent.iterdir())) == 1
 
 
-def test_place_that_others_may_write_to_is_refused(file: Path, cache: Path) -> None:
+@pytest.mark.parametrize("is_made", [True, False])
+def test_place_that_others_may_write_to_is_refused(file: Path, cache: Path, is_made: bool) -> None:
     place = cache / "parley" / "gguf"
-    place.mkdir(parents=True)
+    if is_made:
+        derive_folder(file)
+    place.mkdir(parents=True, exist_ok=True)
     place.chmod(0o777)
     with pytest.raises(UnsupportedModelError, match="others may write there; XDG_CACHE_HOME"):
         derive_folder(file)
