@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from engine.core.ops import library as ops
-from engine.core.ops.packing import PackedWeight
+from engine.core.ops.numbers import Numbers
+from engine.core.ops.packing import PARTS, PackedWeight
 from engine.core.tensors.kv_cache import allocate_cache
 from tests.helpers.built_kernels import needs_kernels
 
@@ -261,6 +262,35 @@ LINEAR_SHAPES = [  # of a format and a weight: outputs, inputs
     *(("int4", *shape) for shape in [(1, 8), (17, 512), (50, 1512), (130, 96)]),
 ]
 LINEARS = pytest.mark.parametrize(("format", "num_outputs", "num_inputs"), LINEAR_SHAPES)
+
+
+def random_numbers(num_outputs: int, num_inputs: int, bits: int, part_inputs: int) -> Numbers:
+    shape = (num_outputs, -(-num_inputs // part_inputs))
+    codes = torch.randint(0, 1 << bits, (num_outputs, num_inputs)).to(torch.uint8)
+    scales, least = torch.rand(shape) / (1 << bits), torch.randn(shape)
+    return Numbers(codes, scales.half(), least.half(), bits, part_inputs)
+
+
+@pytest.mark.parametrize("part_inputs", [16, 32])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 32), (50, 528), (130, 96)])
+def test_linear_with_numbers_in_parts_equals_the_reference_for_any_rows(
+    num_outputs: int, num_inputs: int, bits: int, part_inputs: int
+) -> None:
+    torch.manual_seed(0)
+    numbers = random_numbers(num_outputs, num_inputs, bits, part_inputs)
+    packed = PackedWeight.allocate(1, num_outputs, num_inputs, PARTS[bits], part_inputs)
+    packed.fill_numbers(0, numbers)
+    assert torch.equal(packed.unpack(0)[:num_outputs], numbers.floats())
+    rows = torch.randn(29, num_inputs)
+    outs = [torch.full((29, num_outputs), torch.nan) for _ in range(2)]
+    for which, out in zip((ops.choose("cpu"), ops.REFERENCE), outs, strict=True):
+        which.linear(rows, packed.panels[0], packed.scales[0], None, out)  # type: ignore[index]
+    torch.testing.assert_close(*outs, rtol=0, atol=2e-5 * num_inputs**0.5)
+    for count in (1, 2, 5, 12, 13):
+        some = torch.empty(count, num_outputs)
+        ops.choose("cpu").linear(rows[:count], packed.panels[0], packed.scales[0], None, some)  # type: ignore[index]
+        assert torch.equal(some, outs[0][:count])
 
 
 def linear(

@@ -132,12 +132,13 @@ int64_t prepared_size(Format format) {
 }
 
 // A group of inputs of a tile's rows as whole numbers, four of a row together. All that are multiplied with one
-// scale of the weight, `part_size` of them, have an offset: their sum times `factor`.
+// scale of the weight have an offset: their sum times `factor`.
 PARLEY_INLINE void prepare_numbers(
-    const TilePart& part, int64_t size, const Weight& weight, int64_t part_size, int32_t factor, void* to) {
+    const TilePart& part, int64_t size, const Weight& weight, int32_t factor, void* to) {
   struct Four { Quantized numbers[4]; };
   using Word = std::conditional_t<sizeof(Four) == 4, uint32_t, uint64_t>;
   Word fours[kTallest][kGroup / 4];
+  const int64_t part_size = weight.part;
   for (int64_t row = 0; row < part.num_rows; ++row) {
     const float* const x = part.rows + row * part.stride + part.group * kGroup;
     Quantized numbers[kGroup];
@@ -174,9 +175,9 @@ void prepare(const Weight& weight, const TilePart& part) {
   const int64_t size = std::min(kGroup, weight.num_inputs - begin);
   void* const to = static_cast<std::byte*>(part.values) + begin * height * prepared_size(weight.format);
   if (weight.format == Format::kInt8) {  // weights have 128 added
-    return prepare_numbers(part, size, weight, kGroup, -128, to);
+    return prepare_numbers(part, size, weight, -128, to);
   }
-  if (weight.format == Format::kInt4) return prepare_numbers(part, size, weight, kPart, 1, to);
+  if (has_parts(weight.format)) return prepare_numbers(part, size, weight, 1, to);
 #if defined(PARLEY_DOT_BFLOAT16)
   if (weight.format == Format::kBFloat16) return prepare_pairs(part, size, to);
 #endif
@@ -207,12 +208,16 @@ void unpack_output(const Weight& weight, int64_t output, float* out) {
                  scales[i / kGroup * kPanel + lane];
         break;
       }
-      case Format::kInt4: {
+      case Format::kParts8:
+      case Format::kParts4: {
         const auto* panels = static_cast<const uint8_t*>(weight.panels);
-        const int byte = panels[(begin + i / 8 * 8 * kPanel) / 2 + lane * 4 + i % 4];
-        const Scale4& of = static_cast<const Scale4*>(weight.scales)[panel * weight.num_parts() + i / kPart];
-        out[i] = static_cast<float>(i % 8 < 4 ? byte & 15 : byte >> 4) * to_float(of.scale[lane]) +
-                 to_float(of.least[lane]);
+        const int64_t together = weight.format == Format::kParts4 ? 8 : 4, in_line = i % together;
+        const int64_t line = kPanel * bytes_of(weight.format, panel * num_inputs + i - in_line);
+        const int byte = panels[line + lane * 4 + in_line % 4];
+        const int number = together == 4 ? byte : in_line < 4 ? byte & 15 : byte >> 4;
+        const PartScale& of =
+            static_cast<const PartScale*>(weight.scales)[panel * weight.num_parts() + i / weight.part];
+        out[i] = static_cast<float>(number) * to_float(of.scale[lane]) + to_float(of.least[lane]);
         break;
       }
     }

@@ -6,8 +6,10 @@
 //   float32   [panel][input][16]
 //   bfloat16  [panel][input / 2][16][2]   pairs of inputs, as dot-product instructions want them
 //   int8      [panel][input / 4][16][4]   unsigned, 128 is zero; a scale for 128 inputs of each output
-//   int4      [panel][input / 8][16][4]   bytes: of eight inputs the first four in the low halves, the others in the
-//                                         high ones; a scale and a least number for 32 inputs of each output
+//   parts8    [panel][input / 4][16][4]   unsigned; a scale and a least number for a part of the inputs, 16 or 32 of
+//                                         them, of each output
+//   parts4    [panel][input / 8][16][4]   bytes: of eight inputs the first four in the low halves, the others in the
+//                                         high ones; scales as of parts8
 #pragma once
 
 #include <cstdint>
@@ -16,48 +18,46 @@ namespace parley {
 
 constexpr int64_t kPanel = 16;   // outputs that grow side by side in one vector
 constexpr int64_t kGroup = 128;  // int8: inputs with one scale; float: summed before they join the total
-constexpr int64_t kPart = 32;    // int4: inputs with one scale
+constexpr int64_t kSmallestPart = 16;  // of a group
 
-enum class Format { kFloat32, kBFloat16, kInt8, kInt4 };
+enum class Format { kFloat32, kBFloat16, kInt8, kParts8, kParts4 };
 
-constexpr bool has_whole_numbers(Format format) {
-  return format == Format::kInt8 || format == Format::kInt4;
-}
+constexpr bool has_parts(Format format) { return format == Format::kParts8 || format == Format::kParts4; }
 
-// Of so many inputs of an output; int4: of whole bytes.
+constexpr bool has_whole_numbers(Format format) { return format == Format::kInt8 || has_parts(format); }
+
+// Of so many inputs of an output; parts4: of whole bytes.
 constexpr int64_t bytes_of(Format format, int64_t num_inputs) {
   return format == Format::kFloat32    ? 4 * num_inputs
          : format == Format::kBFloat16 ? 2 * num_inputs
-         : format == Format::kInt8     ? num_inputs
-                                       : num_inputs / 2;
+         : format == Format::kParts4   ? num_inputs / 2
+                                       : num_inputs;
 }
 
 struct Half {  // IEEE 754, in 16 bits
   uint16_t bits;
 };
 
-// int4: what the numbers 0 to 15 of 32 inputs stand for, number * scale + least, for each output of a panel.
-struct Scale4 {
+// What the numbers of a part stand for, number * scale + least, for each output of a panel.
+struct PartScale {
   Half scale[kPanel], least[kPanel];
 };
 
 struct Weight {
   Format format;
   const void* panels;
-  const void* scales;   // int8: float [panel][group][16]; int4: Scale4 [panel][part]
+  const void* scales;   // int8: float [panel][group][16]; in parts: PartScale [panel][part]
   const float* bias;    // [num_outputs], may be null
   int64_t num_inputs;   // with padding
   int64_t num_outputs;
+  int64_t part;         // inputs with one scale: int8 a group, in parts 16 or 32
 
   int64_t num_groups() const { return (num_inputs + kGroup - 1) / kGroup; }
 
-  // Of scales and of offsets: whole numbers of a row whose sum is known.
-  int64_t num_parts() const { return (num_inputs + part_size() - 1) / part_size(); }
-
-  int64_t part_size() const { return format == Format::kInt4 ? kPart : kGroup; }
+  int64_t num_parts() const { return (num_inputs + part - 1) / part; }
 
   int64_t scales_bytes() const {  // of a panel
-    return num_parts() * (format == Format::kInt4 ? sizeof(Scale4) : kPanel * sizeof(float));
+    return num_parts() * (has_parts(format) ? sizeof(PartScale) : kPanel * sizeof(float));
   }
 };
 
@@ -66,9 +66,9 @@ struct Weight {
 // instruction. So a tile is read from end to end, through one pointer.
 struct Rows {
   const void* values;
-  const float* scales;       // int8, int4: [row][group]
+  const float* scales;       // of whole numbers: [row][group]
   const int32_t* offsets;    // int8: [row][group], what a sum begins with, because weights have one too;
-                             // int4: [row][part], the sum of the row's numbers, for what weights have at least
+                             // in parts: [row][part], the sum of the row's numbers, for what weights have at least
 };
 
 // As few tiles as may be, their heights differing by one row at most.

@@ -170,10 +170,10 @@ void add_dot_group(
 
 #endif
 
-// ---- int8 and int4: exact sums of inputs that share a scale, then their scales ------------------------
+// ---- whole numbers: exact sums of inputs that share a scale, then their scales -----------------------
 //
-// `fours` gives the weights of four inputs of a panel as bytes, whatever they are kept as: BytesOf of int8,
-// NibblesOf of int4.
+// `fours` gives the weights of four inputs of a panel as bytes, whatever they are kept as: BytesOf of int8
+// and parts8, NibblesOf of parts4.
 
 #if defined(PARLEY_X86) && PARLEY_WIDTH >= 8 && !defined(PARLEY_DOT_INT8)
 
@@ -374,35 +374,39 @@ void add_int8_group(
   });
 }
 
-// What 32 weights of an output have at least is multiplied with the sum of the inputs.
-template <int kRows, int kPanels>
-void add_int4_group(
+// What the weights of a part have at least is multiplied with the sum of the inputs.
+template <Format kFormat, int kRows, int kPanels>
+void add_parts_group(
     const Product& p, int64_t first_row, int64_t first_panel, int64_t group, Floats* totals,
     const Fetch& fetch) {
-  constexpr int64_t kTogether = 8;  // inputs in a line of each panel
-  const int64_t num_inputs = p.weight.num_inputs, begin = group * kGroup;
+  constexpr int64_t kTogether = kFormat == Format::kParts4 ? 8 : 4;  // inputs in a line of each panel
+  const int64_t num_inputs = p.weight.num_inputs, part_size = p.weight.part, begin = group * kGroup;
   const int64_t num_parts = p.weight.num_parts(), num_groups = p.weight.num_groups();
-  const int64_t panel_bytes = kPanel * bytes_of(Format::kInt4, num_inputs);
+  const int64_t panel_bytes = kPanel * bytes_of(kFormat, num_inputs);
   const auto* const rows = static_cast<const Quantized*>(p.rows.values) + first_row * num_inputs;
   const auto* const weights = static_cast<const uint8_t*>(p.weight.panels) + first_panel * panel_bytes;
-  const auto* const scales = static_cast<const Scale4*>(p.weight.scales) + first_panel * num_parts;
+  const auto* const scales = static_cast<const PartScale*>(p.weight.scales) + first_panel * num_parts;
   const int32_t* const row_sums = p.rows.offsets + first_row * num_parts;
   Floats of_group[kRows][kPanels];
   unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA { of_group[row][panel] = splat(0.0f); });
   Fetching<kRows, kPanels> fetching(fetch);
   const int64_t end = std::min(begin + kGroup, num_inputs);
-  for (int64_t part = begin / kPart; part * kPart < end; ++part) {
+  for (int64_t part = begin / part_size; part * part_size < end; ++part) {
     GroupSums sums[kRows][kPanels];
     unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA { sums[row][panel] = sums_from(0); });
-    const int64_t part_end = std::min((part + 1) * kPart, end);
-    for (int64_t input = part * kPart; input < part_end; input += kTogether) {
-      const BytesOf bytes{weights + kPanel * bytes_of(Format::kInt4, input), panel_bytes};
+    const int64_t part_end = std::min((part + 1) * part_size, end);
+    for (int64_t input = part * part_size; input < part_end; input += kTogether) {
+      const BytesOf bytes{weights + kPanel * bytes_of(kFormat, input), panel_bytes};
       fetching.next();
-      add_products<kRows, kPanels>(sums, NibblesOf<false>{bytes}, rows + input * kRows);
-      add_products<kRows, kPanels>(sums, NibblesOf<true>{bytes}, rows + (input + 4) * kRows);
+      if constexpr (kFormat == Format::kParts8) {
+        add_products<kRows, kPanels>(sums, bytes, rows + input * kRows);
+      } else {
+        add_products<kRows, kPanels>(sums, NibblesOf<false>{bytes}, rows + input * kRows);
+        add_products<kRows, kPanels>(sums, NibblesOf<true>{bytes}, rows + (input + 4) * kRows);
+      }
     }
     unrolled<kPanels>([&](auto panel) PARLEY_LAMBDA {
-      const Scale4& of_panel = scales[panel * num_parts + part];
+      const PartScale& of_panel = scales[panel * num_parts + part];
       const Floats scale = load(of_panel.scale), least = load(of_panel.least);
       unrolled<kRows>([&](auto row) PARLEY_LAMBDA {
         add_product(of_group[row][panel], to_floats(sums[row][panel]), scale);

@@ -90,11 +90,11 @@ constexpr int kMostInt8Sums = kMostFloatSums / 2;
 constexpr int kMostInt8Sums = kMostFloatSums;
 #endif
 
-// Of int4, sums of whole numbers and what they are added to grow side by side.
-constexpr int kMostInt4Sums = std::max(kMostInt8Sums / 2, kTallest);
+// In parts, sums of whole numbers and what they are added to grow side by side.
+constexpr int kMostPartSums = std::max(kMostInt8Sums / 2, kTallest);
 
 template <Format kFormat>
-constexpr int kMostSums = kFormat == Format::kInt4   ? kMostInt4Sums
+constexpr int kMostSums = has_parts(kFormat)           ? kMostPartSums
                           : kFormat == Format::kInt8 ? kMostInt8Sums
                                                      : kMostFloatSums;
 
@@ -114,8 +114,8 @@ constexpr AddGroup add_group() {
     return add_float_group<float, kRows, kPanels>;
   } else if constexpr (kFormat == Format::kInt8) {
     return add_int8_group<kRows, kPanels>;
-  } else if constexpr (kFormat == Format::kInt4) {
-    return add_int4_group<kRows, kPanels>;
+  } else if constexpr (has_parts(kFormat)) {
+    return add_parts_group<kFormat, kRows, kPanels>;
   } else {
 #if defined(PARLEY_DOT_BFLOAT16)
     return add_dot_group<kRows, kPanels>;
@@ -151,13 +151,11 @@ PARLEY_INLINE void fetch_outputs(
 }
 
 // Fetch the scales of a group of `width` panels: a line for each part of it.
-template <Format kFormat>
 PARLEY_INLINE void fetch_scales(const Weight& weight, int64_t panel, int64_t width, int64_t group) {
-  constexpr int64_t kLines = kFormat == Format::kInt4 ? kGroup / kPart : 1;
-  const int64_t panel_bytes = weight.scales_bytes();
+  const int64_t lines = kGroup / weight.part, panel_bytes = weight.scales_bytes();
   const auto* const scales = static_cast<const std::byte*>(weight.scales) + panel * panel_bytes;
   for (int64_t i = 0; i < width; ++i) {
-    for (int64_t line = group * kLines; line < (group + 1) * kLines; ++line) {
+    for (int64_t line = group * lines; line < (group + 1) * lines; ++line) {
       __builtin_prefetch(scales + i * panel_bytes + line * kLineBytes, 0, 2);
     }
   }
@@ -179,7 +177,7 @@ void compute_bundle(
   const int shift = last - first >= 4 ? 2 : last - first >= 2 ? 1 : 0;
   const int64_t fetched = group_bytes >> shift;  // by each tile, of each panel
   for (int64_t group = 0; group < num_groups; ++group) {
-    if constexpr (has_whole_numbers(kFormat)) fetch_scales<kFormat>(p.weight, panel + width, width, group);
+    if constexpr (has_whole_numbers(kFormat)) fetch_scales(p.weight, panel + width, width, group);
     for (int64_t tile = 0; tile < last - first; ++tile) {
       const int64_t row = begins[tile], height = begins[tile + 1] - row;
       fetch_outputs(p, row, row + height, panel, width, group, num_groups);
@@ -223,7 +221,8 @@ void multiply(const Product& p, int64_t begin, int64_t end) {
     case Format::kFloat32: return compute_pieces<Format::kFloat32>(p, begin, end);
     case Format::kBFloat16: return compute_pieces<Format::kBFloat16>(p, begin, end);
     case Format::kInt8: return compute_pieces<Format::kInt8>(p, begin, end);
-    case Format::kInt4: return compute_pieces<Format::kInt4>(p, begin, end);
+    case Format::kParts8: return compute_pieces<Format::kParts8>(p, begin, end);
+    case Format::kParts4: return compute_pieces<Format::kParts4>(p, begin, end);
   }
 }
 

@@ -99,7 +99,7 @@ def load_model(config: EngineConfig, ops: Ops) -> LoadedModel:
     if built.is_fused:
         try:
             with torch.inference_mode():
-                fused = _fuse(model, config, built.dtype, context)
+                fused = _fuse(built, config, context)
             if config.enable_lora and isinstance(fused, FusedDecoder):
                 adapters = FusedAdapters(fused, hf_config.intermediate_size)
         except (ValueError, OSError) as error:  # parameters of another model, or no memory
@@ -166,7 +166,8 @@ def _build_plain(config: EngineConfig, checkpoint: Checkpoint, ops: Ops) -> _Bui
         return None
     dtype = _choose_dtype(config.dtype, plain, device, is_fused=True)
     _log_loading(checkpoint, dtype, device)
-    model = plain_model.build_plain_model(checkpoint, plain, dtype)
+    is_as_stored = config.dtype == "auto" and config.quantization is None
+    model = plain_model.build_plain_model(checkpoint, plain, dtype, keeps_numbers=is_as_stored)
     return _BuiltModel(model, plain, device, dtype, dtype, is_fused=True)
 
 
@@ -231,9 +232,9 @@ def drop_weights(loaded: LoadedModel) -> None:
 
 
 def _fuse(
-    model: nn.Module, config: EngineConfig, dtype: torch.dtype, context: StepContext
+    built: _BuiltModel, config: EngineConfig, context: StepContext
 ) -> FusedDecoder | GpuDecoder:
-    ops, device = context.ops, next(model.parameters()).device
+    model, dtype, device, ops = built.model, built.dtype, built.device, context.ops
     if device.type == "cpu":
         format = config.quantization or str(dtype).removeprefix("torch.")
         cache_dtype = torch.int8 if config.kv_cache_dtype == "int8" else dtype

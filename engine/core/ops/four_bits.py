@@ -1,29 +1,20 @@
-"""Weights in 4 bits: numbers from 0 to 15, with a scale and a least number for 32 inputs.
+"""Weights as numbers from 0 to 15, with a scale and a least number for 32 inputs.
 
-A weight is number * scale + least. Both are float16, as in GGUF's Q4_1, so that a weight takes 5
-bits in all.
+Both are float16, as in GGUF's Q4_1, so that a weight takes 5 bits in all.
 """
-
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from engine.core.ops.numbers import Numbers
 
 PART_INPUTS = 32  # that share a scale and a least number
 MOST = 15
 MOST_OF_HALF = torch.finfo(torch.float16).max
 
 
-class FourBits(NamedTuple):
-    """`codes` [outputs, inputs] uint8; `scales` and `least` [outputs, parts] float16."""
-
-    codes: Tensor
-    scales: Tensor
-    least: Tensor
-
-
-def quantize(weight: Tensor) -> FourBits:
+def quantize(weight: Tensor) -> Numbers:
     """[outputs, inputs] → numbers that stand for nearly the same.
 
     Weights are rounded to 15 steps from the least of a part to its most; then its scale and least
@@ -40,16 +31,18 @@ def quantize(weight: Tensor) -> FourBits:
     scales = torch.where(variance > 0, covariance / variance, step)
     least = of_parts - scales * of_codes
     stored = codes.to(torch.uint8).flatten(-2)[:, : weight.shape[1]]
-    return FourBits(stored, _to_half(scales.squeeze(-1)), _to_half(least.squeeze(-1)))
+    scales, least = _to_half(scales.squeeze(-1)), _to_half(least.squeeze(-1))
+    return Numbers(stored, scales, least, bits=4, part_inputs=PART_INPUTS)
 
 
-def to_bytes(codes: Tensor) -> Tensor:
-    """[..., 8] → [..., 4]: the first four in the low halves, the others in the high ones."""
-    return codes[..., :4] | codes[..., 4:] << 4
+def to_words(codes: Tensor) -> Tensor:
+    """[..., 8] → [..., 1] int32: of each byte the low half, then the high halves."""
+    return (codes[..., :4] | codes[..., 4:] << 4).contiguous().view(torch.int32)
 
 
-def from_bytes(stored: Tensor) -> Tensor:
-    """[..., 4] → [..., 8]."""
+def from_words(words: Tensor) -> Tensor:
+    """[..., 1] → [..., 8] uint8."""
+    stored = words.view(torch.uint8)
     return torch.cat([stored & MOST, stored >> 4], dim=-1)
 
 

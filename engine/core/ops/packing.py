@@ -1,7 +1,8 @@
 """Weights as `linear` and `decoder_step` of csrc read them: panels of 16 outputs (`product.h`).
 
 A format is named by how it stores a weight: "float32", "bfloat16", "int8" with one scale for every
-128 inputs of an output, or "int4" with a scale and a least number for every 32 (`four_bits.py`).
+128 inputs of an output; "int4" and "int8_parts" with a scale and a least number for every 32 inputs
+or every 16 (`numbers.py`).
 """
 
 from collections.abc import Iterator
@@ -12,19 +13,22 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.core.ops import four_bits
+from engine.core.ops.numbers import Numbers
 from engine.core.tensors import huge_pages
 
 PANEL_OUTPUTS = 16
 GROUP_INPUTS = 128  # inputs that share a scale
 INT8_ZERO = 128  # int8 weights are stored unsigned
 # Inputs of an output that lie together.
-INTERLEAVED = {"float32": 1, "bfloat16": 2, "int8": 4, "int4": 8}
+INTERLEAVED = {"float32": 1, "bfloat16": 2, "int8": 4, "int8_parts": 4, "int4": 8}
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "int8": torch.uint8,
-    "int4": torch.uint8,  # two inputs each
+    "int8_parts": torch.uint8,
+    "int4": torch.int32,  # eight inputs each
 }
+PARTS = {8: "int8_parts", 4: "int4"}  # bits → format
 # Packed at once: copies on the way are of so many, not of a whole weight, and fit into a cache.
 SLAB_WEIGHTS = 1 << 18
 
@@ -33,23 +37,27 @@ SLAB_WEIGHTS = 1 << 18
 class PackedWeight:
     """The same weight of several layers, [num_outputs, num_inputs] each."""
 
-    # [layers, panels, inputs / interleaved, 16, interleaved], for int4 with 4 bytes at the end
-    panels: Tensor
-    # int8: [layers, panels, groups, 16] float32; int4: [layers, panels, parts, 2, 16] float16
+    panels: Tensor  # [layers, panels, inputs / interleaved, 16, interleaved]; int4: 1 at the end
+    # int8: [layers, panels, groups, 16] float32; in parts: [layers, panels, parts, 2, 16] float16
     scales: Tensor | None
 
     @classmethod
     def allocate(
-        cls, num_layers: int, num_outputs: int, num_inputs: int, format: str
+        cls,
+        num_layers: int,
+        num_outputs: int,
+        num_inputs: int,
+        format: str,
+        part_inputs: int = four_bits.PART_INPUTS,
     ) -> "PackedWeight":
         """Room for all layers, in huge pages where the system gives such."""
         num_panels = -(-num_outputs // PANEL_OUTPUTS)
         n = INTERLEAVED[format]
-        num_bytes = n // 2 if format == "int4" else n
-        shape = (num_layers, num_panels, -(-num_inputs // n), PANEL_OUTPUTS, num_bytes)
+        num_together = 1 if format == "int4" else n
+        shape = (num_layers, num_panels, -(-num_inputs // n), PANEL_OUTPUTS, num_together)
         scales = None
-        if format == "int4":
-            num_parts = -(-num_inputs // four_bits.PART_INPUTS)
+        if format in PARTS.values():
+            num_parts = -(-num_inputs // part_inputs)
             scales = huge_pages.zeros(
                 (num_layers, num_panels, num_parts, 2, PANEL_OUTPUTS), torch.float16
             )
@@ -62,9 +70,7 @@ class PackedWeight:
 
     @property
     def format(self) -> str:
-        if self.scales is not None:
-            return "int4" if self.scales.dtype == torch.float16 else "int8"
-        return "float32" if self.panels.dtype == torch.float32 else "bfloat16"
+        return _format(self.panels, self.scales)
 
     @property
     def num_inputs(self) -> int:
@@ -76,7 +82,7 @@ class PackedWeight:
         zero, interleaved = 0, self.panels.shape[-1]
         for panels, slab in _slabs(weight):
             if self.format == "int4":
-                self._fill_int4(layer, panels, four_bits.quantize(slab))
+                self._put(layer, panels, four_bits.quantize(slab))
                 continue
             if self.scales is not None:
                 slab, scales = quantize(slab)
@@ -84,11 +90,21 @@ class PackedWeight:
                 self.scales[layer, panels] = to_panels(scales, 1).squeeze(-1)
             self.panels[layer, panels] = to_panels(slab, interleaved, zero)
 
-    def _fill_int4(self, layer: int, panels: slice, numbers: four_bits.FourBits) -> None:
-        assert self.scales is not None
-        codes = to_panels(numbers.codes, INTERLEAVED["int4"])
-        self.panels[layer, panels] = four_bits.to_bytes(codes)
+    def fill_numbers(self, layer: int, numbers: Numbers) -> None:
+        """Pack the weight of one layer as it is, into as many bits as it has, or into more."""
+        for panels, codes in _slabs(numbers.codes):
+            rows = slice(panels.start * PANEL_OUTPUTS, panels.stop * PANEL_OUTPUTS)
+            scales, least = numbers.scales[rows], numbers.least[rows]
+            self._put(layer, panels, numbers._replace(codes=codes, scales=scales, least=least))
+
+    def _put(self, layer: int, panels: slice, numbers: Numbers) -> None:
+        assert self.scales is not None and numbers.bits <= (4 if self.format == "int4" else 8)
+        codes = to_panels(numbers.codes, INTERLEAVED[self.format])
+        self.panels[layer, panels] = four_bits.to_words(codes) if self.format == "int4" else codes
+        num_parts = self.scales.shape[2]
         for place, part in enumerate((numbers.scales, numbers.least)):
+            if num_parts > part.shape[1]:  # the same for both halves of it
+                part = part.repeat_interleave(2, 1)[:, :num_parts]
             self.scales[layer, panels, :, place] = to_panels(part, 1).squeeze(-1)
 
     def unpack(self, layer: int) -> Tensor:
@@ -98,8 +114,10 @@ class PackedWeight:
 
 def unpack(panels: Tensor, scales: Tensor | None) -> Tensor:
     """What one layer's panels stand for: [outputs, inputs] float32, both with their padding."""
-    if scales is not None and scales.dtype == torch.float16:
-        return _unpack_int4(panels, scales)
+    if (format := _format(panels, scales)) in PARTS.values():
+        assert scales is not None
+        codes = four_bits.from_words(panels) if format == "int4" else panels
+        return _unpack_parts(codes, scales)
     num_panels, num_steps, _, n = panels.shape
     weights = panels.float().transpose(1, 2).reshape(num_panels, PANEL_OUTPUTS, -1)
     if scales is not None:
@@ -108,15 +126,24 @@ def unpack(panels: Tensor, scales: Tensor | None) -> Tensor:
     return weights.flatten(0, 1)
 
 
-def _unpack_int4(panels: Tensor, scales: Tensor) -> Tensor:
-    codes = four_bits.from_bytes(panels)  # [panels, steps, 16, 8]
-    numbers = codes.float().transpose(1, 2).reshape(len(panels), PANEL_OUTPUTS, -1)
+def _unpack_parts(codes: Tensor, scales: Tensor) -> Tensor:
+    """`codes` are [panels, steps, 16, n]."""
+    numbers = codes.float().transpose(1, 2).reshape(len(codes), PANEL_OUTPUTS, -1)
+    num_inputs, num_parts = numbers.shape[-1], scales.shape[1]
+    part_inputs = 32 if -(-num_inputs // 32) == num_parts else 16
     scale, least = (
-        part.float().transpose(1, 2).repeat_interleave(four_bits.PART_INPUTS, -1)
+        part.float().transpose(1, 2).repeat_interleave(part_inputs, -1)[..., :num_inputs]
         for part in scales.unbind(2)
     )
-    num_inputs = numbers.shape[-1]
-    return (numbers * scale[..., :num_inputs] + least[..., :num_inputs]).flatten(0, 1)
+    return (numbers * scale + least).flatten(0, 1)
+
+
+def _format(panels: Tensor, scales: Tensor | None) -> str:
+    if scales is None:
+        return "float32" if panels.dtype == torch.float32 else "bfloat16"
+    if panels.dtype == torch.int32:
+        return "int4"
+    return "int8_parts" if scales.dtype == torch.float16 else "int8"
 
 
 def _slabs(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.core.models.fused.shape import DecoderShape, drop_weights, read_shape, rotary_table
+from engine.core.models.fused.shape import DecoderShape, read_shape, rotary_table
+from engine.core.models.fused.weights import pack_weights
 from engine.core.ops.adapters import StepAdapters
 from engine.core.ops.decoder_step import (
     DecoderCache,
@@ -23,7 +24,6 @@ from engine.core.ops.decoder_step import (
     LoadedDecoder,
     StepInput,
 )
-from engine.core.ops.packing import PackedWeight, join_gate_up
 from engine.core.tensors import huge_pages
 from engine.core.tensors.batch import AdapterRows, Batch
 from engine.core.tensors.kv_cache import CPU, allocate_cache, stack_layers
@@ -158,61 +158,10 @@ def _step_adapters(parts: Collection[AdapterRows], num_rows: int) -> StepAdapter
 def fuse(model: Any, step: DecoderStep, format: str, cache_dtype: torch.dtype) -> FusedDecoder:
     """Pack a loaded transformers model, which loses its weights thereby, layer by layer.
 
-    `format` is that of the weights.
+    `format` is that of the weights; those that are numbers in their file stay what they are.
 
     Raises ValueError if a layer has other parameters than those that are computed.
     """
     shape = read_shape(model, cache_dtype)
-    weights = _pack(model, shape, format)
+    weights = pack_weights(model, shape, format)
     return FusedDecoder(shape, weights, model.model.rotary_emb, step)
-
-
-def _pack(model: Any, shape: DecoderShape, format: str) -> DecoderWeights:
-    layers = model.model.layers
-    output, table = model.get_output_embeddings(), model.get_input_embeddings()
-    first, count = layers[0], shape.num_layers
-    num_gated = first.mlp.gate_proj.weight.shape[0]
-    padded = 2 * (num_gated + -num_gated % 16)
-    hidden, attended = shape.hidden_size, shape.num_heads * shape.head_dim
-    num_qkv = attended + 2 * shape.num_kv_heads * shape.head_dim
-    has_bias, has_norms = (
-        first.self_attn.q_proj.bias is not None,
-        hasattr(first.self_attn, "q_norm"),
-    )
-    is_tied = table.weight is output.weight
-    weights = DecoderWeights(
-        embeddings=None if is_tied else table.weight.detach().clone(),
-        norms=torch.empty((2 * count + 1, hidden)),
-        qk_norms=torch.empty((count, 2, shape.head_dim)) if has_norms else None,
-        qkv=PackedWeight.allocate(count, num_qkv, hidden, format),
-        qkv_bias=torch.empty((count, num_qkv)) if has_bias else None,
-        attention_out=PackedWeight.allocate(count, hidden, attended, format),
-        gate_up=PackedWeight.allocate(count, padded, hidden, format),
-        down=PackedWeight.allocate(count, hidden, num_gated, format),
-        head=PackedWeight.allocate(1, shape.vocab_size, hidden, format),
-    )
-    if not is_tied:
-        drop_weights(table)
-    for index, layer in enumerate(layers):
-        _pack_layer(weights, index, layer)
-    weights.norms[-1] = model.model.norm.weight
-    weights.head.fill(0, output.weight)
-    drop_weights(model)
-    return weights
-
-
-def _pack_layer(weights: DecoderWeights, index: int, layer: Any) -> None:
-    attention, mlp = layer.self_attn, layer.mlp
-    weights.norms[2 * index] = layer.input_layernorm.weight
-    weights.norms[2 * index + 1] = layer.post_attention_layernorm.weight
-    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-    weights.qkv.fill(index, torch.cat([projection.weight for projection in projections]))
-    if weights.qkv_bias is not None:
-        weights.qkv_bias[index] = torch.cat([projection.bias for projection in projections])
-    if weights.qk_norms is not None:
-        weights.qk_norms[index, 0] = attention.q_norm.weight
-        weights.qk_norms[index, 1] = attention.k_norm.weight
-    weights.attention_out.fill(index, attention.o_proj.weight)
-    weights.gate_up.fill(index, join_gate_up(mlp.gate_proj.weight, mlp.up_proj.weight))
-    weights.down.fill(index, mlp.down_proj.weight)
-    drop_weights(layer)  # two copies of a large model may not fit

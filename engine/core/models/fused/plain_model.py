@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from engine.core.models.checkpoint import Checkpoint
 from engine.core.models.fused.plain_config import CLASSES, HEAD, PlainConfig
-from engine.core.models.stored_weights import read_weights
+from engine.core.models.stored_weights import StoredNumbers, read_or_find_weights, read_weights
 from engine.errors import UnsupportedModelError
 from engine.folder.model_files import describe
 
@@ -23,10 +23,17 @@ class PlainModel(nn.Module):
     """What the decoder and the loader ask of a model; it computes nothing.
 
     `weights` are named as in a checkpoint. Without an output layer the embeddings are that, too.
+    Of a weight that is still in its file the module has shape and `dtype`, and `numbers`.
     """
 
-    def __init__(self, config: PlainConfig, weights: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        config: PlainConfig,
+        weights: Mapping[str, Tensor | StoredNumbers],
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
+        self._dtype = dtype
         self.config = config
         self.generation_config = GenerationEnds(config.generation_eos_token_id)
         self.model = Weights("Model")
@@ -40,11 +47,11 @@ class PlainModel(nn.Module):
         for index in range(config.num_hidden_layers):
             attention: Any = self.get_submodule(f"model.layers.{index}.self_attn")
             attention.scaling = config.head_dim**-0.5
-        table = self.get_input_embeddings().weight
+        embeddings = self.get_input_embeddings()
         if HEAD not in weights:
-            self.lm_head.weight = table
-        elif config.tie_word_embeddings and torch.equal(table, weights[HEAD]):
-            self.lm_head.weight = table  # stored twice, and kept once
+            self.lm_head.weight, self.lm_head.numbers = embeddings.weight, embeddings.numbers
+        elif config.tie_word_embeddings and _are_equal(embeddings.weight, weights[HEAD]):
+            self.lm_head.weight = embeddings.weight  # stored twice, and kept once
 
     @property
     def dtype(self) -> torch.dtype:
@@ -56,13 +63,17 @@ class PlainModel(nn.Module):
     def get_output_embeddings(self) -> Any:
         return self.lm_head
 
-    def _add(self, name: str, weight: Tensor) -> None:
+    def _add(self, name: str, weight: Tensor | StoredNumbers) -> None:
         *path, own_name = name.split(".")
         module: nn.Module = self
         for part in path:
             if part not in module._modules:
                 module.add_module(part, Weights(_KINDS[part]))
             module = module.get_submodule(part)
+        if isinstance(weight, StoredNumbers):
+            assert isinstance(module, Weights)
+            module.numbers = weight
+            weight = torch.empty(weight.shape, dtype=self._dtype, device="meta")
         module.register_parameter(own_name, nn.Parameter(weight, requires_grad=False))
 
     def _get_name(self) -> str:
@@ -78,6 +89,7 @@ class Weights(nn.Module):
     embed_tokens: "Weights"
     weight: nn.Parameter
     bias: nn.Parameter | None
+    numbers: StoredNumbers | None = None  # of the weight, if it is still in its file
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -123,13 +135,21 @@ class GenerationEnds:
 
 
 def build_plain_model(
-    checkpoint: Checkpoint, config: PlainConfig, dtype: torch.dtype
+    checkpoint: Checkpoint, config: PlainConfig, dtype: torch.dtype, *, keeps_numbers: bool
 ) -> PlainModel:
-    """Read the weights, which are those of the config. Raises `UnsupportedModelError`."""
+    """Read the weights, which are those of the config. Raises `UnsupportedModelError`.
+
+    `keeps_numbers`: those that are whole numbers are read when they are packed.
+    """
+    read = read_or_find_weights if keeps_numbers else read_weights
     try:
-        return PlainModel(config, dict(read_weights(checkpoint, dtype)))
+        return PlainModel(config, dict(read(checkpoint, dtype)), dtype)
     except Exception as error:  # the files may change while they are read, or memory be short
         raise UnsupportedModelError(f"{checkpoint.folder}: {describe(error)}") from None
+
+
+def _are_equal(table: Tensor, head: Tensor | StoredNumbers) -> bool:
+    return isinstance(head, Tensor) and not table.is_meta and torch.equal(table, head)
 
 
 def _as_llama3(frequencies: Tensor, rope: Mapping[str, Any]) -> Tensor:

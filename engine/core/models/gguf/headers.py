@@ -16,6 +16,7 @@ from engine.folder.gguf.types import READABLE, BlockType
 class GgufTensor(StoredTensor):
     """One tensor of blocks. `dtype` is the name of its type in ggml, F16 as well as Q4_K."""
 
+    name: str  # in a checkpoint
     type: BlockType
     start: int  # in its file
     num_interleaved_heads: int  # whose rows are in another order than in a checkpoint; 0: none are
@@ -47,6 +48,7 @@ def read_gguf_headers(link: GgufLink, config: Mapping[str, Any]) -> dict[str, Gg
             dtype=info.type.name,
             shape=info.shape,
             num_bytes=info.num_bytes,
+            name=own,
             type=info.type,
             start=info.start,
             num_interleaved_heads=num_interleaved_heads(name, config),

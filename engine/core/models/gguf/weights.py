@@ -9,6 +9,7 @@ read says so, where a mapping would end the process.
 
 import os
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import gguf
@@ -47,23 +48,36 @@ def row_order(tensor: GgufTensor) -> Tensor | None:
 def read_tensor(tensor: GgufTensor, dtype: torch.dtype) -> Tensor:
     """Its numbers, of its shape. Raises `UnsupportedModelError` if the file has become shorter."""
     numbers = torch.empty(tensor.num_rows, tensor.shape[-1], dtype=dtype)
-    slab_rows = max(1, SLAB_NUMBERS // tensor.shape[-1])
-    with tensor.file.open("rb", buffering=0) as stream:
 
-        def fill(first: int) -> None:
-            rows = numbers[first : first + slab_rows]
-            rows.copy_(_numbers(_read_rows(stream.fileno(), tensor, first, len(rows)), tensor))
+    def fill(first: int, blocks: Bytes) -> None:
+        numbers[first : first + len(blocks)].copy_(_numbers(blocks, tensor))
 
-        slabs = range(0, tensor.num_rows, slab_rows)
-        if len(slabs) == 1:
-            fill(0)
-        else:
-            with ThreadPoolExecutor(min(len(slabs), torch.get_num_threads())) as pool:
-                deque(pool.map(fill, slabs), maxlen=0)  # raises what one of them has raised
+    read_slabs(tensor, fill)
     order = row_order(tensor)
     if order is not None:
         numbers = numbers[order]
     return numbers.view(tensor.shape)
+
+
+def read_slabs(tensor: GgufTensor, fill: Callable[[int, Bytes], None]) -> None:
+    """Call `fill` with some rows of blocks, [count, row_bytes], and the number of the first.
+
+    It is called in several threads at once, until it has had all rows. Raises what it raises, and
+    `UnsupportedModelError` if the file has become shorter.
+    """
+    slab_rows = max(1, SLAB_NUMBERS // tensor.shape[-1])
+    slabs = range(0, tensor.num_rows, slab_rows)
+    with tensor.file.open("rb", buffering=0) as stream:
+
+        def read(first: int) -> None:
+            count = min(slab_rows, tensor.num_rows - first)
+            fill(first, _read_rows(stream.fileno(), tensor, first, count))
+
+        if len(slabs) == 1:
+            read(0)
+        else:
+            with ThreadPoolExecutor(min(len(slabs), torch.get_num_threads())) as pool:
+                deque(pool.map(read, slabs), maxlen=0)  # raises what one of them has raised
 
 
 def _read_rows(descriptor: int, tensor: GgufTensor, first: int, count: int) -> Bytes:

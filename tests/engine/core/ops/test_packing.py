@@ -85,9 +85,9 @@ def test_eight_inputs_of_int4_lie_in_four_bytes_the_first_four_in_the_low_halves
         numbers % 16
     )  # in each part of an output all from 0 to 15, so that these are its codes
     packed.fill(0, numbers.float())
-    assert packed.panels.shape == (1, 2, 3, 16, 4)
+    assert packed.panels.shape == (1, 2, 3, 16, 1)
     panel, step, output = 1, 2, 5
-    stored = packed.panels[0, panel, step, output]
+    stored = packed.panels[0, panel, step, output].view(torch.uint8)
     expected = numbers[16 * panel + output, 8 * step : 8 * step + 8]
     assert torch.equal(torch.cat([stored & 15, stored >> 4]), expected.to(torch.uint8))
     assert torch.equal(packed.unpack(0)[:, :24], numbers.float())

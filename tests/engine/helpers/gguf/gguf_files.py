@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -27,6 +28,7 @@ def write_gguf(
     file: Path,
     kind: str = "F32",
     *,
+    others: Mapping[str, str] = MappingProxyType({}),
     pre: str = "gpt-2",
     edit: Edit | None = None,
     split: int = 0,
@@ -34,8 +36,8 @@ def write_gguf(
 ) -> Path:
     """Write the checkpoint in a folder with weights of one type, and vectors in float32.
 
-    `edit` may add to the metadata. With `split`, so many tensors are in each part, and the first
-    part is returned.
+    `others` are the types of weights with such a part in their names. `edit` may add to the
+    metadata. With `split`, so many tensors are in each part, and the first part is returned.
     """
     config = json.loads((folder / "config.json").read_text())
     arch = ARCHITECTURES[config["model_type"]]
@@ -52,7 +54,8 @@ def write_gguf(
         own = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert own is not None, name
         data = _permuted(name, weight, config).float().numpy()
-        type_ = GGMLQuantizationType.F32 if data.ndim == 1 else GGMLQuantizationType[kind]
+        of_name = next((others[part] for part in others if part in name), kind)
+        type_ = GGMLQuantizationType.F32 if data.ndim == 1 else GGMLQuantizationType[of_name]
         writer.add_tensor(own, gguf.quants.quantize(data, type_), raw_dtype=type_)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

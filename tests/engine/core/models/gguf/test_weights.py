@@ -30,6 +30,7 @@ def store(file: Path, kind: str, rows: int, width: int, num_heads: int = 0) -> G
         dtype=kind,
         shape=(rows, width),
         num_bytes=num_bytes,
+        name="a.weight",
         type=type_,
         start=START,
         num_interleaved_heads=num_heads,

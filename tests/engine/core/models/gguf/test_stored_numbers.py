@@ -1,0 +1,135 @@
+"""Weights that are whole numbers in a GGUF file are served as these, and never made wider."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from engine.core.models.fused.decoder import FusedDecoder
+from engine.core.ops.packing import PackedWeight
+from engine.folder.gguf.derived import derive_folder
+from tests.engine.core.runner.test_model_runner import few_bit_logits
+from tests.engine.helpers.gguf.gguf_files import rounded_checkpoint, write_gguf
+from tests.engine.helpers.greedy_oracle import Folders
+from tests.engine.helpers.stepped_engine import SteppedEngine
+from tests.helpers.built_kernels import needs_kernels
+
+pytestmark = [needs_kernels, pytest.mark.usefixtures("one_thread")]
+
+FOUR, EIGHT = "int4", "int8_parts"
+PROMPT = [5, 6, 7, 8, 9, 300, 301, 302, 17]
+
+
+def start(file: Path, **settings: Any) -> SteppedEngine:
+    return SteppedEngine(derive_folder(file), keeps_logits=True, **settings)
+
+
+def fused(engine: SteppedEngine) -> FusedDecoder:
+    decoder = engine.runner.loaded.fused
+    assert isinstance(decoder, FusedDecoder)
+    return decoder
+
+
+def of_layer(packed: PackedWeight, layer: int, like: Tensor) -> Tensor:
+    return packed.unpack(layer)[: like.shape[0], : like.shape[1]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "format"),
+    [
+        *(("Q4_0", FOUR), ("Q4_1", FOUR)),
+        *(("Q5_0", EIGHT), ("Q5_1", EIGHT), ("Q8_0", EIGHT)),
+    ],
+)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_packed_weights_are_the_numbers_of_the_file(
+    checkpoint: Folders, tmp_path: Path, family: str, kind: str, format: str
+) -> None:
+    engine = start(write_gguf(checkpoint(family), tmp_path / "tiny.gguf", kind))
+    rounded = load_file(
+        rounded_checkpoint(checkpoint(family), tmp_path / "rounded", kind) / "model.safetensors"
+    )
+    weights = fused(engine).weights
+    for packed in (weights.qkv, weights.attention_out, weights.gate_up, weights.down, weights.head):
+        assert packed.format == format
+    for layer in range(fused(engine).shape.num_layers):
+        attention = f"model.layers.{layer}.self_attn"
+        qkv = torch.cat([rounded[f"{attention}.{name}_proj.weight"] for name in "qkv"])
+        assert_same(of_layer(weights.qkv, layer, qkv), qkv)
+        out = rounded[f"{attention}.o_proj.weight"]
+        assert_same(of_layer(weights.attention_out, layer, out), out)
+        down = rounded[f"model.layers.{layer}.mlp.down_proj.weight"]
+        assert_same(of_layer(weights.down, layer, down), down)
+        gate = rounded[f"model.layers.{layer}.mlp.gate_proj.weight"]
+        panels = weights.gate_up.unpack(layer)[:, : gate.shape[1]].view(-1, 2, 16, gate.shape[1])
+        assert_same(panels[:, 0].flatten(0, 1)[: len(gate)], gate)
+    head = rounded["lm_head.weight"]
+    assert_same(of_layer(weights.head, 0, head), head)
+    assert weights.embeddings is not None
+    table = rounded["model.embed_tokens.weight"]
+    assert torch.equal(weights.embeddings, table.to(weights.embeddings.dtype))
+
+
+def assert_same(found: Tensor, expected: Tensor) -> None:
+    """But for products with scales, which are rounded to float32 here and there."""
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+def test_answers_are_those_of_the_reference_with_the_same_numbers(
+    checkpoint: Folders, tmp_path: Path, kind: str
+) -> None:
+    engine = start(write_gguf(checkpoint("llama"), tmp_path / "tiny.gguf", kind))
+    engine.add("0", PROMPT, max_tokens=20)
+    engine.run()
+    answer = engine.tokens["0"]
+    expected = few_bit_logits(engine, PROMPT + answer[:-1])[len(PROMPT) - 1 :]
+    differences = (torch.stack(engine.logits["0"]) - expected).abs().amax(-1)
+    assert len(answer) == 20
+    # Keys, values and attention are bfloat16, which the reference rounds elsewhere.
+    assert differences.max() < 0.05 * (expected.amax() - expected.amin())
+    chosen = expected.gather(1, torch.tensor(answer)[:, None]).squeeze(1)
+    assert (expected.amax(-1) - chosen).max() < 2 * differences.max()
+
+
+def test_a_file_of_several_types_has_each_weight_in_as_many_bits_as_it_needs(
+    checkpoint: Folders, tmp_path: Path
+) -> None:
+    others = {"v_proj": "Q8_0", "down_proj": "Q5_1", "lm_head": "F16"}
+    original = checkpoint("llama")
+    engine = start(write_gguf(original, tmp_path / "tiny.gguf", "Q4_0", others=others))
+    weights = fused(engine).weights
+    formats = {
+        "qkv": weights.qkv.format,
+        "attention_out": weights.attention_out.format,
+        "gate_up": weights.gate_up.format,
+        "down": weights.down.format,
+        "head": weights.head.format,
+    }
+    assert formats == {
+        "qkv": EIGHT,
+        "attention_out": FOUR,
+        "gate_up": FOUR,
+        "down": EIGHT,
+        "head": str(engine.runner.loaded.dtype).removeprefix("torch."),
+    }
+    rounded = {
+        kind: load_file(rounded_checkpoint(original, tmp_path / kind, kind) / "model.safetensors")
+        for kind in ("Q4_0", "Q8_0")
+    }
+    name = "model.layers.1.self_attn.{}_proj.weight"
+    parts = [rounded["Q8_0" if part == "v" else "Q4_0"][name.format(part)] for part in "qkv"]
+    assert_same(of_layer(weights.qkv, 1, torch.cat(parts)), torch.cat(parts))
+
+
+def test_who_names_a_dtype_or_a_quantization_gets_that(checkpoint: Folders, tmp_path: Path) -> None:
+    file = write_gguf(checkpoint("llama"), tmp_path / "tiny.gguf", "Q4_0")
+    for settings, format in (
+        ({"dtype": "float32"}, "float32"),
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"quantization": "int8"}, "int8"),
+    ):
+        assert fused(start(file, **settings)).weights.down.format == format
