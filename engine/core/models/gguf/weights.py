@@ -67,11 +67,13 @@ def read_slabs(tensor: GgufTensor, fill: Callable[[int, Bytes], None]) -> None:
     """
     slab_rows = max(1, SLAB_NUMBERS // tensor.shape[-1])
     slabs = range(0, tensor.num_rows, slab_rows)
+    is_inference = torch.is_inference_mode_enabled()  # is of a thread, and what it makes is, too
     with tensor.file.open("rb", buffering=0) as stream:
 
         def read(first: int) -> None:
             count = min(slab_rows, tensor.num_rows - first)
-            fill(first, _read_rows(stream.fileno(), tensor, first, count))
+            with torch.inference_mode(is_inference):
+                fill(first, _read_rows(stream.fileno(), tensor, first, count))
 
         if len(slabs) == 1:
             read(0)

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from engine.core.models.fused.decoder import FusedDecoder
+from engine.core.models.gguf import weights as reading
 from engine.core.ops.packing import PackedWeight
 from engine.folder.gguf.derived import derive_folder
 from tests.engine.core.runner.test_model_runner import few_bit_logits
@@ -71,6 +72,17 @@ def test_packed_weights_are_the_numbers_of_the_file(
     assert weights.embeddings is not None
     table = rounded["model.embed_tokens.weight"]
     assert torch.equal(weights.embeddings, table.to(weights.embeddings.dtype))
+
+
+def test_weights_of_many_slabs_are_packed_by_threads(
+    checkpoint: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_gguf(checkpoint("llama"), tmp_path / "tiny.gguf", "Q4_0", others={"down": "F16"})
+    whole = fused(start(file)).weights
+    monkeypatch.setattr(reading, "SLAB_NUMBERS", 300)
+    slabs = fused(start(file)).weights
+    for one, other in ((whole.qkv, slabs.qkv), (whole.down, slabs.down), (whole.head, slabs.head)):
+        assert torch.equal(one.unpack(0), other.unpack(0))
 
 
 def assert_same(found: Tensor, expected: Tensor) -> None:
