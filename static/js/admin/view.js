@@ -125,11 +125,15 @@ function Filters({ page }) {
   </form>`;
 }
 
-/** Takes effect with Enter or when it is left, not with each letter. */
+/** Takes effect with Enter or when it is left, not with each letter; what is typed stays until then. */
 function FilterText({ label, value, onPick }) {
+  const typed = useSignal(value);
+  useEffect(() => {
+    typed.value = value;
+  }, [value]);
   const pick = (event) => event.target.value.trim() !== value && onPick(event.target.value.trim());
-  return html`<input type="search" placeholder=${label} aria-label=${label} value=${value} spellcheck="false"
-    onChange=${pick} onSearch=${pick} />`;
+  return html`<input type="search" placeholder=${label} aria-label=${label} value=${typed.value} spellcheck="false"
+    onInput=${(event) => (typed.value = event.target.value)} onChange=${pick} onSearch=${pick} />`;
 }
 
 function List({ page }) {

@@ -123,6 +123,24 @@ async def test_an_eviction_gives_its_reason_and_markup_in_titles_is_only_words(
         await expect(page.get_by_text("Unlocked.")).to_be_visible()
 
 
+async def test_what_is_typed_into_a_filter_stays_while_the_figures_are_renewed(
+    page: Page, two_workers: Server
+) -> None:
+    box = page.get_by_role("searchbox", name="User id")
+    await box.fill("usr_nob")
+    for _ in range(2):  # the first may have been drawn before
+        async with page.expect_response("**/v1/admin/stats*"):
+            pass
+    await expect(page.get_by_text("as of")).to_be_visible()
+    await box.press_sequentially("ody")
+    await expect(box).to_have_value("usr_nobody")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_text("Nothing fits these filters.")).to_be_visible()
+    await box.fill("")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_text("Nothing fits these filters.")).to_have_count(0)
+
+
 async def test_the_token_is_kept_by_the_tab_alone(page: Page, two_workers: Server) -> None:
     token = admin_token(two_workers)
     await page.reload()
