@@ -132,9 +132,8 @@ int64_t prepared_size(Format format) {
 }
 
 // A group of inputs of a tile's rows as whole numbers, four of a row together. All that are multiplied with one
-// scale of the weight have an offset: their sum times `factor`.
-PARLEY_INLINE void prepare_numbers(
-    const TilePart& part, int64_t size, const Weight& weight, int32_t factor, void* to) {
+// scale of the weight are summed.
+PARLEY_INLINE void prepare_numbers(const TilePart& part, int64_t size, const Weight& weight, void* to) {
   struct Four { Quantized numbers[4]; };
   using Word = std::conditional_t<sizeof(Four) == 4, uint32_t, uint64_t>;
   Word fours[kTallest][kGroup / 4];
@@ -143,10 +142,16 @@ PARLEY_INLINE void prepare_numbers(
     const float* const x = part.rows + row * part.stride + part.group * kGroup;
     Quantized numbers[kGroup];
     const Rounding rounding = rounding_of(x, size);
-    part.scales[row * weight.num_groups() + part.group] = rounding.scale;
-    int32_t* const offsets = part.offsets + row * weight.num_parts() + part.group * (kGroup / part_size);
+    const int64_t place = row * weight.num_groups() + part.group;
+    part.scales[place] = rounding.scale;
+    float* const sums = part.sums + row * weight.num_parts() + part.group * (kGroup / part_size);
     for (int64_t i = 0; i < size; i += part_size) {
-      offsets[i / part_size] = factor * round_to(x + i, std::min(part_size, size - i), rounding, numbers + i);
+      const int32_t sum = round_to(x + i, std::min(part_size, size - i), rounding, numbers + i);
+      if (has_parts(weight.format)) {
+        sums[i / part_size] = static_cast<float>(sum);
+      } else {
+        part.offsets[place] = -128 * sum;  // weights have 128 added
+      }
     }
     if constexpr (place_of(1) != 1) {
       for (int64_t i = 0; i < size; i += 4) std::swap(numbers[i + 1], numbers[i + 2]);
@@ -174,10 +179,7 @@ void prepare(const Weight& weight, const TilePart& part) {
   const int64_t begin = part.group * kGroup, height = part.num_rows;
   const int64_t size = std::min(kGroup, weight.num_inputs - begin);
   void* const to = static_cast<std::byte*>(part.values) + begin * height * prepared_size(weight.format);
-  if (weight.format == Format::kInt8) {  // weights have 128 added
-    return prepare_numbers(part, size, weight, -128, to);
-  }
-  if (has_parts(weight.format)) return prepare_numbers(part, size, weight, 1, to);
+  if (has_whole_numbers(weight.format)) return prepare_numbers(part, size, weight, to);
 #if defined(PARLEY_DOT_BFLOAT16)
   if (weight.format == Format::kBFloat16) return prepare_pairs(part, size, to);
 #endif

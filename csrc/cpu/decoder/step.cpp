@@ -18,8 +18,8 @@ constexpr int64_t kTakes = 8, kTilePieces = 4;
 Rows Step::prepare(
     Team& team, int thread, const Weight& weight, const float* rows, int64_t count, int64_t stride) {
   const int64_t element = k.prepared_size(weight.format);
-  if (count == 1 && element == sizeof(float)) return {rows, nullptr, nullptr};  // one lies as it must
-  const Tiles tiles(count, k.tallest_tile());
+  if (count == 1 && element == sizeof(float)) return {rows, nullptr, nullptr, nullptr};  // one lies as it must
+  const Tiles tiles(count, k.tallest_tile(weight.format));
   const int64_t groups = weight.num_groups();
   team.share_evenly(thread, tiles.count * groups, [&](int64_t begin, int64_t end) {
     for (int64_t part = begin; part < end; ++part) {
@@ -27,10 +27,11 @@ Rows Step::prepare(
       k.prepare(weight, {
           .rows = rows + row * stride, .stride = stride, .num_rows = tiles.begin(tile + 1) - row,
           .group = part % groups, .values = values + row * weight.num_inputs * element,
-          .scales = scales + row * groups, .offsets = offsets + row * weight.num_parts()});
+          .scales = scales + row * groups, .offsets = offsets + row * groups,
+          .sums = sums + row * weight.num_parts()});
     }
   });
-  return {values, scales, offsets};
+  return {values, scales, offsets, sums};
 }
 
 void Step::multiply(

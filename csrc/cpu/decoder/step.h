@@ -41,7 +41,7 @@ class Buffer {
 };
 
 struct Buffers {
-  Buffer hidden, normalized, heads, attended, gated, values, scales, offsets, low, pairs;
+  Buffer hidden, normalized, heads, attended, gated, values, scales, offsets, sums, low, pairs;
   std::vector<Unit> units;
   Parts parts;  // of units that threads share
   std::vector<Scratch> scratches;  // one for each thread
@@ -94,6 +94,7 @@ struct Step {
   std::byte* values;  // prepared rows
   float* scales;
   int32_t* offsets;
+  float* sums;
   float* low;          // [adapted rows][modules][low_stride], what their adapters make of inputs
   int64_t low_stride;
   float* pairs;        // [num_rows][2 * num_gated], gates and ups in turn, before they are multiplied

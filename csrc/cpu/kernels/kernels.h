@@ -29,7 +29,7 @@ struct Kernels {
       float* value_scale);
   void (*gate)(const float* pairs, int64_t num_panels, float* out);  // see product_kernel.h
   void (*multiply_low_rank)(const LowRankProduct&, int64_t begin, int64_t end);  // panels of outputs
-  int64_t (*tallest_tile)();
+  int64_t (*tallest_tile)(Format format);
   int64_t (*prepared_size)(Format format);
   void (*prepare)(const Weight& weight, const TilePart& part);
   void (*unpack_output)(const Weight& weight, int64_t output, float* out);

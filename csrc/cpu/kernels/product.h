@@ -67,8 +67,8 @@ struct Weight {
 struct Rows {
   const void* values;
   const float* scales;       // of whole numbers: [row][group]
-  const int32_t* offsets;    // int8: [row][group], what a sum begins with, because weights have one too;
-                             // in parts: [row][part], the sum of the row's numbers, for what weights have at least
+  const int32_t* offsets;    // int8: [row][group], what a sum begins with, because weights have one too
+  const float* sums;         // in parts: [row][part], of the row's numbers, for what weights have at least
 };
 
 // As few tiles as may be, their heights differing by one row at most.
@@ -90,6 +90,7 @@ struct TilePart {
   void* values;       // of the tile
   float* scales;      // of its first row
   int32_t* offsets;
+  float* sums;
 };
 
 enum class Epilogue {

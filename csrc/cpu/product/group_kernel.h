@@ -386,7 +386,7 @@ void add_parts_group(
   const auto* const rows = static_cast<const Quantized*>(p.rows.values) + first_row * num_inputs;
   const auto* const weights = static_cast<const uint8_t*>(p.weight.panels) + first_panel * panel_bytes;
   const auto* const scales = static_cast<const PartScale*>(p.weight.scales) + first_panel * num_parts;
-  const int32_t* const row_sums = p.rows.offsets + first_row * num_parts;
+  const float* const row_sums = p.rows.sums + first_row * num_parts;
   Floats of_group[kRows][kPanels];
   unrolled<kRows, kPanels>([&](auto row, auto panel) PARLEY_LAMBDA { of_group[row][panel] = splat(0.0f); });
   Fetching<kRows, kPanels> fetching(fetch);
@@ -410,7 +410,7 @@ void add_parts_group(
       const Floats scale = load(of_panel.scale), least = load(of_panel.least);
       unrolled<kRows>([&](auto row) PARLEY_LAMBDA {
         add_product(of_group[row][panel], to_floats(sums[row][panel]), scale);
-        add_scaled(of_group[row][panel], static_cast<float>(row_sums[row * num_parts + part]), least);
+        add_scaled(of_group[row][panel], row_sums[row * num_parts + part], least);
       });
     });
   }

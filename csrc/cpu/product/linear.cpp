@@ -22,19 +22,23 @@ struct PreparedRows {
   std::vector<std::byte> values;
   std::vector<float> scales;
   std::vector<int32_t> offsets;
+  std::vector<float> sums;
 
   Rows prepare(const Weight& weight, const float* rows, int64_t count, int64_t stride) {
     const Kernels& k = kernels();
     const int64_t element = k.prepared_size(weight.format), groups = weight.num_groups();
-    if (count <= 1 && element == sizeof(float)) return {rows, nullptr, nullptr};  // one lies as it must
+    if (count <= 1 && element == sizeof(float)) return {rows, nullptr, nullptr, nullptr};  // one lies as it must
     values.resize(count * weight.num_inputs * element);
     scales.resize(count * groups);
-    offsets.resize(count * weight.num_parts());
-    const Tiles tiles(count, k.tallest_tile());
+    offsets.resize(count * groups);
+    sums.resize(count * weight.num_parts());
+    const int64_t tallest = k.tallest_tile(weight.format);
+    const Tiles tiles(count, tallest);
     std::byte* const to = values.data();
     float* const row_scales = scales.data();
     int32_t* const row_offsets = offsets.data();
-    const int64_t parts_per_task = std::max<int64_t>(1, kWorkPerTask / (k.tallest_tile() * kGroup));
+    float* const row_sums = sums.data();
+    const int64_t parts_per_task = std::max<int64_t>(1, kWorkPerTask / (tallest * kGroup));
     torch::stable::parallel_for(
         0, tiles.count * groups, parts_per_task, [&](int64_t begin, int64_t end) {
           for (int64_t part = begin; part < end; ++part) {
@@ -43,10 +47,11 @@ struct PreparedRows {
                 .rows = rows + row * stride, .stride = stride,
                 .num_rows = tiles.begin(tile + 1) - row, .group = part % groups,
                 .values = to + row * weight.num_inputs * element,
-                .scales = row_scales + row * groups, .offsets = row_offsets + row * weight.num_parts()});
+                .scales = row_scales + row * groups, .offsets = row_offsets + row * groups,
+                .sums = row_sums + row * weight.num_parts()});
           }
         });
-    return {to, row_scales, row_offsets};
+    return {to, row_scales, row_offsets, row_sums};
   }
 };
 

@@ -91,7 +91,7 @@ constexpr int kMostInt8Sums = kMostFloatSums;
 #endif
 
 // In parts, sums of whole numbers and what they are added to grow side by side.
-constexpr int kMostPartSums = std::max(kMostInt8Sums / 2, kTallest);
+constexpr int kMostPartSums = kMostInt8Sums / 2;
 
 template <Format kFormat>
 constexpr int kMostSums = has_parts(kFormat)           ? kMostPartSums
@@ -124,6 +124,12 @@ constexpr AddGroup add_group() {
 #endif
   }
 }
+
+// In parts two panels meet an input, where there are registers for that: else each product would load its own.
+constexpr int kTallestInParts = PARLEY_WIDTH == 16 ? kMostPartSums / 2 : std::max(1, kMostPartSums);
+
+template <Format kFormat>
+constexpr int kTallestOf = has_parts(kFormat) ? kTallestInParts : kTallest;
 
 // By height, from 1 on.
 template <Format kFormat, int kPanels>
@@ -200,7 +206,7 @@ void compute_bundle(
 
 template <Format kFormat>
 void compute_pieces(const Product& p, int64_t begin, int64_t end) {
-  const Tiles tiles(p.num_rows, kTallest);
+  const Tiles tiles(p.num_rows, kTallestOf<kFormat>);
   const int64_t panels = p.epilogue == Epilogue::kSiluMultiply ? 2 : 1;  // of a piece
   const int64_t widest = std::max<int64_t>(panels, width_of<kFormat>(tiles.begin(1)));
   for (int64_t panel = begin * panels; panel < end * panels;) {
@@ -213,7 +219,7 @@ void compute_pieces(const Product& p, int64_t begin, int64_t end) {
   }
 }
 
-int64_t tallest_tile() { return kTallest; }
+int64_t tallest_tile(Format format) { return has_parts(format) ? kTallestInParts : kTallest; }
 
 void multiply(const Product& p, int64_t begin, int64_t end) {
   if (p.num_rows == 0) return;

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.core.attention.backends import AttentionBackend, OpsAttention
@@ -48,10 +48,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 def on_gpu(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
     """The loader makes what it makes for a GPU, of tensors on the CPU."""
 
-    def fuse(
-        model: nn.Module, config: EngineConfig, dtype: torch.dtype, context: StepContext
-    ) -> GpuDecoder:
-        for parameter in model.parameters():  # which lie anywhere in a mapped file
+    def fuse(built: Any, config: EngineConfig, context: StepContext) -> GpuDecoder:
+        for parameter in built.model.parameters():  # which lie anywhere in a mapped file
             parameter.data = parameter.data.clone()
         backend: AttentionBackend = OpsAttention(ops.REFERENCE)
         if kernels == "cuda":
@@ -59,7 +57,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
             backend = CudaAttention(library, config.max_num_seqs, CudaPrompts(library))
         context.attention = backend
         named = dataclasses.replace(ops.REFERENCE, name=kernels)
-        return fuse_for_gpu(model, named, lambda shape: backend)
+        return fuse_for_gpu(built.model, named, lambda shape: backend)
 
     monkeypatch.setattr(loader, "_fuse", fuse)
     monkeypatch.setattr(loader, "_choose_fused", lambda *args: True)
