@@ -29,6 +29,8 @@ def models_among(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
         if not _OTHER.search(path.name):
             part = part_name(path.name)
             own = path.stem if part is None else part[0]
+            if own in (".", ".."):
+                continue  # no name: `..gguf`
             models.setdefault(path.with_name(own).as_posix(), []).append(name)
     return {name: tuple(files) for name, files in models.items()}
 
@@ -61,7 +63,9 @@ def choose(
 
 def _named(models: Mapping[str, tuple[str, ...]], wanted: str) -> list[str]:
     """Those whose names end in a quantization, or hold it between signs; or that are so named."""
-    exact = [name for name, files in models.items() if wanted in (name, *files)]
+    exact = [
+        name for name, files in models.items() if wanted in (name, PurePosixPath(name).name, *files)
+    ]
     if exact:
         return exact
     word = re.compile(rf"(^|[-._/]){re.escape(wanted)}([-./]|$)", re.I)

@@ -63,11 +63,7 @@ WORDS = {
 
 def make_byte_level(tokens: Tokens, metadata: Metadata) -> Tokenizer:
     """The tokenizer of these tokens. Raises `UnsupportedModelError`."""
-    name = metadata.text("tokenizer.ggml.pre") or "default"
-    words = WORDS.get(name)
-    if words is None:
-        known = ", ".join(sorted(WORDS))
-        metadata.refuse(f"cuts texts into words by the rules {name!r}; known are {known}")
+    words = words_of(metadata)
     end = _num_plain(tokens)
     vocabulary = {text: index for index, text in enumerate(tokens.texts[:end])}
     merges = _merges(metadata)
@@ -79,6 +75,16 @@ def make_byte_level(tokens: Tokens, metadata: Metadata) -> Tokenizer:
     add_tokens(backend, tokens, metadata)
     add_ends(backend, tokens, metadata, words.adds_bos)
     return backend
+
+
+def words_of(metadata: Metadata) -> Words:
+    """How it cuts texts into words. Raises `UnsupportedModelError` for a name that is unknown."""
+    name = metadata.text("tokenizer.ggml.pre") or "default"
+    words = WORDS.get(name)
+    if words is None:
+        known = ", ".join(sorted(WORDS))
+        metadata.refuse(f"cuts texts into words by the rules {name!r}; known are {known}")
+    return words
 
 
 def _num_plain(tokens: Tokens) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from engine.folder.gguf.metadata import Metadata
-from engine.folder.gguf.vocabulary.byte_level import make_byte_level
+from engine.folder.gguf.vocabulary.byte_level import make_byte_level, words_of
 from engine.folder.gguf.vocabulary.sentencepiece import make_sentencepiece
 from engine.folder.gguf.vocabulary.tokens import Tokens, read_tokens
 from engine.folder.model_files import reading
@@ -20,10 +20,7 @@ def make_tokenizer(metadata: Metadata, num_rows: int) -> tuple[Tokenizer, dict[s
 
     `num_rows` are those of the embeddings. Raises `UnsupportedModelError`.
     """
-    kind = metadata.text(_MODEL)
-    if kind not in MAKERS:
-        known = ", ".join(sorted(MAKERS))
-        metadata.refuse(f"{_MODEL} is {kind!r}; those read here are {known}")
+    kind = check_kind(metadata)
     tokens = read_tokens(metadata, num_rows)
     with reading(metadata.file, "tokenizer.ggml"):
         backend = MAKERS[kind](tokens, metadata)
@@ -34,6 +31,20 @@ def make_tokenizer(metadata: Metadata, num_rows: int) -> tuple[Tokenizer, dict[s
     if metadata.has("{arch}.context_length"):
         config["model_max_length"] = metadata.count("{arch}.context_length")
     return backend, config
+
+
+def check_kind(metadata: Metadata) -> str:
+    """Which of the kinds read here it is, as far as can be said without its tokens.
+
+    Raises `UnsupportedModelError`.
+    """
+    kind = metadata.text(_MODEL)
+    if kind is None or kind not in MAKERS:
+        known = ", ".join(sorted(MAKERS))
+        metadata.refuse(f"{_MODEL} is {kind!r}; those read here are {known}")
+    if kind == "gpt2":
+        words_of(metadata)
+    return kind
 
 
 def _special_tokens(tokens: Tokens, metadata: Metadata) -> dict[str, Any]:

@@ -74,3 +74,12 @@ def test_long_list_is_cut() -> None:
     assert len(models_among(names)) == 50
     with pytest.raises(NotChosen, match=r"model-019 and 30 others$"):
         choose(names)
+
+
+def test_a_whole_name_is_not_taken_for_the_beginning_of_another() -> None:
+    names = ["UD/tiny-Q4_0.gguf", "tiny-Q4_0-extra.gguf"]
+    assert choose(names, "tiny-Q4_0") == ("UD/tiny-Q4_0.gguf",)
+
+
+def test_a_file_whose_name_is_dots_is_no_model() -> None:
+    assert models_among(["..gguf", "...gguf", ".-00001-of-00002.gguf", ".gguf"]) == {}
