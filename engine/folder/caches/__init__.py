@@ -1,0 +1,1 @@
+"""What other programs have downloaded on this machine: found, described, and served by name."""
