@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from engine.errors import DownloadError
+from engine.folder.caches.names import find_model
 from engine.folder.gguf.choice import NotChosen, choose
 from engine.folder.gguf.derived import derive_folder
 from engine.folder.gguf.parts import SUFFIX, part_name
@@ -21,18 +22,21 @@ from engine.folder.gguf.parts import SUFFIX, part_name
 PATTERNS = ("*.json", "*.safetensors", "tokenizer*", "*.jinja", "merges.txt", "vocab.txt")
 IGNORED = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.onnx", "*.py", "*/*")
 HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
-QUANTIZATION = re.compile(r"[\w][\w.-]*")  # after a colon: which model of a repository
+QUANTIZATION = re.compile(r"[\w][\w.+-]*")  # after a colon: which model of a repository
 
 
 def resolve_model(model: str, *, revision: str | None = None, cache_dir: str | None = None) -> Path:
     """The local folder of `model`: itself, or where its download is. Blocks, with progress.
 
     `model` may also be a GGUF file, one part of several, a folder of one, or the id of a repository
-    of them, as `owner/name-GGUF` or `owner/name-GGUF:Q4_K_M`.
+    of them, as `owner/name-GGUF` or `owner/name-GGUF:Q4_K_M`, or what lies in the cache of another
+    program, as `ollama:llama3.2:1b`: `parley models` lists it.
 
     Raises `DownloadError` with one line for a person: no network, no such model, no access; and
     `UnsupportedModelError` for a GGUF file that cannot be served.
     """
+    if (found := find_model(model)) is not None:
+        return derive_folder(found.path)
     path = Path(model).expanduser()
     if path.is_dir():
         return _local_folder(path.absolute())

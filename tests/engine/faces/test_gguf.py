@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from engine import LLM, DownloadError, EngineStartError, SamplingParams, UnsupportedModelError
+from engine.folder.caches.listing import list_models
+from tests.engine.helpers.gguf.cache_folders import add_to_ollama
 from tests.engine.helpers.gguf.gguf_files import write_gguf
 from tests.helpers.tiny_model import build_tiny_model
 
@@ -43,6 +45,21 @@ def texts(llm: LLM) -> list[Any]:
 
 def test_texts_are_those_of_the_checkpoint(llm: LLM, original: Path) -> None:
     found = texts(llm)
+    with LLM(model=str(original), **OPTIONS) as other:
+        assert texts(other) == found
+
+
+def test_a_model_of_ollama_is_served_by_its_name(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = tmp_path / "models"
+    monkeypatch.setenv("OLLAMA_MODELS", str(models))
+    file = write_gguf(original, tmp_path / "tiny.gguf")
+    add_to_ollama(models, "registry.ollama.ai/library/tiny/1b", file)
+    (listed,) = (model for model in list_models()[0] if model.name.startswith("ollama:"))
+    assert listed.runs
+    with LLM(model=listed.name, **OPTIONS) as llm:
+        found = texts(llm)
     with LLM(model=str(original), **OPTIONS) as other:
         assert texts(other) == found
 
