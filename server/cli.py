@@ -267,6 +267,16 @@ def unload_adapter(name: str, data_dir: DataDir = None) -> None:
         client.delete(f"/adapters/{quoted(name)}")
 
 
+@app.command("models")
+def list_models(
+    as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+) -> None:
+    """List the models that lie on this machine; `serve --model NAME` takes each by its name."""
+    from server.terminal.models import show_models
+
+    show_models(as_json)
+
+
 @app.command()
 def version() -> None:
     """Print the version."""

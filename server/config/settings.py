@@ -70,7 +70,7 @@ class Settings(BaseSettings):
     )
     model: str = Field(
         "demo",
-        description="Folder, GGUF file or hub id of a causal language model; `demo` is built in.",
+        description="Folder, GGUF file, hub id or a name of `parley models`; `demo` is built in.",
     )
     workers: int = Field(1, ge=1, le=64, description="Web processes that share one engine.")
     pace: float | None = Field(
