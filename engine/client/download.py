@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine.errors import DownloadError
+from engine.errors import DownloadError, UnsupportedModelError
+from engine.folder.caches.found import Found, reason
 from engine.folder.caches.names import find_model
 from engine.folder.gguf.choice import NotChosen, choose
 from engine.folder.gguf.derived import derive_folder
@@ -36,7 +37,7 @@ def resolve_model(model: str, *, revision: str | None = None, cache_dir: str | N
     `UnsupportedModelError` for a GGUF file that cannot be served.
     """
     if (found := find_model(model)) is not None:
-        return derive_folder(found.path)
+        return _cached_folder(found)
     path = Path(model).expanduser()
     if path.is_dir():
         return _local_folder(path.absolute())
@@ -63,6 +64,13 @@ def model_name(model: str) -> str:
         return model
     part = part_name(path.name)
     return part[0] if part else path.stem if path.suffix.lower() == SUFFIX else path.name
+
+
+def _cached_folder(found: Found) -> Path:
+    try:
+        return derive_folder(found.path)
+    except UnsupportedModelError as error:  # whose file, a blob, says nothing to a person
+        raise UnsupportedModelError(f"{found.name}: {reason(error, found.path)}") from None
 
 
 def _local_folder(folder: Path) -> Path:

@@ -242,7 +242,12 @@ def test_model_is_called_by_its_file(
 
 @pytest.mark.parametrize(
     ("suffix", "names"),
-    [("", ["tiny-Q4_0.gguf"]), (":f32", ["tiny-F32.gguf"]), (":Q8_0", PARTS)],
+    [
+        ("", ["tiny-Q4_0.gguf"]),
+        (":f32", ["tiny-F32.gguf"]),
+        (":Q8_0", PARTS),
+        (":tiny-Q8_0", PARTS),  # as `parley models` lists it
+    ],
 )
 def test_only_the_gguf_that_is_meant_is_downloaded(
     ggufs: Path, tmp_path: Path, suffix: str, names: list[str]

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from engine.client.download import model_name, resolve_model
-from engine.errors import DownloadError
+from engine.errors import DownloadError, UnsupportedModelError
 from engine.folder.caches.names import all_models, find_model
 from engine.folder.gguf.link import read_stamps
 from tests.engine.helpers.gguf.cache_folders import add_to_ollama, copied
+from tests.engine.helpers.gguf.gguf_files import write_gguf
 
 TINY = "registry.ollama.ai/library/tiny"
 
@@ -59,6 +60,15 @@ def test_what_the_cache_does_not_have_is_one_line(home: Path, tiny_gguf: Path, n
     with pytest.raises(DownloadError) as refused:
         resolve_model(name)
     assert str(refused.value) == f"there is no {name} here; `parley models` lists what there is"
+
+
+def test_a_model_that_is_refused_is_called_by_its_name(home: Path, tiny: Path) -> None:
+    file = write_gguf(tiny, home / "a.gguf", edit=lambda writer: writer.add_expert_count(8))
+    add_to_ollama(home / ".ollama/models", f"{TINY}/1b", file)
+    with pytest.raises(UnsupportedModelError) as refused:
+        resolve_model("ollama:tiny:1b")
+    line = "ollama:tiny:1b: llama.expert_count is set, which is not computed"
+    assert str(refused.value) == line
 
 
 def test_a_part_that_leads_out_of_the_cache_is_not_read(home: Path, tiny_parts: list[Path]) -> None:
