@@ -1,5 +1,6 @@
 """`parley serve --model file.gguf`, from the file to the words on a socket."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.client.text.tokenizer import Tokenizer
 from tests.end_to_end.site.harness import Client, Server
+from tests.engine.helpers.gguf.cache_folders import add_to_ollama
 from tests.engine.helpers.gguf.gguf_files import write_gguf
 from tests.helpers.patience import PATIENCE
 from tests.helpers.root import ROOT
@@ -38,6 +40,19 @@ def answer_of(folder: Path, text: str) -> str:
     return tokenizer.decode(made[0, len(ids) :].tolist(), skip_special_tokens=True)
 
 
+def names_that_run(places: dict[str, str]) -> list[str]:
+    """As a program reads them from `parley models`."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "server", "models", "--json"],
+        cwd=ROOT,
+        env={**os.environ, **places},
+        capture_output=True,
+        check=True,
+        timeout=PATIENCE,
+    )
+    return [model["name"] for model in json.loads(listed.stdout) if model["runs"]]
+
+
 async def test_file_is_served_with_its_template_and_by_its_name(
     original: Path, tmp_path: Path, new_server: Callable[..., Server]
 ) -> None:
@@ -51,6 +66,24 @@ async def test_file_is_served_with_its_template_and_by_its_name(
         answer = await client.done(response)
     assert answer.final == expected
     assert server.get_json("/v1/models")["data"][0]["id"] == "tiny-F32"
+
+
+async def test_a_model_is_served_by_the_name_that_the_list_shows(
+    original: Path, tmp_path: Path, new_server: Callable[..., Server]
+) -> None:
+    places = {"OLLAMA_MODELS": str(tmp_path / "ollama"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    file = write_gguf(original, tmp_path / "tiny.gguf")
+    add_to_ollama(tmp_path / "ollama", "registry.ollama.ai/library/tiny/1b", file)
+    assert "ollama:tiny:1b" in names_that_run(places)
+    server = new_server(PARLEY_MODEL="ollama:tiny:1b", **places)
+    expected = answer_of(original, "Hello, how are you?")
+    async with Client(server) as client:
+        session = await client.new_session()
+        settings = {"temperature": 0, "max_output_tokens": NUM_TOKENS}
+        response = await client.ask(session, "Hello, how are you?", settings=settings)
+        answer = await client.done(response)
+    assert answer.final == expected
+    assert server.get_json("/v1/models")["data"][0]["id"] == "ollama:tiny:1b"
 
 
 def test_file_that_is_cut_is_refused_with_2_and_one_line(original: Path, tmp_path: Path) -> None:
