@@ -27,15 +27,17 @@ def list_models() -> tuple[list[LocalModel], list[str]]:
 
 
 def _describe(found: Found) -> LocalModel:
-    if problem := name_problem(found.name):
-        return LocalModel(found.name, "", _size(_files(found)), problem=problem)
     size = _size(_files(found))
-    if found.folder is not None:
-        return describe_checkpoint(found, size)
-    if found.problem is not None or not found.gguf:
+    if problem := name_problem(found.name):
+        return LocalModel(found.name, "", size, problem=problem)
+    if found.folder is None and (found.problem is not None or not found.gguf):
         kind = "GGUF" if found.gguf else ""
         return LocalModel(found.name, kind, size, problem=found.problem)
-    return describe_gguf(found, size)
+    describe = describe_gguf if found.folder is None else describe_checkpoint
+    try:
+        return describe(found, size)
+    except OSError as error:  # a disk that fails, or a file that is deleted meanwhile
+        return LocalModel(found.name, "", size, problem=f"cannot be read: {error.strerror}")
 
 
 def _files(found: Found) -> Iterable[Path]:

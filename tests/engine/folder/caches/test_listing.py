@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import DownloadError
+from engine.folder.caches import listing
 from engine.folder.caches.listing import list_models
 from engine.folder.caches.local_model import LocalModel
 from engine.folder.caches.names import find_model
@@ -88,6 +89,18 @@ def test_a_damaged_file_is_listed_with_its_reason(home: Path, content: bytes) ->
     assert model.problem
     assert str(home) not in model.problem
     assert "\n" not in model.problem
+
+
+def test_a_file_that_goes_while_it_is_read_is_listed_with_its_reason(
+    home: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deleted(file: Path) -> None:
+        file.unlink()
+        file.stat()
+
+    copied(home / ".cache/llama.cpp", tiny_gguf)
+    monkeypatch.setattr(listing, "describe_gguf", lambda found, _: deleted(found.path))
+    assert listed()["llama.cpp:tiny-Q8_0"].problem == "cannot be read: No such file or directory"
 
 
 def test_hostile_names_are_listed_as_such_and_served_by_none(home: Path, tiny_gguf: Path) -> None:
