@@ -271,7 +271,7 @@ def unload_adapter(name: str, data_dir: DataDir = None) -> None:
 def list_models(
     as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
 ) -> None:
-    """List the models that lie on this machine; `serve --model NAME` takes each by its name."""
+    """List the models on this machine, by names that `serve` takes."""
     from server.terminal.models import show_models
 
     show_models(as_json)

@@ -5,6 +5,7 @@ dice, at every await point, but without sockets.
 """
 
 import asyncio
+import json
 import os
 import random
 from collections.abc import AsyncIterator, Iterator
@@ -15,7 +16,7 @@ import pytest
 
 from tests.end_to_end.clients.http_client import Http, admin_token
 from tests.end_to_end.frames.client_model import Answer, Frame
-from tests.end_to_end.frames.raw import RawSocket, frame
+from tests.end_to_end.frames.raw import TEXT, RawSocket, frame
 from tests.end_to_end.site.harness import Client, Server, clients
 from tests.end_to_end.site.wiring import at_both
 from tests.helpers.tiny_model import oracle_answer, oracle_word
@@ -133,8 +134,11 @@ async def test_three_stops_at_another_worker_bring_one_end(pair: Server) -> None
         await other.reply("session.subscribe", session_id=session)
         response = await owner.ask(session, oracle_word(0), settings=ENDLESS)
         await other.deltas(response, 3)
+        # In one packet: a stop that is read after the end is answered with it once more.
+        stop = {"type": "stop", "response_id": response}
         for _ in range(3):
-            await other.send("stop", response_id=response)
+            other.record.sent(stop)
+        other.socket.transport.write(3 * frame(TEXT, json.dumps(stop).encode()))
         assert end_of(await other.done(response)) == "cancelled"
         await other.reply("session.unsubscribe", session_id=session)
         assert [f["type"] for f in other.frames].count("response.done") == 1
