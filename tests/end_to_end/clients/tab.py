@@ -57,6 +57,14 @@ class Surroundings(Protocol):
         """The guest's token; another than the one that was refused."""
 
 
+SHOWS = frozenset(
+    (
+        *("response.created", "response.in_progress", "response.done"),
+        *("response.output_text.delta", "response.output_text.snapshot"),
+    )
+)
+
+
 @dataclass
 class Question:
     """What a tab wants to know, under one key until it is acknowledged."""
@@ -310,8 +318,8 @@ class Tab:
             self.stopped.add(reply["response_id"])
         self.queued = None
         # It may have ended while nobody was connected who knew that it is this tab's.
-        answer = self.answers.get(reply["response_id"], Answer())
-        if not self._has_final_end(reply["response_id"]):
+        if not is_shown(reply["response_id"], client.frames):
+            answer = self.answers.get(reply["response_id"], Answer())
             position = {"fence": answer.fence or 1, "after_sequence_number": answer.last}
             await client.send("response.resume", response_id=reply["response_id"], **position)
 
@@ -448,3 +456,18 @@ class Tab:
     async def _wait_as_told(self, error: Frame) -> None:
         wait_ms = error["error"].get("retry_after_ms", 100)
         await asyncio.sleep(min(wait_ms, 1000) / 1000 * self.dice.uniform(0.5, 1.0))
+
+
+def is_shown(response: str, frames: list[Frame]) -> bool:
+    """Whether a connection was sent something of an answer, or was told that it will be."""
+    return any(
+        response in frame.get("active_responses", ())
+        or (frame["type"] in SHOWS and response == frame.get("response_id", of_response(frame)))
+        for frame in frames
+    )
+
+
+def of_response(frame: Frame) -> str | None:
+    """The id of the whole response in a frame."""
+    found: str | None = frame.get("response", {}).get("id")
+    return found
